@@ -1,0 +1,128 @@
+//! Exports kept for the next start, keyed by what they were made of.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use shared::{
+    ModelDir, TensorRole, atomic,
+    manifest::{MANIFEST_FILE, MODEL_FILE},
+};
+
+use crate::{
+    Checkpoint, ExportError, ExportOptions, VersionDir,
+    export::{refuse_unsupported, write_export},
+    onnx::decoder::ROTARY_COS,
+    values,
+};
+
+/// Part of the key; raised with every change of the graph or the file layout.
+const REVISION: u32 = 1;
+
+/// A folder with the model's export: the model directory itself if it has one that fits (a checkpoint, say), else a
+/// folder of the cache (`TANDEM_CACHE_DIR`, else `$XDG_CACHE_HOME/tandem`, else `~/.cache/tandem`), which is made on
+/// first use.
+///
+/// # Errors
+/// As [`ensure_export_in`], or no folder for the cache.
+pub fn ensure_export(model: &ModelDir, options: &ExportOptions) -> Result<PathBuf, ExportError> {
+    ensure_export_in(&cache_dir()?, model, options)
+}
+
+/// As [`ensure_export`], with the folder of the cache given. The key is the content of `config.json` and of the weight
+/// files together with the options. Processes that do this at the same time do not disturb one another.
+///
+/// # Errors
+/// As [`export`](crate::export()).
+pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions) -> Result<PathBuf, ExportError> {
+    refuse_unsupported(model.config(), options)?;
+    if has_export(model.path()) {
+        match check_own_export(model, options) {
+            Ok(()) => return Ok(model.path().to_path_buf()),
+            Err(reason) if has_weights(model.path()) => {
+                tracing::warn!("the export in the model directory is not used: {reason}");
+            }
+            Err(reason) => return Err(reason),
+        }
+    }
+    let checkpoint = Checkpoint::open(model)?;
+    let exports = cache.join("exports");
+    let folder = exports.join(key(model, &checkpoint, options)?);
+    if VersionDir::open(&folder).is_ok() {
+        return Ok(folder);
+    }
+    tracing::info!(model = %model.path().display(), export = %folder.display(), "exporting to ONNX, once per model");
+    fs::create_dir_all(&exports).map_err(|e| ExportError::io(&exports, e))?;
+    atomic::remove_abandoned(&exports)?;
+    write_export(model.config(), &checkpoint, &folder, options)?;
+    Ok(folder)
+}
+
+fn has_export(dir: &Path) -> bool {
+    dir.join(MODEL_FILE).is_file() && dir.join(MANIFEST_FILE).is_file()
+}
+
+fn has_weights(dir: &Path) -> bool {
+    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| dir.join(name).is_file())
+}
+
+/// The export inside a model directory must be whole, of this model, with these options, and of the same weights as
+/// the safetensors beside it (if there are any).
+fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), ExportError> {
+    let export = VersionDir::open(model.path())?;
+    let unfit = |message: String| Err(ExportError::content(model.path(), message));
+    let tensors = &export.manifest().tensors;
+    if !export.manifest().is_of(model.config()) {
+        return unfit("the export has other parameters than config.json asks for".into());
+    }
+    if let Some(other) = tensors.iter().find(|t| t.dtype != options.dtype) {
+        return unfit(format!("the export is {}, not {}", other.dtype, options.dtype));
+    }
+    let (rows, needed) =
+        (export.manifest().tensor(ROTARY_COS).map_or(0, |t| t.shape[0]), options.positions(model.config())?);
+    if rows < needed as u64 {
+        return unfit(format!("the export is for sequences up to {rows} tokens, not {needed}"));
+    }
+    if has_weights(model.path()) {
+        let checkpoint = Checkpoint::open(model)?;
+        for tensor in tensors.iter().filter(|t| t.role == TensorRole::Parameter) {
+            let values = checkpoint.read_f32(&tensor.name)?;
+            if *values::encode(&tensor.name, &values, tensor.dtype)? != *export.bytes(tensor) {
+                return unfit(format!("the export's {} is not that of the safetensors", tensor.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Result<String, ExportError> {
+    let mut hasher = blake3::Hasher::new();
+    let mut part = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    let config = model.path().join("config.json");
+    part(&REVISION.to_le_bytes());
+    part(&fs::read(&config).map_err(|e| ExportError::io(&config, e))?);
+    part(&options.positions(model.config())?.to_le_bytes());
+    part(options.dtype.to_string().as_bytes());
+    for (_, content) in checkpoint.files() {
+        part(content);
+    }
+    Ok(hasher.finalize().to_hex()[..32].to_string())
+}
+
+fn cache_dir() -> Result<PathBuf, ExportError> {
+    let folder = |key: &str| env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+    folder("TANDEM_CACHE_DIR")
+        .or_else(|| folder("XDG_CACHE_HOME").map(|d| d.join("tandem")))
+        .or_else(|| folder("HOME").map(|d| d.join(".cache/tandem")))
+        .ok_or_else(|| {
+            std::io::Error::new(
+                std::io::ErrorKind::NotFound,
+                "no folder for the export cache; set TANDEM_CACHE_DIR (or HOME)",
+            )
+            .into()
+        })
+}

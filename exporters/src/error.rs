@@ -1,0 +1,66 @@
+//! What can go wrong between a model directory and an ONNX model.
+
+use std::{io, path::Path};
+
+use shared::{manifest::ManifestError, model_dir::ModelDirError};
+
+/// An error of a caller's tensor source.
+pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A model that cannot be read, exported or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// A file or folder cannot be read or written; the message names it.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A file's content is not what it should be.
+    #[error("{path}: {message}")]
+    Content {
+        /// The file or folder.
+        path: String,
+        /// What is wrong, and the way out.
+        message: String,
+    },
+    /// The configuration asks for something the graph cannot express.
+    #[error("`{key}` = {value} cannot be exported ({hint})")]
+    Unsupported {
+        /// The key of `config.json` or the option.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is supported.
+        hint: String,
+    },
+    /// A tensor of the caller could not be read.
+    #[error("tensor {name}: {source}")]
+    Tensor {
+        /// The Hugging Face parameter name.
+        name: String,
+        /// What the caller's source said.
+        source: SourceError,
+    },
+    /// A tensor's values cannot be stored.
+    #[error("tensor {name}: {message}")]
+    Values {
+        /// The parameter name.
+        name: String,
+        /// What is wrong, and the way out.
+        message: String,
+    },
+    /// The model directory cannot be used.
+    #[error(transparent)]
+    ModelDir(#[from] ModelDirError),
+    /// The manifest of an export or version cannot be used.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+}
+
+impl ExportError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io(io::Error::new(source.kind(), format!("{}: {source}", path.display())))
+    }
+
+    pub(crate) fn content(path: &Path, message: impl Into<String>) -> Self {
+        Self::Content { path: path.display().to_string(), message: message.into() }
+    }
+}

@@ -1,0 +1,131 @@
+//! Hugging Face directory to ONNX.
+
+use std::path::Path;
+
+use prost::Message;
+use shared::{
+    Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
+    manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE},
+};
+
+use crate::{
+    Checkpoint, ExportError, layout,
+    onnx::decoder::{self, HEAD_DIM_MULTIPLE, ROTARY_COS},
+    values,
+};
+
+/// Rows of the rotary tables without [`ExportOptions::max_positions`], unless the model's own limit is lower.
+pub const DEFAULT_MAX_POSITIONS: usize = 32_768;
+
+/// How a model is exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Element type of weights, activations and KV cache: fp32 or fp16. Logits are fp32 in both cases.
+    pub dtype: Dtype,
+    /// Rows of the rotary tables, i.e. the longest sequence (prompt and completion) the graph can run; at most the
+    /// model's `max_position_embeddings`. None: the lesser of that and [`DEFAULT_MAX_POSITIONS`].
+    pub max_positions: Option<usize>,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        Self { dtype: Dtype::Fp32, max_positions: None }
+    }
+}
+
+impl ExportOptions {
+    /// Rows of the rotary tables for a model.
+    ///
+    /// # Errors
+    /// More positions than the model has, or none.
+    pub fn positions(&self, config: &ModelConfig) -> Result<usize, ExportError> {
+        // The attention's lengths are 32-bit integers.
+        let limit = config.max_position_embeddings.min(i32::MAX as usize);
+        match self.max_positions {
+            None => Ok(limit.min(DEFAULT_MAX_POSITIONS)),
+            Some(n) if (1..=limit).contains(&n) => Ok(n),
+            Some(n) => Err(ExportError::Unsupported {
+                key: "max_positions".into(),
+                value: n.to_string(),
+                hint: format!("from 1 to {limit}, the model's max_position_embeddings"),
+            }),
+        }
+    }
+}
+
+/// Exports a model into a new folder: `model.onnx`, `weights.data` and `manifest.json`, as version 0. The same model
+/// and options give the same bytes, wherever the folder is. An existing folder is replaced.
+///
+/// # Errors
+/// A model the graph cannot express, broken weights, or an error of the file system; `out` is then as it was.
+pub fn export(model: &ModelDir, out: &Path, options: &ExportOptions) -> Result<WeightManifest, ExportError> {
+    refuse_unsupported(model.config(), options)?;
+    let checkpoint = Checkpoint::open(model)?;
+    write_export(model.config(), &checkpoint, out, options)
+}
+
+pub(crate) fn write_export(
+    config: &ModelConfig,
+    checkpoint: &Checkpoint,
+    out: &Path,
+    options: &ExportOptions,
+) -> Result<WeightManifest, ExportError> {
+    let positions = options.positions(config)?;
+    let tensors = layout::tensors(config, options.dtype, positions);
+    atomic::require_space(out, layout::data_length(&tensors))?;
+    let tables = config.rotary_tables(positions);
+    let graph = decoder::decoder(config, &tensors, options.dtype).encode_to_vec();
+    let mut manifest = None;
+    atomic::write_dir(out, |dir| {
+        write_model(dir, &graph)?;
+        let data_blake3 = layout::write_data(&dir.join(DATA_FILE), &tensors, |tensor, put| {
+            let values = match tensor.role {
+                TensorRole::Parameter => &checkpoint.read_f32(&tensor.name)?,
+                TensorRole::Constant if tensor.name == ROTARY_COS => &tables.0,
+                TensorRole::Constant => &tables.1,
+            };
+            put(&values::encode(&tensor.name, values, tensor.dtype)?)
+        })?;
+        let written = describe(PolicyVersion(0), tensors.clone(), data_blake3, &graph);
+        written.write(dir)?;
+        manifest = Some(written);
+        Ok::<_, ExportError>(())
+    })?;
+    Ok(manifest.expect("a folder that was written has a manifest"))
+}
+
+/// Writes `model.onnx`.
+pub(crate) fn write_model(dir: &Path, graph: &[u8]) -> Result<(), ExportError> {
+    Ok(atomic::write(&dir.join(MODEL_FILE), graph)?)
+}
+
+/// The manifest of a folder.
+pub(crate) fn describe(
+    version: PolicyVersion,
+    tensors: Vec<TensorEntry>,
+    data_blake3: String,
+    graph: &[u8],
+) -> WeightManifest {
+    WeightManifest {
+        format: MANIFEST_FORMAT,
+        version,
+        data_length: layout::data_length(&tensors),
+        data_blake3,
+        model_blake3: blake3::hash(graph).to_hex().to_string(),
+        tensors,
+    }
+}
+
+/// What `config.json` allows and the graph does not.
+pub(crate) fn refuse_unsupported(config: &ModelConfig, options: &ExportOptions) -> Result<(), ExportError> {
+    let unsupported =
+        |key: &str, value: String, hint: String| Err(ExportError::Unsupported { key: key.into(), value, hint });
+    if !config.head_dim.is_multiple_of(HEAD_DIM_MULTIPLE) {
+        let hint = format!("the attention kernel needs a multiple of {HEAD_DIM_MULTIPLE}");
+        return unsupported("head_dim", config.head_dim.to_string(), hint);
+    }
+    if options.dtype == Dtype::Bf16 {
+        return unsupported("dtype", "bf16".into(), "supported: fp32, fp16".into());
+    }
+    options.positions(config).map(|_| ())
+}

@@ -1,0 +1,24 @@
+//! Hugging Face directory to ONNX and back.
+//!
+//! [`export()`] writes `model.onnx` with all weights as external data in `weights.data`, whose layout is a
+//! [`WeightManifest`](shared::WeightManifest). [`write_version`] writes the weights of a later policy version under
+//! the same graph, without touching it; [`version_to_hf`] and [`write_hf`] lead back to a directory that transformers
+//! loads. No runtime is linked: neither ONNX Runtime nor libtorch.
+
+mod cache;
+mod checkpoint;
+mod error;
+mod export;
+mod hf;
+mod layout;
+pub mod onnx;
+mod values;
+mod version;
+
+pub use cache::{ensure_export, ensure_export_in};
+pub use checkpoint::Checkpoint;
+pub use error::{ExportError, SourceError};
+pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
+pub use hf::{fill_hf, version_to_hf, write_hf};
+pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, fused_rotary};
+pub use version::{TensorSource, VersionDir, fill_version, write_version};

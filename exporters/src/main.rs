@@ -1,0 +1,143 @@
+//! `export`: a Hugging Face directory to ONNX, and a published version back to a Hugging Face directory.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use exporters::ExportOptions;
+use shared::{
+    Dtype, ModelDir,
+    manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
+};
+
+/// Exports a Llama, Qwen2 or Qwen3 model from a Hugging Face directory to ONNX.
+///
+/// Writes model.onnx (prefill and decode in one graph), weights.data (all weights) and manifest.json (what lies where
+/// in weights.data). Any ONNX Runtime opens model.onnx; the weights can be replaced without touching the graph.
+#[derive(Parser)]
+#[command(name = "export", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct Cli {
+    #[command(flatten)]
+    to_onnx: Option<ToOnnx>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Args)]
+struct ToOnnx {
+    /// Hugging Face directory with config.json and model.safetensors (or its shards).
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Folder to write; an earlier export in it is replaced, any other content refused.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Element type of weights, activations and KV cache; logits are always fp32.
+    #[arg(long, value_enum, default_value_t = DtypeArg::Fp32)]
+    dtype: DtypeArg,
+    /// Longest sequence (prompt and completion) the graph can run.
+    ///
+    /// Default: the model's max_position_embeddings, at most 32768.
+    #[arg(long, value_name = "N")]
+    max_positions: Option<usize>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Writes a published version of the weights back as a Hugging Face directory that transformers loads.
+    ToHf(ToHf),
+}
+
+#[derive(Args)]
+struct ToHf {
+    /// Hugging Face directory the version comes from: its configuration and tokenizer are taken along.
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Export or version folder, such as RUN_DIR/weights/v000030.
+    #[arg(long, value_name = "DIR")]
+    version_dir: PathBuf,
+    /// Folder to write; it must be new or empty.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    /// 32-bit floats.
+    Fp32,
+    /// 16-bit IEEE floats.
+    Fp16,
+}
+
+impl From<DtypeArg> for Dtype {
+    fn from(value: DtypeArg) -> Self {
+        match value {
+            DtypeArg::Fp32 => Self::Fp32,
+            DtypeArg::Fp16 => Self::Fp16,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match (cli.command, cli.to_onnx) {
+        (Some(Command::ToHf(args)), _) => to_hf(&args),
+        (None, Some(args)) => to_onnx(&args),
+        (None, None) => unreachable!("clap asks for --model and --out without a subcommand"),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn to_onnx(args: &ToOnnx) -> Result<()> {
+    refuse_content(&args.out, &[MODEL_FILE, DATA_FILE, MANIFEST_FILE], "is not an export")?;
+    let model = ModelDir::open(&args.model)?;
+    let options = ExportOptions { dtype: args.dtype.into(), max_positions: args.max_positions };
+    let manifest = exporters::export(&model, &args.out, &options)
+        .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
+    println!(
+        "exported {} parameters ({:.1} MiB) to {}, sequences up to {} tokens",
+        model.config().parameter_count(),
+        manifest.data_length as f64 / f64::from(1 << 20),
+        args.out.display(),
+        options.positions(model.config())?
+    );
+    Ok(())
+}
+
+fn to_hf(args: &ToHf) -> Result<()> {
+    refuse_content(&args.out, &[], "is not empty")?;
+    let model = ModelDir::open(&args.model)?;
+    exporters::version_to_hf(&model, &args.version_dir, &args.out)
+        .with_context(|| format!("cannot write {} to {}", args.version_dir.display(), args.out.display()))?;
+    println!("wrote {} parameters to {}", model.config().parameter_count(), args.out.display());
+    Ok(())
+}
+
+/// The folder is replaced as a whole: nothing may be lost that is not known.
+fn refuse_content(out: &Path, known: &[&str], problem: &str) -> Result<()> {
+    let entries = match fs::read_dir(out) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => bail!("--out {}: {e}", out.display()),
+    };
+    for entry in entries {
+        let name = entry.with_context(|| format!("--out {}", out.display()))?.file_name();
+        if !known.iter().any(|k| name == *k) {
+            bail!(
+                "--out {}: the folder {problem} (it has `{}`); choose another folder or remove it first",
+                out.display(),
+                name.to_string_lossy()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! A small builder of ONNX graphs: values are known by their names, every node is named like its first output.
+
+use shared::{Dtype, TensorEntry, manifest::DATA_FILE};
+
+use super::proto::{
+    AttributeProto, AttributeType, DataLocation, DataType, Dimension, DimensionProto, GraphProto, ModelProto,
+    NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
+    ValueInfoProto,
+};
+
+/// IR version that belongs to [`OPSET`].
+const IR_VERSION: i64 = 10;
+/// Version of the ai.onnx operator set.
+const OPSET: i64 = 21;
+/// Domain of ONNX Runtime's own operators.
+const MICROSOFT: &str = "com.microsoft";
+const MICROSOFT_OPSET: i64 = 1;
+
+/// A length in the shape of an input or output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Dim<'a> {
+    /// A length fixed in the graph.
+    Fixed(usize),
+    /// The name of a length known at run time.
+    Named(&'a str),
+}
+
+/// A graph under construction; nodes are added in topological order.
+#[derive(Debug, Default)]
+pub(crate) struct GraphBuilder {
+    graph: GraphProto,
+}
+
+impl GraphBuilder {
+    /// Declares an input and returns its name.
+    pub(crate) fn input(&mut self, name: &str, element: DataType, shape: &[Dim<'_>]) -> String {
+        self.graph.input.push(value_info(name, element, shape));
+        name.to_string()
+    }
+
+    /// Declares a value that some node makes as an output.
+    pub(crate) fn output(&mut self, name: &str, element: DataType, shape: &[Dim<'_>]) {
+        self.graph.output.push(value_info(name, element, shape));
+    }
+
+    /// Declares a tensor of `weights.data`.
+    pub(crate) fn external(&mut self, tensor: &TensorEntry) {
+        let entry = |key: &str, value: String| StringStringEntryProto { key: key.into(), value };
+        self.graph.initializer.push(TensorProto {
+            dims: tensor.shape.iter().map(|&n| n as i64).collect(),
+            data_type: data_type(tensor.dtype) as i32,
+            name: tensor.name.clone(),
+            raw_data: None,
+            external_data: vec![
+                entry("location", DATA_FILE.into()),
+                entry("offset", tensor.offset.to_string()),
+                entry("length", tensor.length.to_string()),
+            ],
+            data_location: Some(DataLocation::External as i32),
+        });
+    }
+
+    /// A small integer vector inside the graph; returns its name.
+    pub(crate) fn integers(&mut self, name: &str, values: &[i64]) -> String {
+        self.graph.initializer.push(TensorProto {
+            dims: vec![values.len() as i64],
+            data_type: DataType::Int64 as i32,
+            name: name.into(),
+            raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            external_data: Vec::new(),
+            data_location: None,
+        });
+        name.to_string()
+    }
+
+    /// An ai.onnx node with one output, which is named like the node.
+    pub(crate) fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[AttributeProto]) -> String {
+        self.push("", op, name, inputs, &[name], attributes);
+        name.to_string()
+    }
+
+    /// A node of ONNX Runtime's own operator set.
+    pub(crate) fn microsoft(
+        &mut self,
+        op: &str,
+        name: &str,
+        inputs: &[&str],
+        outputs: &[&str],
+        attributes: &[AttributeProto],
+    ) {
+        self.push(MICROSOFT, op, name, inputs, outputs, attributes);
+    }
+
+    fn push(
+        &mut self,
+        domain: &str,
+        op: &str,
+        name: &str,
+        inputs: &[&str],
+        outputs: &[&str],
+        attributes: &[AttributeProto],
+    ) {
+        self.graph.node.push(NodeProto {
+            input: inputs.iter().map(ToString::to_string).collect(),
+            output: outputs.iter().map(ToString::to_string).collect(),
+            name: name.into(),
+            op_type: op.into(),
+            attribute: attributes.to_vec(),
+            domain: domain.into(),
+        });
+    }
+
+    /// The finished model.
+    pub(crate) fn finish(mut self, name: &str) -> ModelProto {
+        self.graph.name = name.into();
+        ModelProto {
+            ir_version: IR_VERSION,
+            producer_name: "tandem".into(),
+            graph: Some(self.graph),
+            opset_import: vec![
+                OperatorSetIdProto { domain: String::new(), version: OPSET },
+                OperatorSetIdProto { domain: MICROSOFT.into(), version: MICROSOFT_OPSET },
+            ],
+        }
+    }
+}
+
+/// An integer attribute.
+pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto { name: name.into(), f: None, i: Some(value), r#type: AttributeType::Int as i32 }
+}
+
+/// A float attribute.
+pub(crate) fn float(name: &str, value: f32) -> AttributeProto {
+    AttributeProto { name: name.into(), f: Some(value), i: None, r#type: AttributeType::Float as i32 }
+}
+
+/// ONNX element type of a stored type.
+///
+/// # Panics
+/// For bf16, which exports refuse.
+pub(crate) fn data_type(dtype: Dtype) -> DataType {
+    match dtype {
+        Dtype::Fp32 => DataType::Float,
+        Dtype::Fp16 => DataType::Float16,
+        Dtype::Bf16 => unreachable!("bf16 exports are refused before a graph is built"),
+    }
+}
+
+fn value_info(name: &str, element: DataType, shape: &[Dim<'_>]) -> ValueInfoProto {
+    let dim = |d: &Dim<'_>| DimensionProto {
+        value: Some(match *d {
+            Dim::Fixed(n) => Dimension::DimValue(n as i64),
+            Dim::Named(name) => Dimension::DimParam(name.into()),
+        }),
+    };
+    let shape = TensorShapeProto { dim: shape.iter().map(dim).collect() };
+    let tensor = TensorTypeProto { elem_type: element as i32, shape: Some(shape) };
+    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type: Some(tensor) }) }
+}

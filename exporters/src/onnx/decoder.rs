@@ -1,0 +1,283 @@
+//! The decoder graph: one model for prefill and decode, with the KV cache updated in place.
+//!
+//! Activations are two-dimensional, `[tokens, features]` with tokens = batch × sequence, so that every linear layer
+//! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
+//! straight copy. Attention is com.microsoft `GroupQueryAttention`, the only node that sees batch and sequence apart.
+
+use shared::{Architecture, Dtype, ModelConfig, TensorEntry};
+
+use super::{
+    builder::{Dim, GraphBuilder, data_type, float, int},
+    proto::{DataType, ModelProto},
+};
+
+/// Name of the table of rotary cosines, `[positions, head_dim / 2]`.
+pub const ROTARY_COS: &str = "rotary.cos";
+/// Name of the table of rotary sines, `[positions, head_dim / 2]`.
+pub const ROTARY_SIN: &str = "rotary.sin";
+
+/// `GroupQueryAttention` works on head widths that are a multiple of this.
+pub(crate) const HEAD_DIM_MULTIPLE: usize = 8;
+/// Its fused rotary embedding works on head widths that are a multiple of this.
+const FUSED_ROTARY_MULTIPLE: usize = 16;
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const BATCH: Dim<'_> = Dim::Named("batch");
+const SEQUENCE: Dim<'_> = Dim::Named("sequence");
+
+/// Whether `GroupQueryAttention` rotates q and k itself. If not, the graph has an input `position_ids`.
+#[must_use]
+pub fn fused_rotary(config: &ModelConfig) -> bool {
+    config.head_dim.is_multiple_of(FUSED_ROTARY_MULTIPLE)
+}
+
+/// Builds the graph over the tensors of `weights.data`.
+///
+/// Inputs: `input_ids` i64 `[B, S]`; `seqlens_k` i32 `[B]`, each row's length including this call, minus 1;
+/// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
+/// each row's last token; `position_ids` i64 `[B, S]` unless [`fused_rotary`]; `past_key_values.{i}.key` and
+/// `.value` `[B, kv_heads, M, head_dim]`.
+///
+/// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
+/// buffers of the past.
+pub(crate) fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
+    let mut graph = GraphBuilder::default();
+    for tensor in tensors {
+        graph.external(tensor);
+    }
+    Decoder::new(config, dtype, graph).build()
+}
+
+/// Names of the values that every layer reads.
+struct Inputs {
+    input_ids: String,
+    seqlens_k: String,
+    total_sequence_length: String,
+    last_index: String,
+    position_ids: Option<String>,
+}
+
+impl Inputs {
+    fn declare(config: &ModelConfig, graph: &mut GraphBuilder) -> Self {
+        Self {
+            input_ids: graph.input("input_ids", DataType::Int64, &[BATCH, SEQUENCE]),
+            seqlens_k: graph.input("seqlens_k", DataType::Int32, &[BATCH]),
+            total_sequence_length: graph.input("total_sequence_length", DataType::Int32, &[]),
+            last_index: graph.input("last_index", DataType::Int64, &[BATCH]),
+            position_ids: (!fused_rotary(config))
+                .then(|| graph.input("position_ids", DataType::Int64, &[BATCH, SEQUENCE])),
+        }
+    }
+}
+
+/// Targets of `Reshape`.
+struct Shapes {
+    /// `[-1]`: token ids in one row.
+    flat: String,
+    /// `[-1, heads * head_dim]`: the attention's output as tokens.
+    tokens: String,
+    /// `[-1, head_dim]`: every head a row, for the families that norm their heads.
+    heads: Option<String>,
+    /// `[batch, sequence, -1]`: tokens as the attention wants them.
+    batch: String,
+}
+
+impl Shapes {
+    fn declare(config: &ModelConfig, input_ids: &str, graph: &mut GraphBuilder) -> Self {
+        let width = (config.num_attention_heads * config.head_dim) as i64;
+        let rest = graph.integers("shape.rest", &[-1]);
+        let of_ids = graph.node("Shape", "shape.input_ids", &[input_ids], &[]);
+        Self {
+            tokens: graph.integers("shape.tokens", &[-1, width]),
+            heads: (config.architecture == Architecture::Qwen3)
+                .then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
+            batch: graph.node("Concat", "shape.batch", &[&of_ids, &rest], &[int("axis", 0)]),
+            flat: rest,
+        }
+    }
+}
+
+struct Decoder<'a> {
+    config: &'a ModelConfig,
+    dtype: Dtype,
+    graph: GraphBuilder,
+    inputs: Inputs,
+    shapes: Shapes,
+}
+
+impl<'a> Decoder<'a> {
+    fn new(config: &'a ModelConfig, dtype: Dtype, mut graph: GraphBuilder) -> Self {
+        let inputs = Inputs::declare(config, &mut graph);
+        graph.output("logits", DataType::Float, &[BATCH, Dim::Fixed(config.vocab_size)]);
+        let shapes = Shapes::declare(config, &inputs.input_ids, &mut graph);
+        Self { config, dtype, graph, inputs, shapes }
+    }
+
+    fn build(mut self) -> ModelProto {
+        let mut residual = self.embedding();
+        let mut normed = self.rms_norm("layers.0.input_norm", &residual, &self.norm_before(0));
+        for layer in 0..self.config.num_hidden_layers {
+            let attention = self.attention(layer, &normed);
+            let gamma = parameter(layer, "post_attention_layernorm.weight");
+            (normed, residual) =
+                self.add_and_norm(&format!("layers.{layer}.attention_norm"), &attention, &residual, &gamma);
+            let mlp = self.mlp(layer, &normed);
+            let gamma = self.norm_before(layer + 1);
+            (normed, residual) = self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, &gamma);
+        }
+        self.head(&normed);
+        self.graph.finish("decoder")
+    }
+
+    /// `[tokens, hidden]` embeddings of `input_ids`.
+    fn embedding(&mut self) -> String {
+        let ids = self.graph.node("Reshape", "input_ids.flat", &[&self.inputs.input_ids, &self.shapes.flat], &[]);
+        self.graph.node("Gather", "embedding", &[EMBEDDING, &ids], &[])
+    }
+
+    /// Name of the weight of the norm that stands before a layer's attention; after the last layer, the final norm's.
+    fn norm_before(&self, layer: usize) -> String {
+        if layer < self.config.num_hidden_layers {
+            parameter(layer, "input_layernorm.weight")
+        } else {
+            "model.norm.weight".into()
+        }
+    }
+
+    fn rms_norm(&mut self, name: &str, input: &str, gamma: &str) -> String {
+        let epsilon = float("epsilon", self.config.rms_norm_eps as f32);
+        self.graph.node("SimplifiedLayerNormalization", name, &[input, gamma], &[int("axis", -1), epsilon])
+    }
+
+    /// (norm of the sum, sum) of a sub-layer's output and the residual stream.
+    fn add_and_norm(&mut self, name: &str, output: &str, residual: &str, gamma: &str) -> (String, String) {
+        let sum = format!("{name}.residual");
+        let epsilon = float("epsilon", self.config.rms_norm_eps as f32);
+        // The second and third outputs (mean and inverse deviation) are only for training.
+        let outputs = [name, "", "", &sum];
+        self.graph.microsoft(
+            "SkipSimplifiedLayerNormalization",
+            name,
+            &[output, residual, gamma],
+            &outputs,
+            &[epsilon],
+        );
+        (name.into(), sum)
+    }
+
+    /// `input @ weight.T (+ bias)` for a layer's projection.
+    fn linear(&mut self, layer: usize, projection: &str, input: &str, bias: bool) -> String {
+        let weight = parameter(layer, &format!("{projection}.weight"));
+        let bias = bias.then(|| parameter(layer, &format!("{projection}.bias")));
+        self.gemm(&format!("layers.{layer}.{projection}"), input, &weight, bias.as_deref())
+    }
+
+    fn gemm(&mut self, name: &str, input: &str, weight: &str, bias: Option<&str>) -> String {
+        let inputs: Vec<&str> = [input, weight].into_iter().chain(bias).collect();
+        self.graph.node("Gemm", name, &inputs, &[int("transB", 1)])
+    }
+
+    /// `[tokens, hidden]` to `[tokens, hidden]`.
+    fn attention(&mut self, layer: usize, input: &str) -> String {
+        let q = self.query_or_key(layer, "q", input);
+        let k = self.query_or_key(layer, "k", input);
+        let v = self.linear(layer, "self_attn.v_proj", input, self.config.qkv_bias);
+        let v = self.as_batch(&format!("layers.{layer}.v"), &v);
+        let attended = self.grouped_query_attention(layer, &q, &k, &v);
+        let flat = format!("layers.{layer}.attended.tokens");
+        let attended = self.graph.node("Reshape", &flat, &[&attended, &self.shapes.tokens], &[]);
+        self.linear(layer, "self_attn.o_proj", &attended, self.config.attention_output_bias)
+    }
+
+    /// Projection, the family's norm and (when the attention does not do it) rotation of the queries or keys:
+    /// `[batch, sequence, heads * head_dim]`.
+    fn query_or_key(&mut self, layer: usize, which: &str, input: &str) -> String {
+        let mut x = self.linear(layer, &format!("self_attn.{which}_proj"), input, self.config.qkv_bias);
+        if let Some(shape) = &self.shapes.heads {
+            let heads = self.graph.node("Reshape", &format!("layers.{layer}.{which}.heads"), &[&x, shape], &[]);
+            let gamma = parameter(layer, &format!("self_attn.{which}_norm.weight"));
+            x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &heads, &gamma);
+        }
+        let x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
+        match self.inputs.position_ids.clone() {
+            Some(positions) => self.rotate(&format!("layers.{layer}.{which}.rotated"), &x, &positions),
+            None => x,
+        }
+    }
+
+    fn as_batch(&mut self, name: &str, input: &str) -> String {
+        self.graph.node("Reshape", name, &[input, &self.shapes.batch], &[])
+    }
+
+    fn rotate(&mut self, name: &str, input: &str, positions: &str) -> String {
+        let inputs = [input, positions, ROTARY_COS, ROTARY_SIN];
+        self.graph.microsoft("RotaryEmbedding", name, &inputs, &[name], &[int("interleaved", 0)]);
+        name.into()
+    }
+
+    fn grouped_query_attention(&mut self, layer: usize, q: &str, k: &str, v: &str) -> String {
+        let name = format!("layers.{layer}.attended");
+        let past = self.cache_names("past_key_values", layer);
+        let present = self.cache_names("present", layer);
+        self.declare_cache(&past, &present);
+        let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
+        let fused = fused_rotary(self.config);
+        if fused {
+            inputs.extend([ROTARY_COS, ROTARY_SIN]);
+        }
+        let attributes = [
+            int("num_heads", self.config.num_attention_heads as i64),
+            int("kv_num_heads", self.config.num_key_value_heads as i64),
+            float("scale", (self.config.head_dim as f64).powf(-0.5) as f32),
+            int("do_rotary", i64::from(fused)),
+            int("rotary_interleaved", 0),
+        ];
+        let outputs = [name.as_str(), &present[0], &present[1]];
+        self.graph.microsoft("GroupQueryAttention", &name, &inputs, &outputs, &attributes);
+        name
+    }
+
+    fn cache_names(&self, prefix: &str, layer: usize) -> [String; 2] {
+        ["key", "value"].map(|kind| format!("{prefix}.{layer}.{kind}"))
+    }
+
+    fn declare_cache(&mut self, past: &[String; 2], present: &[String; 2]) {
+        let heads = Dim::Fixed(self.config.num_key_value_heads);
+        let shape = [BATCH, heads, Dim::Named("max_sequence"), Dim::Fixed(self.config.head_dim)];
+        let element = data_type(self.dtype);
+        for (past, present) in past.iter().zip(present) {
+            self.graph.input(past, element, &shape);
+            self.graph.output(present, element, &shape);
+        }
+    }
+
+    /// `down(silu(gate(x)) * up(x))`.
+    fn mlp(&mut self, layer: usize, input: &str) -> String {
+        let bias = self.config.mlp_bias;
+        let gate = self.linear(layer, "mlp.gate_proj", input, bias);
+        let up = self.linear(layer, "mlp.up_proj", input, bias);
+        let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.mlp.sigmoid"), &[&gate], &[]);
+        let silu = self.graph.node("Mul", &format!("layers.{layer}.mlp.silu"), &[&gate, &sigmoid], &[]);
+        let inner = self.graph.node("Mul", &format!("layers.{layer}.mlp.inner"), &[&silu, &up], &[]);
+        self.linear(layer, "mlp.down_proj", &inner, bias)
+    }
+
+    /// Logits of each row's last token; the other rows never reach the large projection.
+    fn head(&mut self, normed: &str) {
+        let rows = self.as_batch("final.batch", normed);
+        let last_axis = self.graph.integers("axis.last", &[-1]);
+        let index = self.graph.node("Unsqueeze", "last_index.column", &[&self.inputs.last_index, &last_axis], &[]);
+        let last = self.graph.node("GatherND", "final.last", &[&rows, &index], &[int("batch_dims", 1)]);
+        let weight = if self.config.tie_word_embeddings { EMBEDDING } else { "lm_head.weight" };
+        if self.dtype == Dtype::Fp32 {
+            self.gemm("logits", &last, weight, None);
+        } else {
+            let logits = self.gemm("lm_head", &last, weight, None);
+            self.graph.node("Cast", "logits", &[&logits], &[int("to", DataType::Float as i64)]);
+        }
+    }
+}
+
+fn parameter(layer: usize, name: &str) -> String {
+    format!("model.layers.{layer}.{name}")
+}

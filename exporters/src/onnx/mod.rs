@@ -1,0 +1,5 @@
+//! The decoder graph and the few ONNX messages it is made of.
+
+pub(crate) mod builder;
+pub(crate) mod decoder;
+pub mod proto;

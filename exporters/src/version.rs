@@ -1,0 +1,120 @@
+//! Version directories: the weights of one policy version with the graph they belong to.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+use memmap2::Mmap;
+use shared::{
+    PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
+    manifest::{DATA_FILE, MODEL_FILE},
+};
+
+use crate::{ExportError, SourceError, export, layout, values};
+
+/// Gives the fp32 values of a parameter by its Hugging Face name, row-major.
+pub type TensorSource<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>;
+
+/// Writes the folder `out` of a new version: the graph and constants of `base` (an export or an earlier version) with
+/// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all.
+///
+/// # Errors
+/// An unusable `base`, an error of `read` or of the file system, or values that do not fit (by name).
+pub fn write_version(
+    base: &Path,
+    out: &Path,
+    version: PolicyVersion,
+    read: TensorSource<'_>,
+) -> Result<WeightManifest, ExportError> {
+    let mut manifest = None;
+    atomic::write_dir(out, |dir| {
+        manifest = Some(fill_version(base, dir, version, read)?);
+        Ok::<_, ExportError>(())
+    })?;
+    Ok(manifest.expect("a folder that was written has a manifest"))
+}
+
+/// As [`write_version`], into a folder that is there: one part of a larger [`atomic::write_dir`], such as a
+/// checkpoint.
+///
+/// # Errors
+/// As [`write_version`]; the folder may then have some of the files.
+pub fn fill_version(
+    base: &Path,
+    dir: &Path,
+    version: PolicyVersion,
+    read: TensorSource<'_>,
+) -> Result<WeightManifest, ExportError> {
+    let base = VersionDir::open(base)?;
+    let tensors = &base.manifest.tensors;
+    let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, |tensor, put| match tensor.role {
+        TensorRole::Constant => put(base.bytes(tensor)),
+        TensorRole::Parameter => {
+            let values =
+                read(&tensor.name).map_err(|source| ExportError::Tensor { name: tensor.name.clone(), source })?;
+            put(&values::encode(&tensor.name, &values, tensor.dtype)?)
+        }
+    })?;
+    export::write_model(dir, &base.graph)?;
+    let manifest = export::describe(version, tensors.clone(), data_blake3, &base.graph);
+    manifest.write(dir)?;
+    Ok(manifest)
+}
+
+/// An export or version directory, opened for reading.
+#[derive(Debug)]
+pub struct VersionDir {
+    manifest: WeightManifest,
+    graph: Vec<u8>,
+    data: Mmap,
+}
+
+impl VersionDir {
+    /// Opens a folder and checks that its parts belong together; the weights themselves are mapped, not read.
+    ///
+    /// # Errors
+    /// A missing or damaged manifest, graph or data file, by name.
+    pub fn open(dir: &Path) -> Result<Self, ExportError> {
+        let manifest = WeightManifest::read(dir)?;
+        let model_path = dir.join(MODEL_FILE);
+        let graph = fs::read(&model_path).map_err(|e| ExportError::io(&model_path, e))?;
+        if blake3::hash(&graph).to_hex().as_str() != manifest.model_blake3 {
+            return Err(ExportError::content(&model_path, "is not the graph that the manifest was written for"));
+        }
+        let data_path = dir.join(DATA_FILE);
+        let file = File::open(&data_path).map_err(|e| ExportError::io(&data_path, e))?;
+        // SAFETY: the mapping is read-only; a version's data file is written once under a temporary name and never
+        // changed in place.
+        let data = unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(&data_path, e))?;
+        Ok(Self { manifest, graph, data })
+    }
+
+    /// The manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &WeightManifest {
+        &self.manifest
+    }
+
+    /// The values of a tensor, row-major.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, ExportError> {
+        let tensor = self.manifest.tensor(name).ok_or_else(|| ExportError::Values {
+            name: name.into(),
+            message: "the manifest has no tensor of that name".into(),
+        })?;
+        Ok(values::decode(self.bytes(tensor), tensor.dtype))
+    }
+
+    /// Whether the weights are, bit for bit, those the manifest was written for; reads all of them.
+    #[must_use]
+    pub fn is_intact(&self) -> bool {
+        blake3::hash(&self.data).to_hex().as_str() == self.manifest.data_blake3
+    }
+
+    pub(crate) fn bytes(&self, tensor: &TensorEntry) -> &[u8] {
+        &self.data[tensor.offset as usize..(tensor.offset + tensor.length) as usize]
+    }
+}

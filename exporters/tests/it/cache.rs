@@ -1,0 +1,123 @@
+//! Exports kept for the next start.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use exporters::{Checkpoint, ExportOptions, VersionDir, ensure_export_in, export, fill_hf, fill_version};
+use safetensors::Dtype;
+use serde_json::json;
+use shared::{ModelDir, PolicyVersion};
+
+use crate::support::TestModel;
+
+const FP32: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp32, max_positions: None };
+
+fn modified(folder: &Path) -> SystemTime {
+    fs::metadata(folder.join("model.onnx")).unwrap().modified().unwrap()
+}
+
+#[test]
+fn a_model_is_exported_once_and_again_when_anything_changes() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let ensure = |options: &ExportOptions| ensure_export_in(cache.path(), &model.open(), options).unwrap();
+    let first = ensure(&FP32);
+    assert!(first.starts_with(cache.path()) && VersionDir::open(&first).unwrap().is_intact());
+    assert_eq!(fs::read_dir(model.path()).unwrap().count(), 2, "nothing is written into the model directory");
+    let written = modified(&first);
+    assert_eq!((ensure(&FP32), modified(&first)), (first.clone(), written));
+
+    let mut seen = vec![first];
+    let mut is_new = |folder: PathBuf| {
+        assert!(!seen.contains(&folder));
+        seen.push(folder);
+    };
+    is_new(ensure(&ExportOptions { max_positions: Some(32), ..FP32 }));
+    is_new(ensure(&ExportOptions { dtype: shared::Dtype::Fp16, ..FP32 }));
+    model.write_config(&json!({"rms_norm_eps": 1e-6}));
+    is_new(ensure(&FP32));
+    let path = model.path().join("model.safetensors");
+    let mut weights = fs::read(&path).unwrap();
+    *weights.last_mut().unwrap() ^= 1;
+    fs::write(&path, weights).unwrap();
+    is_new(ensure(&FP32));
+}
+
+#[test]
+fn a_copy_of_a_model_shares_its_export() {
+    let cache = tempfile::tempdir().unwrap();
+    let [a, b] = [(), ()].map(|()| TestModel::new(&json!({}), Dtype::BF16));
+    let [a, b] = [a, b].map(|m| ensure_export_in(cache.path(), &m.open(), &FP32).unwrap());
+    assert_eq!(a, b);
+}
+
+#[test]
+fn a_damaged_export_is_made_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let folder = ensure_export_in(cache.path(), &model.open(), &FP32).unwrap();
+    fs::write(folder.join("weights.data"), "").unwrap();
+    assert_eq!(ensure_export_in(cache.path(), &model.open(), &FP32).unwrap(), folder);
+    assert!(VersionDir::open(&folder).unwrap().is_intact());
+}
+
+#[test]
+fn exports_at_the_same_time_do_not_disturb_one_another() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let folders: Vec<PathBuf> = std::thread::scope(|scope| {
+        let run = || ensure_export_in(cache.path(), &model.open(), &FP32).unwrap();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert!(folders.iter().all(|f| *f == folders[0]));
+    assert!(VersionDir::open(&folders[0]).unwrap().is_intact());
+    assert_eq!(fs::read_dir(cache.path().join("exports")).unwrap().count(), 1, "no temporary folder is left");
+}
+
+/// A checkpoint directory with both forms of the same weights.
+fn checkpoint_of(model: &TestModel) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let base = model.path().join("base");
+    export(&model.open(), &base, &FP32).unwrap();
+    let weights = Checkpoint::open(&model.open()).unwrap();
+    fill_hf(&model.open(), dir.path(), &mut |name| Ok(weights.read_f32(name)?)).unwrap();
+    fill_version(&base, dir.path(), PolicyVersion(3), &mut |name| Ok(weights.read_f32(name)?)).unwrap();
+    dir
+}
+
+#[test]
+fn a_directory_with_a_fitting_export_is_used_as_it_is() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let checkpoint = checkpoint_of(&model);
+    let ensure = |options: &ExportOptions| {
+        ensure_export_in(cache.path(), &ModelDir::open(checkpoint.path()).unwrap(), options).unwrap()
+    };
+    assert_eq!(ensure(&FP32), checkpoint.path());
+    assert_eq!(ensure(&ExportOptions { max_positions: Some(10), ..FP32 }), checkpoint.path());
+    assert_ne!(ensure(&ExportOptions { dtype: shared::Dtype::Fp16, ..FP32 }), checkpoint.path());
+
+    // Other weights were put beside the export: the safetensors are the model.
+    let path = checkpoint.path().join("model.safetensors");
+    let mut weights = fs::read(&path).unwrap();
+    *weights.last_mut().unwrap() ^= 1;
+    fs::write(&path, weights).unwrap();
+    assert_ne!(ensure(&FP32), checkpoint.path());
+}
+
+#[test]
+fn an_export_without_safetensors_is_used_or_refused_with_the_reason() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let checkpoint = checkpoint_of(&model);
+    fs::remove_file(checkpoint.path().join("model.safetensors")).unwrap();
+    let dir = ModelDir::open(checkpoint.path()).unwrap();
+    assert_eq!(ensure_export_in(cache.path(), &dir, &FP32).unwrap(), checkpoint.path());
+    let fp16 = ExportOptions { dtype: shared::Dtype::Fp16, ..FP32 };
+    let error = ensure_export_in(cache.path(), &dir, &fp16).unwrap_err().to_string();
+    assert!(error.ends_with("the export is fp32, not fp16"), "{error}");
+}

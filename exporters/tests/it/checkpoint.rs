@@ -1,0 +1,172 @@
+//! Reading Hugging Face weights.
+
+use std::{collections::BTreeMap, fs};
+
+use exporters::Checkpoint;
+use safetensors::Dtype;
+use serde_json::json;
+
+use crate::support::{Tensors, TestModel, values, write_safetensors};
+
+fn llama() -> TestModel {
+    TestModel::new(&json!({}), Dtype::F32)
+}
+
+fn refusal(model: &TestModel) -> String {
+    Checkpoint::open(&model.open()).unwrap_err().to_string()
+}
+
+/// Splits the weights into two shards with an index; returns the weight map.
+fn shard(model: &TestModel) -> BTreeMap<String, String> {
+    fs::remove_file(model.path().join("model.safetensors")).unwrap();
+    let mut map = BTreeMap::new();
+    let all: Vec<_> = model.parameters().into_iter().collect();
+    for (i, part) in all.chunks(all.len().div_ceil(2)).enumerate() {
+        let name = format!("model-0000{}-of-00002.safetensors", i + 1);
+        let tensors: Tensors = part.iter().cloned().collect();
+        write_safetensors(&model.path().join(&name), &tensors, Dtype::F32);
+        map.extend(tensors.into_keys().map(|tensor| (tensor, name.clone())));
+    }
+    write_index(model, &map);
+    map
+}
+
+fn write_index(model: &TestModel, map: &BTreeMap<String, String>) {
+    let index = json!({"metadata": {"total_size": 0}, "weight_map": map});
+    fs::write(model.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+fn assert_values(model: &TestModel) {
+    let checkpoint = Checkpoint::open(&model.open()).unwrap();
+    let expected: Vec<_> = model.config().parameters();
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), expected.iter().map(|(n, _)| n).collect::<Vec<_>>());
+    for (name, shape) in &expected {
+        assert_eq!(checkpoint.shape(name), Some(shape.as_slice()));
+        assert_eq!(checkpoint.read_f32(name).unwrap(), values(name, shape), "{name}");
+    }
+}
+
+#[test]
+fn every_element_type_is_read_exactly() {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+        assert_values(&TestModel::new(&json!({"tie_word_embeddings": true}), dtype));
+    }
+}
+
+#[test]
+fn shards_are_read_like_one_file() {
+    let model = llama();
+    shard(&model);
+    assert_values(&model);
+}
+
+#[test]
+fn a_shard_that_is_missing_or_lacks_a_tensor_is_named() {
+    let model = llama();
+    let mut map = shard(&model);
+    map.insert("model.norm.weight".into(), "model-00001-of-00002.safetensors".into());
+    write_index(&model, &map);
+    let error = refusal(&model);
+    assert!(error.contains("index.json: names tensor model.norm.weight in model-00001-of-00002"), "{error}");
+
+    map.insert("model.norm.weight".into(), "model-00003-of-00002.safetensors".into());
+    write_index(&model, &map);
+    assert!(refusal(&model).contains("model-00003-of-00002.safetensors: No such file"));
+
+    map.insert("model.norm.weight".into(), "../elsewhere.safetensors".into());
+    write_index(&model, &map);
+    assert!(refusal(&model).contains("`../elsewhere.safetensors` is not the name of a file beside it"));
+
+    fs::write(model.path().join("model.safetensors.index.json"), "{}").unwrap();
+    assert!(refusal(&model).contains("index.json: not a safetensors index"));
+}
+
+#[test]
+fn no_weights_at_all_say_what_is_looked_for() {
+    let model = llama();
+    fs::remove_file(model.path().join("model.safetensors")).unwrap();
+    let error = refusal(&model);
+    assert!(error.contains("no model.safetensors") && error.contains("save_pretrained"), "{error}");
+}
+
+#[test]
+fn a_broken_file_is_one_clear_error_with_its_name() {
+    let model = llama();
+    let path = model.path().join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let mut corrupt = whole.clone();
+    corrupt[8..40].fill(b'#');
+    let mut huge = whole.clone();
+    huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    let cut = |n: usize| whole[..n].to_vec();
+    let longer = [whole.as_slice(), b"tail"].concat();
+    for content in [Vec::new(), cut(5), cut(200), cut(whole.len() - 1), corrupt, huge, longer] {
+        fs::write(&path, content).unwrap();
+        let error = refusal(&model);
+        assert!(error.starts_with(&format!("{}: not a whole safetensors file", path.display())), "{error}");
+        assert_eq!(error.lines().count(), 1);
+    }
+}
+
+#[test]
+fn parameters_must_be_exactly_those_of_the_configuration() {
+    let model = llama();
+    let mut tensors = model.parameters();
+    tensors.remove("model.layers.1.mlp.up_proj.weight");
+    model.write_weights(&tensors, Dtype::F32);
+    assert!(refusal(&model).contains("no tensor model.layers.1.mlp.up_proj.weight"));
+
+    let mut tensors = model.parameters();
+    tensors.insert("model.layers.2.mlp.up_proj.weight".into(), vec![2]);
+    model.write_weights(&tensors, Dtype::F32);
+    assert!(refusal(&model).contains("have a tensor model.layers.2.mlp.up_proj.weight that"));
+
+    let mut tensors = model.parameters();
+    tensors.insert("model.norm.weight".into(), vec![17]);
+    model.write_weights(&tensors, Dtype::F32);
+    let error = refusal(&model);
+    assert!(error.contains("model.safetensors: tensor model.norm.weight has shape [17]"), "{error}");
+    assert!(error.contains("asks for [16]"), "{error}");
+
+    let mut tensors = model.parameters();
+    tensors.remove("lm_head.weight");
+    model.write_weights(&tensors, Dtype::F32);
+    assert!(refusal(&model).contains("no tensor lm_head.weight (with `tie_word_embeddings` true"));
+}
+
+#[test]
+fn other_element_types_are_refused() {
+    let error = refusal(&TestModel::new(&json!({}), Dtype::F64));
+    assert!(error.contains("has element type F64; supported: F32, F16, BF16"), "{error}");
+}
+
+#[test]
+fn rotary_buffers_of_old_checkpoints_are_passed_over() {
+    let model = llama();
+    let mut tensors = model.parameters();
+    tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), vec![8]);
+    model.write_weights(&tensors, Dtype::F32);
+    assert_values(&model);
+}
+
+#[test]
+fn a_tied_models_own_head_must_equal_the_embedding() {
+    let model = TestModel::new(&json!({"tie_word_embeddings": true}), Dtype::F32);
+    let path = model.path().join("model.safetensors");
+    let mut tensors = model.parameters();
+    tensors.insert("lm_head.weight".into(), vec![32, 16]);
+    model.write_weights(&tensors, Dtype::F32);
+    let error = refusal(&model);
+    assert!(error.contains("`tie_word_embeddings` = true") && error.contains("set it to false"), "{error}");
+
+    // The same values in both places: the head is the first 2048 bytes, the embedding the next.
+    let mut bytes = fs::read(&path).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let embedding: Vec<u8> = bytes[start + 2048..start + 4096].to_vec();
+    bytes[start..start + 2048].copy_from_slice(&embedding);
+    fs::write(&path, bytes).unwrap();
+    let checkpoint = Checkpoint::open(&model.open()).unwrap();
+    assert!(checkpoint.shape("lm_head.weight").is_none());
+    let expected = values("model.embed_tokens.weight", &[32, 16]);
+    assert_eq!(checkpoint.read_f32("model.embed_tokens.weight").unwrap(), expected);
+}

@@ -1,0 +1,280 @@
+//! Structure and bytes of the export.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use exporters::{
+    ExportOptions, ROTARY_COS, ROTARY_SIN, export,
+    onnx::proto::{DataType, Dimension, GraphProto, ModelProto, NodeProto},
+};
+use prost::Message;
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use shared::{PolicyVersion, TensorRole, WeightManifest};
+
+use crate::support::{TestModel, files, graph, values};
+
+const FP16: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp16, max_positions: None };
+
+fn exported(changes: &Value, options: &ExportOptions) -> (GraphProto, WeightManifest) {
+    let model = TestModel::new(changes, Dtype::F32);
+    let out = model.path().join("onnx");
+    let manifest = export(&model.open(), &out, options).unwrap();
+    (graph(&out), manifest)
+}
+
+fn nodes<'a>(graph: &'a GraphProto, op: &str) -> Vec<&'a NodeProto> {
+    graph.node.iter().filter(|n| n.op_type == op).collect()
+}
+
+fn attribute(node: &NodeProto, name: &str) -> i64 {
+    node.attribute.iter().find(|a| a.name == name).and_then(|a| a.i).unwrap()
+}
+
+fn inputs(graph: &GraphProto) -> Vec<&str> {
+    graph.input.iter().map(|i| i.name.as_str()).collect()
+}
+
+#[test]
+fn the_same_model_gives_the_same_bytes_in_any_folder() {
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let elsewhere = tempfile::tempdir().unwrap();
+    for options in [ExportOptions::default(), FP16] {
+        let (first, second) = (model.path().join("a"), elsewhere.path().join("b/c"));
+        fs::create_dir_all(second.parent().unwrap()).unwrap();
+        export(&model.open(), &first, &options).unwrap();
+        export(&model.open(), &second, &options).unwrap();
+        assert_eq!(files(&first), files(&second));
+        assert_eq!(files(&first).into_keys().collect::<Vec<_>>(), ["manifest.json", "model.onnx", "weights.data"]);
+        export(&model.open(), &first, &options).unwrap();
+        assert_eq!(files(&first), files(&second), "an export over an export");
+    }
+}
+
+#[test]
+fn the_manifest_says_what_lies_where() {
+    let model = TestModel::new(&json!({"model_type": "qwen3"}), Dtype::BF16);
+    let out = model.path().join("onnx");
+    let manifest = export(&model.open(), &out, &ExportOptions::default()).unwrap();
+    assert_eq!(WeightManifest::read(&out).unwrap(), manifest);
+    assert_eq!(manifest.version, PolicyVersion(0));
+    assert!(manifest.is_of(&model.config()));
+
+    let data = fs::read(out.join("weights.data")).unwrap();
+    assert_eq!(manifest.data_blake3, blake3::hash(&data).to_hex().as_str());
+    assert_eq!(manifest.model_blake3, blake3::hash(&fs::read(out.join("model.onnx")).unwrap()).to_hex().as_str());
+    let (cos, sin) = model.config().rotary_tables(64);
+    for tensor in &manifest.tensors {
+        assert_eq!(tensor.offset % 4096, 0, "{}", tensor.name);
+        let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
+        let expected = match tensor.name.as_str() {
+            ROTARY_COS => cos.clone(),
+            ROTARY_SIN => sin.clone(),
+            name => values(name, &shape),
+        };
+        let bytes = &data[tensor.offset as usize..(tensor.offset + tensor.length) as usize];
+        assert_eq!(bytes, bytemuck::cast_slice::<f32, u8>(&expected), "{}", tensor.name);
+    }
+    let constants: Vec<_> = manifest.tensors.iter().filter(|t| t.role == TensorRole::Constant).collect();
+    assert_eq!(constants.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), [ROTARY_COS, ROTARY_SIN]);
+    assert_eq!(constants[0].shape, [64, 8]);
+}
+
+#[test]
+fn the_graph_points_to_the_manifests_tensors() {
+    let (graph, manifest) = exported(&json!({}), &ExportOptions::default());
+    let external: Vec<_> = graph.initializer.iter().filter(|t| !t.external_data.is_empty()).collect();
+    assert_eq!(external.len(), manifest.tensors.len());
+    for (initializer, tensor) in external.iter().zip(&manifest.tensors) {
+        assert_eq!(initializer.name, tensor.name);
+        let shape: Vec<u64> = initializer.dims.iter().map(|&n| n as u64).collect();
+        assert_eq!(shape, tensor.shape);
+        let of = |key: &str| initializer.external_data.iter().find(|e| e.key == key).unwrap().value.clone();
+        assert_eq!(
+            [of("location"), of("offset"), of("length")],
+            ["weights.data".into(), tensor.offset.to_string(), tensor.length.to_string()]
+        );
+    }
+}
+
+#[test]
+fn every_value_is_made_before_it_is_read_and_every_weight_is_read() {
+    let all = [
+        json!({}),
+        json!({"model_type": "qwen2", "tie_word_embeddings": true}),
+        json!({"model_type": "qwen3", "head_dim": 8, "attention_bias": true}),
+        json!({"attention_bias": true, "mlp_bias": true}),
+    ];
+    for (changes, options) in all.iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)]) {
+        let (graph, _) = exported(changes, &options);
+        let mut made: BTreeSet<&str> = inputs(&graph).into_iter().collect();
+        made.extend(graph.initializer.iter().map(|t| t.name.as_str()));
+        let mut names = BTreeSet::new();
+        for node in &graph.node {
+            assert!(names.insert(&node.name), "{changes}: two nodes are named {}", node.name);
+            for input in node.input.iter().filter(|i| !i.is_empty()) {
+                assert!(made.contains(input.as_str()), "{changes}: {} reads {input} too early", node.name);
+            }
+            for output in node.output.iter().filter(|o| !o.is_empty()) {
+                assert!(made.insert(output), "{changes}: {output} is made twice");
+            }
+        }
+        for output in &graph.output {
+            assert!(made.contains(output.name.as_str()), "{changes}: nobody makes {}", output.name);
+        }
+        let read: BTreeSet<&String> = graph.node.iter().flat_map(|n| &n.input).collect();
+        for tensor in graph.initializer.iter().map(|t| &t.name).chain(graph.input.iter().map(|i| &i.name)) {
+            assert!(read.contains(tensor), "{changes}: nobody reads {tensor}");
+        }
+    }
+}
+
+#[test]
+fn inputs_and_outputs_are_as_documented() {
+    let (graph, _) = exported(&json!({"num_hidden_layers": 1}), &FP16);
+    let describe = |value: &exporters::onnx::proto::ValueInfoProto| {
+        let tensor = value.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap();
+        let dim = |value: &Option<Dimension>| match value {
+            Some(Dimension::DimValue(n)) => n.to_string(),
+            Some(Dimension::DimParam(name)) => name.clone(),
+            None => "?".into(),
+        };
+        let dims: Vec<String> = tensor.shape.as_ref().unwrap().dim.iter().map(|d| dim(&d.value)).collect();
+        let element = DataType::try_from(tensor.elem_type).unwrap();
+        format!("{}: {element:?} [{}]", value.name, dims.join(", "))
+    };
+    assert_eq!(
+        graph.input.iter().map(describe).collect::<Vec<_>>(),
+        [
+            "input_ids: Int64 [batch, sequence]",
+            "seqlens_k: Int32 [batch]",
+            "total_sequence_length: Int32 []",
+            "last_index: Int64 [batch]",
+            "past_key_values.0.key: Float16 [batch, 2, max_sequence, 16]",
+            "past_key_values.0.value: Float16 [batch, 2, max_sequence, 16]",
+        ]
+    );
+    assert_eq!(
+        graph.output.iter().map(describe).collect::<Vec<_>>(),
+        [
+            "logits: Float [batch, 32]",
+            "present.0.key: Float16 [batch, 2, max_sequence, 16]",
+            "present.0.value: Float16 [batch, 2, max_sequence, 16]",
+        ]
+    );
+}
+
+#[test]
+fn operator_sets_are_stated() {
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let out = model.path().join("onnx");
+    export(&model.open(), &out, &ExportOptions::default()).unwrap();
+    let onnx = ModelProto::decode(fs::read(out.join("model.onnx")).unwrap().as_slice()).unwrap();
+    let sets: Vec<_> = onnx.opset_import.iter().map(|s| (s.domain.as_str(), s.version)).collect();
+    assert_eq!((onnx.ir_version, sets), (10, vec![("", 21), ("com.microsoft", 1)]));
+}
+
+#[test]
+fn the_attention_rotates_itself_where_its_kernel_can() {
+    for (head_dim, fused) in [(8, false), (16, true), (24, false), (40, false), (64, true)] {
+        let (graph, _) = exported(&json!({"head_dim": head_dim}), &ExportOptions::default());
+        let attention = nodes(&graph, "GroupQueryAttention");
+        assert_eq!(attention.len(), 2);
+        for node in attention {
+            assert_eq!(node.domain, "com.microsoft");
+            assert_eq!(attribute(node, "do_rotary"), i64::from(fused), "head_dim {head_dim}");
+            assert_eq!((attribute(node, "num_heads"), attribute(node, "kv_num_heads")), (4, 2));
+            assert_eq!(node.input.len(), if fused { 9 } else { 7 });
+        }
+        assert_eq!(nodes(&graph, "RotaryEmbedding").len(), if fused { 0 } else { 2 * 2 });
+        assert_eq!(inputs(&graph).contains(&"position_ids"), !fused);
+    }
+}
+
+#[test]
+fn qwen3_norms_every_head_of_q_and_k() {
+    let (graph, _) = exported(&json!({"model_type": "qwen3"}), &ExportOptions::default());
+    let gammas: Vec<&str> = nodes(&graph, "SimplifiedLayerNormalization").iter().map(|n| n.input[1].as_str()).collect();
+    let head_norms: Vec<&&str> = gammas.iter().filter(|g| g.contains("self_attn")).collect();
+    assert_eq!(
+        head_norms,
+        [
+            &"model.layers.0.self_attn.q_norm.weight",
+            &"model.layers.0.self_attn.k_norm.weight",
+            &"model.layers.1.self_attn.q_norm.weight",
+            &"model.layers.1.self_attn.k_norm.weight",
+        ]
+    );
+}
+
+#[test]
+fn a_tied_head_reads_the_embedding() {
+    let head = |changes: &Value| {
+        let (graph, _) = exported(changes, &ExportOptions::default());
+        graph.node.iter().find(|n| n.name == "logits").unwrap().input[1].clone()
+    };
+    assert_eq!(head(&json!({"tie_word_embeddings": true})), "model.embed_tokens.weight");
+    assert_eq!(head(&json!({"tie_word_embeddings": false})), "lm_head.weight");
+}
+
+#[test]
+fn biases_enter_their_projections() {
+    let with_bias = |changes: &Value| {
+        let (graph, _) = exported(changes, &ExportOptions::default());
+        nodes(&graph, "Gemm").iter().filter(|n| n.input.len() == 3).count()
+    };
+    assert_eq!(with_bias(&json!({})), 0);
+    assert_eq!(with_bias(&json!({"model_type": "qwen2"})), 2 * 3);
+    assert_eq!(with_bias(&json!({"attention_bias": true, "mlp_bias": true})), 2 * 7);
+}
+
+#[test]
+fn positions_are_the_models_unless_fewer_are_asked_for() {
+    let rows = |max: usize, asked: Option<usize>| {
+        let options = ExportOptions { max_positions: asked, ..ExportOptions::default() };
+        let (_, manifest) = exported(&json!({"max_position_embeddings": max}), &options);
+        manifest.tensor(ROTARY_COS).unwrap().shape[0]
+    };
+    assert_eq!(rows(64, None), 64);
+    assert_eq!(rows(64, Some(48)), 48);
+    assert_eq!(rows(131_072, None), 32_768);
+    assert_eq!(rows(131_072, Some(40_000)), 40_000);
+}
+
+#[test]
+fn what_the_graph_cannot_express_is_refused_with_key_and_value() {
+    let refusal = |changes: &Value, options: &ExportOptions| {
+        let model = TestModel::new(changes, Dtype::F32);
+        let out = model.path().join("onnx");
+        let error = export(&model.open(), &out, options).unwrap_err().to_string();
+        assert!(!out.exists());
+        error
+    };
+    for head_dim in [4, 12, 20, 100] {
+        let error = refusal(&json!({"head_dim": head_dim}), &ExportOptions::default());
+        assert!(error.starts_with(&format!("`head_dim` = {head_dim} cannot be exported")), "{error}");
+    }
+    let bf16 = ExportOptions { dtype: shared::Dtype::Bf16, max_positions: None };
+    assert!(refusal(&json!({}), &bf16).starts_with("`dtype` = bf16 cannot be exported"));
+    for n in [0, 65] {
+        let options = ExportOptions { max_positions: Some(n), ..ExportOptions::default() };
+        let error = refusal(&json!({}), &options);
+        assert!(error.contains(&format!("`max_positions` = {n}")) && error.contains("64"), "{error}");
+    }
+}
+
+#[test]
+fn golden_models_are_exported() {
+    for case in tests::golden("model_numerics.json")["cases"].as_array().unwrap() {
+        let folder = tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
+        let model = shared::ModelDir::open(&folder).unwrap();
+        assert_eq!(model.config().parameter_count(), case["params"]["n_params"].as_u64().unwrap());
+        let out = tempfile::tempdir().unwrap();
+        let manifest = export(&model, &out.path().join("onnx"), &ExportOptions::default()).unwrap();
+        assert!(manifest.is_of(model.config()));
+        assert_attention_per_layer(&out.path().join("onnx"), model.config().num_hidden_layers);
+    }
+}
+
+fn assert_attention_per_layer(dir: &Path, layers: usize) {
+    assert_eq!(nodes(&graph(dir), "GroupQueryAttention").len(), layers);
+}

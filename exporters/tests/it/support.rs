@@ -1,0 +1,107 @@
+//! Small models made on the spot.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::Path,
+};
+
+use half::{bf16, f16};
+use prost::Message;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use shared::{ModelConfig, ModelDir};
+use tempfile::TempDir;
+
+/// A Hugging Face directory that goes with the test.
+pub struct TestModel {
+    pub dir: TempDir,
+}
+
+impl TestModel {
+    /// A Llama of two layers with some keys of its configuration replaced, its weights stored as `dtype`.
+    pub fn new(changes: &Value, dtype: Dtype) -> Self {
+        let model = Self { dir: tempfile::tempdir().unwrap() };
+        model.write_config(changes);
+        model.write_weights(&model.parameters(), dtype);
+        model
+    }
+
+    pub fn write_config(&self, changes: &Value) {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 32,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        fs::write(self.path().join("config.json"), serde_json::to_string_pretty(&config).unwrap()).unwrap();
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn open(&self) -> ModelDir {
+        ModelDir::open(self.path()).unwrap()
+    }
+
+    pub fn config(&self) -> ModelConfig {
+        self.open().config().clone()
+    }
+
+    /// The parameters the configuration asks for.
+    pub fn parameters(&self) -> Tensors {
+        self.config().parameters().into_iter().collect()
+    }
+
+    pub fn write_weights(&self, tensors: &Tensors, dtype: Dtype) {
+        write_safetensors(&self.path().join("model.safetensors"), tensors, dtype);
+    }
+}
+
+/// Shapes by name.
+pub type Tensors = BTreeMap<String, Vec<usize>>;
+
+/// The values of a test tensor: multiples of 1/64 (exact in every element type) that depend on name and position.
+pub fn values(name: &str, shape: &[usize]) -> Vec<f32> {
+    let seed: usize = name.bytes().map(usize::from).sum();
+    (0..shape.iter().product()).map(|i| ((seed * 31 + i * 7) % 127) as f32 / 64.0 - 1.0).collect()
+}
+
+pub fn write_safetensors(path: &Path, tensors: &Tensors, dtype: Dtype) {
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> =
+        tensors.iter().map(|(name, shape)| (name, shape, encode(&values(name, shape), dtype))).collect();
+    let views = bytes.iter().map(|(name, shape, b)| (*name, TensorView::new(dtype, (*shape).clone(), b).unwrap()));
+    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
+    safetensors::serialize_to_file(views, Some(format), path).unwrap();
+}
+
+fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|&v| match dtype {
+            Dtype::F32 => v.to_le_bytes().to_vec(),
+            Dtype::F16 => f16::from_f32(v).to_le_bytes().to_vec(),
+            Dtype::BF16 => bf16::from_f32(v).to_le_bytes().to_vec(),
+            Dtype::F64 => f64::from(v).to_le_bytes().to_vec(),
+            other => panic!("no test needs {other}"),
+        })
+        .collect()
+}
+
+/// The graph of an export.
+pub fn graph(dir: &Path) -> exporters::onnx::proto::GraphProto {
+    let bytes = fs::read(dir.join("model.onnx")).unwrap();
+    exporters::onnx::proto::ModelProto::decode(bytes.as_slice()).unwrap().graph.unwrap()
+}
+
+/// Names and contents of the files in a folder.
+pub fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect()
+}

@@ -1,0 +1,130 @@
+//! Sequences to micro-batches: what one forward pass holds.
+
+use std::ops::Range;
+
+use tch::{Device, Tensor};
+
+/// A prompt with its completion, as token ids.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequence<'a> {
+    /// The prompt; at least one token, since the first completion token is predicted from its last.
+    pub prompt: &'a [u32],
+    /// The completion.
+    pub completion: &'a [u32],
+}
+
+impl Sequence<'_> {
+    /// Positions of the forward pass: the last token predicts nothing and is not fed.
+    fn positions(&self) -> usize {
+        self.prompt.len() + self.completion.len().saturating_sub(1)
+    }
+}
+
+/// Sequences that go through the model together, padded on the right.
+///
+/// Completion tokens are numbered consecutively, row after row; `N` is their count.
+#[derive(Debug)]
+pub struct MicroBatch {
+    /// Index of each row in the list of sequences that the batch was made from.
+    pub rows: Vec<usize>,
+    /// Numbers of each row's completion tokens.
+    pub tokens: Vec<Range<usize>>,
+    /// Inputs, `[B, S]`.
+    pub input_ids_BS: Tensor,
+    /// For each completion token, the flat position (in `B·S`) that predicts it, `[N]`.
+    pub positions_N: Tensor,
+    /// Completion token ids, `[N]`.
+    pub targets_N: Tensor,
+}
+
+impl MicroBatch {
+    /// A batch of the given rows of `sequences`.
+    #[must_use]
+    pub fn new(sequences: &[Sequence<'_>], rows: &[usize], device: Device) -> Self {
+        let width = rows.iter().map(|&r| sequences[r].positions()).max().unwrap_or(0);
+        let mut input_ids = vec![0i64; rows.len() * width];
+        let (mut positions, mut targets, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+        for (b, &row) in rows.iter().enumerate() {
+            let Sequence { prompt, completion } = sequences[row];
+            let fed = prompt.iter().chain(completion).take(sequences[row].positions());
+            for (slot, &id) in input_ids[b * width..].iter_mut().zip(fed) {
+                *slot = i64::from(id);
+            }
+            let first = targets.len();
+            let start = b * width + prompt.len() - 1;
+            positions.extend((start..start + completion.len()).map(|p| p as i64));
+            targets.extend(completion.iter().map(|&id| i64::from(id)));
+            tokens.push(first..targets.len());
+        }
+        Self {
+            rows: rows.to_vec(),
+            tokens,
+            input_ids_BS: Tensor::from_slice(&input_ids).view([rows.len() as i64, width as i64]).to_device(device),
+            positions_N: Tensor::from_slice(&positions).to_device(device),
+            targets_N: Tensor::from_slice(&targets).to_device(device),
+        }
+    }
+
+    /// One value per row, repeated for each of the row's tokens: `[N]` on the host.
+    #[must_use]
+    pub fn per_token(&self, value_of: impl Fn(usize) -> f64) -> Vec<f64> {
+        self.rows.iter().zip(&self.tokens).flat_map(|(&row, span)| vec![value_of(row); span.len()]).collect()
+    }
+}
+
+/// Splits rows into micro-batches of at most `budget` positions, padding included; a longer row goes alone.
+///
+/// Rows of like length come together (longest first, ties by index), so that little is padded. The split depends on
+/// nothing but the lengths, and no gradient depends on the split.
+#[must_use]
+pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = rows.iter().copied().filter(|&r| !sequences[r].completion.is_empty()).collect();
+    order.sort_by_key(|&r| (std::cmp::Reverse(sequences[r].positions()), r));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    for row in order {
+        match batches.last_mut() {
+            // The first row of a batch is its longest, so it sets the width.
+            Some(batch) if (batch.len() + 1) * sequences[batch[0]].positions() <= budget => batch.push(row),
+            _ => batches.push(vec![row]),
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_holds_every_row_once_within_the_budget() {
+        let prompt = [1u32; 5];
+        let completions: Vec<Vec<u32>> = (0..40u32).map(|i| vec![2; (i * 7 % 23) as usize]).collect();
+        let sequences: Vec<Sequence<'_>> =
+            completions.iter().map(|c| Sequence { prompt: &prompt, completion: c }).collect();
+        let rows: Vec<usize> = (0..40).collect();
+        for budget in [1, 30, 64, 10_000] {
+            let batches = split(&sequences, &rows, budget);
+            let mut seen: Vec<usize> = batches.concat();
+            seen.sort_unstable();
+            let expected: Vec<usize> = rows.iter().copied().filter(|&r| !completions[r].is_empty()).collect();
+            assert_eq!(seen, expected);
+            for batch in &batches {
+                let width = batch.iter().map(|&r| sequences[r].positions()).max().unwrap();
+                assert!(batch.len() == 1 || batch.len() * width <= budget, "{} x {width} > {budget}", batch.len());
+            }
+        }
+    }
+
+    #[test]
+    fn targets_are_predicted_from_the_position_before() {
+        let sequences =
+            [Sequence { prompt: &[10, 11], completion: &[20, 21, 22] }, Sequence { prompt: &[12], completion: &[30] }];
+        let batch = MicroBatch::new(&sequences, &[0, 1], Device::Cpu);
+        assert_eq!(batch.input_ids_BS.size(), [2, 4]);
+        let ids = Vec::<i64>::try_from(batch.input_ids_BS.reshape([-1])).unwrap();
+        assert_eq!(ids, [10, 11, 20, 21, 12, 0, 0, 0]);
+        assert_eq!(Vec::<i64>::try_from(&batch.positions_N).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(Vec::<i64>::try_from(&batch.targets_N).unwrap(), [20, 21, 22, 30]);
+        assert_eq!(batch.tokens, [0..3, 3..4]);
+    }
+}

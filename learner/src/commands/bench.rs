@@ -1,0 +1,133 @@
+//! `learner bench`: the speed of a training step on synthetic completions.
+
+use std::{path::PathBuf, time::Instant};
+
+use serde_json::json;
+use shared::{
+    Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
+    config::TrainConfig, rng,
+};
+
+use super::{ComputeArgs, load_or_initialise};
+use crate::{
+    device,
+    step::{StepBatch, StepStats, Trainer},
+};
+
+/// Flags of `learner bench`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Model directory; one without weights gets random ones.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Completions per step, all with the same prompt and completion length.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..))]
+    pub batch_size: u32,
+    /// Prompt tokens.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt_length: u32,
+    /// Completion tokens.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub completion_length: u32,
+    /// Steps that are measured, after one that is not.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Optimisation passes per step.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_iterations: u32,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Measures; the last line on stdout is one flat JSON object.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let device = args.compute.open()?;
+    let (model, policy) = load_or_initialise(&args.model, Some(0), device, true)?;
+    let config = TrainConfig {
+        num_generations: args.batch_size,
+        per_device_train_batch_size: args.batch_size,
+        max_completion_length: args.completion_length,
+        num_iterations: args.num_iterations,
+        micro_batch_tokens: args.compute.micro_batch_tokens,
+        max_steps: Some(u64::from(args.steps) + 1),
+        ..TrainConfig::default()
+    };
+    let mut trainer = Trainer::new(&config, policy, None)?;
+    let mut seconds = Vec::new();
+    let mut phases: Vec<StepStats> = Vec::new();
+    for step in 0..=args.steps {
+        let groups = [synthetic_group(args, model.config().vocab_size, step)];
+        let batch = StepBatch::new(&groups, &config, PolicyVersion(0));
+        let start = Instant::now();
+        let stats = trainer.step(&batch, u64::from(step))?;
+        if step > 0 {
+            seconds.push(start.elapsed().as_secs_f64());
+            phases.push(stats);
+        }
+    }
+    let step_s = median(seconds.clone());
+    let completion_tokens = f64::from(args.batch_size * args.completion_length);
+    let tokens = completion_tokens + f64::from(args.batch_size * args.prompt_length);
+    let phase = |pick: fn(&StepStats) -> f64| median(phases.iter().map(pick).collect());
+    println!(
+        "{}",
+        json!({
+            "model": args.model.display().to_string(),
+            "parameters": model.config().parameter_count(),
+            "batch_size": args.batch_size,
+            "prompt_length": args.prompt_length,
+            "completion_length": args.completion_length,
+            "micro_batch_tokens": args.compute.micro_batch_tokens,
+            "num_iterations": args.num_iterations,
+            "threads": tch::get_num_threads(),
+            "device": format!("{device:?}"),
+            "step_s": step_s,
+            "min_step_s": seconds.iter().copied().fold(f64::INFINITY, f64::min),
+            "max_step_s": seconds.iter().copied().fold(0.0, f64::max),
+            "fwd_bwd_s": phase(|s| s.times.forward_backward.as_secs_f64()),
+            "optimizer_s": phase(|s| s.times.optimizer.as_secs_f64()),
+            "tokens_per_s": tokens / step_s,
+            "completion_tokens_per_s": completion_tokens / step_s,
+            "peak_rss_mb": device::peak_memory().map(|bytes| bytes / (1 << 20)),
+        })
+    );
+    Ok(())
+}
+
+/// Random tokens with random rewards.
+fn synthetic_group(args: &Args, vocabulary: usize, step: u32) -> RolloutGroup {
+    let mut stream = rng::Stream::new(&[u64::from(step)]);
+    let mut tokens = |count: u32| (0..count).map(|_| stream.below(vocabulary as u64) as u32).collect::<Vec<u32>>();
+    let prompt_ids = tokens(args.prompt_length);
+    let completions = (0..args.batch_size)
+        .map(|sample| Completion {
+            sample,
+            token_ids: tokens(args.completion_length),
+            logprobs: vec![TokenLogprob::default(); args.completion_length as usize],
+            versions: vec![(0, PolicyVersion(0))],
+            text: String::new(),
+            finish_reason: FinishReason::Length,
+            rewards: vec![RewardOutcome::Score(rng::uniform(&[u64::from(step), u64::from(sample)]))],
+        })
+        .collect();
+    RolloutGroup {
+        id: GroupId { step: Step(0), index: 0 },
+        prompt_id: PromptId(0),
+        epoch: 0,
+        prompt_ids,
+        prompt_text: String::new(),
+        completions,
+        reward_names: vec![("random".into(), 1.0)],
+        policy_version: PolicyVersion(0),
+        cursor: 1,
+        generation_seconds: 0.0,
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,117 @@
+//! `learner logprobs`: log-probs of given completions, for whoever doubts that sampler and learner agree.
+
+use std::{path::PathBuf, time::Instant};
+
+use anyhow::{Context, anyhow, bail};
+use serde_json::{Map, Value, json};
+use shared::atomic;
+
+use super::{ComputeArgs, load_or_initialise};
+use crate::{
+    batch::Sequence,
+    step::{Evaluation, evaluate},
+};
+
+/// Flags of `learner logprobs`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Model directory.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// JSONL rows with `prompt_ids` and `completion_ids` or `token_ids`; the output of `rollout generate` fits.
+    #[arg(long)]
+    pub input: PathBuf,
+    /// The same rows with `logprobs`.
+    #[arg(long)]
+    pub output: PathBuf,
+    /// Divides the logits.
+    #[arg(long, default_value_t = 1.0)]
+    pub temperature: f64,
+    /// Add `entropies` as well.
+    #[arg(long)]
+    pub entropies: bool,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+struct Row {
+    fields: Map<String, Value>,
+    prompt: Vec<u32>,
+    completion: Vec<u32>,
+}
+
+/// Writes the rows; the last line on stdout is a JSON summary, with the largest difference from log-probs that the
+/// input already had.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if !(args.temperature > 0.0 && args.temperature.is_finite()) {
+        bail!("--temperature must be a positive number, got {}", args.temperature);
+    }
+    let device = args.compute.open()?;
+    let (model, policy) = load_or_initialise(&args.model, None, device, false)?;
+    let text = std::fs::read_to_string(&args.input)
+        .with_context(|| format!("--input {} cannot be read", args.input.display()))?;
+    let mut rows = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(i, line)| {
+            read_row(line, model.config().vocab_size)
+                .with_context(|| format!("{}: line {}", args.input.display(), i + 1))
+        })
+        .collect::<anyhow::Result<Vec<Row>>>()?;
+    let start = Instant::now();
+    let sequences: Vec<Sequence<'_>> =
+        rows.iter().map(|row| Sequence { prompt: &row.prompt, completion: &row.completion }).collect();
+    let all: Vec<usize> = (0..rows.len()).collect();
+    let budget = args.compute.micro_batch_tokens as usize;
+    let found = evaluate(&policy, &sequences, &all, args.temperature, budget, device)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let mut largest: Option<f64> = None;
+    for (row, found) in rows.iter_mut().zip(&found) {
+        if let Some(difference) = difference(&row.fields, found) {
+            largest = Some(largest.unwrap_or(0.0).max(difference));
+        }
+        row.fields.insert("logprobs".into(), json!(found.logprobs));
+        if args.entropies {
+            row.fields.insert("entropies".into(), json!(found.entropies));
+        }
+    }
+    let lines: Vec<String> = rows.iter().map(|row| serde_json::to_string(&row.fields)).collect::<Result<_, _>>()?;
+    let tokens: usize = rows.iter().map(|row| row.completion.len()).sum();
+    atomic::write(&args.output, (lines.join("\n") + "\n").as_bytes())?;
+    println!("{}", json!({"rows": rows.len(), "tokens": tokens, "seconds": seconds, "max_abs_difference": largest}));
+    Ok(())
+}
+
+fn read_row(line: &str, vocabulary: usize) -> anyhow::Result<Row> {
+    let fields: Map<String, Value> = serde_json::from_str(line)?;
+    let ids = |key: &str| -> Option<anyhow::Result<Vec<u32>>> {
+        fields
+            .get(key)
+            .map(|value| serde_json::from_value(value.clone()).map_err(|_| anyhow!("`{key}` is no list of token ids")))
+    };
+    let prompt = ids("prompt_ids").ok_or_else(|| anyhow!("the row has no `prompt_ids`"))??;
+    let completion = ids("completion_ids")
+        .or_else(|| ids("token_ids"))
+        .ok_or_else(|| anyhow!("the row has neither `completion_ids` nor `token_ids`"))??;
+    if prompt.is_empty() {
+        bail!("`prompt_ids` is empty: the first token has nothing to be predicted from");
+    }
+    if let Some(token) = prompt.iter().chain(&completion).find(|&&token| token as usize >= vocabulary) {
+        bail!("token {token} is outside the model's vocabulary of {vocabulary}");
+    }
+    Ok(Row { fields, prompt, completion })
+}
+
+/// Largest absolute difference from the log-probs that a row came with.
+fn difference(fields: &Map<String, Value>, found: &Evaluation) -> Option<f64> {
+    let given = fields.get("logprobs")?.as_array()?;
+    given
+        .iter()
+        .zip(&found.logprobs)
+        .filter_map(|(given, found)| Some((given.as_f64()? - found).abs()))
+        .max_by(f64::total_cmp)
+}

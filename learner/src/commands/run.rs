@@ -1,0 +1,45 @@
+//! `learner run`: the training half of the pair.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use anyhow::Context;
+use shared::{RunDir, channel::iox::IoxLearner, config::layers};
+
+use crate::{
+    device,
+    run::{Outcome, run as train},
+};
+
+/// Flags of `learner run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Run directory with the resolved config.toml.
+    #[arg(long)]
+    pub run_dir: PathBuf,
+}
+
+/// Trains until the last step; SIGTERM or SIGINT ends the run in order, with a checkpoint.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let run_dir = RunDir::new(&args.run_dir);
+    let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
+    config.validate()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals cannot be handled")?;
+    }
+    let device = device::open(config.learner_device)?;
+    let threads = device::set_threads(config.learner_threads);
+    tracing::info!("learner on {device:?} with {threads} threads");
+    let end = IoxLearner::open(&run_dir)?;
+    match train(&run_dir, &config, device, end, &stop)? {
+        Outcome::Finished => tracing::info!("every step is done"),
+        Outcome::Stopped => tracing::info!("stopped as asked, with a checkpoint"),
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! `learner sft`: a supervised warm start.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use shared::config::LrSchedulerType;
+
+use super::{ComputeArgs, load_or_initialise, word};
+use crate::{
+    optimizer::AdamWOptions,
+    schedule::Schedule,
+    sft::{Encoder, Options, train},
+};
+
+/// Flags of `learner sft`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Model directory to start from.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// JSONL rows with `prompt` and `completion` as text, or `prompt_ids` and `completion_ids`.
+    #[arg(long)]
+    pub data: PathBuf,
+    /// Model directory to write.
+    #[arg(long)]
+    pub output: PathBuf,
+    /// Passes over the data; --max-steps wins.
+    #[arg(long, default_value_t = 1.0)]
+    pub epochs: f64,
+    /// Optimiser updates.
+    #[arg(long)]
+    pub max_steps: Option<u64>,
+    /// Rows per update.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: u32,
+    /// Peak learning rate.
+    #[arg(long, default_value_t = 2e-5)]
+    pub learning_rate: f64,
+    /// Schedule: constant, constant_with_warmup, linear or cosine.
+    #[arg(long, default_value = "linear", value_parser = word::<LrSchedulerType>)]
+    pub lr_scheduler_type: LrSchedulerType,
+    /// Updates of linear warm-up.
+    #[arg(long, default_value_t = 0)]
+    pub warmup_steps: u64,
+    /// Decoupled weight decay on matrices.
+    #[arg(long, default_value_t = 0.0)]
+    pub weight_decay: f64,
+    /// AdamW β₂.
+    #[arg(long, default_value_t = 0.999)]
+    pub adam_beta2: f64,
+    /// Largest global gradient norm; 0 = no clipping.
+    #[arg(long, default_value_t = 1.0)]
+    pub max_grad_norm: f64,
+    /// Seed of the order of the rows.
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    /// Do not append the end-of-sequence token to completion texts that lack it.
+    #[arg(long)]
+    pub no_append_eos: bool,
+    /// Start from random weights with this seed when the model directory has none.
+    #[arg(long)]
+    pub init_seed: Option<u64>,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Trains and writes the model; the last line on stdout is a JSON summary.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if args.output.exists() && args.output.canonicalize()? == args.model.canonicalize()? {
+        bail!("--output is the --model directory; name another one");
+    }
+    let device = args.compute.open()?;
+    let (model, policy) = load_or_initialise(&args.model, args.init_seed, device, true)?;
+    let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
+    let steps = args
+        .max_steps
+        .unwrap_or_else(|| ((args.epochs * examples.len() as f64 / f64::from(args.batch_size)).ceil() as u64).max(1));
+    if steps == 0 {
+        bail!("--max-steps must be at least 1");
+    }
+    let options = Options {
+        steps,
+        batch_size: args.batch_size as usize,
+        micro_batch_tokens: args.compute.micro_batch_tokens as usize,
+        schedule: Schedule {
+            kind: args.lr_scheduler_type,
+            peak: args.learning_rate,
+            warmup: args.warmup_steps,
+            total: steps,
+        },
+        optimizer: AdamWOptions {
+            betas: (0.9, args.adam_beta2),
+            weight_decay: args.weight_decay,
+            max_grad_norm: args.max_grad_norm,
+            ..AdamWOptions::default()
+        },
+        seed: args.seed,
+    };
+    tracing::info!("{} rows, {steps} updates of {} rows", examples.len(), args.batch_size);
+    let summary = train(&policy, &examples, &options, &mut |progress| {
+        tracing::info!(
+            "step {}/{steps}: loss {:.4}, grad norm {:.3}, {:.1} s",
+            progress.step,
+            progress.loss,
+            progress.grad_norm,
+            progress.seconds
+        );
+    })?;
+    let parameters = policy.parameters();
+    exporters::write_hf(&model, &args.output, &mut |name| parameters.read_f32(name).map_err(Into::into))
+        .with_context(|| format!("the model cannot be written to {}", args.output.display()))?;
+    println!("{}", serde_json::to_string(&summary)?);
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The compute device and its threads.
+
+use std::{ffi::CStr, path::Path};
+
+use tch::{Cuda, Device};
+
+use crate::error::LearnerError;
+
+/// libtorch's CUDA half. The binary links the CPU half alone, so that it starts where there is no CUDA.
+const CUDA_LIBRARY: &CStr = c"libtorch_cuda.so";
+
+/// Opens a device: `cpu`, or the first CUDA device.
+///
+/// CUDA must be opened before any other use of libtorch, which looks for its CUDA half once.
+///
+/// # Errors
+/// When CUDA is asked for and libtorch has no CUDA half or finds no usable GPU.
+pub fn open(device: shared::config::Device) -> Result<Device, LearnerError> {
+    match device {
+        shared::config::Device::Cpu => Ok(Device::Cpu),
+        shared::config::Device::Cuda => open_cuda(),
+        shared::config::Device::Tensorrt => {
+            Err(LearnerError::Device("the learner's device must be cpu or cuda: TensorRT does not train".into()))
+        }
+    }
+}
+
+fn open_cuda() -> Result<Device, LearnerError> {
+    load_globally(CUDA_LIBRARY).map_err(|reason| {
+        LearnerError::Device(format!(
+            "device cuda needs the CUDA build of libtorch 2.11 ({reason}); run `cargo xtask setup --cuda` and name its \
+             lib folder in LD_LIBRARY_PATH, or use device cpu"
+        ))
+    })?;
+    if !Cuda::is_available() {
+        return Err(LearnerError::Device(
+            "libtorch's CUDA half is loaded but finds no usable GPU; check the driver with nvidia-smi, or use device \
+             cpu"
+            .into(),
+        ));
+    }
+    Ok(Device::Cuda(0))
+}
+
+fn load_globally(library: &CStr) -> Result<(), String> {
+    // SAFETY: the name is a valid C string; the library's initialisers only register operators and may run at any time
+    // before libtorch is used.
+    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if !handle.is_null() {
+        return Ok(());
+    }
+    // SAFETY: after a failed dlopen, dlerror returns a valid C string or null.
+    let message = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() { "unknown error".into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    };
+    Err(message)
+}
+
+/// Sets libtorch's threads; `None` takes every core this process may use. Returns the number.
+pub fn set_threads(threads: Option<usize>) -> usize {
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+    tch::set_num_threads(threads as i32);
+    threads
+}
+
+/// Peak resident memory of this process in bytes, where the system tells.
+#[must_use]
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string(Path::new("/proc/self/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
+}

@@ -1,0 +1,60 @@
+//! What can go wrong in the learner.
+
+use std::io;
+
+/// An error of the learner's library.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnerError {
+    /// A parameter has another number of values than the architecture says.
+    #[error("parameter {name} has {found} values, the architecture needs {expected}")]
+    Shape {
+        /// Hugging Face name.
+        name: String,
+        /// Values needed.
+        expected: usize,
+        /// Values found.
+        found: usize,
+    },
+    /// A parameter that the architecture does not have.
+    #[error("the architecture has no parameter {0}")]
+    Parameter(String),
+    /// A configuration that the learner cannot honour.
+    #[error("{0}")]
+    Config(String),
+    /// The compute device cannot be used.
+    #[error("{0}")]
+    Device(String),
+    /// A file's content is not what it should be.
+    #[error("{path}: {message}")]
+    Content {
+        /// The file.
+        path: String,
+        /// What is wrong, and the way out.
+        message: String,
+    },
+    /// The sampler breaks the contract, or is gone.
+    #[error("{0}")]
+    Peer(String),
+    /// libtorch refused an operation.
+    #[error("libtorch: {0}")]
+    Torch(#[from] tch::TchError),
+    /// Reading or writing a model failed.
+    #[error(transparent)]
+    Export(#[from] exporters::ExportError),
+    /// The model directory cannot be used.
+    #[error(transparent)]
+    ModelDir(#[from] shared::model_dir::ModelDirError),
+    /// The channel to the sampler failed.
+    #[error(transparent)]
+    Channel(#[from] shared::channel::ChannelError),
+    /// Any error of the file system; the message names the path.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl LearnerError {
+    /// A [`Self::Content`].
+    pub(crate) fn content(path: &std::path::Path, message: impl Into<String>) -> Self {
+        Self::Content { path: path.display().to_string(), message: message.into() }
+    }
+}

@@ -1,0 +1,28 @@
+//! The learner: groups in, new policy weights out, over libtorch.
+//!
+//! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
+//! [`optimizer`] and [`schedule`] the update; [`step`] joins them into a training step. [`publish`] and [`checkpoint`]
+//! write what others read, [`run`] is the learner's half of the pair, [`commands`] the command line.
+//!
+//! Past [`advantage`] and [`loss`] nothing knows which method is being trained. Nothing here loads ONNX Runtime.
+
+// Tensor names end in their dimensions: B rows, S positions, N completion tokens, H hidden, V vocabulary.
+#![allow(non_snake_case)]
+
+pub mod advantage;
+pub mod batch;
+pub mod checkpoint;
+pub mod commands;
+pub mod device;
+pub mod error;
+pub mod kl;
+pub mod loss;
+pub mod model;
+pub mod optimizer;
+pub mod publish;
+pub mod run;
+pub mod schedule;
+pub mod sft;
+pub mod step;
+
+pub use error::LearnerError;

@@ -1,0 +1,46 @@
+//! `learner`: the training half of the pair, and what can be done with a policy on its own.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use learner::commands::{bench, init, logprobs, run, sft};
+
+/// Trains language models over libtorch.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The training half of a pair (started by `tandem train`).
+    Run(run::Args),
+    /// Supervised warm start on prompt/completion rows.
+    Sft(sft::Args),
+    /// Log-probs of given completions.
+    Logprobs(logprobs::Args),
+    /// Measure training steps on synthetic completions.
+    Bench(bench::Args),
+    /// Write random weights into a model directory that has none.
+    Init(init::Args),
+}
+
+fn main() -> ExitCode {
+    shared::logging::init();
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Sft(args) => sft::run(&args),
+        Command::Logprobs(args) => logprobs::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Init(args) => init::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

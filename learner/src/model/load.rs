@@ -1,0 +1,82 @@
+//! Weights from a Hugging Face directory, or random ones.
+
+use exporters::Checkpoint;
+use shared::{ModelConfig, ModelDir, rng};
+use tch::{Device, Kind};
+
+use super::{Decoder, Parameters};
+use crate::error::LearnerError;
+
+/// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
+const INITIALIZER_RANGE: f64 = 0.02;
+
+/// How a model is loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOptions {
+    /// Element type of the parameters; stored values are converted.
+    pub kind: Kind,
+    /// Where they live.
+    pub device: Device,
+    /// Whether gradients will be asked for.
+    pub trainable: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { kind: Kind::Float, device: Device::Cpu, trainable: true }
+    }
+}
+
+/// Whether the directory holds safetensors weights.
+#[must_use]
+pub fn has_weights(model: &ModelDir) -> bool {
+    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| model.path().join(name).is_file())
+}
+
+/// Loads a model with the weights of its directory.
+///
+/// # Errors
+/// Missing, damaged or ill-shaped tensors, by name.
+pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerError> {
+    let checkpoint = Checkpoint::open(model)?;
+    build(model.config(), options, &mut |name| Ok(checkpoint.read_f32(name)?))
+}
+
+/// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
+/// deviation `initializer_range` of `config.json`, norms 1, biases 0. They depend on the seed alone.
+///
+/// # Errors
+/// When `config.json` cannot be read.
+pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<Decoder, LearnerError> {
+    let path = model.path().join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| LearnerError::content(&path, e.to_string()))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| LearnerError::content(&path, e.to_string()))?;
+    let range = json.get("initializer_range").and_then(serde_json::Value::as_f64).unwrap_or(INITIALIZER_RANGE);
+    let parameters = model.config().parameters();
+    build(model.config(), options, &mut |wanted| {
+        let (index, (_, shape)) = parameters
+            .iter()
+            .enumerate()
+            .find(|(_, (name, _))| name == wanted)
+            .ok_or_else(|| LearnerError::Parameter(wanted.to_owned()))?;
+        let elements = shape.iter().product();
+        Ok(if wanted.ends_with(".bias") {
+            vec![0.0; elements]
+        } else if shape.len() == 1 {
+            vec![1.0; elements]
+        } else {
+            let mut stream = rng::Stream::new(&[seed, index as u64]);
+            (0..elements).map(|_| (range * stream.next_normal()) as f32).collect()
+        })
+    })
+}
+
+fn build(
+    config: &ModelConfig,
+    options: LoadOptions,
+    read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
+) -> Result<Decoder, LearnerError> {
+    let parameters = Parameters::load(config, options.kind, options.device, options.trainable, read)?;
+    Ok(Decoder::new(config.clone(), parameters))
+}

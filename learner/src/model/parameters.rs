@@ -1,0 +1,246 @@
+//! The decoder's parameters and gradients, each in one flat buffer.
+//!
+//! Every parameter is a slice of the flat buffer, so the optimiser, the norm and the clipping are a few operations on
+//! one long vector instead of several on each of hundreds of tensors. Projections that read the same input (q, k and v;
+//! gate and up) lie next to each other and are one *leaf* of the autograd graph: one matrix product instead of three
+//! or two, while each keeps its Hugging Face name as a slice of rows.
+
+use std::{collections::HashMap, ops::Range};
+
+use shared::ModelConfig;
+use tch::{Device, Kind, Tensor};
+
+use crate::error::LearnerError;
+
+/// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
+const ALIGNMENT: i64 = 16;
+
+/// A Hugging Face parameter: a run of rows of a leaf.
+#[derive(Debug, Clone)]
+struct Slice {
+    name: String,
+    shape: Vec<i64>,
+    elements: Range<i64>,
+}
+
+/// A tensor of the autograd graph: one or more parameters stacked along the first dimension.
+#[derive(Debug, Clone)]
+struct Leaf {
+    shape: Vec<i64>,
+    offset: i64,
+}
+
+impl Leaf {
+    fn numel(&self) -> i64 {
+        self.shape.iter().product()
+    }
+}
+
+/// Where everything lies in a flat buffer; the same for parameters, gradients and optimiser moments.
+#[derive(Debug)]
+struct Layout {
+    leaves: Vec<Leaf>,
+    by_name: HashMap<String, usize>,
+    slices: Vec<Slice>,
+    /// Elements before this index belong to matrices, those after it to vectors (norms and biases).
+    matrices: i64,
+    length: i64,
+}
+
+impl Layout {
+    fn new(config: &ModelConfig) -> Self {
+        type Members = Vec<(String, Vec<i64>)>;
+        let mut groups: Vec<(String, Members)> = Vec::new();
+        for (name, shape) in config.parameters() {
+            let key = leaf_name(&name);
+            let shape = shape.iter().map(|&n| n as i64).collect();
+            match groups.iter_mut().find(|(k, _)| *k == key) {
+                Some((_, members)) => members.push((name, shape)),
+                None => groups.push((key, vec![(name, shape)])),
+            }
+        }
+        // Matrices first: weight decay is then one contiguous range.
+        groups.sort_by_key(|(_, members)| members[0].1.len() < 2);
+        let mut layout =
+            Self { leaves: Vec::new(), by_name: HashMap::new(), slices: Vec::new(), matrices: 0, length: 0 };
+        for (key, members) in groups {
+            layout.by_name.insert(key, layout.leaves.len());
+            let offset = layout.length;
+            let mut shape = members[0].1.clone();
+            shape[0] = members.iter().map(|(_, s)| s[0]).sum();
+            let mut start = offset;
+            for (name, shape) in members {
+                let end = start + shape.iter().product::<i64>();
+                layout.slices.push(Slice { name, shape, elements: start..end });
+                start = end;
+            }
+            layout.length = (start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+            if shape.len() >= 2 {
+                layout.matrices = layout.length;
+            }
+            layout.leaves.push(Leaf { shape, offset });
+        }
+        layout
+    }
+
+    fn leaf_views(&self, flat: &Tensor) -> Vec<Tensor> {
+        self.leaves.iter().map(|l| flat.narrow(0, l.offset, l.numel()).view(l.shape.as_slice())).collect()
+    }
+
+    fn slice(&self, name: &str) -> Option<&Slice> {
+        self.slices.iter().find(|s| s.name == name)
+    }
+}
+
+/// The leaf that a Hugging Face parameter is part of.
+fn leaf_name(name: &str) -> String {
+    let mut key = name.to_owned();
+    for (member, leaf) in [("q_proj", "qkv_proj"), ("k_proj", "qkv_proj"), ("v_proj", "qkv_proj")] {
+        key = key.replace(&format!(".{member}."), &format!(".{leaf}."));
+    }
+    for member in ["gate_proj", "up_proj"] {
+        key = key.replace(&format!(".{member}."), ".gate_up_proj.");
+    }
+    key
+}
+
+/// All parameters of a decoder.
+#[derive(Debug)]
+pub struct Parameters {
+    layout: Layout,
+    flat: Tensor,
+    leaves: Vec<Tensor>,
+}
+
+impl Parameters {
+    /// Parameters filled from `read`, which gives the row-major values of a Hugging Face parameter.
+    ///
+    /// `trainable` makes the leaves part of the autograd graph.
+    ///
+    /// # Errors
+    /// The error of `read`, or [`LearnerError::Shape`] when it gives another number of values.
+    pub fn load(
+        config: &ModelConfig,
+        kind: Kind,
+        device: Device,
+        trainable: bool,
+        read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
+    ) -> Result<Self, LearnerError> {
+        let layout = Layout::new(config);
+        let flat = Tensor::zeros([layout.length], (kind, device));
+        for slice in &layout.slices {
+            let values = read(&slice.name)?;
+            let expected = (slice.elements.end - slice.elements.start) as usize;
+            if values.len() != expected {
+                return Err(LearnerError::Shape { name: slice.name.clone(), expected, found: values.len() });
+            }
+            let mut target = flat.narrow(0, slice.elements.start, expected as i64);
+            target.copy_(&Tensor::from_slice(&values));
+        }
+        let leaves = layout.leaf_views(&flat).into_iter().map(|view| view.set_requires_grad(trainable)).collect();
+        Ok(Self { layout, flat, leaves })
+    }
+
+    /// The leaf of that name (Hugging Face's, with `qkv_proj` and `gate_up_proj` for the stacked projections).
+    ///
+    /// # Panics
+    /// When the architecture has no such leaf: a mistake in the model's code.
+    pub fn leaf(&self, name: &str) -> Tensor {
+        self.find(name).unwrap_or_else(|| panic!("the architecture has no parameter {name}"))
+    }
+
+    /// As [`Self::leaf`], for parameters that some architectures do not have.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<Tensor> {
+        self.layout.by_name.get(name).map(|&i| self.leaves[i].shallow_clone())
+    }
+
+    /// Every leaf, in layout order.
+    pub fn leaves(&self) -> &[Tensor] {
+        &self.leaves
+    }
+
+    /// Index of a leaf in [`Self::leaves`] and [`Gradients::leaf_mut`].
+    #[must_use]
+    pub fn leaf_index(&self, name: &str) -> Option<usize> {
+        self.layout.by_name.get(name).copied()
+    }
+
+    /// The flat buffer, `[length]`. Alignment gaps are 0 and stay 0.
+    pub fn flat(&self) -> &Tensor {
+        &self.flat
+    }
+
+    /// Number of leading elements of a flat buffer that belong to matrices, which alone are subject to weight decay.
+    #[must_use]
+    pub fn matrix_elements(&self) -> i64 {
+        self.layout.matrices
+    }
+
+    /// Hugging Face names with shapes, in layout order.
+    pub fn named(&self) -> impl Iterator<Item = (&str, &[i64])> {
+        self.layout.slices.iter().map(|s| (s.name.as_str(), s.shape.as_slice()))
+    }
+
+    /// The part of a flat buffer of this layout that belongs to a Hugging Face parameter, in its shape.
+    #[must_use]
+    pub fn slice_of(&self, flat: &Tensor, name: &str) -> Option<Tensor> {
+        let slice = self.layout.slice(name)?;
+        let length = slice.elements.end - slice.elements.start;
+        Some(flat.narrow(0, slice.elements.start, length).view(slice.shape.as_slice()))
+    }
+
+    /// Values of a Hugging Face parameter, row-major float32.
+    ///
+    /// # Errors
+    /// When the name is unknown.
+    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, LearnerError> {
+        let tensor = self.slice_of(&self.flat, name).ok_or_else(|| LearnerError::Parameter(name.to_owned()))?;
+        let tensor = tensor.reshape([-1]).to_kind(Kind::Float).to_device(Device::Cpu);
+        Ok(Vec::<f32>::try_from(&tensor)?)
+    }
+
+    /// A flat buffer of zeros of this layout.
+    pub fn zeros_like(&self) -> Tensor {
+        self.flat.zeros_like()
+    }
+
+    /// Gradient buffers of this layout, all 0.
+    #[must_use]
+    pub fn gradients(&self) -> Gradients {
+        let flat = self.zeros_like();
+        let leaves = self.layout.leaf_views(&flat);
+        Gradients { flat, leaves }
+    }
+}
+
+/// Accumulated gradients, laid out as [`Parameters`].
+#[derive(Debug)]
+pub struct Gradients {
+    flat: Tensor,
+    leaves: Vec<Tensor>,
+}
+
+impl Gradients {
+    /// Sets everything to 0.
+    pub fn zero(&mut self) {
+        let _ = self.flat.zero_();
+    }
+
+    /// The flat buffer.
+    pub fn flat(&self) -> &Tensor {
+        &self.flat
+    }
+
+    /// The gradient of a leaf, to be added to in place.
+    pub fn leaf_mut(&mut self, index: usize) -> &mut Tensor {
+        &mut self.leaves[index]
+    }
+
+    /// Global 2-norm: the norm of the leaves' norms, as `torch.nn.utils.clip_grad_norm_`.
+    #[must_use]
+    pub fn norm(&self) -> f64 {
+        let norms: Vec<Tensor> = self.leaves.iter().map(Tensor::norm).collect();
+        Tensor::stack(&norms, 0).norm().double_value(&[])
+    }
+}

@@ -1,0 +1,52 @@
+//! `completions/step-N.jsonl`: what was sampled, what it earned and what it was taken for.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use shared::{FinishReason, atomic};
+
+use crate::step::StepBatch;
+
+/// One sampled completion.
+#[derive(Debug, Serialize)]
+struct Record<'a> {
+    step: u64,
+    prompt_id: u64,
+    sample: u32,
+    prompt: &'a str,
+    completion: &'a str,
+    rewards: Map<String, Value>,
+    reward: Option<f64>,
+    advantage: f64,
+    finish_reason: FinishReason,
+    version: u64,
+    tokens: usize,
+}
+
+/// Writes the completions of a step; `step` is the number of steps completed with it.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>) -> std::io::Result<()> {
+    let mut text = Vec::new();
+    for (i, row) in batch.rows.iter().enumerate() {
+        let outcomes = row.group.reward_names.iter().zip(&row.completion.rewards);
+        let record = Record {
+            step,
+            prompt_id: row.group.prompt_id.0,
+            sample: row.completion.sample,
+            prompt: &row.group.prompt_text,
+            completion: &row.completion.text,
+            rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
+            reward: batch.advantages.rewards[i],
+            advantage: batch.advantages.advantages[i],
+            finish_reason: row.completion.finish_reason,
+            version: row.completion.versions.first().map_or(row.group.policy_version, |(_, version)| *version).0,
+            tokens: row.completion.token_ids.len(),
+        };
+        serde_json::to_writer(&mut text, &record)?;
+        text.push(b'\n');
+    }
+    atomic::write(path, &text)
+}

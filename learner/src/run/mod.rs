@@ -1,0 +1,278 @@
+//! The learner's half of the pair: collect the groups of a step, train, publish, announce, keep records.
+
+mod collector;
+mod completions;
+mod link;
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use shared::{
+    ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
+    channel::{LearnerEnd, LearnerStatus, SamplerStatus},
+    config::TrainConfig,
+    metrics::{MetricRecord, MetricsFile},
+    rng,
+};
+use tch::{Device, Kind};
+
+pub use collector::Collector;
+pub use link::Link;
+
+use crate::{
+    checkpoint::{self, TrainerState},
+    error::LearnerError,
+    model::{self, LoadOptions},
+    publish::Publisher,
+    step::{StepBatch, StepStats, Trainer, record},
+};
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every step is done.
+    Finished,
+    /// It was asked to stop; the last completed step is in a checkpoint.
+    Stopped,
+}
+
+/// A run in progress.
+struct Run<'a> {
+    config: &'a TrainConfig,
+    run_dir: &'a RunDir,
+    model: ModelDir,
+    trainer: Trainer,
+    publisher: Publisher,
+    state: TrainerState,
+    metrics: MetricsFile,
+    /// Rows of the dataset, for `epoch`.
+    prompts: u64,
+    /// Steps whose state is in a checkpoint.
+    durable: u64,
+    /// The sampler's counters at the last record.
+    sampler: SamplerStatus,
+}
+
+/// Trains until the last step, or until `stop` is set.
+///
+/// # Errors
+/// An unusable model, configuration or run directory; a sampler that breaks the contract or falls silent.
+pub fn run(
+    run_dir: &RunDir,
+    config: &TrainConfig,
+    device: Device,
+    end: impl LearnerEnd + 'static,
+    stop: &AtomicBool,
+) -> Result<Outcome, LearnerError> {
+    run_dir.create()?;
+    run_dir.remove_litter()?;
+    let mut run = Run::open(run_dir, config, device)?;
+    let version = PolicyVersion(run.state.step);
+    let status = LearnerStatus {
+        incarnation: incarnation(),
+        version,
+        step: Step(run.state.step),
+        cursor: run.state.cursor,
+        durable_step: Step(run.durable),
+        total_steps: run.state.total_steps,
+        ..LearnerStatus::default()
+    };
+    // As much as the sampler may be ahead, so that it is held back by `max_staleness` before it is by the channel.
+    let capacity = config.groups_per_step() as usize * (config.max_staleness as usize + 1);
+    let link = Link::start(end, status, capacity, Duration::from_secs_f64(config.peer_timeout));
+    let mut collector = Collector::new(config, run.model.config().vocab_size);
+    let outcome = run.all_steps(&mut collector, &link, stop)?;
+    if run.durable < run.state.step {
+        run.save(&link)?;
+    }
+    link.finish();
+    Ok(outcome)
+}
+
+impl<'a> Run<'a> {
+    fn open(run_dir: &'a RunDir, config: &'a TrainConfig, device: Device) -> Result<Self, LearnerError> {
+        let model = ModelDir::open(&config.model)?;
+        let found = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
+        let options = LoadOptions { kind: Kind::Float, device, trainable: true };
+        let weights = found.as_ref().map(ModelDir::open).transpose()?;
+        let policy = model::load(weights.as_ref().unwrap_or(&model), options)?;
+        // The reference is the model the run started from, not the checkpoint it goes on from.
+        let reference = (config.beta != 0.0)
+            .then(|| model::load(&model, LoadOptions { trainable: false, ..options }))
+            .transpose()?;
+        let mut trainer = Trainer::new(config, policy, reference)?;
+        let total_steps = config.max_steps.unwrap_or_default();
+        let state = match &found {
+            None => TrainerState::start(config, total_steps),
+            Some(path) => resume(path, config, &mut trainer, total_steps)?,
+        };
+        let base = exporters::ensure_export(&model, &exporters::ExportOptions::default())?;
+        let publisher = Publisher::new(run_dir.clone(), base);
+        let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
+        publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().parameters())?;
+        Ok(Self {
+            metrics: MetricsFile::open(&run_dir.metrics(), state.step)?,
+            prompts: count_rows(&config.dataset)?,
+            durable: state.step,
+            sampler: SamplerStatus::default(),
+            config,
+            run_dir,
+            model,
+            trainer,
+            publisher,
+            state,
+        })
+    }
+
+    fn all_steps(
+        &mut self,
+        collector: &mut Collector,
+        link: &Link,
+        stop: &AtomicBool,
+    ) -> Result<Outcome, LearnerError> {
+        while self.state.step < self.state.total_steps {
+            let start = Instant::now();
+            let Some(groups) = collector.collect(Step(self.state.step), link, stop)? else {
+                return Ok(Outcome::Stopped);
+            };
+            let waited = start.elapsed();
+            let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
+            let stats = self.trainer.step(&batch, self.state.step)?;
+            self.advance(&batch);
+            let published = self.publish(link)?;
+            self.keep_records(&batch, &stats, link, Durations { start, waited, published })?;
+            if self.state.step.is_multiple_of(self.config.save_steps) || self.state.step == self.state.total_steps {
+                self.save(link)?;
+            }
+            if let Some(sampler) = link.sampler() {
+                self.publisher.prune(PolicyVersion(self.state.step), sampler.oldest_in_use)?;
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Ok(Outcome::Stopped);
+            }
+        }
+        Ok(Outcome::Finished)
+    }
+
+    fn advance(&mut self, batch: &StepBatch<'_>) {
+        self.state.step += 1;
+        self.state.cursor = batch.cursor();
+        self.state.updates = self.trainer.updates();
+        let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
+        self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
+    }
+
+    fn publish(&self, link: &Link) -> Result<Duration, LearnerError> {
+        let start = Instant::now();
+        let version = PolicyVersion(self.state.step);
+        self.publisher.publish(version, self.trainer.policy().parameters())?;
+        link.announce(|status| {
+            status.version = version;
+            status.step = Step(version.0);
+            status.cursor = self.state.cursor;
+            status.received.clear();
+        });
+        Ok(start.elapsed())
+    }
+
+    fn keep_records(
+        &mut self,
+        batch: &StepBatch<'_>,
+        stats: &StepStats,
+        link: &Link,
+        durations: Durations,
+    ) -> Result<(), LearnerError> {
+        let step = self.state.step;
+        if self.config.log_completions {
+            completions::write(&self.run_dir.step_completions(step), step, batch)?;
+        }
+        let mut line = MetricRecord::default();
+        line.count("step", step).count("total_steps", self.state.total_steps);
+        line.set("epoch", self.state.cursor as f64 / self.prompts.max(1) as f64);
+        line.count("num_tokens", self.state.num_tokens);
+        line.extend(record(batch, stats, self.config.beta));
+        line.set("perf/rollout_wait_s", durations.waited.as_secs_f64());
+        line.set("perf/publish_s", durations.published.as_secs_f64());
+        if let Some(now) = link.sampler() {
+            rollout_metrics(&self.sampler, &now, &mut line);
+            self.sampler = now;
+        }
+        line.set("step_time", durations.start.elapsed().as_secs_f64());
+        self.metrics.append(&line)?;
+        let shown = |key: &str| line.get(key).unwrap_or(f64::NAN);
+        tracing::info!(
+            "step {step}/{}: reward {:.4}, loss {:.5}, grad norm {:.4}, entropy {:.4}, mismatch kl {:.2e}, {:.2} s",
+            self.state.total_steps,
+            shown("reward"),
+            shown("loss"),
+            shown("grad_norm"),
+            shown("entropy"),
+            shown("mismatch_kl"),
+            shown("step_time"),
+        );
+        Ok(())
+    }
+
+    fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
+        let version_dir = self.run_dir.version(PolicyVersion(self.state.step));
+        let limit = self.config.save_total_limit;
+        checkpoint::save(self.run_dir, &self.model, &version_dir, &self.trainer, &self.state, limit)?;
+        self.durable = self.state.step;
+        link.announce(|status| status.durable_step = Step(self.durable));
+        tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
+        Ok(())
+    }
+}
+
+/// Times of a step that are known only to the loop.
+struct Durations {
+    start: Instant,
+    waited: Duration,
+    published: Duration,
+}
+
+fn resume(
+    path: &Path,
+    config: &TrainConfig,
+    trainer: &mut Trainer,
+    total_steps: u64,
+) -> Result<TrainerState, LearnerError> {
+    let saved = TrainerState::read(path)?;
+    let changed = saved.changed_options(config);
+    if !changed.is_empty() {
+        tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
+    }
+    trainer.restore(saved.updates, &checkpoint::read_optimizer(path)?)?;
+    tracing::info!("going on from {} after step {}", path.display(), saved.step);
+    let config = TrainerState::start(config, total_steps).config;
+    Ok(TrainerState { total_steps, config, ..saved })
+}
+
+/// A number that no other process of the run is likely to draw.
+fn incarnation() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    rng::hash(&[now, u64::from(std::process::id())])
+}
+
+/// Rows of a JSONL file.
+fn count_rows(dataset: &Path) -> Result<u64, LearnerError> {
+    let text = std::fs::read_to_string(dataset)
+        .map_err(|e| LearnerError::content(dataset, format!("the dataset cannot be read: {e}")))?;
+    Ok(text.lines().filter(|line| !line.trim().is_empty()).count() as u64)
+}
+
+/// What the sampler did since the last record.
+fn rollout_metrics(before: &SamplerStatus, now: &SamplerStatus, line: &mut MetricRecord) {
+    let zero = SamplerStatus::default();
+    let before = if before.incarnation == now.incarnation { before } else { &zero };
+    let since = |pick: fn(&SamplerStatus) -> u64| pick(now).saturating_sub(pick(before)) as f64;
+    let busy = since(|s| s.busy_micros) / 1e6;
+    line.set("rollout/swap_s", now.swap_micros as f64 / 1e6);
+    line.set("rollout/swap_stall_s", now.swap_stall_micros as f64 / 1e6);
+    line.set("rollout/busy_s", busy);
+    line.set("rollout/idle_s", since(|s| s.idle_micros) / 1e6);
+    line.set("rollout/tokens_per_s", since(|s| s.generated_tokens) / busy);
+}

@@ -1,0 +1,111 @@
+//! Prompt/completion rows for the supervised warm start.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use shared::ModelDir;
+use tokenizers::Tokenizer;
+
+use crate::error::LearnerError;
+
+/// A tokenised row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    /// Prompt tokens.
+    pub prompt: Vec<u32>,
+    /// Completion tokens, which alone carry loss.
+    pub completion: Vec<u32>,
+}
+
+/// A row of the file: texts, or token ids that are taken as they are.
+#[derive(Debug, Deserialize)]
+struct Row {
+    prompt: Option<String>,
+    completion: Option<String>,
+    prompt_ids: Option<Vec<u32>>,
+    completion_ids: Option<Vec<u32>>,
+}
+
+/// Turns rows into examples.
+#[derive(Debug)]
+pub struct Encoder {
+    tokenizer: Option<Tokenizer>,
+    /// Every end-of-sequence id; the first is appended to completion texts that have none at their end.
+    eos: Vec<u32>,
+    vocabulary: u32,
+}
+
+impl Encoder {
+    /// An encoder with the model's tokenizer; without one, rows must carry token ids.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be read, or `append_eos` for a model that names no end-of-sequence token.
+    pub fn new(model: &ModelDir, append_eos: bool) -> Result<Self, LearnerError> {
+        let tokenizer = model
+            .tokenizer()
+            .ok()
+            .map(|path| Tokenizer::from_file(&path).map_err(|e| LearnerError::content(&path, e.to_string())))
+            .transpose()?;
+        let eos = if append_eos { model.generation().eos_token_ids.clone() } else { Vec::new() };
+        if append_eos && eos.is_empty() {
+            return Err(LearnerError::content(
+                model.path(),
+                "neither generation_config.json nor config.json names an `eos_token_id`; add one, or pass \
+                 --no-append-eos",
+            ));
+        }
+        Ok(Self { tokenizer, eos, vocabulary: model.config().vocab_size as u32 })
+    }
+
+    /// Reads a JSONL file.
+    ///
+    /// # Errors
+    /// The first unusable row, with file, line number and reason.
+    pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|e| LearnerError::content(path, format!("cannot be read: {e}")))?;
+        let rows = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let examples: Vec<Example> = rows
+            .map(|(i, line)| {
+                self.encode(line).map_err(|reason| LearnerError::content(path, format!("line {}: {reason}", i + 1)))
+            })
+            .collect::<Result<_, _>>()?;
+        if examples.is_empty() {
+            return Err(LearnerError::content(path, "has no rows"));
+        }
+        Ok(examples)
+    }
+
+    fn encode(&self, line: &str) -> Result<Example, String> {
+        let row: Row = serde_json::from_str(line).map_err(|e| e.to_string())?;
+        // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
+        let prompt = self.ids(row.prompt_ids, row.prompt, "prompt", true)?;
+        let from_text = row.completion_ids.is_none();
+        let mut completion = self.ids(row.completion_ids, row.completion, "completion", false)?;
+        if let Some(&eos) = self.eos.first()
+            && from_text
+            && !completion.last().is_some_and(|last| self.eos.contains(last))
+        {
+            completion.push(eos);
+        }
+        if prompt.is_empty() || completion.is_empty() {
+            return Err("prompt and completion must have at least one token each".into());
+        }
+        if let Some(token) = prompt.iter().chain(&completion).find(|&&token| token >= self.vocabulary) {
+            return Err(format!("token {token} is outside the model's vocabulary of {}", self.vocabulary));
+        }
+        Ok(Example { prompt, completion })
+    }
+
+    fn ids(&self, ids: Option<Vec<u32>>, text: Option<String>, key: &str, special: bool) -> Result<Vec<u32>, String> {
+        match (ids, text, &self.tokenizer) {
+            (Some(ids), _, _) => Ok(ids),
+            (None, Some(text), Some(tokenizer)) => {
+                let encoding = tokenizer.encode_fast(text, special).map_err(|e| e.to_string())?;
+                Ok(encoding.get_ids().to_vec())
+            }
+            (None, Some(_), None) => Err(format!("`{key}` is text and the model has no tokenizer.json")),
+            (None, None, _) => Err(format!("neither `{key}` nor `{key}_ids`")),
+        }
+    }
+}

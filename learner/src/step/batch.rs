@@ -1,0 +1,109 @@
+//! The generation batch of a step: completions in prompt order, with what the reward functions said of them.
+
+use shared::{
+    Completion, FinishReason, PolicyVersion, RolloutGroup,
+    config::{ScaleRewards, TrainConfig},
+};
+
+use crate::{
+    advantage::{Advantages, group_advantages, weighted_reward},
+    batch::Sequence,
+};
+
+/// A completion in its place within the generation batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// The group it belongs to.
+    pub group: &'a RolloutGroup,
+    /// The completion.
+    pub completion: &'a Completion,
+    /// Whether it counts at all: not aborted and not stale.
+    pub valid: bool,
+    /// Whether its tokens are part of the loss.
+    pub trained: bool,
+}
+
+impl<'a> Row<'a> {
+    /// Prompt and completion as token ids.
+    #[must_use]
+    pub fn sequence(&self) -> Sequence<'a> {
+        Sequence { prompt: &self.group.prompt_ids, completion: &self.completion.token_ids }
+    }
+
+    /// Number of tokens in the loss.
+    #[must_use]
+    pub fn trained_tokens(&self) -> usize {
+        if self.trained { self.completion.token_ids.len() } else { 0 }
+    }
+}
+
+/// One generation batch.
+#[derive(Debug)]
+pub struct StepBatch<'a> {
+    /// Completions, group after group in prompt order, `num_generations` each.
+    pub rows: Vec<Row<'a>>,
+    /// One entry per row.
+    pub advantages: Advantages,
+    /// Versions that the learner is ahead of each group's policy.
+    pub staleness: Vec<u64>,
+    /// Number of completions left out because their group was too old.
+    pub stale: usize,
+}
+
+impl<'a> StepBatch<'a> {
+    /// Builds the batch from the groups of a step, which must be in prompt order.
+    ///
+    /// `version` is the learner's policy version. Groups further behind it than `max_staleness` are counted and left
+    /// out of baseline and loss, as are aborted completions; truncated ones leave the loss with
+    /// `mask_truncated_completions` but stay in the baseline.
+    #[must_use]
+    pub fn new(groups: &'a [RolloutGroup], config: &TrainConfig, version: PolicyVersion) -> Self {
+        let staleness: Vec<u64> = groups.iter().map(|group| version.0.saturating_sub(group.policy_version.0)).collect();
+        let mut rows = Vec::new();
+        for (group, &age) in groups.iter().zip(&staleness) {
+            for completion in &group.completions {
+                let usable = completion.finish_reason != FinishReason::Aborted && !completion.token_ids.is_empty();
+                let valid = usable && age <= config.max_staleness;
+                let cut = config.mask_truncated_completions && completion.finish_reason == FinishReason::Length;
+                rows.push(Row { group, completion, valid, trained: valid && !cut });
+            }
+        }
+        let stale = groups
+            .iter()
+            .zip(&staleness)
+            .filter(|(_, age)| **age > config.max_staleness)
+            .map(|(group, _)| group.completions.len())
+            .sum();
+        let advantages = advantages(&rows, config.num_generations as usize, config.scale_rewards);
+        Self { rows, advantages, staleness, stale }
+    }
+
+    /// Valid rows.
+    pub fn valid(&self) -> impl Iterator<Item = &Row<'a>> {
+        self.rows.iter().filter(|row| row.valid)
+    }
+
+    /// Completion tokens of all valid rows (TRL `num_items_in_batch`).
+    #[must_use]
+    pub fn completion_tokens(&self) -> usize {
+        self.valid().map(|row| row.completion.token_ids.len()).sum()
+    }
+
+    /// Dataset position after this batch.
+    #[must_use]
+    pub fn cursor(&self) -> u64 {
+        self.rows.iter().map(|row| row.group.cursor).max().unwrap_or(0)
+    }
+}
+
+fn advantages(rows: &[Row<'_>], group_size: usize, scale: ScaleRewards) -> Advantages {
+    let rewards = rows
+        .iter()
+        .map(|row| {
+            let scores: Vec<Option<f64>> = row.completion.rewards.iter().map(|r| r.score()).collect();
+            let weights: Vec<f64> = row.group.reward_names.iter().map(|(_, weight)| *weight).collect();
+            row.valid.then(|| weighted_reward(&scores, &weights)).flatten()
+        })
+        .collect();
+    group_advantages(rewards, group_size, scale)
+}

@@ -1,0 +1,87 @@
+//! The metric record of a step, with TRL's keys.
+
+use std::collections::BTreeMap;
+
+use shared::{FinishReason, RewardOutcome, metrics::MetricRecord};
+
+use super::{Mismatch, StepBatch, StepStats};
+use crate::advantage::Moments;
+
+/// Everything that batch and passes say about a step. Keys without a value (no terminated completion, no reward) are
+/// null.
+#[must_use]
+pub fn record(batch: &StepBatch<'_>, stats: &StepStats, beta: f64) -> MetricRecord {
+    let mut record = MetricRecord::default();
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    record.set("loss", mean(&stats.losses));
+    record.set("grad_norm", mean(&stats.grad_norms));
+    record.set("learning_rate", stats.learning_rate);
+    record.count("skipped_updates", stats.skipped_updates);
+    rewards(batch, &mut record);
+    lengths(batch, &mut record);
+    record.set("entropy", stats.entropy.get());
+    if beta != 0.0 {
+        record.set("kl", stats.kl.get());
+    }
+    let clip = &stats.clip;
+    record.set("clip_ratio/low_mean", clip.low_mean()).set("clip_ratio/low_min", clip.low_min);
+    record.set("clip_ratio/high_mean", clip.high_mean()).set("clip_ratio/high_max", clip.high_max);
+    record.set("clip_ratio/region_mean", clip.region_mean());
+    mismatch(batch, stats, &mut record);
+    record.set("sample/staleness_mean", batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
+    record.count("sample/staleness_max", batch.staleness.iter().copied().max().unwrap_or(0));
+    record.count("sample/dropped_stale", batch.stale as u64);
+    let aborted = batch.rows.iter().filter(|r| r.completion.finish_reason == FinishReason::Aborted).count();
+    record.count("sample/aborted", aborted as u64);
+    let times = &stats.times;
+    record.set("perf/fwd_bwd_s", times.forward_backward.as_secs_f64());
+    record.set("perf/old_logps_s", times.old_logprobs.as_secs_f64());
+    record.set("perf/ref_logps_s", times.ref_logprobs.as_secs_f64());
+    record.set("perf/optimizer_s", times.optimizer.as_secs_f64());
+    record
+}
+
+fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
+    let advantages = &batch.advantages;
+    record.set("reward", advantages.reward_mean).set("reward_std", advantages.reward_std);
+    record.set("frac_reward_zero_std", advantages.frac_zero_std());
+    let mut by_function: BTreeMap<&str, (Vec<Option<f64>>, u64)> = BTreeMap::new();
+    for row in batch.valid() {
+        for ((name, _), outcome) in row.group.reward_names.iter().zip(&row.completion.rewards) {
+            let (scores, failed) = by_function.entry(name).or_default();
+            scores.push(outcome.score());
+            *failed += u64::from(matches!(outcome, RewardOutcome::Failed(_)));
+        }
+    }
+    for (name, (scores, failed)) in by_function {
+        let moments = Moments::of(&scores);
+        record.set(format!("rewards/{name}/mean"), moments.mean).set(format!("rewards/{name}/std"), moments.std);
+        record.count(format!("rewards/{name}/failed"), failed);
+    }
+}
+
+fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
+    let of = |keep: &dyn Fn(FinishReason) -> bool| -> Vec<f64> {
+        let rows = batch.valid().filter(|row| keep(row.completion.finish_reason));
+        rows.map(|row| row.completion.token_ids.len() as f64).collect()
+    };
+    let (all, terminated) = (of(&|_| true), of(&|reason| reason == FinishReason::Stop));
+    for (kind, values) in [("length", &all), ("terminated_length", &terminated)] {
+        let fold = |start: f64, better: fn(f64, f64) -> f64| values.iter().copied().fold(start, better);
+        record.set(format!("completions/mean_{kind}"), values.iter().sum::<f64>() / values.len() as f64);
+        record.set(format!("completions/min_{kind}"), fold(f64::INFINITY, f64::min));
+        record.set(format!("completions/max_{kind}"), fold(f64::NEG_INFINITY, f64::max));
+    }
+    record.count("completions/num_tokens", all.iter().sum::<f64>() as u64);
+    record.set("completions/clipped_ratio", 1.0 - terminated.len() as f64 / all.len() as f64);
+}
+
+fn mismatch(batch: &StepBatch<'_>, stats: &StepStats, record: &mut MetricRecord) {
+    let mut mismatch = Mismatch::default();
+    for (row, old) in batch.rows.iter().zip(&stats.old_logprobs) {
+        mismatch.add(old, row.completion.logprobs.iter().map(|token| f64::from(token.sampling_logprob())));
+    }
+    record.set("mismatch_kl", mismatch.kl());
+    record.set("sampling/sampling_logp_difference/mean", mismatch.mean());
+    record.set("sampling/sampling_logp_difference/max", mismatch.max);
+}

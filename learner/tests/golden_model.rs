@@ -1,0 +1,264 @@
+//! The decoder and the optimiser against transformers and torch (`model_numerics.json`).
+
+#![allow(non_snake_case)]
+
+use std::path::Path;
+
+use learner::{
+    batch::{MicroBatch, Sequence, split},
+    kl,
+    loss::{
+        Objective, Tokens,
+        reduction::{Normaliser, row_weights},
+    },
+    model::{Decoder, LoadOptions, load},
+    optimizer::{AdamW, AdamWOptions},
+};
+use serde_json::Value;
+use shared::{ModelDir, config::LossType};
+use tch::{Device, Kind, Tensor};
+
+const LOGIT_TOLERANCE: f64 = 1e-4;
+const LOSS_TOLERANCE: f64 = 1e-5;
+const NORM_TOLERANCE: f64 = 2e-5;
+const WEIGHT_TOLERANCE: f64 = 5e-6;
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+fn all_ids(value: &Value) -> Vec<Vec<u32>> {
+    value.as_array().unwrap().iter().map(ids).collect()
+}
+
+fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!((f - e).abs() <= tolerance, "{what}[{i}] is {f}, expected {e}");
+    }
+}
+
+fn row(ids: &[u32]) -> Tensor {
+    Tensor::from_slice(&ids.iter().map(|&id| i64::from(id)).collect::<Vec<_>>()).unsqueeze(0)
+}
+
+fn open(case: &Value) -> (ModelDir, Decoder) {
+    let path = tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
+    let model = ModelDir::open(path).unwrap();
+    let decoder = load(&model, LoadOptions::default()).unwrap();
+    (model, decoder)
+}
+
+fn cases() -> Vec<Value> {
+    let golden = tests::golden("model_numerics.json");
+    let cases = golden["cases"].as_array().unwrap().clone();
+    assert!(!cases.is_empty());
+    cases
+}
+
+#[test]
+fn golden_model_forward() {
+    for case in cases() {
+        let (_, decoder) = open(&case);
+        for forward in case["expected"]["forward"].as_array().unwrap() {
+            let logits = decoder.logits(&row(&ids(&forward["ids"]))).squeeze_dim(0).to_kind(Kind::Double);
+            // Long inputs come with the last position's logits alone.
+            for (position, expected) in forward["logits"].as_array().into_iter().flatten().enumerate() {
+                assert_eq!(forward["logits_positions"][position].as_u64(), Some(position as u64));
+                let found = Vec::<f64>::try_from(logits.get(position as i64)).unwrap();
+                assert_close("logits", &found, &numbers(expected), LOGIT_TOLERANCE);
+            }
+            let last = Vec::<f64>::try_from(logits.get(-1)).unwrap();
+            assert_close("logits_last", &last, &numbers(&forward["logits_last"]), LOGIT_TOLERANCE);
+            let sums = Vec::<f64>::try_from(logits.logsumexp([-1i64].as_slice(), false)).unwrap();
+            assert_close("logsumexp", &sums, &numbers(&forward["logsumexp"]), LOGIT_TOLERANCE);
+            let best = Vec::<i64>::try_from(logits.argmax(-1, false)).unwrap();
+            let expected: Vec<i64> = numbers(&forward["argmax"]).iter().map(|&i| i as i64).collect();
+            assert_eq!(best, expected);
+        }
+    }
+}
+
+#[test]
+fn golden_model_greedy() {
+    for case in cases() {
+        let (_, decoder) = open(&case);
+        let greedy = &case["expected"]["greedy"];
+        let (prompt, continuation) = (ids(&greedy["prompt_ids"]), ids(&greedy["continuation_ids"]));
+        let whole = [prompt.clone(), continuation.clone()].concat();
+        let logits = decoder.logits(&row(&whole)).squeeze_dim(0);
+        let predicted = Vec::<i64>::try_from(logits.argmax(-1, false)).unwrap();
+        let predicted: Vec<u32> = predicted[prompt.len() - 1..whole.len() - 1].iter().map(|&i| i as u32).collect();
+        assert_eq!(predicted, continuation);
+        let found = logprobs(&decoder, &[prompt], &[continuation], 1.0, 1 << 20);
+        assert_close("greedy logprobs", &found.0[0], &numbers(&greedy["logprobs"]), LOGIT_TOLERANCE);
+    }
+}
+
+/// Log-probs and entropies of completions through the micro-batches that a budget makes.
+fn logprobs(
+    decoder: &Decoder,
+    prompts: &[Vec<u32>],
+    completions: &[Vec<u32>],
+    temperature: f64,
+    budget: usize,
+) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let sequences: Vec<Sequence<'_>> =
+        prompts.iter().zip(completions).map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+    let rows: Vec<usize> = (0..sequences.len()).collect();
+    let (mut logps, mut entropies) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
+    for rows in split(&sequences, &rows, budget) {
+        let batch = MicroBatch::new(&sequences, &rows, Device::Cpu);
+        let stats = decoder.evaluate(&batch, temperature);
+        let list = |x: &Tensor| Vec::<f64>::try_from(x.to_kind(Kind::Double)).unwrap();
+        let (own_logps, own_entropies) = (list(&stats.logprobs_N), list(&stats.entropies_N));
+        for (&row, span) in batch.rows.iter().zip(&batch.tokens) {
+            logps[row] = own_logps[span.clone()].to_vec();
+            entropies[row] = own_entropies[span.clone()].to_vec();
+        }
+    }
+    (logps, entropies)
+}
+
+#[test]
+fn golden_model_completion_logprobs() {
+    for case in cases() {
+        let (_, decoder) = open(&case);
+        let (prompts, completions) =
+            (all_ids(&case["inputs"]["prompt_ids"]), all_ids(&case["inputs"]["completion_ids"]));
+        for budget in [1, 24, 1 << 20] {
+            let (logps, entropies) = logprobs(&decoder, &prompts, &completions, 1.0, budget);
+            let (cool, _) = logprobs(&decoder, &prompts, &completions, 0.7, budget);
+            for (i, row) in logps.iter().enumerate() {
+                let expected = |key: &str| numbers(&case["expected"][key][i]);
+                assert_close("completion_logps", row, &expected("completion_logps"), LOGIT_TOLERANCE);
+                assert_close("entropies", &entropies[i], &expected("completion_entropies"), LOGIT_TOLERANCE);
+                assert_close("at 0.7", &cool[i], &expected("completion_logps_temperature_0_7"), LOGIT_TOLERANCE);
+            }
+        }
+    }
+}
+
+/// Three AdamW steps; every memory split must lead to the same figures.
+#[test]
+fn golden_model_training() {
+    for case in cases() {
+        for budget in [1, 24, 1 << 20] {
+            train(&case, budget);
+        }
+    }
+}
+
+fn train(case: &Value, budget: usize) {
+    let (inputs, expected) = (&case["inputs"], &case["expected"]);
+    let hyper = &inputs["hyper"];
+    let number = |key: &str| hyper[key].as_f64().unwrap();
+    let (_, decoder) = open(case);
+    let (prompts, completions) = (all_ids(&inputs["prompt_ids"]), all_ids(&inputs["completion_ids"]));
+    let sequences: Vec<Sequence<'_>> =
+        prompts.iter().zip(&completions).map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+    let rows: Vec<usize> = (0..sequences.len()).collect();
+    let old: Vec<Vec<f64>> = inputs["old_logps_values"].as_array().unwrap().iter().map(numbers).collect();
+    let advantages = numbers(&inputs["advantages"]);
+    let lengths: Vec<usize> = completions.iter().map(Vec::len).collect();
+    let loss_type: LossType = serde_json::from_value(hyper["loss_type"].clone()).unwrap();
+    let normaliser = Normaliser {
+        accumulation: 1.0,
+        share: 1.0,
+        generation_tokens: lengths.iter().sum::<usize>() as f64,
+        max_completion_length: 1.0,
+    };
+    let weights = row_weights(loss_type, &lengths, &normaliser);
+    let objective = Objective {
+        epsilon_low: number("epsilon_low"),
+        epsilon_high: number("epsilon_high"),
+        beta: number("beta_kl"),
+        bias_corrected_kl: false,
+    };
+    let betas = numbers(&hyper["betas"]);
+    let mut optimizer = AdamW::new(
+        decoder.parameters(),
+        AdamWOptions {
+            betas: (betas[0], betas[1]),
+            eps: number("eps"),
+            weight_decay: number("weight_decay"),
+            max_grad_norm: number("max_grad_norm"),
+        },
+    );
+    let mut gradients = decoder.parameters().gradients();
+    for step in expected["training"].as_array().unwrap() {
+        gradients.zero();
+        let (mut loss, mut kl_sum, mut clipped, mut logps) = (0.0, 0.0, 0, vec![Vec::new(); rows.len()]);
+        for rows in split(&sequences, &rows, budget) {
+            let batch = MicroBatch::new(&sequences, &rows, Device::Cpu);
+            let old_N: Vec<f64> = batch.rows.iter().flat_map(|&r| old[r].clone()).collect();
+            let tokens = Tokens {
+                old_logprobs_N: Some(Tensor::from_slice(&old_N)),
+                ref_logprobs_N: Some(Tensor::from_slice(&old_N)),
+                advantages_N: Tensor::from_slice(&batch.per_token(|r| advantages[r])),
+                importance_N: None,
+                weights_N: Tensor::from_slice(&batch.per_token(|r| weights[r])),
+            };
+            let mut found = Vec::new();
+            decoder.differentiate(&batch, number("temperature"), &mut gradients, &mut |run, stats| {
+                found.extend(Vec::<f64>::try_from(stats.logprobs_N.to_kind(Kind::Double)).unwrap());
+                let result = objective.differentiate(&stats.logprobs_N, &tokens.slice(run)).unwrap();
+                loss += result.value;
+                result.slope_N
+            });
+            for (&row, span) in batch.rows.iter().zip(&batch.tokens) {
+                logps[row] = found[span.clone()].to_vec();
+            }
+        }
+        for (row, own) in logps.iter().enumerate() {
+            assert_close("training logps", own, &numbers(&step["logps"][row]), LOGIT_TOLERANCE);
+            for (now, before) in own.iter().zip(&old[row]) {
+                kl_sum += kl::k3_value(before - now);
+                let ratio = (now - before).exp();
+                let (low, high) = (1.0 - objective.epsilon_low, 1.0 + objective.epsilon_high);
+                clipped +=
+                    usize::from((ratio < low && advantages[row] < 0.0) || (ratio > high && advantages[row] > 0.0));
+            }
+        }
+        let tokens = lengths.iter().sum::<usize>() as f64;
+        assert_close("loss", &[loss], &[step["loss"].as_f64().unwrap()], LOSS_TOLERANCE);
+        assert_close("kl", &[kl_sum / tokens], &[step["kl_token_mean"].as_f64().unwrap()], LOSS_TOLERANCE);
+        assert_eq!(Some(clipped as u64), step["clipped_tokens"].as_u64());
+        for (name, norm) in step["grad_l2_per_tensor"].as_object().unwrap() {
+            let slice = decoder.parameters().slice_of(gradients.flat(), name).unwrap();
+            let (found, norm) = (slice.norm().double_value(&[]), norm.as_f64().unwrap());
+            assert!((found - norm).abs() <= 1e-4 * norm.max(1e-3), "gradient norm of {name}: {found}, expected {norm}");
+        }
+        let norm = step["grad_norm_before_clip"].as_f64().unwrap();
+        let update = optimizer.update(decoder.parameters(), &gradients, number("lr"));
+        assert!(update.applied);
+        assert!((update.grad_norm - norm).abs() <= NORM_TOLERANCE * norm, "{} is not {norm}", update.grad_norm);
+        for (name, after) in step["weights_after"].as_object().unwrap() {
+            // A tied head is listed under both of its names.
+            let tied = decoder.config().tie_word_embeddings && name == "lm_head.weight";
+            let name = if tied { "model.embed_tokens.weight" } else { name.as_str() };
+            let values = decoder.parameters().read_f32(name).unwrap();
+            let found: Vec<f64> = numbers(&after["index"]).iter().map(|&i| f64::from(values[i as usize])).collect();
+            assert_close(name, &found, &numbers(&after["value"]), WEIGHT_TOLERANCE);
+        }
+    }
+    let (after, _) = logprobs(&decoder, &prompts, &completions, 1.0, budget);
+    for (row, own) in after.iter().enumerate() {
+        assert_close("logps after", own, &numbers(&expected["completion_logps_after"][row]), LOGIT_TOLERANCE);
+    }
+    compare_weights(&decoder, &tests::golden_dir().join(expected["weights_after_file"].as_str().unwrap()));
+}
+
+fn compare_weights(decoder: &Decoder, file: &Path) {
+    let saved = Tensor::read_safetensors(file).unwrap();
+    assert_eq!(saved.len(), decoder.parameters().named().count());
+    for (name, tensor) in saved {
+        let own = decoder.parameters().slice_of(decoder.parameters().flat(), &name).unwrap();
+        let difference = (own.detach() - tensor).abs().max().double_value(&[]);
+        assert!(difference <= WEIGHT_TOLERANCE, "{name} differs by {difference}");
+    }
+}

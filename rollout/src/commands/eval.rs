@@ -1,0 +1,88 @@
+//! `rollout eval`: avg@k and pass@k on a dataset.
+
+mod score;
+
+use std::{io::Write, path::PathBuf};
+
+use anyhow::{Context, ensure};
+use shared::SamplingParams;
+
+use super::{
+    complete::Job,
+    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags},
+    rows::{self, Scoring},
+};
+use crate::data::Tokenizer;
+
+/// Flags of `rollout eval`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model and how prompts are made for it.
+    #[command(flatten)]
+    pub prompt: PromptFlags,
+    /// The dataset: JSONL rows as `rollout generate --prompts` takes them
+    #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
+    pub dataset: PathBuf,
+    /// Completions per prompt (k of avg@k): more give a firmer figure and cost time. With one, tokens are chosen
+    /// greedily unless --temperature says otherwise; with more, they are drawn at temperature 1
+    #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "K", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_generations: u32,
+    /// A completion is correct when the first reward function gives at least this [default: 1.5 for correctness (the
+    /// right number, however written), the full score of every other function]
+    #[arg(long, env = "TANDEM_CORRECT_AT", value_name = "SCORE", allow_negative_numbers = true)]
+    pub correct_at: Option<f64>,
+    /// Also write the completions, as `rollout generate` does
+    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// How tokens are drawn.
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    /// Sizes and resources.
+    #[command(flatten)]
+    pub batching: BatchingFlags,
+    /// Reward functions; the first decides what is correct.
+    #[command(flatten)]
+    pub rewards: RewardFlags,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let greedy = args.num_generations == 1;
+    let sampling = args.sampling.params(if greedy { 0.0 } else { SamplingParams::default().temperature })?;
+    ensure!(
+        greedy || !sampling.greedy(),
+        "--temperature 0 makes all {} completions of a prompt the same; leave --num-generations at 1",
+        args.num_generations
+    );
+    let functions = args.rewards.functions()?;
+    let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
+    let correct_at = args.correct_at.unwrap_or_else(|| first.reward().correct_at());
+    let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
+    if let Some(output) = &args.output {
+        rows::check_writable(output)?;
+    }
+    let model = args.prompt.model()?;
+    let tokenizer = Tokenizer::open(&model)?;
+    let dataset = args.prompt.dataset(&args.dataset, &tokenizer)?;
+    let mut pool = args.rewards.pool(functions, &dataset, args.batching.threads()?)?;
+    let job = Job { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
+    let mut engine = job.engine(&model, &args.batching)?;
+    let completions = job.complete(&mut engine, pool.as_mut())?;
+    if let Some(output) = &args.output {
+        rows::write(output, &dataset, &completions, &scoring)?;
+    }
+    let mut record = score::figures(&completions, &scoring, correct_at);
+    record.count("num_generations", u64::from(args.num_generations));
+    record.set("temperature", f64::from(job.sampling.temperature));
+    record.count("seed", job.sampling.seed);
+    for failure in scoring.failures(&completions) {
+        eprintln!("warning: {failure}");
+    }
+    eprint!("{}", score::table(&record));
+    let line = serde_json::to_string(record.values())?;
+    writeln!(std::io::stdout(), "{line}").context("stdout")
+}

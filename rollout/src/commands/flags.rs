@@ -1,0 +1,263 @@
+//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use shared::{ModelDir, SamplingParams, config::Device};
+
+use crate::{
+    data::{Dataset, PromptOptions, Tokenizer},
+    engine::types::EngineOptions,
+    reward::{RewardFunction, RewardPool},
+};
+
+/// How tokens are drawn. Names and defaults are TRL's.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingFlags {
+    /// Divides the logits: lower is safer and more alike, higher more varied; 0 takes the likeliest token (greedy)
+    #[arg(long, env = "TANDEM_TEMPERATURE", value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Draw from the K likeliest tokens only: fewer slips, less variety; 0 = off
+    #[arg(long, env = "TANDEM_TOP_K", value_name = "K", default_value_t = SamplingParams::default().top_k)]
+    pub top_k: u32,
+    /// Draw from the smallest set of tokens that holds this probability: cuts the unlikely tail; 1 = off
+    #[arg(long, env = "TANDEM_TOP_P", value_name = "P", default_value_t = SamplingParams::default().top_p)]
+    pub top_p: f32,
+    /// Drop tokens less likely than P times the likeliest: a cut that adapts to how sure the model is
+    #[arg(long, env = "TANDEM_MIN_P", value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Make tokens that have appeared less likely: fewer loops, but also fewer rightful repeats; 1 = off
+    #[arg(long, env = "TANDEM_REPETITION_PENALTY", value_name = "R",
+          default_value_t = SamplingParams::default().repetition_penalty)]
+    pub repetition_penalty: f32,
+    /// Most tokens of a completion: time and memory grow with it, and what is longer is cut off
+    #[arg(long, env = "TANDEM_MAX_COMPLETION_LENGTH", value_name = "N",
+          default_value_t = SamplingParams::default().max_completion_length)]
+    pub max_completion_length: u32,
+    /// End a completion when its text contains this; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Seed of the sampling: the same seed gives the same completions whatever the batch size or number of threads
+    #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = SamplingParams::default().seed)]
+    pub seed: u64,
+}
+
+impl SamplingFlags {
+    /// The sampling parameters; `temperature` is what holds without `--temperature`.
+    ///
+    /// # Errors
+    /// A value out of range, by the name of its flag.
+    pub fn params(&self, temperature: f32) -> anyhow::Result<SamplingParams> {
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(temperature),
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            max_completion_length: self.max_completion_length,
+            stop: self.stop.clone(),
+            ignore_eos: false,
+            seed: self.seed,
+        };
+        ensure!(params.stop.iter().all(|s| !s.is_empty()), "--stop must not be empty");
+        params.validate().map_err(|message| anyhow::anyhow!(as_flag(&message)))?;
+        Ok(params)
+    }
+}
+
+/// `top_p must be …` as `--top-p must be …`.
+fn as_flag(message: &str) -> String {
+    match message.split_once(' ') {
+        Some((name, rest)) => format!("--{} {rest}", name.replace('_', "-")),
+        None => message.to_owned(),
+    }
+}
+
+/// Sizes and resources of the engine. Names are vLLM's. None of them changes a completion.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Batching")]
+pub struct BatchingFlags {
+    /// Sequences decoded at once: more is faster in total, but each takes longer and needs memory for its keys and
+    /// values [default: all of them, at most 64, as far as memory allows]
+    #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N")]
+    pub max_num_seqs: Option<usize>,
+    /// Tokens of one prefill call: more is faster on long prompts, less keeps running sequences waiting less and needs
+    /// less memory
+    #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N", default_value_t = 8192)]
+    pub max_num_batched_tokens: usize,
+    /// Longest prompt plus completion, for which each sequence reserves memory [default: what the prompts and
+    /// --max-completion-length need, within the model's limit]
+    #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
+    pub max_model_len: Option<usize>,
+    /// Threads of the engine [default: all cores]
+    #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
+    pub threads: Option<usize>,
+    /// Where the model runs: cpu, cuda or tensorrt
+    #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
+    pub device: Device,
+}
+
+/// Sequences decoded at once when the user does not say: beyond this a processor gains little.
+const DEFAULT_MAX_NUM_SEQS: usize = 64;
+
+impl BatchingFlags {
+    /// The number of threads.
+    ///
+    /// # Errors
+    /// When `--threads` is 0.
+    pub fn threads(&self) -> anyhow::Result<usize> {
+        ensure!(self.threads != Some(0), "--threads must be at least 1");
+        Ok(self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
+    }
+
+    /// Engine options for `sequences` completions that need at most `tokens` tokens each, prompt included, on a model
+    /// that takes `model_limit`. `max_num_seqs` is still to be fitted to the memory if the user did not set it.
+    ///
+    /// # Errors
+    /// A size of 0, by the name of its flag.
+    pub fn engine_options(&self, sequences: usize, tokens: usize, model_limit: usize) -> anyhow::Result<EngineOptions> {
+        for (flag, value) in [
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-batched-tokens", Some(self.max_num_batched_tokens)),
+            ("--max-model-len", self.max_model_len),
+        ] {
+            ensure!(value != Some(0), "{flag} must be at least 1");
+        }
+        if let Some(wanted) = self.max_model_len.filter(|&n| n > model_limit) {
+            bail!("--max-model-len {wanted} is beyond the model's limit of {model_limit} (max_position_embeddings)");
+        }
+        Ok(EngineOptions {
+            device: self.device,
+            threads: self.threads()?,
+            max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
+            // These subcommands have the machine to themselves and keep their weights.
+            spinning: true,
+            hot_swap: false,
+        })
+    }
+}
+
+/// A device by its name in `run.toml`.
+///
+/// # Errors
+/// The names there are.
+fn parse_device(name: &str) -> Result<Device, String> {
+    serde_json::from_value(name.into()).map_err(|_| format!("unknown device `{name}`; one of cpu, cuda, tensorrt"))
+}
+
+/// The model and how prompts are made for it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PromptFlags {
+    /// Hugging Face model directory (config.json, model.safetensors, tokenizer.json)
+    #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// System message put before every prompt; a plain text prompt becomes a user message then
+    #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT")]
+    pub system_prompt: Option<String>,
+    /// Keep at most this many tokens of a prompt, from its end: bounds time and memory, loses the beginning
+    #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_prompt_length: Option<u32>,
+    /// Take only the first N prompts
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: Option<u64>,
+}
+
+impl PromptFlags {
+    /// Opens the model directory.
+    ///
+    /// # Errors
+    /// With the path.
+    pub fn model(&self) -> anyhow::Result<ModelDir> {
+        ModelDir::open(&self.model).context("--model")
+    }
+
+    /// Reads a file of prompts.
+    ///
+    /// # Errors
+    /// With the path, and with the line of a bad row.
+    pub fn dataset(&self, path: &Path, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
+        let options =
+            PromptOptions { system_prompt: self.system_prompt.clone(), max_prompt_length: self.max_prompt_length };
+        let mut dataset = Dataset::load(path, tokenizer, &options)?;
+        if let Some(limit) = self.limit {
+            dataset.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        }
+        Ok(dataset)
+    }
+}
+
+/// Reward functions and how they count.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Rewards")]
+pub struct RewardFlags {
+    /// Reward functions by name, separated by commas, parameters as in `sentence_share:word=dog`; `rollout rewards`
+    /// lists them
+    #[arg(long, env = "TANDEM_REWARD_FUNCS", value_name = "NAMES", value_delimiter = ',')]
+    pub reward_funcs: Vec<String>,
+    /// Weight of each reward function in the sum, separated by commas [default: 1 each]
+    #[arg(
+        long,
+        env = "TANDEM_REWARD_WEIGHTS",
+        value_name = "WEIGHTS",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
+    pub reward_weights: Vec<f64>,
+    /// Seconds that one reward function may take for one completion before it counts as failed
+    #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = 10.0)]
+    pub reward_timeout: f64,
+}
+
+impl RewardFlags {
+    /// Makes the functions.
+    ///
+    /// # Errors
+    /// An unknown function, a bad parameter or weight.
+    pub fn functions(&self) -> anyhow::Result<Vec<RewardFunction>> {
+        let functions = RewardFunction::from_specs(&self.reward_funcs).context("--reward-funcs")?;
+        ensure!(
+            self.reward_weights.is_empty() || self.reward_weights.len() == functions.len(),
+            "--reward-weights has {} entries for {} reward functions",
+            self.reward_weights.len(),
+            functions.len()
+        );
+        ensure!(self.reward_weights.iter().all(|w| w.is_finite()), "--reward-weights must be finite numbers");
+        ensure!(
+            self.reward_timeout > 0.0 && Duration::try_from_secs_f64(self.reward_timeout).is_ok(),
+            "--reward-timeout must be a number of seconds above 0, got {}",
+            self.reward_timeout
+        );
+        Ok(functions)
+    }
+
+    /// One weight per function.
+    #[must_use]
+    pub fn weights(&self, functions: usize) -> Vec<f64> {
+        if self.reward_weights.is_empty() { vec![1.0; functions] } else { self.reward_weights.clone() }
+    }
+
+    /// A pool for the functions, which must be able to score the dataset; `None` without functions.
+    ///
+    /// # Errors
+    /// When a function needs a column that no row has, or threads cannot be started.
+    pub fn pool(
+        &self,
+        functions: Vec<RewardFunction>,
+        dataset: &Dataset,
+        threads: usize,
+    ) -> anyhow::Result<Option<RewardPool>> {
+        if functions.is_empty() {
+            return Ok(None);
+        }
+        functions.iter().try_for_each(|function| function.check(dataset)).context("--reward-funcs")?;
+        let deadline = Duration::from_secs_f64(self.reward_timeout);
+        RewardPool::new(functions, threads, deadline).map(Some).context("threads for the reward functions")
+    }
+}

@@ -1,0 +1,73 @@
+//! `rollout generate`: complete the prompts of a file.
+
+use std::path::PathBuf;
+
+use shared::SamplingParams;
+
+use super::{
+    complete::Job,
+    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags},
+    progress::rate,
+    rows::{self, Scoring},
+};
+use crate::data::Tokenizer;
+
+/// Flags of `rollout generate`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model and how prompts are made for it.
+    #[command(flatten)]
+    pub prompt: PromptFlags,
+    /// Prompts: JSONL rows with `prompt` (a text or messages), `prompt_ids`, GSM8K's `question` and `answer`, or
+    /// countdown's `nums` and `target`
+    #[arg(long, env = "TANDEM_PROMPTS", value_name = "FILE")]
+    pub prompts: PathBuf,
+    /// Where the completions go: JSONL, one row per completion, ordered by prompt and sample; written whole at the end
+    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
+    pub output: PathBuf,
+    /// Completions per prompt; the prompt is prefilled once for all of them
+    #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_generations: u32,
+    /// How tokens are drawn.
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    /// Sizes and resources.
+    #[command(flatten)]
+    pub batching: BatchingFlags,
+    /// Reward functions to score the completions with.
+    #[command(flatten)]
+    pub rewards: RewardFlags,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let sampling = args.sampling.params(SamplingParams::default().temperature)?;
+    let functions = args.rewards.functions()?;
+    let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
+    rows::check_writable(&args.output)?;
+    let model = args.prompt.model()?;
+    let tokenizer = Tokenizer::open(&model)?;
+    let dataset = args.prompt.dataset(&args.prompts, &tokenizer)?;
+    let mut pool = args.rewards.pool(functions, &dataset, args.batching.threads()?)?;
+    let job = Job { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
+    let mut engine = job.engine(&model, &args.batching)?;
+    let completions = job.complete(&mut engine, pool.as_mut())?;
+    rows::write(&args.output, &dataset, &completions, &scoring)?;
+    for failure in scoring.failures(&completions) {
+        eprintln!("warning: {failure}");
+    }
+    eprintln!(
+        "{} completions of {} prompts, {} tokens in {:.2} s ({:.0} tokens/s), written to {}",
+        dataset.len() * args.num_generations as usize,
+        dataset.len(),
+        completions.tokens,
+        completions.seconds,
+        rate(completions.tokens, completions.seconds),
+        args.output.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Progress of a generation: a bar on a terminal, a line now and then otherwise.
+
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Time between two lines when stderr is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Counts completions and tokens.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    total: usize,
+    done: usize,
+    tokens: u64,
+    started: Instant,
+    next_line: Instant,
+}
+
+impl Progress {
+    /// Starts the clock for `total` completions.
+    pub fn new(total: usize) -> Self {
+        let started = Instant::now();
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = "{bar:40} {pos}/{len} completions, {msg}, {elapsed} elapsed, {eta} left";
+            let style = ProgressStyle::with_template(style).expect("a valid template");
+            ProgressBar::new(total as u64).with_style(style)
+        });
+        Self { bar, total, done: 0, tokens: 0, started, next_line: started + LINE_EVERY }
+    }
+
+    /// A completion of `tokens` tokens has ended.
+    pub fn completed(&mut self, tokens: usize) {
+        self.done += 1;
+        self.tokens += tokens as u64;
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{:.0} tokens/s", self.tokens_per_second()));
+            bar.inc(1);
+        } else if Instant::now() >= self.next_line {
+            eprintln!("{}/{} completions, {:.0} tokens/s", self.done, self.total, self.tokens_per_second());
+            self.next_line = Instant::now() + LINE_EVERY;
+        }
+    }
+
+    /// Tokens of the completions so far.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Seconds since the start.
+    pub fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// Sampled tokens per second since the start.
+    fn tokens_per_second(&self) -> f64 {
+        rate(self.tokens, self.seconds())
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Tokens per second, 0 where no time has passed.
+pub fn rate(tokens: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}

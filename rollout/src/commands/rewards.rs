@@ -1,0 +1,36 @@
+//! `rollout rewards`: what can be given to `reward_funcs`.
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+
+use crate::reward::registry::{self, Entry};
+
+/// Flags of `rollout rewards`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn run(_args: &Args) -> anyhow::Result<()> {
+    let mut text = String::from("Reward functions, for --reward-funcs and `reward_funcs`:\n");
+    for entry in registry::entries() {
+        text.push_str(&describe(entry));
+    }
+    text.push_str("\nParameters are written name:key=value:key=value, for instance sentence_share:word=dog.\n");
+    io::stdout().write_all(text.as_bytes()).context("stdout")
+}
+
+fn describe(entry: &Entry) -> String {
+    let mut text = format!("\n{}\n    {}\n", entry.name, entry.about);
+    if !entry.columns.is_empty() {
+        text.push_str(&format!("    column: {}\n", entry.columns.join(" or ")));
+    }
+    for parameter in entry.parameters {
+        let default = parameter.default.map_or_else(|| "must be given".into(), |d| format!("default {d}"));
+        text.push_str(&format!("    :{}=  {} ({default})\n", parameter.name, parameter.about));
+    }
+    text
+}

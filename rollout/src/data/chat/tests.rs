@@ -1,0 +1,84 @@
+use serde_json::json;
+
+use super::*;
+
+fn template(source: &str) -> ChatTemplate {
+    let config = json!({
+        "bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null, "model_max_length": 8, "add_bos_token": true,
+    });
+    ChatTemplate::new(source, &config).unwrap()
+}
+
+fn messages(pairs: &[(&str, &str)]) -> Vec<Value> {
+    pairs.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+}
+
+fn prompt(source: &str, pairs: &[(&str, &str)]) -> Result<String, TemplateError> {
+    template(source).render_prompt(&messages(pairs), &Map::new())
+}
+
+/// ChatML, which keeps the spaces of messages.
+const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}\
+                      {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+#[test]
+fn blocks_are_trimmed_as_transformers_trims_them() {
+    let source = "{{ bos_token }}\n    {% for m in messages %}\n[{{ m['role'] | upper }}] {{ m.content.strip() }}\n    {% endfor %}\n\
+                  {%- if add_generation_prompt %}\n[ASSISTANT]{% endif %}{{ eos_token }}{{ pad_token }}\n";
+    // jinja2 3.1 with trim_blocks and lstrip_blocks gives the same.
+    assert_eq!(prompt(source, &[("user", " 2+3 ")]).unwrap(), "<s>\n[USER] 2+3\n[ASSISTANT]</s>");
+}
+
+#[test]
+fn the_extensions_of_transformers_are_there() {
+    let source = "{% for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}\
+                  {% if m.role == 'system' %}{% continue %}{% endif %}\
+                  {%- generation -%} {{ m.content }} {% endgeneration %}{% endfor %}\
+                  {{ strftime_now('%Y-%m-%d') | length }}{% if tools is none and documents is none %}.{% endif %}";
+    let text = prompt(source, &[("system", "no"), ("user", "yes"), ("user", "late")]).unwrap();
+    assert_eq!(text, "yes 10.");
+    let refused = prompt("{{ raise_exception('roles must alternate') }}", &[("user", "a")]).unwrap_err().to_string();
+    assert!(refused.contains("cannot render the messages: roles must alternate"), "{refused}");
+}
+
+#[test]
+fn json_is_written_as_python_writes_it() {
+    let variables = json!({"tools": [{"name": "f", "b": {"x": 1.5, "a": [true, null]}, "é": "<'&'>"}]});
+    let text = |source: &str| {
+        template(source).render_prompt(&messages(&[("user", "")]), variables.as_object().unwrap()).unwrap()
+    };
+    assert_eq!(text("{{ tools[0] | tojson }}"), r#"{"name": "f", "b": {"x": 1.5, "a": [true, null]}, "é": "<'&'>"}"#);
+    assert_eq!(
+        text("{{ tools[0].b | tojson(indent=2) }}"),
+        "{\n  \"x\": 1.5,\n  \"a\": [\n    true,\n    null\n  ]\n}"
+    );
+}
+
+#[test]
+fn python_methods_work() {
+    let source = "{% for k, v in messages[0].items() %}{{ k }}={{ v.split('</think>')[-1].lstrip('\n') }};{% endfor %}\
+                  {% if messages[0].content.startswith('<think>') %}yes{% endif %}\
+                  {{ messages[::-1][0].role }}{{ messages[0].get('name', 'nobody') }}";
+    assert_eq!(prompt(source, &[("user", "<think>a</think>\nb")]).unwrap(), "role=user;content=b;yesusernobody");
+}
+
+#[test]
+fn a_last_assistant_message_is_left_open() {
+    let text = prompt(CHATML, &[("user", "2+3?"), ("assistant", "<think> so ")]).unwrap();
+    assert_eq!(text, "<|user|>2+3?<|end|>\n<|assistant|><think> so ");
+    // The same words earlier in the conversation do not confuse it.
+    let text = prompt(CHATML, &[("assistant", "so"), ("user", "so"), ("assistant", "so")]).unwrap();
+    assert_eq!(text, "<|assistant|>so<|end|>\n<|user|>so<|end|>\n<|assistant|>so");
+    // A template that strips messages strips this one too.
+    let stripping = CHATML.replace("m.content", "m.content | trim");
+    let text = prompt(&stripping, &[("user", "2+3?"), ("assistant", " so ")]).unwrap();
+    assert_eq!(text, "<|user|>2+3?<|end|>\n<|assistant|>so");
+    let lost = prompt("{{ messages[0].content }}", &[("user", "a"), ("assistant", "b")]).unwrap_err();
+    assert!(matches!(lost, TemplateError::LostPrefill), "{lost}");
+}
+
+#[test]
+fn templates_that_do_not_compile_say_where() {
+    let error = ChatTemplate::new("a\n{% for %}", &Value::Null).unwrap_err().to_string();
+    assert!(error.contains("does not compile") && error.contains("line 2") && !error.contains('\n'), "{error}");
+}

@@ -1,0 +1,143 @@
+use serde_json::json;
+
+use super::*;
+use crate::data::testing::{BOS, byte_tokenizer};
+
+const TEMPLATE: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
+                        {% if add_generation_prompt %}<|assistant|>{% endif %}{{ tools | default('', true) }}";
+
+fn load_with(lines: &str, template: Option<&str>, options: &PromptOptions) -> Result<Vec<PromptRow>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    fs::write(&path, lines).unwrap();
+    let dataset = Dataset::load(&path, &byte_tokenizer(template), options);
+    dataset.map(|d| d.rows().to_vec()).map_err(|e| e.to_string().replace(&dir.path().display().to_string(), ""))
+}
+
+fn load(lines: &str, template: Option<&str>) -> Vec<PromptRow> {
+    load_with(lines, template, &PromptOptions::default()).unwrap()
+}
+
+#[test]
+fn text_and_messages_become_prompts_and_other_columns_are_kept() {
+    let lines = "{\"prompt\": \"2+3=\", \"answer\": 5, \"level\": \"easy\"}\n\n  \n\
+                 {\"prompt\": [{\"role\": \"user\", \"content\": \"2+3?\"}]}\r\n\
+                 {\"prompt_ids\": [1, 2, 256]}";
+    let rows = load(lines, Some(TEMPLATE));
+    assert_eq!(rows.iter().map(|r| r.prompt_id.0).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!((rows[0].prompt_text.as_str(), rows[0].prompt_ids[0], rows[0].prompt_ids.len()), ("2+3=", BOS, 5));
+    assert_eq!(*rows[0].columns, *json!({"answer": 5, "level": "easy"}).as_object().unwrap());
+    assert_eq!(rows[1].prompt_text, "<|user|>2+3?\n<|assistant|>");
+    assert_eq!(rows[1].prompt_ids.len(), rows[1].prompt_text.len(), "a template brings its own special tokens");
+    assert_eq!(*rows[2].prompt_ids, [1, 2, 256]);
+}
+
+#[test]
+fn gsm8k_rows_give_the_question_and_the_final_answer() {
+    let line = r#"{"question": "6*3?", "answer": "It is 18.\n#### 18"}"#;
+    let plain = load(line, None).remove(0);
+    assert_eq!(plain.prompt_text, "6*3?");
+    assert_eq!(*plain.columns, *json!({"answer": "18", "solution": "It is 18.\n#### 18"}).as_object().unwrap());
+    assert_eq!(load(line, Some(TEMPLATE))[0].prompt_text, "<|user|>6*3?\n<|assistant|>");
+}
+
+#[test]
+fn countdown_rows_give_tinyzeros_task() {
+    let line = r#"{"target": 9, "nums": [1, 2, 3]}"#;
+    let plain = load(line, None).remove(0);
+    assert!(plain.prompt_text.starts_with("A conversation between User and Assistant. "));
+    assert!(plain.prompt_text.contains("\nUser: Using the numbers [1, 2, 3], create an equation that equals 9. "));
+    assert!(plain.prompt_text.ends_with("\nAssistant: Let me solve this step by step.\n<think>"));
+    assert_eq!(plain.columns.len(), 2);
+    let chat = load(line, Some(TEMPLATE)).remove(0);
+    assert!(chat.prompt_text.starts_with("<|user|>Using the numbers [1, 2, 3]"));
+    assert!(chat.prompt_text.ends_with("<|assistant|>Let me solve this step by step.\n<think>"));
+    for row in [plain, chat] {
+        let input = row.reward_input([("1</think>", [7u32].as_slice(), FinishReason::Stop)]);
+        assert_eq!(input.completions[0].text, "Let me solve this step by step.\n<think>1</think>");
+        assert!(!input.prompt.contains("Let me solve"));
+        assert_eq!(format!("{}{}", input.prompt, row.prefill), row.prompt_text);
+    }
+}
+
+#[test]
+fn a_system_prompt_turns_text_into_a_chat() {
+    let options = PromptOptions { system_prompt: Some("be brief".into()), max_prompt_length: None };
+    let lines = "{\"prompt\": \"2+3=\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"2+3?\"}]}";
+    let rows = load_with(lines, Some(TEMPLATE), &options).unwrap();
+    assert_eq!(rows[0].prompt_text, "<|system|>be brief\n<|user|>2+3=\n<|assistant|>");
+    assert_eq!(rows[1].prompt_text, "<|system|>be brief\n<|user|>2+3?\n<|assistant|>");
+    let error = load_with(lines, None, &options).unwrap_err();
+    assert!(error.contains("line 1: the model has no chat template"), "{error}");
+    let error = load_with(r#"{"prompt_ids": [1]}"#, Some(TEMPLATE), &options).unwrap_err();
+    assert!(error.contains("cannot take a system prompt"), "{error}");
+}
+
+#[test]
+fn long_prompts_lose_their_beginning() {
+    let options = PromptOptions { system_prompt: None, max_prompt_length: Some(3) };
+    let rows = load_with(r#"{"prompt": "abcdef"}"#, None, &options).unwrap();
+    assert_eq!(*rows[0].prompt_ids, byte_tokenizer(None).encode("def", false).unwrap());
+    assert_eq!(rows[0].prompt_text, "abcdef");
+}
+
+#[test]
+fn tools_and_template_arguments_reach_the_template() {
+    let line =
+        r#"{"prompt": [{"role": "user", "content": "a"}], "tools": "T", "chat_template_kwargs": {"tools": "K"}}"#;
+    assert_eq!(load(line, Some(TEMPLATE))[0].prompt_text, "<|user|>a\n<|assistant|>T");
+}
+
+#[test]
+fn bad_rows_are_named_by_file_line_and_reason() {
+    let good = "{\"prompt\": \"a\"}\n\n";
+    for (line, reason) in [
+        ("{\"prompt\": \"a\"", "is not valid JSON: EOF while parsing an object (column 14)"),
+        ("[1]", "is no JSON object"),
+        ("{\"text\": \"a\"}", "has neither `prompt`"),
+        ("{\"prompt\": 5}", "`prompt` is neither a text nor a list of messages"),
+        ("{\"prompt\": []}", "`prompt` is an empty list of messages"),
+        ("{\"prompt\": [{\"content\": \"a\"}]}", "message 0 of `prompt` is no object with a `role`"),
+        ("{\"prompt_ids\": [1, -2]}", "`prompt_ids` is no list of token ids"),
+        ("{\"prompt_ids\": []}", "the prompt has no tokens"),
+        ("{\"question\": 5, \"answer\": \"a\"}", "`question` is no text"),
+        ("{\"nums\": [1, \"2\"], \"target\": 3}", "`nums` is no list of whole numbers"),
+        ("{\"nums\": [1], \"target\": \"3\"}", "`target` is no whole number"),
+        ("{\"prompt\": \"\u{1}\"}", "is not valid JSON: control character"),
+    ] {
+        let error = load_with(&format!("{good}{line}\n{good}"), None, &PromptOptions::default()).unwrap_err();
+        assert!(error.starts_with(&format!("/rows.jsonl, line 3: {reason}")), "{error}");
+    }
+}
+
+#[test]
+fn a_dataset_has_rows() {
+    let error = load_with("\n\n", None, &PromptOptions::default()).unwrap_err();
+    assert!(error.contains("holds no rows"), "{error}");
+    let missing = Dataset::load(Path::new("/no/such.jsonl"), &byte_tokenizer(None), &PromptOptions::default());
+    assert!(missing.unwrap_err().to_string().starts_with("/no/such.jsonl: cannot be read"));
+}
+
+/// GSM8K's files go through Qwen's tokenizer whole.
+#[test]
+fn gsm8k_is_read_whole() {
+    let Some(data) = ::tests::data_dir("gsm8k_is_read_whole") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(data.join("tokenizers/qwen2.5").join(file), dir.path().join(file)).unwrap();
+    }
+    fs::copy(data.join("configs/qwen2.5-0.5b.config.json"), dir.path().join("config.json")).unwrap();
+    let tokenizer = Tokenizer::open(&shared::ModelDir::open(dir.path()).unwrap()).unwrap();
+    let path = data.join("gsm8k/test.jsonl");
+    let dataset = Dataset::load(&path, &tokenizer, &PromptOptions::default()).unwrap();
+    assert_eq!(dataset.len(), 1319);
+    let first = &dataset.rows()[0];
+    assert_eq!(first.columns["answer"], "18");
+    assert!(first.prompt_text.ends_with("<|im_end|>\n<|im_start|>assistant\n"));
+    for row in dataset.rows() {
+        assert!(row.columns["answer"].as_str().is_some_and(|a| crate::reward::rules::answer::number(a).is_some()));
+        let solution = row.columns["solution"].as_str().unwrap();
+        let answer = row.columns["answer"].as_str().unwrap();
+        assert_eq!(crate::reward::rules::gsm8k::score(solution, answer), 1.0);
+    }
+}

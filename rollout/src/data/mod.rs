@@ -1,0 +1,17 @@
+//! From rows of text to token ids and back.
+//!
+//! [`Dataset`] reads JSONL rows, [`adapters`] turns known row shapes (GSM8K, countdown) into prompts, [`ChatTemplate`]
+//! renders messages the way transformers does, [`Tokenizer`] encodes and decodes, and [`stop`] watches a growing
+//! completion for stop strings.
+
+pub mod adapters;
+mod chat;
+mod dataset;
+pub mod stop;
+#[cfg(test)]
+pub(crate) mod testing;
+mod tokenizer;
+
+pub use chat::{ChatTemplate, TemplateError};
+pub use dataset::{Dataset, DatasetError, PromptOptions, PromptRow};
+pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,0 +1,51 @@
+//! A tokenizer small enough for tests: one token per byte.
+
+use std::fs;
+
+use serde_json::{Map, Value, json};
+use shared::ModelDir;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+use super::Tokenizer;
+
+/// Id of `<s>`, which is put before plain text and left out when decoding.
+pub const BOS: u32 = 256;
+
+/// A tokenizer with one token per byte, a `<s>` before plain text, and maybe a chat template.
+pub fn byte_tokenizer(template: Option<&str>) -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(::tests::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
+    fs::write(dir.path().join("tokenizer.json"), tokenizer_json().to_string()).unwrap();
+    if let Some(template) = template {
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    }
+    let config = json!({"bos_token": "<s>", "eos_token": {"content": "</s>", "special": true}, "pad_token": null});
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    Tokenizer::open(&ModelDir::open(dir.path()).unwrap()).unwrap()
+}
+
+fn tokenizer_json() -> Value {
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let vocab: Map<String, Value> =
+        alphabet.iter().enumerate().map(|(id, c)| (c.to_string(), Value::from(id))).collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let bos = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    json!({
+        "version": "1.0",
+        // Both must have no effect.
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+                    "pad_type_id": 0, "pad_token": "!"},
+        "added_tokens": [{"id": BOS, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": true}],
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": {"type": "TemplateProcessing", "single": [bos, text], "pair": [bos, text, text],
+                           "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}}},
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
+    })
+}

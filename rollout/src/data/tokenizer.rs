@@ -1,0 +1,201 @@
+//! The tokenizer of a model directory.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use shared::{ModelDir, model_dir::ModelDirError};
+
+use super::{
+    chat::{ChatTemplate, TemplateError},
+    stop::{StopStrings, StopWatchFactory},
+};
+
+/// A tokenizer that cannot be loaded, or a text that it cannot handle.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file of the model directory is missing or cannot be read.
+    #[error(transparent)]
+    Directory(#[from] ModelDirError),
+    /// `tokenizer.json` is not a tokenizer.
+    #[error("{path}: not a usable tokenizer: {message}")]
+    File {
+        /// The file.
+        path: String,
+        /// What the tokenizers library said.
+        message: String,
+    },
+    /// The chat template does not compile or cannot render these messages.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// Messages, but the model directory has no chat template.
+    #[error(
+        "the model has no chat template for a prompt of messages; add chat_template.jinja to the model directory or \
+         write `prompt` as plain text"
+    )]
+    NoTemplate,
+    /// The text cannot be tokenised.
+    #[error("the text cannot be tokenised: {0}")]
+    Encode(String),
+    /// The token ids cannot be decoded.
+    #[error("the token ids cannot be decoded: {0}")]
+    Decode(String),
+}
+
+/// Text to token ids and back. Cheap to clone.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` and, where there is one, the chat template.
+    ///
+    /// # Errors
+    /// A missing or broken file, by name.
+    pub fn open(model: &ModelDir) -> Result<Self, TokenizerError> {
+        let path = model.tokenizer()?;
+        let fail = |message: String| TokenizerError::File { path: path.display().to_string(), message };
+        let mut inner = tokenizers::Tokenizer::from_file(&path).map_err(|e| fail(e.to_string()))?;
+        // Settings that were saved with the tokenizer must not cut or fill prompts behind the user's back.
+        inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        inner.with_padding(None);
+        let template = match model.chat_template()? {
+            Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?)?)),
+            None => None,
+        };
+        Ok(Self { inner: Arc::new(inner), template })
+    }
+
+    /// Token ids of a text. `add_special_tokens` is for plain text; a rendered chat template brings its own.
+    ///
+    /// # Errors
+    /// When the tokenizer's model cannot represent the text.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding =
+            self.inner.encode_fast(text, add_special_tokens).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of token ids, special tokens left out.
+    ///
+    /// # Errors
+    /// When the decoder of the tokenizer fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, true).map_err(|e| TokenizerError::Decode(e.to_string()))
+    }
+
+    /// Number of token ids, added tokens included.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The chat template, if the model has one.
+    #[must_use]
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_deref()
+    }
+
+    /// Renders messages for generation: ends with the opening of the assistant's turn or, if the last message is the
+    /// assistant's, with that message left open. `variables` are further template variables (`tools`, …).
+    ///
+    /// # Errors
+    /// Without a template, or when the template refuses the messages.
+    pub fn render(&self, messages: &[Value], variables: &Map<String, Value>) -> Result<String, TokenizerError> {
+        let template = self.template.as_ref().ok_or(TokenizerError::NoTemplate)?;
+        Ok(template.render_prompt(messages, variables)?)
+    }
+
+    /// What [`crate::engine::GroupRequest::stop_watch`] wants: a factory of watches for these stop strings, or `None`
+    /// when there are none.
+    #[must_use]
+    pub fn stop_watch(&self, stop: &[String]) -> Option<StopWatchFactory> {
+        let stop: Arc<[String]> = stop.iter().filter(|s| !s.is_empty()).cloned().collect();
+        if stop.is_empty() {
+            return None;
+        }
+        let tokenizer = self.clone();
+        Some(Arc::new(move || Box::new(StopStrings::new(tokenizer.clone(), stop.clone()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::data::testing::{BOS, byte_tokenizer};
+
+    #[test]
+    fn special_tokens_come_with_plain_text_only_and_go_when_decoding() {
+        let tokenizer = byte_tokenizer(None);
+        let text = "eight letters and more, é";
+        let plain = tokenizer.encode(text, true).unwrap();
+        assert_eq!(plain[0], BOS);
+        assert_eq!(plain.len(), text.len() + 1, "saved truncation and padding are off");
+        assert_eq!(tokenizer.encode(text, false).unwrap(), plain[1..]);
+        assert_eq!(tokenizer.decode(&plain).unwrap(), text);
+        assert_eq!(tokenizer.vocab_size(), 257);
+    }
+
+    #[test]
+    fn messages_need_a_template() {
+        let error = byte_tokenizer(None).render(&[json!({"role": "user", "content": "hi"})], &Map::new()).unwrap_err();
+        assert!(error.to_string().contains("no chat template"), "{error}");
+    }
+
+    #[test]
+    fn broken_tokenizer_files_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(::tests::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
+        let open = || Tokenizer::open(&ModelDir::open(dir.path()).unwrap()).err().unwrap().to_string();
+        assert!(open().contains("tokenizer.json: no such file"), "{}", open());
+        std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        assert!(open().contains("tokenizer.json: not a usable tokenizer"), "{}", open());
+    }
+
+    /// The real Qwen2.5 tokenizer and chat template give what transformers gives.
+    #[test]
+    fn qwen_texts_and_chats_are_those_of_transformers() {
+        let Some(data) = ::tests::data_dir("qwen_texts_and_chats_are_those_of_transformers") else { return };
+        let source = data.join("tokenizers/qwen2.5");
+        let reference = std::fs::read_to_string(source.join("reference.json")).unwrap();
+        let reference: Value = serde_json::from_str(&reference).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(source.join(file), dir.path().join(file)).unwrap();
+        }
+        std::fs::copy(data.join("configs/qwen2.5-0.5b.config.json"), dir.path().join("config.json")).unwrap();
+        let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+        // The template in tokenizer_config.json first, then the file of its own.
+        for template_file in [false, true] {
+            if template_file {
+                std::fs::copy(source.join("chat_template.jinja"), dir.path().join("chat_template.jinja")).unwrap();
+            }
+            let tokenizer = Tokenizer::open(&ModelDir::open(dir.path()).unwrap()).unwrap();
+            let chats = reference["chat"].as_array().unwrap();
+            assert!(!chats.is_empty());
+            for case in chats {
+                let messages = case["messages"].as_array().unwrap();
+                let generation = case["add_generation_prompt"].as_bool().unwrap();
+                let text = tokenizer.template().unwrap().render(messages, generation, &Map::new()).unwrap();
+                assert_eq!(text, case["text"].as_str().unwrap());
+                assert_eq!(tokenizer.encode(&text, false).unwrap(), ids(&case["ids"]));
+                if generation {
+                    assert_eq!(tokenizer.render(messages, &Map::new()).unwrap(), text);
+                }
+            }
+        }
+        let tokenizer = Tokenizer::open(&ModelDir::open(dir.path()).unwrap()).unwrap();
+        let texts = reference["encode"].as_array().unwrap();
+        assert!(!texts.is_empty());
+        for case in texts {
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["ids"]), "{text:?}");
+            // The tokenizer normalises, so the text may come back composed, but it means the same tokens.
+            let decoded = tokenizer.decode(&ids(&case["ids"])).unwrap();
+            assert_eq!(tokenizer.encode(&decoded, true).unwrap(), ids(&case["ids"]), "{decoded:?}");
+        }
+    }
+}

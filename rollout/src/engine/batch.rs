@@ -1,0 +1,84 @@
+//! The small inputs of one call of the graph. The buffers are kept from call to call.
+
+/// One row of a decode batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DecodeRow {
+    /// The newest token, whose keys and values are not in the cache yet.
+    pub token: u32,
+    /// Its position: the number of tokens in the cache.
+    pub position: usize,
+}
+
+/// Inputs of the graph, `B` rows of `S` tokens.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// `B`.
+    pub rows: usize,
+    /// `S`.
+    pub width: usize,
+    /// `[B, S]`, padded on the right with 0.
+    pub input_ids: Vec<i64>,
+    /// `[B, S]`.
+    pub position_ids: Vec<i64>,
+    /// `[B]`: length of the row, this call included, minus 1.
+    pub seqlens_k: Vec<i32>,
+    /// `[B]`: where in `S` the row's last token is.
+    pub last_index: Vec<i64>,
+    /// Longest row, this call included.
+    pub total_sequence_length: i32,
+}
+
+impl Batch {
+    /// A prompt from its first token on.
+    pub fn set_prefill(&mut self, prompt: &[u32]) {
+        self.clear(prompt.len());
+        self.input_ids.extend(prompt.iter().map(|&t| i64::from(t)));
+        self.position_ids.extend(0..prompt.len() as i64);
+        self.push_row(prompt.len(), prompt.len() - 1);
+    }
+
+    /// One token for each row.
+    pub fn set_decode(&mut self, rows: impl Iterator<Item = DecodeRow>) {
+        self.clear(1);
+        for DecodeRow { token, position } in rows {
+            self.input_ids.push(i64::from(token));
+            self.position_ids.push(position as i64);
+            self.push_row(position + 1, 0);
+        }
+    }
+
+    fn clear(&mut self, width: usize) {
+        self.rows = 0;
+        self.width = width;
+        self.total_sequence_length = 0;
+        self.input_ids.clear();
+        self.position_ids.clear();
+        self.seqlens_k.clear();
+        self.last_index.clear();
+    }
+
+    fn push_row(&mut self, length: usize, last: usize) {
+        self.rows += 1;
+        self.seqlens_k.push(length as i32 - 1);
+        self.last_index.push(last as i64);
+        self.total_sequence_length = self.total_sequence_length.max(length as i32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_carry_their_own_lengths() {
+        let mut batch = Batch::default();
+        batch.set_prefill(&[7, 8, 9]);
+        assert_eq!((batch.rows, batch.width, batch.total_sequence_length), (1, 3, 3));
+        assert_eq!((&batch.input_ids[..], &batch.position_ids[..]), (&[7, 8, 9][..], &[0, 1, 2][..]));
+        assert_eq!((&batch.seqlens_k[..], &batch.last_index[..]), (&[2][..], &[2][..]));
+        batch.set_decode([DecodeRow { token: 5, position: 3 }, DecodeRow { token: 6, position: 10 }].into_iter());
+        assert_eq!((batch.rows, batch.width, batch.total_sequence_length), (2, 1, 11));
+        assert_eq!((&batch.input_ids[..], &batch.position_ids[..]), (&[5, 6][..], &[3, 10][..]));
+        assert_eq!((&batch.seqlens_k[..], &batch.last_index[..]), (&[3, 10][..], &[0, 0][..]));
+    }
+}

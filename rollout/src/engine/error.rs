@@ -1,0 +1,85 @@
+//! What can go wrong in the engine.
+
+use shared::{PolicyVersion, manifest::ManifestError};
+
+use crate::sampler::RowError;
+
+/// An engine that cannot start, a request it refuses, or a step that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The ONNX Runtime library, or the part of it for the wanted device, is not there.
+    #[error("{0}")]
+    Library(String),
+    /// ONNX Runtime reported an error.
+    #[error("{doing}: {message}")]
+    Runtime {
+        /// What the engine was doing.
+        doing: String,
+        /// What ONNX Runtime said.
+        message: String,
+    },
+    /// The CUDA runtime reported an error.
+    #[error("{call}: {message}")]
+    Cuda {
+        /// The function of the CUDA runtime.
+        call: &'static str,
+        /// What it said.
+        message: String,
+    },
+    /// The folder of weights cannot be read.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// The folder of weights does not belong to the model or to this engine.
+    #[error("{path}: {message}")]
+    Weights {
+        /// The folder.
+        path: String,
+        /// What does not fit.
+        message: String,
+    },
+    /// The options make no sense.
+    #[error("{0}")]
+    Options(String),
+    /// The memory plan does not fit.
+    #[error("{0}")]
+    Memory(String),
+    /// A request that the engine refuses; nothing was queued.
+    #[error("prompt {prompt}: {message}")]
+    Request {
+        /// The prompt's id.
+        prompt: u64,
+        /// What is wrong with the request.
+        message: String,
+    },
+    /// No token can be drawn from a row of logits.
+    #[error("prompt {prompt}, sample {sample}, weights v{version}: {source}")]
+    Row {
+        /// The prompt's id.
+        prompt: u64,
+        /// The sample within its group.
+        sample: u32,
+        /// The weights in use.
+        version: PolicyVersion,
+        /// What is wrong with the row.
+        source: RowError,
+    },
+    /// New weights could not be taken into use; the old ones stay.
+    #[error("weights v{version}: {message}")]
+    Swap {
+        /// The version asked for.
+        version: PolicyVersion,
+        /// Why.
+        message: String,
+    },
+}
+
+impl EngineError {
+    /// For `map_err`: names what was being done when ONNX Runtime failed.
+    pub(super) fn runtime<E: std::fmt::Display>(doing: &str) -> impl FnOnce(E) -> Self + '_ {
+        move |error| {
+            // Messages of ONNX Runtime may span lines; an error of ours is one line.
+            let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            Self::Runtime { doing: doing.to_owned(), message }
+        }
+    }
+}

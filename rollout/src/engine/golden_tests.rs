@@ -1,0 +1,181 @@
+//! The exported graph against transformers' figures, by the engine's own session and cache.
+
+use exporters::{ExportOptions, export};
+use serde_json::Value;
+use shared::{Dtype, ModelDir, PolicyVersion, SamplingParams, config::Device};
+
+use super::{
+    WeightSource,
+    batch::{Batch, DecodeRow},
+    kv_cache::{KvCache, KvShape},
+    session::{GraphSession, SessionOptions},
+};
+use crate::sampler::{Law, Scratch, SeenTokens};
+
+const TOLERANCE: f64 = 1e-4;
+const POSITIONS: usize = 64;
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().expect("an array").iter().map(|v| v.as_f64().expect("a number")).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().expect("an array").iter().map(|v| v.as_u64().expect("an id") as u32).collect()
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+/// A session with a cache of two slots.
+struct Graph {
+    session: GraphSession,
+    kv: KvCache,
+    batch: Batch,
+    vocab: usize,
+    _export: tempfile::TempDir,
+}
+
+impl Graph {
+    fn open(model: &ModelDir) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("export");
+        export(model, &dir, &ExportOptions::default()).unwrap();
+        let source = WeightSource { dir, version: PolicyVersion(0) };
+        let options = SessionOptions { device: Device::Cpu, threads: 1, spinning: false };
+        Self {
+            session: GraphSession::open(&source, model.config(), options).unwrap(),
+            kv: KvCache::new(KvShape::new(model.config(), Dtype::Fp32, 2, POSITIONS)).unwrap(),
+            batch: Batch::default(),
+            vocab: model.config().vocab_size,
+            _export: folder,
+        }
+    }
+
+    /// Logits after a whole prompt, in slot 1.
+    fn prefill(&mut self, prompt: &[u32]) -> Vec<f32> {
+        self.batch.set_prefill(prompt);
+        self.run(1)
+    }
+
+    /// Logits after one more token, in slot 1.
+    fn decode(&mut self, token: u32, position: usize) -> Vec<f32> {
+        self.batch.set_decode([DecodeRow { token, position }].into_iter());
+        self.run(1)
+    }
+
+    fn run(&mut self, slot: usize) -> Vec<f32> {
+        let mut logits = vec![f32::NAN; self.vocab];
+        self.session.run(&self.batch, &mut self.kv, slot, &mut logits).unwrap();
+        logits
+    }
+}
+
+fn assert_close(what: &str, got: &[f32], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(g) - e).abs() <= TOLERANCE, "{what}, entry {i}: {g} against {e}");
+    }
+}
+
+fn cases() -> Vec<(String, ModelDir, Value)> {
+    let golden = ::tests::golden("model_numerics.json");
+    assert_eq!(golden["kind"], "model_numerics");
+    let cases = golden["cases"].as_array().expect("cases");
+    assert!(!cases.is_empty());
+    cases
+        .iter()
+        .map(|case| {
+            assert_eq!(keys(case), ["expected", "inputs", "name", "params"]);
+            assert_eq!(keys(&case["params"]), ["dtype", "model_dir", "n_params", "tied"]);
+            assert_eq!(case["params"]["dtype"], "float32");
+            let dir = ::tests::golden_dir().join(case["params"]["model_dir"].as_str().expect("a folder"));
+            (case["name"].as_str().expect("a name").to_owned(), ModelDir::open(dir).unwrap(), case.clone())
+        })
+        .collect()
+}
+
+#[test]
+fn golden_forward_by_prefill_and_by_decode() {
+    for (name, model, case) in cases() {
+        let expected = &case["expected"];
+        let known = [
+            "completion_entropies",
+            "completion_logps",
+            "completion_logps_after",
+            "completion_logps_temperature_0_7",
+            "forward",
+            "fp32_vs_fp64_deviation",
+            "greedy",
+            "sha256_model",
+            "training",
+            "weights_after_file",
+        ];
+        assert_eq!(keys(expected), known, "{name}");
+        let mut graph = Graph::open(&model);
+        for (f, forward) in expected["forward"].as_array().expect("forward").iter().enumerate() {
+            let known = ["argmax", "ids", "logits", "logits_last", "logits_positions", "logsumexp"];
+            assert_eq!(keys(forward), known, "{name} forward {f}");
+            check_forward(&format!("{name} forward {f}"), &mut graph, forward);
+        }
+    }
+}
+
+fn check_forward(what: &str, graph: &mut Graph, forward: &Value) {
+    let prompt = ids(&forward["ids"]);
+    let positions = ids(&forward["logits_positions"]);
+    let argmax = ids(&forward["argmax"]);
+    let logsumexp = floats(&forward["logsumexp"]);
+
+    assert_close(what, &graph.prefill(&prompt), &floats(&forward["logits_last"]));
+    let mut decoded = vec![graph.prefill(&prompt[..1])];
+    for (position, &token) in prompt.iter().enumerate().skip(1) {
+        decoded.push(graph.decode(token, position));
+    }
+    assert_close(&format!("{what}, decode"), &decoded[prompt.len() - 1], &floats(&forward["logits_last"]));
+    // Long inputs come without the logits of their positions (null).
+    let rows = forward["logits"].as_array().map_or(&[][..], Vec::as_slice);
+    assert!(rows.len() == positions.len() || forward["logits"].is_null(), "{what}");
+    for (p, row) in positions.iter().map(|&p| p as usize).zip(rows) {
+        let row = floats(row);
+        assert_close(&format!("{what}, prefill of {p}"), &graph.prefill(&prompt[..=p]), &row);
+        assert_close(&format!("{what}, decode at {p}"), &decoded[p], &row);
+    }
+    // One entry for every position of the sequence.
+    assert_eq!((argmax.len(), logsumexp.len()), (prompt.len(), prompt.len()), "{what}");
+    for (p, row) in decoded.iter().enumerate() {
+        let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
+        assert_eq!(best as u32, argmax[p], "{what}, arg-max at {p}");
+        let sum: f64 = row.iter().map(|&l| f64::from(l).exp()).sum();
+        assert!((sum.ln() - logsumexp[p]).abs() <= TOLERANCE, "{what}, log-sum-exp at {p}");
+    }
+}
+
+#[test]
+fn golden_completion_log_probs() {
+    for (name, model, case) in cases() {
+        let mut graph = Graph::open(&model);
+        let prompts = case["inputs"]["prompt_ids"].as_array().expect("prompts");
+        let completions = case["inputs"]["completion_ids"].as_array().expect("completions");
+        let (plain, scaled) =
+            (&case["expected"]["completion_logps"], &case["expected"]["completion_logps_temperature_0_7"]);
+        assert!(!prompts.is_empty() && prompts.len() == completions.len(), "{name}");
+        for row in 0..prompts.len() {
+            let (prompt, completion) = (ids(&prompts[row]), ids(&completions[row]));
+            let (plain, scaled) = (floats(&plain[row]), floats(&scaled[row]));
+            assert_eq!((plain.len(), scaled.len()), (completion.len(), completion.len()), "{name}");
+            let params = SamplingParams { temperature: 0.7, ..SamplingParams::default() };
+            let mut logits = graph.prefill(&prompt);
+            for (t, &token) in completion.iter().enumerate() {
+                let mut scratch = Scratch::default();
+                let law = Law::new(&logits, &params, &SeenTokens::default(), &mut scratch).unwrap();
+                let got = law.logprob(token);
+                let got = [got.logprob, got.logprob_at_temperature];
+                assert_close(&format!("{name}, row {row}, token {t}"), &got, &[plain[t], scaled[t]]);
+                logits = graph.decode(token, prompt.len() + t);
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What an engine will need, computed before anything is allocated.
+
+use std::fmt;
+
+use shared::{Dtype, ModelConfig};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+use super::{EngineError, EngineOptions, kv_cache::KvShape};
+
+/// Slots beside those of the running sequences: the prompt that samples are started from.
+pub(super) const PREFIX_SLOTS: usize = 1;
+/// Share of the free memory that a plan may take.
+const USABLE: f64 = 0.9;
+
+/// Memory of an engine in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights in the layout of the matrix kernels.
+    pub packed_weights: u64,
+    /// Weights read where they are in the mapped file: embedding and norms.
+    pub mapped_weights: u64,
+    /// A second set of packed and mapped weights, while new ones are taken into use.
+    pub swap: u64,
+    /// Keys and values of every slot at full length.
+    pub kv_cache: u64,
+    /// One row of logits per slot.
+    pub logits: u64,
+    /// Activations of the largest call.
+    pub activations: u64,
+    /// Free memory (main memory, or that of the device).
+    pub available: u64,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.packed_weights + self.mapped_weights + self.swap + self.kv_cache + self.logits + self.activations
+    }
+
+    /// Whether it fits into nine tenths of what is free.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.total() as f64 <= self.available as f64 * USABLE
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = vec![
+            ("packed weights", self.packed_weights),
+            ("mapped weights", self.mapped_weights),
+            ("KV cache", self.kv_cache),
+            ("logits", self.logits),
+            ("activations", self.activations),
+        ];
+        if self.swap > 0 {
+            parts.insert(2, ("second set of weights for the swap", self.swap));
+        }
+        for (name, bytes) in parts {
+            write!(f, "{name} {}, ", Size(bytes))?;
+        }
+        write!(f, "together {} of {} free", Size(self.total()), Size(self.available))
+    }
+}
+
+/// Bytes for people.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.0 as f64 / f64::from(1 << 20);
+        if mib < 1000.0 { write!(f, "{mib:.1} MiB") } else { write!(f, "{:.2} GiB", mib / 1024.0) }
+    }
+}
+
+/// The plan of an engine, given `available` free bytes.
+#[must_use]
+pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, available: u64) -> MemoryPlan {
+    let size = dtype.size() as u64;
+    let mut packed = 0;
+    let mut mapped = 0;
+    for (name, shape) in config.parameters() {
+        let bytes = shape.iter().product::<usize>() as u64 * size;
+        let embedding = name == "model.embed_tokens.weight";
+        if shape.len() > 1 && (!embedding || config.tie_word_embeddings) {
+            packed += bytes;
+        }
+        if shape.len() == 1 || embedding {
+            mapped += bytes;
+        }
+    }
+    let kv = KvShape::new(config, dtype, options.max_num_seqs + PREFIX_SLOTS, options.max_model_len);
+    MemoryPlan {
+        packed_weights: packed,
+        mapped_weights: mapped,
+        swap: if options.hot_swap { packed + mapped } else { 0 },
+        kv_cache: kv.bytes() as u64,
+        logits: ((options.max_num_seqs + PREFIX_SLOTS) * config.vocab_size * size_of::<f32>()) as u64,
+        activations: activations(config, options) * size,
+        available,
+    }
+}
+
+/// Scalars that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q, k, v.
+fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
+    let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
+    let per_token = 3 * config.hidden_size + 3 * config.intermediate_size + 2 * heads * config.head_dim;
+    let tokens = options.max_model_len.max(options.max_num_seqs);
+    (tokens * per_token) as u64
+}
+
+/// Free main memory in bytes: what the system can give without swapping, or the rest of the control group if less.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn available_memory() -> Result<u64, EngineError> {
+    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(memory)
+        .map_err(|e| EngineError::Memory(format!("cannot find out how much memory is free: {e}")))?;
+    let free = system.available_memory();
+    // The group's own figure of free memory counts cached files as used; they make room when memory is asked for.
+    Ok(system.cgroup_limits().map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
+}
+
+/// The plan of an engine, refused when it does not fit.
+///
+/// # Errors
+/// With the figures and what to lower.
+pub fn plan_memory(
+    config: &ModelConfig,
+    dtype: Dtype,
+    options: &EngineOptions,
+    available: u64,
+) -> Result<MemoryPlan, EngineError> {
+    let plan = memory_plan(config, dtype, options, available);
+    if plan.fits() {
+        return Ok(plan);
+    }
+    let weights = plan.packed_weights + plan.mapped_weights + plan.swap;
+    let way_out = if weights as f64 > available as f64 * USABLE {
+        "the model itself is too large for this machine".to_owned()
+    } else {
+        format!("lower max_num_seqs ({}) or max_model_len ({})", options.max_num_seqs, options.max_model_len)
+    };
+    Err(EngineError::Memory(format!("does not fit into memory: {plan} (of which 90 % may be used); {way_out}")))
+}
+
+/// The largest `max_num_seqs` up to `wanted` whose plan fits; the other options stay as they are.
+///
+/// # Errors
+/// When not even one sequence fits, with the figures.
+pub fn auto_max_num_seqs(
+    config: &ModelConfig,
+    dtype: Dtype,
+    options: &EngineOptions,
+    wanted: usize,
+    available: u64,
+) -> Result<usize, EngineError> {
+    let with = |max_num_seqs: usize| EngineOptions { max_num_seqs, ..options.clone() };
+    let fits = |n: usize| memory_plan(config, dtype, &with(n), available).fits();
+    plan_memory(config, dtype, &with(1), available)?;
+    // The plan grows with every sequence: bisect between one that fits and one that does not.
+    let (mut low, mut high) = (1, wanted.max(1) + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    Ok(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared::config::Device;
+
+    fn config(tied: bool) -> ModelConfig {
+        ModelConfig::from_json(&format!(
+            r#"{{"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256,
+            "tie_word_embeddings": {tied}}}"#
+        ))
+        .unwrap()
+    }
+
+    fn options(max_num_seqs: usize) -> EngineOptions {
+        EngineOptions {
+            device: Device::Cpu,
+            threads: 1,
+            max_num_seqs,
+            max_num_batched_tokens: 256,
+            max_model_len: 128,
+            spinning: false,
+            hot_swap: false,
+        }
+    }
+
+    #[test]
+    fn the_plan_counts_what_the_engine_allocates() {
+        for tied in [true, false] {
+            let config = config(tied);
+            let plan = memory_plan(&config, Dtype::Fp32, &options(7), 1 << 30);
+            assert_eq!(plan.kv_cache, 2 * 2 * 8 * 2 * 128 * 16 * 4);
+            assert_eq!(plan.logits, 8 * 512 * 4);
+            // Packed matrices and mapped rest are all parameters; a tied embedding is both.
+            let embedding = 512 * 64 * 4;
+            let all = config.parameter_count() * 4;
+            let both = if tied { embedding } else { 0 };
+            assert_eq!(plan.packed_weights + plan.mapped_weights, all + both);
+            let swapping = EngineOptions { hot_swap: true, ..options(7) };
+            assert_eq!(memory_plan(&config, Dtype::Fp32, &swapping, 1 << 30).swap, all + both);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_figures() {
+        let error = plan_memory(&config(true), Dtype::Fp32, &options(64), 1 << 20).unwrap_err().to_string();
+        for part in ["KV cache 4.1 MiB", "of 1.0 MiB free", "max_num_seqs (64)", "max_model_len (128)"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = plan_memory(&config(true), Dtype::Fp32, &options(1), 1000).unwrap_err().to_string();
+        assert!(error.contains("the model itself is too large"), "{error}");
+    }
+
+    #[test]
+    fn the_automatic_choice_is_the_largest_that_fits() {
+        let config = config(true);
+        let available = 4 << 20;
+        let n = auto_max_num_seqs(&config, Dtype::Fp32, &options(1), 64, available).unwrap();
+        assert!(n > 1 && n < 64);
+        assert!(memory_plan(&config, Dtype::Fp32, &options(n), available).fits());
+        assert!(!memory_plan(&config, Dtype::Fp32, &options(n + 1), available).fits());
+        assert_eq!(auto_max_num_seqs(&config, Dtype::Fp32, &options(1), 8, 1 << 40).unwrap(), 8);
+        assert!(auto_max_num_seqs(&config, Dtype::Fp32, &options(1), 8, 1000).is_err());
+    }
+
+    #[test]
+    fn the_free_memory_of_this_machine_is_known() {
+        assert!(available_memory().unwrap() > 1 << 20);
+    }
+}

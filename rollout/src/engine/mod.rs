@@ -1,0 +1,40 @@
+//! Continuous batching over ONNX Runtime: token ids in, sampled completions out.
+//!
+//! An [`Engine`] owns one session (a version of the weights), one arena of keys and values, and a queue of groups. Each
+//! [`Engine::step`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
+//! one token for every running sequence. What a completion becomes depends on the weights and on its own key (seed,
+//! epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the threads.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`step`] | the engine and its loop |
+//! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
+//! | `kv_cache`, `batch` | keys and values; the small inputs of a call |
+//! | `session`, `binding`, [`runtime`] | a loaded version; the unsafe layer over ONNX Runtime; finding the library |
+//! | `swap` | taking new weights into use |
+//! | [`memory`] | the memory plan |
+//! | [`profile`] | where the time goes |
+//! | [`types`] | requests, results, options |
+
+mod batch;
+mod binding;
+mod error;
+mod kv_cache;
+pub mod memory;
+pub mod profile;
+pub mod runtime;
+mod scheduler;
+mod sequence;
+mod session;
+pub mod step;
+mod swap;
+pub mod types;
+
+pub use error::EngineError;
+pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, plan_memory};
+pub use profile::Profile;
+pub use step::Engine;
+pub use types::{EngineOptions, FinishedSequence, GroupRequest, StopWatch, SwapReport, WeightSource};
+
+#[cfg(test)]
+mod golden_tests;

@@ -1,0 +1,285 @@
+//! Which sequence sits in which slot.
+//!
+//! Groups wait in the order of arrival. The prompt of the first one is prefilled once, into a place of its own (the
+//! prefix slot), and stays there until the last of its samples has started; so a group may be larger than the number of
+//! slots. A finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last
+//! sequence, so that decoding always runs on the slots `0..n`.
+
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use super::{
+    sequence::{Limits, Sequence},
+    types::{FinishedSequence, GroupRequest},
+};
+use shared::FinishReason;
+
+/// A group with samples that have not started.
+struct WaitingGroup {
+    request: Arc<GroupRequest>,
+    next_sample: u32,
+    /// When its prompt was first prefilled.
+    admitted: Option<Instant>,
+}
+
+/// The queue and the slots.
+pub(super) struct Scheduler {
+    capacity: usize,
+    /// Index = slot; holes only between a finish and [`Scheduler::compact`].
+    slots: Vec<Option<Sequence>>,
+    occupied: usize,
+    waiting: VecDeque<WaitingGroup>,
+    waiting_samples: usize,
+    /// Whether the prefix slot holds the prompt of the first waiting group.
+    prefix_ready: bool,
+    admission: bool,
+}
+
+impl Scheduler {
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            slots: Vec::with_capacity(capacity),
+            occupied: 0,
+            waiting: VecDeque::new(),
+            waiting_samples: 0,
+            prefix_ready: false,
+            admission: true,
+        }
+    }
+
+    pub fn push(&mut self, request: GroupRequest) {
+        self.waiting_samples += request.num_generations as usize;
+        self.waiting.push_back(WaitingGroup { request: Arc::new(request), next_sample: 0, admitted: None });
+    }
+
+    pub fn running(&self) -> usize {
+        self.occupied
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting_samples
+    }
+
+    pub fn set_admission(&mut self, admit: bool) {
+        self.admission = admit;
+    }
+
+    /// The prompt to be prefilled now, if a slot is free and the next sample's prompt is not in the prefix slot.
+    pub fn prompt_to_prefill(&self) -> Option<Arc<[u32]>> {
+        let wanted = self.admission && self.occupied < self.capacity && !self.prefix_ready;
+        self.waiting.front().filter(|_| wanted).map(|group| Arc::clone(&group.request.prompt_ids))
+    }
+
+    /// The prompt of the first waiting group is in the prefix slot now.
+    pub fn prefix_is_ready(&mut self, since: Instant) {
+        if let Some(group) = self.waiting.front_mut() {
+            group.admitted.get_or_insert(since);
+            self.prefix_ready = true;
+        }
+    }
+
+    /// What is in the prefix slot was computed with weights that are no longer in use.
+    pub fn forget_prefix(&mut self) {
+        self.prefix_ready = false;
+    }
+
+    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns slot and prompt length.
+    pub fn start_next(&mut self, limits: &Limits) -> Option<(usize, usize)> {
+        if !self.admission || !self.prefix_ready || self.occupied == self.capacity {
+            return None;
+        }
+        let group = self.waiting.front_mut()?;
+        let admitted = group.admitted.expect("a prefilled group was admitted");
+        let sequence = Sequence::new(&group.request, group.next_sample, admitted, limits);
+        let prompt_length = group.request.prompt_ids.len();
+        group.next_sample += 1;
+        self.waiting_samples -= 1;
+        if group.next_sample == group.request.num_generations {
+            self.waiting.pop_front();
+            self.prefix_ready = false;
+        }
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[slot] = Some(sequence);
+        self.occupied += 1;
+        Some((slot, prompt_length))
+    }
+
+    /// The sequence in a slot.
+    pub fn sequence(&mut self, slot: usize) -> &mut Sequence {
+        self.slots[slot].as_mut().expect("the slot is occupied")
+    }
+
+    /// Takes a sequence out of its slot.
+    pub fn release(&mut self, slot: usize) -> Sequence {
+        self.occupied -= 1;
+        self.slots[slot].take().expect("the slot is occupied")
+    }
+
+    /// Closes the holes; `moved(from, to, used)` is told of each move with the number of cached positions.
+    pub fn compact(&mut self, mut moved: impl FnMut(usize, usize, usize)) {
+        let mut hole = 0;
+        loop {
+            while self.slots.last().is_some_and(Option::is_none) {
+                self.slots.pop();
+            }
+            while hole < self.slots.len() && self.slots[hole].is_some() {
+                hole += 1;
+            }
+            if hole >= self.slots.len() {
+                return;
+            }
+            let last = self.slots.len() - 1;
+            let used = self.sequence(last).cached();
+            self.slots.swap(hole, last);
+            moved(last, hole, used);
+        }
+    }
+
+    /// The sequences of the slots `0..n`, which must be dense.
+    pub fn dense(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slots.iter_mut().map(|slot| slot.as_mut().expect("decoding runs on slots without holes"))
+    }
+
+    /// As [`Scheduler::dense`], as a slice for the sampling threads.
+    pub fn dense_slots(&mut self) -> &mut [Option<Sequence>] {
+        &mut self.slots
+    }
+
+    /// Ends everything that runs or waits.
+    pub fn abort_all(&mut self, limits: &Limits) -> Vec<FinishedSequence> {
+        let running = self.slots.drain(..).flatten();
+        let mut aborted: Vec<_> = running.map(|sequence| sequence.finish(FinishReason::Aborted)).collect();
+        for group in self.waiting.drain(..) {
+            let admitted = group.admitted.unwrap_or_else(Instant::now);
+            for sample in group.next_sample..group.request.num_generations {
+                let sequence = Sequence::new(&group.request, sample, admitted, limits);
+                aborted.push(sequence.finish(FinishReason::Aborted));
+            }
+        }
+        self.occupied = 0;
+        self.waiting_samples = 0;
+        self.prefix_ready = false;
+        aborted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use shared::{PolicyVersion, PromptId, SamplingParams};
+    use std::collections::BTreeSet;
+
+    use crate::sampler::Scratch;
+
+    fn request(tag: u64, num_generations: u32) -> GroupRequest {
+        GroupRequest {
+            tag,
+            prompt_id: PromptId(tag),
+            epoch: 0,
+            prompt_ids: Arc::from([1, 2]),
+            num_generations,
+            sampling: Arc::new(SamplingParams::default()),
+            lengths: None,
+            stop_watch: None,
+        }
+    }
+
+    fn limits() -> Limits {
+        Limits { eos_token_ids: Vec::new(), max_model_len: 1000 }
+    }
+
+    /// Gives every sequence without tokens its first one, as the engine does after a prefill.
+    fn first_tokens(scheduler: &mut Scheduler, slot: usize) {
+        let sequence = scheduler.sequence(slot);
+        sequence.draw(&[0.0, 1.0], &mut Scratch::default());
+        sequence.accept(PolicyVersion(0), &limits()).unwrap();
+    }
+
+    fn identity(sequence: Sequence) -> (u64, u32) {
+        let finished = sequence.finish(FinishReason::Length);
+        (finished.tag, finished.sample)
+    }
+
+    #[test]
+    fn a_group_larger_than_the_slots_keeps_its_prefix_until_the_last_sample() {
+        let mut scheduler = Scheduler::new(1);
+        scheduler.push(request(0, 3));
+        scheduler.push(request(1, 1));
+        for _ in 0..3 {
+            if scheduler.prompt_to_prefill().is_some() {
+                scheduler.prefix_is_ready(Instant::now());
+            }
+            assert_eq!(scheduler.start_next(&limits()), Some((0, 2)));
+            assert_eq!(scheduler.start_next(&limits()), None, "no second slot");
+            assert!(scheduler.prompt_to_prefill().is_none(), "nothing is prefilled without a free slot");
+            first_tokens(&mut scheduler, 0);
+            assert_eq!(identity(scheduler.release(0)).0, 0);
+        }
+        assert_eq!(scheduler.start_next(&limits()), None, "the next prompt is not prefilled");
+        assert!(scheduler.prompt_to_prefill().is_some());
+    }
+
+    #[test]
+    fn nothing_starts_while_admission_is_off_and_a_forgotten_prefix_is_prefilled_again() {
+        let mut scheduler = Scheduler::new(4);
+        scheduler.push(request(0, 2));
+        scheduler.set_admission(false);
+        assert!(scheduler.prompt_to_prefill().is_none());
+        scheduler.set_admission(true);
+        scheduler.prefix_is_ready(Instant::now());
+        assert!(scheduler.start_next(&limits()).is_some());
+        scheduler.forget_prefix();
+        assert_eq!(scheduler.start_next(&limits()), None);
+        assert!(scheduler.prompt_to_prefill().is_some());
+        assert_eq!(scheduler.abort_all(&limits()).len(), 2);
+        assert_eq!((scheduler.running(), scheduler.waiting()), (0, 0));
+    }
+
+    proptest! {
+        /// Random arrivals and departures: every sample runs exactly once, slots are dense after compaction, and a
+        /// model of the cache (one value per slot) always belongs to the sequence in that slot.
+        #[test]
+        fn every_sample_runs_once_with_its_own_cache(
+            capacity in 1usize..6,
+            groups in prop::collection::vec(1u32..5, 1..6),
+            departures in prop::collection::vec(any::<u8>(), 64),
+        ) {
+            let mut scheduler = Scheduler::new(capacity);
+            let mut expected = BTreeSet::new();
+            for (tag, &n) in groups.iter().enumerate() {
+                scheduler.push(request(tag as u64, n));
+                expected.extend((0..n).map(|s| (tag as u64, s)));
+            }
+            let mut cache = vec![None; capacity];
+            let mut seen = BTreeSet::new();
+            let mut departures = departures.into_iter().cycle();
+            while scheduler.running() + scheduler.waiting() > 0 {
+                if scheduler.prompt_to_prefill().is_some() {
+                    scheduler.prefix_is_ready(Instant::now());
+                }
+                while let Some((slot, _)) = scheduler.start_next(&limits()) {
+                    first_tokens(&mut scheduler, slot);
+                    let sequence = scheduler.sequence(slot);
+                    cache[slot] = Some((sequence.prompt(), sequence.sample()));
+                }
+                scheduler.compact(|from, to, used| {
+                    assert!(from > to && used == 2);
+                    cache[to] = cache[from].take();
+                });
+                let here: Vec<_> = scheduler.dense().map(|s| Some((s.prompt(), s.sample()))).collect();
+                prop_assert_eq!(&here[..], &cache[..here.len()]);
+                prop_assert_eq!(here.len(), scheduler.running());
+                for slot in 0..here.len() {
+                    if departures.next().unwrap() % 2 == 0 {
+                        prop_assert!(seen.insert(identity(scheduler.release(slot))));
+                    }
+                }
+            }
+            prop_assert_eq!(seen, expected);
+        }
+    }
+}

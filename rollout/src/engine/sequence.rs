@@ -1,0 +1,198 @@
+//! A completion in the making.
+
+use std::{sync::Arc, time::Instant};
+
+use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
+
+use super::{
+    batch::DecodeRow,
+    types::{FinishedSequence, GroupRequest, StopWatch},
+};
+use crate::sampler::{Draw, RowError, Scratch, SeenTokens, sample_row};
+
+/// Limits that are the same for every sequence of an engine.
+#[derive(Debug, Clone)]
+pub(super) struct Limits {
+    /// Ids that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// Longest prompt plus completion.
+    pub max_model_len: usize,
+}
+
+/// A completion in a slot.
+pub(super) struct Sequence {
+    request: Arc<GroupRequest>,
+    sample: u32,
+    /// Tokens after which the completion ends in any case.
+    limit: usize,
+    token_ids: Vec<u32>,
+    logprobs: Vec<TokenLogprob>,
+    versions: Vec<(u32, PolicyVersion)>,
+    seen: SeenTokens,
+    stop_watch: Option<Box<dyn StopWatch>>,
+    admitted: Instant,
+    first_token: Option<Instant>,
+    drawn: Option<Result<Draw, RowError>>,
+}
+
+impl Sequence {
+    pub fn new(request: &Arc<GroupRequest>, sample: u32, admitted: Instant, limits: &Limits) -> Self {
+        let own = request.lengths.as_ref().map(|lengths| lengths[sample as usize]);
+        let limit = own.unwrap_or(request.sampling.max_completion_length) as usize;
+        let limit = limit.min(limits.max_model_len - request.prompt_ids.len());
+        let seen = if request.sampling.repetition_penalty == 1.0 {
+            SeenTokens::default()
+        } else {
+            SeenTokens::new(&request.prompt_ids)
+        };
+        Self {
+            sample,
+            limit,
+            token_ids: Vec::with_capacity(limit.min(512)),
+            logprobs: Vec::with_capacity(limit.min(512)),
+            versions: Vec::new(),
+            seen,
+            stop_watch: request.stop_watch.as_ref().map(|make| make()),
+            admitted,
+            first_token: None,
+            drawn: None,
+            request: Arc::clone(request),
+        }
+    }
+
+    /// Id of the prompt, for messages.
+    pub fn prompt(&self) -> u64 {
+        self.request.prompt_id.0
+    }
+
+    /// Index within the group, for messages.
+    pub fn sample(&self) -> u32 {
+        self.sample
+    }
+
+    /// Tokens whose keys and values are in the cache: all but the newest.
+    pub fn cached(&self) -> usize {
+        self.request.prompt_ids.len() + self.token_ids.len() - 1
+    }
+
+    /// The row of the next decode batch.
+    pub fn decode_row(&self) -> DecodeRow {
+        let token = *self.token_ids.last().expect("a sequence in a slot has its first token");
+        DecodeRow { token, position: self.cached() }
+    }
+
+    /// Draws the next token from a row of logits; [`Sequence::accept`] then takes it. Reads nothing but the sequence
+    /// itself, so sequences may be drawn in any order and on any thread.
+    pub fn draw(&mut self, logits: &[f32], scratch: &mut Scratch) {
+        let params: &SamplingParams = &self.request.sampling;
+        let uniform = rng::token_uniform(
+            params.seed,
+            self.request.epoch,
+            self.request.prompt_id.0,
+            self.sample,
+            self.token_ids.len() as u32,
+        );
+        self.drawn = Some(sample_row(logits, params, &self.seen, uniform, scratch));
+    }
+
+    /// Takes the drawn token; says why the completion ends with it, if it does.
+    pub fn accept(&mut self, version: PolicyVersion, limits: &Limits) -> Result<Option<FinishReason>, RowError> {
+        let Draw { token, logprob } = self.drawn.take().expect("a token was drawn before it is taken")?;
+        if self.versions.last().is_none_or(|&(_, last)| last != version) {
+            self.versions.push((self.token_ids.len() as u32, version));
+        }
+        if self.request.sampling.repetition_penalty != 1.0 {
+            self.seen.insert(token);
+        }
+        self.token_ids.push(token);
+        self.logprobs.push(logprob);
+        self.first_token.get_or_insert_with(Instant::now);
+
+        let ends = !self.request.sampling.ignore_eos && limits.eos_token_ids.contains(&token);
+        let stopped = self.stop_watch.as_mut().is_some_and(|watch| watch.push(token));
+        Ok(if ends || stopped {
+            Some(FinishReason::Stop)
+        } else {
+            (self.token_ids.len() >= self.limit).then_some(FinishReason::Length)
+        })
+    }
+
+    /// The result.
+    pub fn finish(self, finish_reason: FinishReason) -> FinishedSequence {
+        let since = |t: Instant| t.duration_since(self.admitted).as_secs_f64();
+        FinishedSequence {
+            tag: self.request.tag,
+            sample: self.sample,
+            token_ids: self.token_ids,
+            logprobs: self.logprobs,
+            versions: self.versions,
+            finish_reason,
+            ttft_seconds: self.first_token.map_or(0.0, since),
+            total_seconds: since(Instant::now()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared::PromptId;
+
+    struct Nth(u32);
+
+    impl StopWatch for Nth {
+        fn push(&mut self, _: u32) -> bool {
+            self.0 -= 1;
+            self.0 == 0
+        }
+    }
+
+    fn request(sampling: SamplingParams) -> GroupRequest {
+        GroupRequest {
+            tag: 1,
+            prompt_id: PromptId(3),
+            epoch: 0,
+            prompt_ids: Arc::from([1, 2, 3]),
+            num_generations: 2,
+            sampling: Arc::new(sampling),
+            lengths: None,
+            stop_watch: None,
+        }
+    }
+
+    /// Runs a sequence over logits whose arg-max at position `t` is `t`.
+    fn run(request: GroupRequest, max_model_len: usize) -> (Vec<u32>, FinishReason) {
+        let limits = Limits { eos_token_ids: vec![4, 9], max_model_len };
+        let mut sequence = Sequence::new(&Arc::new(request), 1, Instant::now(), &limits);
+        for t in 0.. {
+            let mut logits = vec![0.0; 64];
+            logits[t] = 1.0;
+            sequence.draw(&logits, &mut Scratch::default());
+            if let Some(reason) = sequence.accept(PolicyVersion(t as u64 / 2), &limits).unwrap() {
+                let finished = sequence.finish(reason);
+                let runs: Vec<_> = (0..finished.token_ids.len().div_ceil(2))
+                    .map(|i| (2 * i as u32, PolicyVersion(i as u64)))
+                    .collect();
+                assert_eq!(finished.versions, runs);
+                assert_eq!(finished.logprobs.len(), finished.token_ids.len());
+                return (finished.token_ids, reason);
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn completions_end_where_they_should() {
+        let greedy = || SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        assert_eq!(run(request(greedy()), 100), (vec![0, 1, 2, 3, 4], FinishReason::Stop));
+        let short = SamplingParams { max_completion_length: 3, ..greedy() };
+        assert_eq!(run(request(short), 100), (vec![0, 1, 2], FinishReason::Length));
+        assert_eq!(run(request(greedy()), 5), (vec![0, 1], FinishReason::Length));
+        let past = SamplingParams { ignore_eos: true, max_completion_length: 12, ..greedy() };
+        assert_eq!(run(request(past), 100).0.len(), 12);
+        let watched = GroupRequest { stop_watch: Some(Arc::new(|| Box::new(Nth(2)))), ..request(greedy()) };
+        assert_eq!(run(watched, 100), (vec![0, 1], FinishReason::Stop));
+        let own = GroupRequest { lengths: Some(Arc::from([1, 4])), ..request(greedy()) };
+        assert_eq!(run(own, 100), (vec![0, 1, 2, 3], FinishReason::Length));
+    }
+}

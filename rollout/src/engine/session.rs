@@ -1,0 +1,232 @@
+//! One version of the weights, loaded: an ONNX Runtime session whose inputs and outputs are bound to the engine's memory.
+
+use std::{
+    ffi::{CString, c_void},
+    path::Path,
+};
+
+use ort::{
+    environment::Environment,
+    ep,
+    memory::AllocationDevice,
+    session::{Session, builder::GraphOptimizationLevel},
+    value::TensorElementType,
+};
+use shared::{
+    ModelConfig, WeightManifest,
+    config::Device,
+    manifest::{Dtype, MODEL_FILE},
+};
+
+use super::{
+    EngineError, WeightSource,
+    batch::Batch,
+    binding::{Bindings, TensorMemory},
+    kv_cache::{KvCache, KvShape, Plane},
+    runtime,
+};
+
+/// How sessions are made; the same for every version of an engine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SessionOptions {
+    pub device: Device,
+    pub threads: usize,
+    pub spinning: bool,
+}
+
+/// Names of the values of one layer's cache in the graph.
+struct LayerNames {
+    past: CString,
+    present: CString,
+    plane: Plane,
+}
+
+/// A loaded version.
+pub(super) struct GraphSession {
+    session: Session,
+    bindings: Bindings,
+    caches: Vec<LayerNames>,
+    wants_positions: bool,
+    vocab: usize,
+    dtype: Dtype,
+    /// What the cache inputs and outputs are bound to: address of the first slot and number of rows.
+    bound: Option<(*mut c_void, usize)>,
+}
+
+// SAFETY: `bound` is compared, never dereferenced; session and bindings may be moved between threads.
+unsafe impl Send for GraphSession {}
+
+/// Checks that a folder of weights belongs to the model and reads its manifest.
+pub(super) fn read_manifest(source: &WeightSource, config: &ModelConfig) -> Result<WeightManifest, EngineError> {
+    let manifest = WeightManifest::read(&source.dir)?;
+    if !manifest.is_of(config) {
+        return Err(EngineError::Weights {
+            path: source.dir.display().to_string(),
+            message: "the parameters are not those of the model's config.json".into(),
+        });
+    }
+    Ok(manifest)
+}
+
+/// Element type of weights, activations and cache.
+pub(super) fn dtype_of(manifest: &WeightManifest) -> Dtype {
+    manifest.tensors.first().map_or(Dtype::Fp32, |t| t.dtype)
+}
+
+impl GraphSession {
+    /// Loads `model.onnx` of a folder; its weights are mapped, and packed where the device's kernels want that.
+    pub fn open(source: &WeightSource, config: &ModelConfig, options: SessionOptions) -> Result<Self, EngineError> {
+        let manifest = read_manifest(source, config)?;
+        let path = source.dir.join(MODEL_FILE);
+        let doing = format!("cannot load {}", path.display());
+        runtime::require_device(options.device)?;
+        let session = load(&path, options, runtime::environment()?).map_err(EngineError::runtime(&doing))?;
+        let device = if options.device == Device::Cpu { AllocationDevice::CPU } else { AllocationDevice::CUDA };
+        let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
+        let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
+        let name = |text: String| CString::new(text).expect("names of the graph hold no zero byte");
+        let caches = (0..config.num_hidden_layers)
+            .flat_map(|i| [("key", Plane::Key(i), i), ("value", Plane::Value(i), i)])
+            .map(|(kind, plane, i)| LayerNames {
+                past: name(format!("past_key_values.{i}.{kind}")),
+                present: name(format!("present.{i}.{kind}")),
+                plane,
+            })
+            .collect();
+        let dtype = dtype_of(&manifest);
+        Ok(Self { session, bindings, caches, wants_positions, vocab: config.vocab_size, dtype, bound: None })
+    }
+
+    /// Runs the batch on the slots `first_slot..first_slot + rows`: the cache is extended in place, and `logits`
+    /// (`[rows, vocab]`) receives the row of each sequence's last token.
+    pub fn run(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvCache,
+        first_slot: usize,
+        logits: &mut [f32],
+    ) -> Result<(), EngineError> {
+        assert_eq!(logits.len(), batch.rows * self.vocab, "one row of logits for each row of the batch");
+        self.bind(batch, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
+        // SAFETY: the batch and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
+        // binding of an earlier cache is noticed by its address and replaced in `bind`.
+        unsafe { self.bindings.run(&mut self.session) }
+    }
+
+    fn bind(&mut self, batch: &Batch, kv: &mut KvCache, first_slot: usize, logits: &mut [f32]) -> ort::Result<()> {
+        let (rows, width) = (batch.rows as i64, batch.width as i64);
+        self.bind_integers(c"input_ids", &batch.input_ids, &[rows, width])?;
+        self.bind_integers(c"seqlens_k", &batch.seqlens_k, &[rows])?;
+        self.bind_integers(c"total_sequence_length", std::slice::from_ref(&batch.total_sequence_length), &[])?;
+        self.bind_integers(c"last_index", &batch.last_index, &[rows])?;
+        if self.wants_positions {
+            self.bind_integers(c"position_ids", &batch.position_ids, &[rows, width])?;
+        }
+        let logits = TensorMemory {
+            data: logits.as_mut_ptr().cast(),
+            bytes: size_of_val(logits),
+            shape: &[rows, self.vocab as i64],
+            element: TensorElementType::Float32,
+            on_device: false,
+        };
+        // SAFETY: the logits are exclusively borrowed until `run` returns, and bound anew at the next call.
+        unsafe { self.bindings.bind_output(c"logits", logits)? };
+        self.bind_caches(kv, first_slot, batch.rows)
+    }
+
+    fn bind_integers<T: Integer>(&mut self, name: &std::ffi::CStr, values: &[T], shape: &[i64]) -> ort::Result<()> {
+        let memory = TensorMemory {
+            data: values.as_ptr().cast_mut().cast(),
+            bytes: size_of_val(values),
+            shape,
+            element: T::ELEMENT,
+            on_device: false,
+        };
+        // SAFETY: the values are borrowed until `run` returns; inputs are only read.
+        unsafe { self.bindings.bind_input(name, memory) }
+    }
+
+    fn bind_caches(&mut self, kv: &mut KvCache, first_slot: usize, rows: usize) -> ort::Result<()> {
+        let target = Some((kv.slice(Plane::Key(0), first_slot, rows).data, rows));
+        if self.bound == target {
+            return Ok(());
+        }
+        self.bound = None;
+        for cache in &self.caches {
+            let slice = kv.slice(cache.plane, first_slot, rows);
+            let memory = TensorMemory {
+                data: slice.data,
+                bytes: slice.bytes,
+                shape: &slice.shape,
+                element: slice.element,
+                on_device: slice.on_device,
+            };
+            // SAFETY: the cache is exclusively borrowed until `run` returns. GroupQueryAttention works in place when
+            // past and present are the same memory.
+            unsafe {
+                self.bindings.bind_input(&cache.past, memory)?;
+                self.bindings.bind_output(&cache.present, memory)?;
+            }
+        }
+        self.bound = target;
+        Ok(())
+    }
+
+    /// Runs a short fixed prompt on memory of its own; fails unless every logit is finite.
+    pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
+        const PROBE_TOKENS: u32 = 8;
+        let prompt: Vec<u32> = (0..PROBE_TOKENS).map(|t| t % config.vocab_size as u32).collect();
+        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, prompt.len()))?;
+        let mut batch = Batch::default();
+        batch.set_prefill(&prompt);
+        let mut logits = vec![f32::NAN; self.vocab];
+        let result = self.run(&batch, &mut kv, 0, &mut logits);
+        self.bound = None;
+        result?;
+        if logits.iter().all(|l| l.is_finite()) {
+            return Ok(());
+        }
+        Err(EngineError::Runtime {
+            doing: "the probe of the weights failed".into(),
+            message: "the logits of a fixed prompt are not finite".into(),
+        })
+    }
+
+    /// Element type of weights, activations and cache.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+}
+
+/// Integers that the graph takes.
+trait Integer {
+    const ELEMENT: TensorElementType;
+}
+
+impl Integer for i64 {
+    const ELEMENT: TensorElementType = TensorElementType::Int64;
+}
+
+impl Integer for i32 {
+    const ELEMENT: TensorElementType = TensorElementType::Int32;
+}
+
+fn load(path: &Path, options: SessionOptions, environment: &Environment) -> ort::Result<Session> {
+    let builder = Session::builder(environment)?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_intra_threads(options.threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(options.spinning)?
+        // Shapes change from call to call: plans of memory by shape would only pile up.
+        .with_memory_pattern(false)?;
+    let cuda = || ep::CUDA::default().with_device_id(0).build().error_on_failure();
+    let mut builder = match options.device {
+        Device::Cpu => builder,
+        Device::Cuda => builder.with_execution_providers([cuda()])?,
+        Device::Tensorrt => {
+            let tensorrt = ep::TensorRT::default().with_device_id(0).build().error_on_failure();
+            builder.with_execution_providers([tensorrt, cuda()])?
+        }
+    };
+    builder.commit_from_file(path)
+}

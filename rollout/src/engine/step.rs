@@ -1,0 +1,354 @@
+//! The engine and its loop.
+
+use std::time::Instant;
+
+use exporters::ROTARY_COS;
+use shared::{ModelConfig, ModelDir, PolicyVersion, WeightManifest};
+
+use super::{
+    EngineError,
+    batch::Batch,
+    kv_cache::{KvCache, KvShape},
+    memory::{PREFIX_SLOTS, available_memory, plan_memory},
+    profile::{Profile, Stopwatch},
+    scheduler::Scheduler,
+    sequence::Limits,
+    session::{GraphSession, SessionOptions, dtype_of, read_manifest},
+    swap::{PendingSwap, retire},
+    types::{EngineOptions, FinishedSequence, GroupRequest, SwapReport, WeightSource},
+};
+use crate::sampler::SamplerPool;
+
+/// Continuous batching over one ONNX Runtime session.
+pub struct Engine {
+    config: ModelConfig,
+    options: EngineOptions,
+    limits: Limits,
+    session: GraphSession,
+    version: PolicyVersion,
+    /// Slots `0..max_num_seqs` run; the one after them holds the prompt that samples start from.
+    kv: KvCache,
+    scheduler: Scheduler,
+    sampler: SamplerPool,
+    batch: Batch,
+    /// `[max_num_seqs, vocab]`.
+    logits: Vec<f32>,
+    /// `[vocab]`: what follows the prompt in the prefix slot.
+    prefix_logits: Vec<f32>,
+    pending: Option<PendingSwap>,
+    profile: Profile,
+}
+
+impl Engine {
+    /// Opens the weights and reserves the memory of every slot, after the memory plan was found to fit (it is logged).
+    ///
+    /// # Errors
+    /// Options out of range, weights that do not belong to the model, a plan that does not fit, or an error of ONNX
+    /// Runtime.
+    pub fn new(weights: WeightSource, model: &ModelDir, options: EngineOptions) -> Result<Self, EngineError> {
+        let config = model.config().clone();
+        let manifest = read_manifest(&weights, &config)?;
+        check_options(&options, &config, &manifest)?;
+        let dtype = dtype_of(&manifest);
+        let plan = plan_memory(&config, dtype, &options, available_memory()?)?;
+        tracing::info!(
+            max_num_seqs = options.max_num_seqs,
+            max_model_len = options.max_model_len,
+            "memory plan: {plan}"
+        );
+
+        let session = GraphSession::open(&weights, &config, session_options(&options))?;
+        let slots = options.max_num_seqs + PREFIX_SLOTS;
+        let sampler = SamplerPool::new(options.threads)
+            .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
+        Ok(Self {
+            limits: Limits {
+                eos_token_ids: model.generation().eos_token_ids.clone(),
+                max_model_len: options.max_model_len,
+            },
+            version: weights.version,
+            kv: KvCache::new(KvShape::new(&config, dtype, slots, options.max_model_len))?,
+            scheduler: Scheduler::new(options.max_num_seqs),
+            sampler,
+            batch: Batch::default(),
+            logits: vec![0.0; options.max_num_seqs * config.vocab_size],
+            prefix_logits: vec![0.0; config.vocab_size],
+            pending: None,
+            profile: Profile::default(),
+            session,
+            config,
+            options,
+        })
+    }
+
+    /// Queues a group; its samples start as slots become free.
+    ///
+    /// # Errors
+    /// When the prompt is empty, leaves no room for a token or holds an id outside the vocabulary, or the numbers of
+    /// the request make no sense.
+    pub fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError> {
+        let prompt = request.prompt_id.0;
+        let refuse = |message: String| Err(EngineError::Request { prompt, message });
+        let length = request.prompt_ids.len();
+        if length == 0 {
+            return refuse("the prompt has no tokens".into());
+        }
+        if length >= self.options.max_model_len {
+            let limit = self.options.max_model_len;
+            return refuse(format!("{length} tokens leave no room for a completion within max_model_len ({limit})"));
+        }
+        if let Some(id) = request.prompt_ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
+            return refuse(format!("token {id} is not in the vocabulary of {} tokens", self.config.vocab_size));
+        }
+        if request.num_generations == 0 {
+            return refuse("num_generations must be at least 1".into());
+        }
+        if let Some(lengths) = &request.lengths
+            && (lengths.len() != request.num_generations as usize || lengths.contains(&0))
+        {
+            return refuse("lengths must be one positive number per generation".into());
+        }
+        if let Err(message) = request.sampling.validate() {
+            return refuse(message);
+        }
+        self.scheduler.push(request);
+        Ok(())
+    }
+
+    /// One step: waiting samples start in free slots (their prompts are prefilled first, up to
+    /// `max_num_batched_tokens` prompt tokens but at least one prompt), then every running sequence gets one more
+    /// token. Returns the sequences that ended.
+    ///
+    /// # Errors
+    /// When ONNX Runtime fails or logits are not finite. The engine is then of no further use.
+    pub fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+        let mut watch = Stopwatch::start();
+        let mut finished = Vec::new();
+        self.admit(&mut watch, &mut finished)?;
+        if self.scheduler.running() > 0 {
+            self.decode(&mut watch, &mut finished)?;
+        }
+        self.profile.scheduling += watch.lap();
+        Ok(finished)
+    }
+
+    /// Whether nothing runs and nothing waits.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.running() + self.waiting() == 0
+    }
+
+    /// Sequences in slots.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.scheduler.running()
+    }
+
+    /// Sequences that have not started.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.scheduler.waiting()
+    }
+
+    /// The version of the weights in use.
+    #[must_use]
+    pub fn version(&self) -> PolicyVersion {
+        self.version
+    }
+
+    /// The options the engine was made with.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Whether waiting sequences may start (they may at first). Running ones are not touched.
+    pub fn set_admission(&mut self, admit: bool) {
+        self.scheduler.set_admission(admit);
+    }
+
+    /// Ends everything that runs or waits with [`shared::FinishReason::Aborted`]; sequences that had begun are returned with
+    /// their tokens so far, waiting ones without any.
+    pub fn abort_all(&mut self) -> Vec<FinishedSequence> {
+        self.scheduler.abort_all(&self.limits)
+    }
+
+    /// Time and work so far.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Starts the profile anew.
+    pub fn reset_profile(&mut self) {
+        self.profile = Profile::default();
+    }
+
+    /// Builds and probes a session over new weights on a side thread; stepping goes on meanwhile.
+    ///
+    /// # Errors
+    /// When a swap is pending already, or the folder does not hold that version of this model.
+    pub fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        if let Some(pending) = &self.pending {
+            let message = format!("v{} is being loaded already", pending.version);
+            return Err(EngineError::Swap { version: weights.version, message });
+        }
+        if dtype_of(&read_manifest(&weights, &self.config)?) != self.session.dtype() {
+            let message = "the element type is not that of the weights in use".into();
+            return Err(EngineError::Weights { path: weights.dir.display().to_string(), message });
+        }
+        self.pending = Some(PendingSwap::begin(weights, &self.config, session_options(&self.options))?);
+        Ok(())
+    }
+
+    /// Switches to the new session if it is ready, without waiting. Running sequences go on under the new weights with
+    /// the keys and values they have; a caller that wants them to finish first pauses the admission and calls this when
+    /// nothing runs. Samples that start later get a prompt prefilled with the new weights.
+    ///
+    /// # Errors
+    /// When the new session could not be built or failed its probe; the old weights stay in use.
+    pub fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        match self.pending.take_if(|pending| pending.is_ready()) {
+            Some(pending) => self.switch(pending).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Engine::try_swap`], waiting until the session is ready; `None` when no swap is pending.
+    ///
+    /// # Errors
+    /// As [`Engine::try_swap`].
+    pub fn wait_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        self.pending.take().map(|pending| self.switch(pending)).transpose()
+    }
+
+    /// Whether a swap was begun and not yet made.
+    #[must_use]
+    pub fn swap_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    fn switch(&mut self, pending: PendingSwap) -> Result<SwapReport, EngineError> {
+        let stalled = Instant::now();
+        let (version, begun) = (pending.version, pending.begun);
+        let session = pending.join()?;
+        retire(std::mem::replace(&mut self.session, session));
+        self.version = version;
+        self.scheduler.forget_prefix();
+        let report = SwapReport {
+            version,
+            seconds: begun.elapsed().as_secs_f64(),
+            stall_seconds: stalled.elapsed().as_secs_f64(),
+        };
+        tracing::debug!(%version, seconds = report.seconds, stall_seconds = report.stall_seconds, "weights swapped");
+        Ok(report)
+    }
+
+    fn admit(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+        let mut budget = self.options.max_num_batched_tokens;
+        loop {
+            self.start_samples(watch, finished)?;
+            let Some(prompt) = self.scheduler.prompt_to_prefill() else { return Ok(()) };
+            if prompt.len() > budget && budget < self.options.max_num_batched_tokens {
+                return Ok(());
+            }
+            budget = budget.saturating_sub(prompt.len());
+            self.prefill(&prompt, watch)?;
+        }
+    }
+
+    fn prefill(&mut self, prompt: &[u32], watch: &mut Stopwatch) -> Result<(), EngineError> {
+        let since = Instant::now();
+        self.batch.set_prefill(prompt);
+        self.profile.scheduling += watch.lap();
+        self.session.run(&self.batch, &mut self.kv, self.options.max_num_seqs, &mut self.prefix_logits)?;
+        self.profile.prefill += watch.lap();
+        self.profile.prefills += 1;
+        self.profile.prefill_tokens += prompt.len() as u64;
+        self.scheduler.prefix_is_ready(since);
+        Ok(())
+    }
+
+    /// Starts samples of the prompt in the prefix slot until it has none left or the slots are full.
+    fn start_samples(
+        &mut self,
+        watch: &mut Stopwatch,
+        finished: &mut Vec<FinishedSequence>,
+    ) -> Result<(), EngineError> {
+        while let Some((slot, prompt_length)) = self.scheduler.start_next(&self.limits) {
+            self.profile.scheduling += watch.lap();
+            self.kv.copy_slot(self.options.max_num_seqs, slot, prompt_length);
+            self.profile.kv_copy += watch.lap();
+            let sequence = self.scheduler.sequence(slot);
+            let row = &self.prefix_logits;
+            self.sampler.for_each(row.len(), &mut [sequence], |_, sequence, scratch| sequence.draw(row, scratch));
+            self.profile.sampling += watch.lap();
+            self.accept(slot, finished)?;
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+        self.profile.scheduling += watch.lap();
+        let kv = &mut self.kv;
+        self.scheduler.compact(|from, to, used| kv.copy_slot(from, to, used));
+        self.profile.kv_copy += watch.lap();
+
+        let rows = self.scheduler.running();
+        self.batch.set_decode(self.scheduler.dense().map(|sequence| sequence.decode_row()));
+        let vocab = self.config.vocab_size;
+        let logits = &mut self.logits[..rows * vocab];
+        self.profile.scheduling += watch.lap();
+        self.session.run(&self.batch, &mut self.kv, 0, logits)?;
+        self.profile.decode += watch.lap();
+        self.profile.decode_steps += 1;
+        self.profile.decode_tokens += rows as u64;
+
+        self.sampler.for_each(vocab, self.scheduler.dense_slots(), |slot, sequence, scratch| {
+            let row = &logits[slot * vocab..(slot + 1) * vocab];
+            sequence.as_mut().expect("decoding runs on slots without holes").draw(row, scratch);
+        });
+        self.profile.sampling += watch.lap();
+        (0..rows).try_for_each(|slot| self.accept(slot, finished))
+    }
+
+    fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+        let sequence = self.scheduler.sequence(slot);
+        let (prompt, sample) = (sequence.prompt(), sequence.sample());
+        let ended = sequence.accept(self.version, &self.limits).map_err(|source| EngineError::Row {
+            prompt,
+            sample,
+            version: self.version,
+            source,
+        })?;
+        if let Some(reason) = ended {
+            finished.push(self.scheduler.release(slot).finish(reason));
+        }
+        Ok(())
+    }
+}
+
+fn session_options(options: &EngineOptions) -> SessionOptions {
+    SessionOptions { device: options.device, threads: options.threads, spinning: options.spinning }
+}
+
+fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &WeightManifest) -> Result<(), EngineError> {
+    let refuse = |message: String| Err(EngineError::Options(message));
+    for (name, value) in [
+        ("threads", options.threads),
+        ("max_num_seqs", options.max_num_seqs),
+        ("max_num_batched_tokens", options.max_num_batched_tokens),
+    ] {
+        if value == 0 {
+            return refuse(format!("{name} must be at least 1"));
+        }
+    }
+    let rows = manifest.tensor(ROTARY_COS).map_or(config.max_position_embeddings, |table| table.shape[0] as usize);
+    if !(2..=rows).contains(&options.max_model_len) {
+        return refuse(format!(
+            "max_model_len must be between 2 and the {rows} positions of the exported graph, got {}",
+            options.max_model_len
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! What goes into the engine and what comes out. The engine sees token ids only.
+
+use std::{path::PathBuf, sync::Arc};
+
+use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
+
+/// Sizes and resources of an engine.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Where the graph runs.
+    pub device: Device,
+    /// Threads of the graph and of the sampler.
+    pub threads: usize,
+    /// Sequences decoded at once (vLLM `max_num_seqs`).
+    pub max_num_seqs: usize,
+    /// Tokens of one prefill call (vLLM `max_num_batched_tokens`).
+    pub max_num_batched_tokens: usize,
+    /// Longest prompt plus completion (vLLM `max_model_len`).
+    pub max_model_len: usize,
+    /// Whether idle graph threads spin between operators: faster on cores of their own, much slower on cores shared
+    /// with another busy process (the learner).
+    pub spinning: bool,
+    /// Whether new weights will be swapped in: the memory plan then counts a second session.
+    pub hot_swap: bool,
+}
+
+/// Watches the tokens of one completion for a stop string.
+pub trait StopWatch: Send {
+    /// Takes the next token; true ends the completion (the token is kept).
+    fn push(&mut self, token: u32) -> bool;
+}
+
+/// One prompt to be completed `num_generations` times.
+#[derive(Clone)]
+pub struct GroupRequest {
+    /// The caller's name for the group; comes back with every sequence.
+    pub tag: u64,
+    /// Key of the randomness.
+    pub prompt_id: PromptId,
+    /// Key of the randomness: the epoch of the dataset.
+    pub epoch: u32,
+    /// The prompt.
+    pub prompt_ids: Arc<[u32]>,
+    /// Number of completions; sample indices are `0..num_generations`.
+    pub num_generations: u32,
+    /// How tokens are drawn.
+    pub sampling: Arc<SamplingParams>,
+    /// Own completion lengths per sample, for benchmarks with ragged lengths; wins over `max_completion_length`.
+    pub lengths: Option<Arc<[u32]>>,
+    /// Makes a watch for each completion; absent without stop strings.
+    pub stop_watch: Option<Arc<dyn Fn() -> Box<dyn StopWatch> + Send + Sync>>,
+}
+
+/// A completion that has ended.
+#[derive(Debug, Clone)]
+pub struct FinishedSequence {
+    /// The group's tag.
+    pub tag: u64,
+    /// Index within the group.
+    pub sample: u32,
+    /// Sampled tokens; the end-of-sequence token, if one came, is the last.
+    pub token_ids: Vec<u32>,
+    /// One entry per token.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Runs of weight versions, `(first token index, version)`.
+    pub versions: Vec<(u32, PolicyVersion)>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Seconds from admission of the group to the first token.
+    pub ttft_seconds: f64,
+    /// Seconds from admission of the group to the last token.
+    pub total_seconds: f64,
+}
+
+/// A version of the weights on disk: a folder with `model.onnx`, `weights.data` and `manifest.json`.
+#[derive(Debug, Clone)]
+pub struct WeightSource {
+    /// The folder.
+    pub dir: PathBuf,
+    /// The version it holds.
+    pub version: PolicyVersion,
+}
+
+/// How a swap of weights went.
+#[derive(Debug, Clone, Copy)]
+pub struct SwapReport {
+    /// The version now in use.
+    pub version: PolicyVersion,
+    /// Seconds from the request to the first usable session.
+    pub seconds: f64,
+    /// Seconds that the step loop stood still.
+    pub stall_seconds: f64,
+}

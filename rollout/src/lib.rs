@@ -1,0 +1,12 @@
+//! The sampler: continuous batching over ONNX Runtime. Prompts go in, scored groups of completions come out.
+//!
+//! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampler`] (logits to a
+//! token), [`reward`] (completions to scores), [`pair`] (the half of the training pair that runs in this process).
+//! [`commands`] holds one file per subcommand. This crate never links libtorch.
+
+pub mod commands;
+pub mod data;
+pub mod engine;
+pub mod pair;
+pub mod reward;
+pub mod sampler;

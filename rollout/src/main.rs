@@ -1,0 +1,46 @@
+//! `rollout`: the sampler of the pair, and generation on its own.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rollout::commands::{bench, eval, generate, rewards, run};
+
+/// Samples groups of completions from a language model over ONNX Runtime.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The sampling half of a training pair (started by `tandem train`).
+    Run(run::Args),
+    /// Complete the prompts of a JSONL file.
+    Generate(generate::Args),
+    /// Measure generation on its own: prefill and decode rates, latencies, time by phase.
+    Bench(bench::Args),
+    /// Score a model on a dataset: avg@k and pass@k.
+    Eval(eval::Args),
+    /// List the reward functions.
+    Rewards(rewards::Args),
+}
+
+fn main() -> ExitCode {
+    shared::logging::init();
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Rewards(args) => rewards::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Greedy evaluation of weight versions on a dataset of its own, between two steps.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use shared::{
+    FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step,
+    metrics::{self, MetricRecord, MetricsFile},
+};
+
+use super::assembly::{Assembly, Order};
+use crate::{
+    data::Dataset,
+    engine::{Engine, FinishedSequence},
+    reward::weighted_sum,
+};
+
+/// Evaluates every so many versions and appends the figures to `eval.jsonl`.
+pub struct Evaluation {
+    dataset: Dataset,
+    assembly: Assembly,
+    /// The first reward function's score from which a completion counts as correct.
+    correct_at: f64,
+    every: u64,
+    file: MetricsFile,
+    last: Option<u64>,
+    round: Option<Round>,
+}
+
+struct Round {
+    version: PolicyVersion,
+    next_row: usize,
+    done: Vec<RolloutGroup>,
+    begun: Instant,
+}
+
+impl Evaluation {
+    /// An evaluation every `every` steps; what `eval.jsonl` already holds is not done again.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn new(
+        run_dir: &RunDir,
+        dataset: Dataset,
+        assembly: Assembly,
+        correct_at: f64,
+        every: u64,
+    ) -> anyhow::Result<Self> {
+        let path = run_dir.eval();
+        let failed = || format!("{}", path.display());
+        let file = MetricsFile::open(&path, u64::MAX).with_context(failed)?;
+        let steps = metrics::read(&path).with_context(failed)?;
+        let last = steps.iter().filter_map(|r| r.get("step")).map(|step| step as u64).max();
+        Ok(Self { dataset, assembly, correct_at, every: every.max(1), file, last, round: None })
+    }
+
+    /// Whether a version is to be evaluated: it is the first one, or a multiple of the interval was reached since the
+    /// last evaluation.
+    #[must_use]
+    pub fn due(&self, version: PolicyVersion) -> bool {
+        self.last.is_none_or(|last| version.0 / self.every > last / self.every)
+    }
+
+    /// Whether an evaluation is going on.
+    #[must_use]
+    pub fn active(&self) -> bool {
+        self.round.is_some()
+    }
+
+    /// Begins the evaluation of the version that the (idle) engine holds.
+    pub fn begin(&mut self, version: PolicyVersion) {
+        let done = Vec::with_capacity(self.dataset.len());
+        self.round = Some(Round { version, next_row: 0, done, begun: Instant::now() });
+    }
+
+    /// Gives the engine prompts as long as it has room for them.
+    ///
+    /// # Errors
+    /// When the engine refuses one.
+    pub fn feed(&mut self, engine: &mut Engine) -> anyhow::Result<()> {
+        let Some(round) = &mut self.round else {
+            return Ok(());
+        };
+        while engine.running() + engine.waiting() < engine.options().max_num_seqs {
+            let Some(row) = self.dataset.rows().get(round.next_row) else {
+                break;
+            };
+            let id = GroupId { step: Step(round.version.0), index: round.next_row as u32 };
+            engine.add_group(self.assembly.begin(Order { id, row, epoch: 0, cursor: 0, num_generations: 1 }))?;
+            round.next_row += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes a sequence that has ended.
+    ///
+    /// # Errors
+    /// When it cannot be decoded.
+    pub fn add(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
+        self.assembly.add(sequence)
+    }
+
+    /// Takes scored completions; the last one ends the evaluation and appends its record.
+    ///
+    /// # Errors
+    /// When the record cannot be written.
+    pub fn collect(&mut self) -> anyhow::Result<()> {
+        let Some(round) = &mut self.round else {
+            return Ok(());
+        };
+        round.done.extend(std::iter::from_fn(|| self.assembly.finished()));
+        if round.done.len() < self.dataset.len() {
+            return Ok(());
+        }
+        let round = self.round.take().expect("it was just looked at");
+        let mut record = figures(round.version, &round.done, self.correct_at);
+        record.set("eval_seconds", round.begun.elapsed().as_secs_f64());
+        self.file.append(&record).context("eval.jsonl")?;
+        self.last = Some(round.version.0);
+        let figure = |key: &str| record.get(key).unwrap_or(f64::NAN);
+        tracing::info!(
+            "evaluation of v{}: reward {:.4}, accuracy {:.4}",
+            round.version,
+            figure("eval_reward"),
+            figure("eval_accuracy")
+        );
+        Ok(())
+    }
+}
+
+/// The record of one evaluation; keys are TRL's with its prefix `eval_`.
+fn figures(version: PolicyVersion, groups: &[RolloutGroup], correct_at: f64) -> MetricRecord {
+    let names = groups.first().map(|g| g.reward_names.as_slice()).unwrap_or_default();
+    let weights: Vec<f64> = names.iter().map(|(_, weight)| *weight).collect();
+    let completions = || groups.iter().flat_map(|g| &g.completions);
+    let mut record = MetricRecord::default();
+    record.count("step", version.0);
+    record.count("eval_prompts", groups.len() as u64);
+    record.set("eval_reward", mean(completions().filter_map(|c| weighted_sum(&c.rewards, &weights))));
+    // Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
+    let correct = |score: f64| f64::from(u8::from(score >= correct_at - 1e-9));
+    let first = || completions().filter_map(|c| c.rewards.first()?.score());
+    record.set("eval_accuracy", mean(first().map(correct)));
+    for (index, (name, _)) in names.iter().enumerate() {
+        let scores = completions().filter_map(|c| c.rewards.get(index)?.score());
+        record.set(format!("eval_rewards/{name}/mean"), mean(scores));
+    }
+    record.set("eval_completions/mean_length", mean(completions().map(|c| c.token_ids.len() as f64)));
+    let clipped = |reason| f64::from(u8::from(reason == FinishReason::Length));
+    record.set("eval_completions/clipped_ratio", mean(completions().map(|c| clipped(c.finish_reason))));
+    record
+}
+
+/// NaN (null in the file) when there is nothing to average.
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0u64), |(sum, count), value| (sum + value, count + 1));
+    sum / count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{Completion, PromptId, RewardOutcome};
+
+    use super::*;
+
+    fn group(tokens: usize, finish_reason: FinishReason, rewards: Vec<RewardOutcome>) -> RolloutGroup {
+        let completion = Completion {
+            sample: 0,
+            token_ids: vec![0; tokens],
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            text: String::new(),
+            finish_reason,
+            rewards,
+        };
+        RolloutGroup {
+            id: GroupId { step: Step(3), index: 0 },
+            prompt_id: PromptId(0),
+            epoch: 0,
+            prompt_ids: vec![1],
+            prompt_text: String::new(),
+            completions: vec![completion],
+            reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5)],
+            policy_version: PolicyVersion(3),
+            cursor: 0,
+            generation_seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn completions_without_a_score_are_left_out_of_the_means() {
+        use RewardOutcome::{NotApplicable, Score};
+        let groups = [
+            group(2, FinishReason::Stop, vec![Score(2.0), Score(1.0)]),
+            group(4, FinishReason::Length, vec![Score(0.0), NotApplicable]),
+            group(6, FinishReason::Stop, vec![RewardOutcome::Failed("late".into()), NotApplicable]),
+        ];
+        let record = figures(PolicyVersion(3), &groups, 1.5);
+        for (key, value) in [
+            ("step", 3.0),
+            ("eval_prompts", 3.0),
+            ("eval_reward", 1.25),
+            ("eval_accuracy", 0.5),
+            ("eval_rewards/correctness/mean", 1.0),
+            ("eval_rewards/format/mean", 1.0),
+            ("eval_completions/mean_length", 4.0),
+            ("eval_completions/clipped_ratio", 1.0 / 3.0),
+        ] {
+            assert_eq!(record.get(key), Some(value), "{key}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The step loop: listens to the learner, follows its weights, keeps the engine full, and hands groups over.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use crossbeam::channel::Select;
+use shared::channel::LearnerStatus;
+
+use super::{
+    assembly::{Assembly, Order},
+    evaluation::Evaluation,
+    link::{Link, LinkEvent},
+    order::PromptOrder,
+    plan::Plan,
+    weights::WeightFollower,
+};
+use crate::{
+    data::Dataset,
+    engine::{Engine, FinishedSequence},
+};
+
+/// Longest wait when nothing can be done: how long a signal may take to be noticed.
+const IDLE_WAIT: Duration = Duration::from_millis(20);
+/// Wait while a session is being built or rewards are being computed, which wake nobody up.
+const SHORT_WAIT: Duration = Duration::from_millis(1);
+
+/// Everything that the step loop works with.
+pub struct Sampler {
+    /// Which group comes next.
+    pub plan: Plan,
+    /// Which prompt a group is made of.
+    pub order: PromptOrder,
+    /// The prompts.
+    pub dataset: Dataset,
+    /// Completions per prompt.
+    pub num_generations: u32,
+    /// Groups in the making.
+    pub assembly: Assembly,
+    /// Evaluation between the steps, if it is wanted.
+    pub evaluation: Option<Evaluation>,
+    /// The engine.
+    pub engine: Engine,
+    /// Keeps the engine on the learner's version.
+    pub weights: WeightFollower,
+    /// The way to the learner.
+    pub link: Link,
+    /// Set by a signal: the loop ends.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Sampler {
+    /// Works until the learner says that the run is over, or a signal ends it.
+    ///
+    /// # Errors
+    /// When the learner is silent for too long, the channel or the engine fails, or a version cannot be loaded.
+    pub fn run(&mut self) -> anyhow::Result<()> {
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                tracing::info!("ended by a signal");
+                return Ok(());
+            }
+            self.listen()?;
+            if self.over() {
+                tracing::info!("the run is over");
+                return Ok(());
+            }
+            self.collect()?;
+            self.hand_over();
+            self.follow()?;
+            self.feed()?;
+            self.work()?;
+        }
+    }
+
+    fn listen(&mut self) -> anyhow::Result<()> {
+        for event in self.link.events().try_iter() {
+            match event {
+                LinkEvent::Status(status) => self.plan.observe(status),
+                LinkEvent::Sent(id) => self.plan.sent(id),
+                LinkEvent::Silent(seconds) => return Err(silent(seconds)),
+                LinkEvent::Failed(error) => return Err(error).context("hand-over to the learner"),
+            }
+        }
+        Ok(())
+    }
+
+    fn learner(&self) -> &LearnerStatus {
+        self.plan.learner().expect("the loop starts with the learner's first status")
+    }
+
+    /// Whether nothing is left to do: not even the last version's evaluation.
+    fn over(&self) -> bool {
+        let status = self.learner();
+        let evaluating = self.evaluation.as_ref().is_some_and(|e| e.active() || e.due(status.version));
+        status.finished && !evaluating
+    }
+
+    fn evaluating(&self) -> bool {
+        self.evaluation.as_ref().is_some_and(Evaluation::active)
+    }
+
+    fn collect(&mut self) -> anyhow::Result<()> {
+        while let Some(group) = self.assembly.finished() {
+            self.plan.finish(group);
+        }
+        match &mut self.evaluation {
+            Some(evaluation) => evaluation.collect(),
+            None => Ok(()),
+        }
+    }
+
+    fn hand_over(&mut self) {
+        while self.link.has_room() {
+            let Some(group) = self.plan.send() else {
+                return;
+            };
+            self.link.send(group);
+        }
+    }
+
+    fn follow(&mut self) -> anyhow::Result<()> {
+        if self.evaluating() {
+            return Ok(());
+        }
+        let (target, finished) = (self.learner().version, self.learner().finished);
+        match self.weights.follow(&mut self.engine, target, &self.link) {
+            Err(error) if finished => {
+                tracing::warn!("the last version is not evaluated: {error:#}");
+                self.evaluation = None;
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// Keeps the engine full: with the prompts of an evaluation when one is due, else with the plan's groups.
+    fn feed(&mut self) -> anyhow::Result<()> {
+        if !self.weights.takes_groups(&self.engine) {
+            return Ok(());
+        }
+        let version = self.engine.version();
+        let newest = version == self.learner().version;
+        if let Some(evaluation) = &mut self.evaluation {
+            if !evaluation.active() && newest && evaluation.due(version) {
+                // Groups that were begun are finished first.
+                if !self.engine.is_idle() || !self.assembly.is_empty() {
+                    return Ok(());
+                }
+                evaluation.begin(version);
+            }
+            if evaluation.active() {
+                return evaluation.feed(&mut self.engine);
+            }
+        }
+        self.feed_groups()
+    }
+
+    fn feed_groups(&mut self) -> anyhow::Result<()> {
+        // One group in waiting is enough to fill the slots of a step.
+        let full = self.engine.options().max_num_seqs + self.num_generations as usize;
+        while self.engine.running() + self.engine.waiting() < full {
+            let Some(admission) = self.plan.admit(self.engine.version()) else {
+                return Ok(());
+            };
+            let (epoch, row) = self.order.at(admission.position);
+            let order = Order {
+                id: admission.id,
+                row: &self.dataset.rows()[row],
+                epoch,
+                cursor: admission.position + 1,
+                num_generations: self.num_generations,
+            };
+            self.engine.add_group(self.assembly.begin(order))?;
+        }
+        Ok(())
+    }
+
+    /// One step of the engine, or a wait when it has nothing to do.
+    fn work(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&self.engine);
+        if self.engine.running() == 0 && !can_start {
+            self.wait();
+            let idle = begin.elapsed().as_micros() as u64;
+            self.link.update(|status| status.idle_micros += idle);
+            return Ok(());
+        }
+        let finished = self.engine.step()?;
+        let tokens: usize = finished.iter().map(|s| s.token_ids.len()).sum();
+        for sequence in finished {
+            self.take(sequence)?;
+        }
+        let busy = begin.elapsed().as_micros() as u64;
+        self.link.update(|status| {
+            status.busy_micros += busy;
+            status.generated_tokens += tokens as u64;
+        });
+        Ok(())
+    }
+
+    fn take(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
+        match &mut self.evaluation {
+            Some(evaluation) if evaluation.active() => evaluation.add(sequence),
+            _ => self.assembly.add(sequence),
+        }
+    }
+
+    fn wait(&self) {
+        let scoring = self.assembly.scoring() > 0 || self.evaluating();
+        let wait = if scoring || self.weights.pending() { SHORT_WAIT } else { IDLE_WAIT };
+        let mut select = Select::new();
+        select.recv(self.link.events());
+        let _ = select.ready_timeout(wait);
+    }
+}
+
+/// The error for a learner that has died or hangs.
+pub(super) fn silent(seconds: f64) -> anyhow::Error {
+    anyhow::anyhow!(
+        "no sign of life from the learner for {seconds:.0} s (peer_timeout); see logs/learner.log in the run directory"
+    )
+}

@@ -1,0 +1,216 @@
+//! From a run directory to a running sampler.
+
+use std::{
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, ensure};
+use crossbeam::channel::RecvTimeoutError;
+use shared::{
+    Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
+    channel::{LearnerStatus, SamplerStatus, iox::IoxSampler},
+    config::{TrainConfig, WeightSwap, layers},
+    rng,
+};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::{
+    assembly::Assembly,
+    evaluation::Evaluation,
+    link::{Link, LinkEvent},
+    order::PromptOrder,
+    plan::{Plan, PlanOptions},
+    sampler::{Sampler, silent},
+    weights::WeightFollower,
+};
+use crate::{
+    data::{Dataset, PromptOptions, Tokenizer},
+    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory},
+    reward::{RewardFunction, RewardPool},
+};
+
+/// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the
+/// learner falls back.
+const KEPT_BYTES: usize = 256 << 20;
+
+/// Runs the sampler of a run directory until the learner says that the run is over, or SIGTERM or SIGINT arrives.
+///
+/// # Errors
+/// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
+pub fn run(run_dir: &RunDir) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, stop.clone()).context("signal handler")?;
+    }
+    let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
+    config.validate()?;
+    let model = ModelDir::open(&config.model).context("`model`")?;
+    let inputs = Inputs::load(&config, &model)?;
+
+    let end = IoxSampler::open(run_dir)?;
+    let status = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
+    let link =
+        Link::start(end, status, Duration::from_secs_f64(config.peer_timeout)).context("thread of the channel")?;
+    let Some(first) = first_status(&link, &stop)? else {
+        return Ok(());
+    };
+    if first.finished && config.eval_steps.is_none() {
+        return Ok(());
+    }
+    inputs.sampler(run_dir, &config, &model, link, first, stop)?.run()
+}
+
+/// What is read before the learner is asked for anything.
+struct Inputs {
+    tokenizer: Tokenizer,
+    dataset: Dataset,
+    rewards: Vec<RewardFunction>,
+    eval_dataset: Option<Dataset>,
+}
+
+impl Inputs {
+    fn load(config: &TrainConfig, model: &ModelDir) -> anyhow::Result<Self> {
+        let tokenizer = Tokenizer::open(model)?;
+        let options =
+            PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length };
+        let rewards = RewardFunction::from_specs(&config.reward_funcs).context("`reward_funcs`")?;
+        let load = |path| -> anyhow::Result<Dataset> {
+            let dataset = Dataset::load(path, &tokenizer, &options)?;
+            rewards.iter().try_for_each(|reward| reward.check(&dataset)).context("`reward_funcs`")?;
+            Ok(dataset)
+        };
+        let dataset = load(&config.dataset).context("`dataset`")?;
+        let wanted = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
+        let eval_dataset = wanted.map(|path| load(path)).transpose().context("`eval_dataset`")?;
+        Ok(Self { tokenizer, dataset, rewards, eval_dataset })
+    }
+
+    fn sampler(
+        self,
+        run_dir: &RunDir,
+        config: &TrainConfig,
+        model: &ModelDir,
+        link: Link,
+        first: LearnerStatus,
+        stop: Arc<AtomicBool>,
+    ) -> anyhow::Result<Sampler> {
+        let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
+        let weights = WeightFollower::new(run_dir.clone(), swap);
+        let engine = self.engine(&weights, first.version, config, model)?;
+        link.update(|status| {
+            status.version = first.version;
+            status.oldest_in_use = first.version;
+        });
+        tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
+        let mut plan = Plan::new(PlanOptions {
+            groups_per_step: config.groups_per_step(),
+            max_staleness: config.max_staleness,
+            max_unsent: config.groups_per_step() as usize,
+            kept_bytes: KEPT_BYTES,
+        });
+        plan.observe(first);
+        Ok(Sampler {
+            plan,
+            order: PromptOrder::new(self.dataset.len(), config.shuffle_dataset, config.seed),
+            num_generations: config.num_generations,
+            assembly: self.assembly(config, config.sampling())?,
+            evaluation: self.evaluation(run_dir, config)?,
+            dataset: self.dataset,
+            engine,
+            weights,
+            link,
+            stop,
+        })
+    }
+
+    fn engine(
+        &self,
+        weights: &WeightFollower,
+        version: PolicyVersion,
+        config: &TrainConfig,
+        model: &ModelDir,
+    ) -> anyhow::Result<Engine> {
+        let source = weights.source(version);
+        let dtype = dtype(&WeightManifest::read(&source.dir)?);
+        let mut options = self.engine_options(config, model)?;
+        if config.max_num_seqs.is_none() {
+            options.max_num_seqs =
+                auto_max_num_seqs(model.config(), dtype, &options, options.max_num_seqs, available_memory()?)?;
+        }
+        Ok(Engine::new(source, model, options)?)
+    }
+
+    fn engine_options(&self, config: &TrainConfig, model: &ModelDir) -> anyhow::Result<EngineOptions> {
+        let longest = self.datasets().map(Dataset::longest_prompt).max().unwrap_or(0);
+        let limit = model.config().max_position_embeddings;
+        let wanted = longest + config.max_completion_length as usize;
+        let max_model_len = config.max_model_len.unwrap_or_else(|| wanted.min(limit));
+        ensure!(
+            longest < max_model_len,
+            "the longest prompt has {longest} tokens, which leaves no room for a completion in `max_model_len` \
+             ({max_model_len}); raise it (the model's limit is {limit}) or set `max_prompt_length`"
+        );
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        Ok(EngineOptions {
+            device: config.rollout_device,
+            threads: config.threads(cores).0,
+            max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            max_model_len,
+            // In a synchronous run the learner waits while the sampler works, and the cores are free.
+            spinning: config.max_staleness == 0,
+            hot_swap: true,
+        })
+    }
+
+    fn datasets(&self) -> impl Iterator<Item = &Dataset> {
+        std::iter::once(&self.dataset).chain(&self.eval_dataset)
+    }
+
+    fn assembly(&self, config: &TrainConfig, sampling: SamplingParams) -> anyhow::Result<Assembly> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let deadline = Duration::from_secs_f64(config.reward_timeout);
+        let pool = RewardPool::new(self.rewards.clone(), cores, deadline).context("threads of the reward functions")?;
+        Ok(Assembly::new(self.tokenizer.clone(), sampling, pool, config.weighted_rewards()))
+    }
+
+    fn evaluation(&self, run_dir: &RunDir, config: &TrainConfig) -> anyhow::Result<Option<Evaluation>> {
+        let (Some(dataset), Some(every)) = (&self.eval_dataset, config.eval_steps) else {
+            return Ok(None);
+        };
+        let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() })?;
+        let correct_at = self.rewards[0].reward().correct_at();
+        Evaluation::new(run_dir, dataset.clone(), assembly, correct_at, every).map(Some)
+    }
+}
+
+/// Waits for the learner's first sign of life; `None` when a signal came first.
+fn first_status(link: &Link, stop: &AtomicBool) -> anyhow::Result<Option<LearnerStatus>> {
+    tracing::info!("waiting for the learner");
+    while !stop.load(Ordering::Relaxed) {
+        match link.events().recv_timeout(Duration::from_millis(50)) {
+            Ok(LinkEvent::Status(status)) => return Ok(Some(status)),
+            Ok(LinkEvent::Silent(seconds)) => return Err(silent(seconds)),
+            Ok(LinkEvent::Failed(error)) => return Err(error).context("hand-over to the learner"),
+            Ok(LinkEvent::Sent(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(silent(0.0)),
+        }
+    }
+    Ok(None)
+}
+
+fn dtype(manifest: &WeightManifest) -> Dtype {
+    manifest.tensors.iter().find(|t| t.role == TensorRole::Parameter).map_or(Dtype::Fp32, |t| t.dtype)
+}
+
+/// A number that no other process of this run has had.
+fn incarnation() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    rng::hash(&[process::id().into(), now])
+}

@@ -1,0 +1,124 @@
+//! Keeping the engine on the version that the learner has.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use shared::{PolicyVersion, RunDir, config::WeightSwap};
+
+use super::link::Link;
+use crate::engine::{Engine, SwapReport, WeightSource};
+
+/// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
+const ATTEMPTS: u32 = 5;
+/// Pause before a swap that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Follows the learner's version. The new session is built beside generation; when it takes over depends on what runs:
+///
+/// - with [`WeightSwap::Drain`], running sequences finish first and waiting ones start after the swap;
+/// - with [`WeightSwap::Continue`], it takes over between two decode steps;
+/// - a version that goes *down* (the learner was restarted from a checkpoint) waits until everything that was begun has
+///   finished, since a group's staleness was checked when it was begun.
+pub struct WeightFollower {
+    run_dir: RunDir,
+    swap: WeightSwap,
+    pending: Option<PolicyVersion>,
+    failures: u32,
+    not_before: Instant,
+}
+
+impl WeightFollower {
+    /// A follower of the versions in a run directory.
+    #[must_use]
+    pub fn new(run_dir: RunDir, swap: WeightSwap) -> Self {
+        Self { run_dir, swap, pending: None, failures: 0, not_before: Instant::now() }
+    }
+
+    /// Where a version is.
+    #[must_use]
+    pub fn source(&self, version: PolicyVersion) -> WeightSource {
+        WeightSource { dir: self.run_dir.version(version), version }
+    }
+
+    /// One look at where things stand, without waiting: begins a swap, or makes it when it may be made.
+    ///
+    /// # Errors
+    /// When the version cannot be loaded, after several attempts.
+    pub fn follow(&mut self, engine: &mut Engine, target: PolicyVersion, link: &Link) -> anyhow::Result<()> {
+        let result = match self.pending {
+            None if target == engine.version() || Instant::now() < self.not_before => return Ok(()),
+            None => self.begin(engine, target, link),
+            Some(pending) if self.may_swap(engine, pending) => self.finish(engine, link),
+            Some(_) => return Ok(()),
+        };
+        let Err(error) = result else {
+            return Ok(());
+        };
+        self.pending = None;
+        engine.set_admission(true);
+        self.failures += 1;
+        self.not_before = Instant::now() + RETRY;
+        if self.failures < ATTEMPTS {
+            tracing::warn!("weights v{target} cannot be loaded, trying again: {error:#}");
+            return Ok(());
+        }
+        Err(error.context(format!("weights v{target} cannot be loaded")))
+    }
+
+    /// Whether new groups may be given to the engine: not before a swap that waits for the running ones.
+    #[must_use]
+    pub fn takes_groups(&self, engine: &Engine) -> bool {
+        self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())
+    }
+
+    /// Whether sequences that wait in the engine may start.
+    #[must_use]
+    pub fn lets_start(&self, engine: &Engine) -> bool {
+        self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue || pending < engine.version())
+    }
+
+    /// Whether a session is in the making.
+    #[must_use]
+    pub fn pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    fn begin(&mut self, engine: &mut Engine, target: PolicyVersion, link: &Link) -> anyhow::Result<()> {
+        link.update(|status| status.oldest_in_use = target.min(engine.version()));
+        engine.begin_swap(self.source(target))?;
+        if self.swap == WeightSwap::Drain && target > engine.version() {
+            engine.set_admission(false);
+        }
+        self.pending = Some(target);
+        Ok(())
+    }
+
+    fn may_swap(&self, engine: &Engine, pending: PolicyVersion) -> bool {
+        if pending < engine.version() {
+            return engine.is_idle();
+        }
+        self.swap == WeightSwap::Continue || engine.running() == 0
+    }
+
+    fn finish(&mut self, engine: &mut Engine, link: &Link) -> anyhow::Result<()> {
+        let Some(report) = engine.try_swap().context("the new session is of no use")? else {
+            return Ok(());
+        };
+        self.pending = None;
+        self.failures = 0;
+        engine.set_admission(true);
+        let SwapReport { version, seconds, stall_seconds } = report;
+        tracing::info!("weights v{version} in use after {seconds:.3} s, stall {:.1} ms", stall_seconds * 1e3);
+        link.update(|status| {
+            status.version = version;
+            status.oldest_in_use = version;
+            status.swap_micros = micros(seconds);
+            status.swap_stall_micros = micros(stall_seconds);
+        });
+        Ok(())
+    }
+}
+
+fn micros(seconds: f64) -> u64 {
+    (seconds * 1e6) as u64
+}

@@ -1,0 +1,342 @@
+//! Runs reward functions beside generation.
+//!
+//! A dispatcher thread takes groups from a channel, cuts them into items (one call of one function, see
+//! [`Scope`]) and keeps as many of them running on a rayon pool as it has threads. Each item has a deadline that counts
+//! from its start. A thread cannot be stopped from outside, so when an item overruns, it is given up, and a fresh pool
+//! takes the place of the one with the lost thread: items behind it are not held up. A function that keeps losing
+//! threads is no longer called.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use crossbeam::channel::{Receiver, Sender, at, never, select, unbounded};
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use shared::RewardOutcome;
+
+use super::{RewardFunction, RewardInput, Scope};
+
+/// A function with this many calls that never came back is not called again until one of them does.
+const MAX_LOST_CALLS: usize = 8;
+
+/// The scores of one group.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoredGroup {
+    /// The tag that it was submitted with.
+    pub tag: u64,
+    /// One list per completion, with one outcome per function, in the order of the functions.
+    pub outcomes: Vec<Vec<RewardOutcome>>,
+    /// Seconds from submission to the last outcome.
+    pub seconds: f64,
+}
+
+/// Scores groups on threads of its own. Every group that is submitted comes back, whatever its functions do.
+#[derive(Debug)]
+pub struct RewardPool {
+    functions: Arc<[RewardFunction]>,
+    groups: Option<Sender<Submitted>>,
+    scored: Receiver<ScoredGroup>,
+    pending: usize,
+    dispatcher: Option<JoinHandle<()>>,
+}
+
+struct Submitted {
+    tag: u64,
+    input: RewardInput,
+    at: Instant,
+}
+
+impl RewardPool {
+    /// A pool of `threads` threads; `deadline` is the time that one function may take for one completion (for one group
+    /// with [`Scope::Group`]).
+    ///
+    /// # Errors
+    /// When the threads cannot be started.
+    pub fn new(
+        functions: Vec<RewardFunction>,
+        threads: usize,
+        deadline: Duration,
+    ) -> Result<Self, ThreadPoolBuildError> {
+        let functions: Arc<[RewardFunction]> = functions.into();
+        let (groups, submitted) = unbounded();
+        let (results, scored) = unbounded();
+        let mut dispatcher = Dispatcher::new(functions.clone(), threads.max(1), deadline, results)?;
+        let dispatcher = std::thread::spawn(move || dispatcher.run(&submitted));
+        Ok(Self { functions, groups: Some(groups), scored, pending: 0, dispatcher: Some(dispatcher) })
+    }
+
+    /// The functions, in the order of the outcomes.
+    #[must_use]
+    pub fn functions(&self) -> &[RewardFunction] {
+        &self.functions
+    }
+
+    /// Hands over a group; returns at once. The tag comes back with the scores.
+    pub fn submit(&mut self, tag: u64, input: RewardInput) {
+        let group = Submitted { tag, input, at: Instant::now() };
+        let groups = self.groups.as_ref().expect("the channel is open until the pool is dropped");
+        groups.send(group).expect("the dispatcher runs until the pool is dropped");
+        self.pending += 1;
+    }
+
+    /// Number of groups that were submitted and not yet received.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// A group whose scores are complete, if there is one.
+    pub fn try_recv(&mut self) -> Option<ScoredGroup> {
+        let group = self.scored.try_recv().ok()?;
+        self.pending -= 1;
+        Some(group)
+    }
+
+    /// Waits for the next group whose scores are complete; `None` when none is pending. Deadlines bound the wait.
+    pub fn recv(&mut self) -> Option<ScoredGroup> {
+        if self.pending == 0 {
+            return None;
+        }
+        let group = self.scored.recv().expect("the dispatcher runs until the pool is dropped");
+        self.pending -= 1;
+        Some(group)
+    }
+}
+
+impl Drop for RewardPool {
+    fn drop(&mut self) {
+        // The closed channel ends the dispatcher. Threads of calls that hang are not waited for.
+        self.groups = None;
+        if let Some(dispatcher) = self.dispatcher.take() {
+            let _ = dispatcher.join();
+        }
+    }
+}
+
+/// One call of one function.
+struct Item {
+    group: u64,
+    function: usize,
+    /// Index of the first completion of `input` within its group.
+    first: usize,
+    input: RewardInput,
+}
+
+/// What is left of an item while it runs.
+struct Running {
+    group: u64,
+    function: usize,
+    first: usize,
+    completions: usize,
+    deadline: Option<Instant>,
+}
+
+/// A group whose scores are being collected.
+struct Open {
+    tag: u64,
+    submitted: Instant,
+    outcomes: Vec<Vec<RewardOutcome>>,
+    missing: usize,
+}
+
+/// An item's number and its outcomes, or why there are none.
+type Done = (u64, Result<Vec<RewardOutcome>, String>);
+
+struct Dispatcher {
+    functions: Arc<[RewardFunction]>,
+    threads: usize,
+    deadline: Duration,
+    pool: ThreadPool,
+    queue: VecDeque<Item>,
+    running: HashMap<u64, Running>,
+    /// Items that were given up, with their function, while their threads have not come back.
+    lost: HashMap<u64, usize>,
+    open: HashMap<u64, Open>,
+    next: u64,
+    done: (Sender<Done>, Receiver<Done>),
+    results: Sender<ScoredGroup>,
+}
+
+impl Dispatcher {
+    fn new(
+        functions: Arc<[RewardFunction]>,
+        threads: usize,
+        deadline: Duration,
+        results: Sender<ScoredGroup>,
+    ) -> Result<Self, ThreadPoolBuildError> {
+        Ok(Self {
+            functions,
+            threads,
+            deadline,
+            pool: thread_pool(threads)?,
+            queue: VecDeque::new(),
+            running: HashMap::new(),
+            lost: HashMap::new(),
+            open: HashMap::new(),
+            next: 0,
+            done: unbounded(),
+            results,
+        })
+    }
+
+    /// Works until the channel is closed.
+    fn run(&mut self, submitted: &Receiver<Submitted>) {
+        let done = self.done.1.clone();
+        loop {
+            self.start_items();
+            let earliest = self.running.values().filter_map(|item| item.deadline).min();
+            let alarm = earliest.map_or_else(never, at);
+            select! {
+                recv(submitted) -> group => match group {
+                    Ok(group) => self.open_group(group),
+                    Err(_) => return,
+                },
+                recv(done) -> item => {
+                    let (id, outcomes) = item.expect("the dispatcher holds a sender");
+                    self.finish_item(id, outcomes);
+                }
+                recv(alarm) -> _ => self.give_up_overdue(),
+            }
+        }
+    }
+
+    fn open_group(&mut self, Submitted { tag, input, at }: Submitted) {
+        let group = self.number();
+        let queued = self.queue.len();
+        for function in 0..self.functions.len() {
+            self.queue.extend(match self.functions[function].reward().scope() {
+                Scope::Group => vec![Item { group, function, first: 0, input: input.clone() }],
+                Scope::Completion => {
+                    single(&input).enumerate().map(|(first, input)| Item { group, function, first, input }).collect()
+                }
+            });
+        }
+        let empty = vec![RewardOutcome::NotApplicable; self.functions.len()];
+        let outcomes = vec![empty; input.completions.len()];
+        let missing = self.queue.len() - queued;
+        self.open.insert(group, Open { tag, submitted: at, outcomes, missing });
+        self.close_if_complete(group);
+    }
+
+    fn start_items(&mut self) {
+        while self.running.len() < self.threads
+            && let Some(item) = self.queue.pop_front()
+        {
+            let id = self.number();
+            let running = Running {
+                group: item.group,
+                function: item.function,
+                first: item.first,
+                completions: item.input.completions.len(),
+                deadline: Instant::now().checked_add(self.deadline),
+            };
+            self.running.insert(id, running);
+            let lost = self.lost.values().filter(|&&function| function == item.function).count();
+            if lost >= MAX_LOST_CALLS {
+                self.finish_item(id, Err(format!("not called any more: {lost} calls have not come back")));
+                continue;
+            }
+            let (function, done) = (self.functions[item.function].clone(), self.done.0.clone());
+            // The receiver is gone only when the whole pool is.
+            self.pool.spawn(move || drop(done.send((id, call(&function, &item.input)))));
+        }
+    }
+
+    fn finish_item(&mut self, id: u64, outcomes: Result<Vec<RewardOutcome>, String>) {
+        let Some(item) = self.running.remove(&id) else {
+            // A call that was given up has come back after all; its thread ends with its pool.
+            self.lost.remove(&id);
+            return;
+        };
+        let outcomes = outcomes.and_then(|found| {
+            if found.len() == item.completions {
+                Ok(found)
+            } else {
+                Err(format!("returned {} outcomes for {} completions", found.len(), item.completions))
+            }
+        });
+        let outcomes = outcomes.unwrap_or_else(|reason| vec![RewardOutcome::Failed(reason); item.completions]);
+        let group = self.open.get_mut(&item.group).expect("a group stays open until its last item");
+        for (offset, outcome) in outcomes.into_iter().enumerate() {
+            group.outcomes[item.first + offset][item.function] = finite(outcome);
+        }
+        group.missing -= 1;
+        self.close_if_complete(item.group);
+    }
+
+    fn close_if_complete(&mut self, group: u64) {
+        if self.open.get(&group).is_none_or(|open| open.missing > 0) {
+            return;
+        }
+        if let Some(open) = self.open.remove(&group) {
+            let seconds = open.submitted.elapsed().as_secs_f64();
+            // The receiver is gone only when the whole pool is.
+            let _ = self.results.send(ScoredGroup { tag: open.tag, outcomes: open.outcomes, seconds });
+        }
+    }
+
+    fn give_up_overdue(&mut self) {
+        let now = Instant::now();
+        let overdue: Vec<u64> = self
+            .running
+            .iter()
+            .filter(|(_, item)| item.deadline.is_some_and(|deadline| deadline <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &overdue {
+            let function = self.running[id].function;
+            self.finish_item(*id, Err(format!("no result within {} s", self.deadline.as_secs_f64())));
+            self.lost.insert(*id, function);
+            tracing::warn!("reward function `{}` ran out of time", self.functions[function].name());
+        }
+        if overdue.is_empty() {
+            return;
+        }
+        match thread_pool(self.threads) {
+            // The old pool's other threads finish what they are at, then end.
+            Ok(pool) => self.pool = pool,
+            // Without new threads, items wait on the old pool and run into their deadlines: late, but they come back.
+            Err(error) => tracing::error!("no threads to replace those of hanging reward functions: {error}"),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+fn thread_pool(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
+    ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("reward-{i}")).build()
+}
+
+/// The group as inputs of one completion each.
+fn single(input: &RewardInput) -> impl Iterator<Item = RewardInput> + '_ {
+    input.completions.iter().map(|completion| RewardInput {
+        prompt: input.prompt.clone(),
+        columns: input.columns.clone(),
+        completions: vec![completion.clone()],
+    })
+}
+
+fn call(function: &RewardFunction, input: &RewardInput) -> Result<Vec<RewardOutcome>, String> {
+    catch_unwind(AssertUnwindSafe(|| function.reward().score(input))).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        format!("panicked: {}", text.unwrap_or_else(|| "without a message".into()))
+    })
+}
+
+fn finite(outcome: RewardOutcome) -> RewardOutcome {
+    match outcome {
+        RewardOutcome::Score(score) if !score.is_finite() => RewardOutcome::Failed(format!("returned {score}")),
+        outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests;

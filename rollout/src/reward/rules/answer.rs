@@ -1,0 +1,155 @@
+//! Comparing a mathematical answer with the expected one: `\boxed{}` and plain numbers.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+/// A number in running text, thousands separators allowed.
+static NUMBER: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|\d)").expect("a valid pattern"));
+
+/// A simple fraction of LaTeX, whole numbers or decimals in both halves.
+static FRACTION: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^(-?)\\frac\{?(-?[\d.]+)\}?\{?(-?[\d.]+)\}?$").expect("a valid pattern"));
+
+/// LaTeX that changes how an answer looks and not what it is.
+const LOOKS: [&str; 14] =
+    ["\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "\\$", "$", "\\%", "%", "^\\circ", "^{\\circ}", " "];
+
+/// The content of the last `\boxed{…}`, braces balanced; `None` without one or if it is not closed.
+#[must_use]
+pub fn last_boxed(text: &str) -> Option<&str> {
+    let (_, rest) = text.rsplit_once("\\boxed{")?;
+    let mut depth = 1;
+    for (index, byte) in rest.bytes().enumerate() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(rest[..index].trim());
+        }
+    }
+    None
+}
+
+/// The value of a text that is a number: optional sign and `$`, thousands separators, a closing full stop or percent
+/// sign.
+#[must_use]
+pub fn number(text: &str) -> Option<f64> {
+    let plain: String = text.trim().chars().filter(|c| !matches!(c, ',' | '$')).collect();
+    let plain = plain.trim_end_matches(['.', '%']).trim();
+    // `inf`, `nan` and exponents are numbers to Rust and words to everyone else.
+    let digits_only = plain.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'+'));
+    if digits_only { plain.parse().ok() } else { None }
+}
+
+/// 1 if the last `\boxed{}` of the completion equals the expected answer, as text or as a value, else 0. The expected
+/// answer may itself be a solution that ends in `\boxed{}` or `####`.
+#[must_use]
+pub fn boxed(completion: &str, expected: &str) -> f64 {
+    let given = last_boxed(completion).map(normalise);
+    f64::from(u8::from(given.is_some_and(|given| same(&given, &normalise(gold(expected))))))
+}
+
+/// 1 if the last number of the completion equals the expected one, else 0.
+#[must_use]
+pub fn numeric(completion: &str, expected: &str) -> f64 {
+    let last = NUMBER.find_iter(completion).last().and_then(|found| number(found.as_str()));
+    let expected = value(&normalise(gold(expected)));
+    f64::from(u8::from(last.zip(expected).is_some_and(|(given, expected)| close(given, expected))))
+}
+
+fn gold(expected: &str) -> &str {
+    last_boxed(expected).or_else(|| super::gsm8k::answer(expected)).unwrap_or(expected).trim()
+}
+
+fn normalise(answer: &str) -> String {
+    let mut text = answer.replace("dfrac", "frac").replace("tfrac", "frac");
+    for wrapper in ["\\text{", "\\mathrm{", "\\textbf{"] {
+        while let Some(inner) = text.strip_prefix(wrapper).and_then(|t| t.strip_suffix('}')) {
+            text = inner.to_owned();
+        }
+    }
+    for look in LOOKS {
+        text = text.replace(look, "");
+    }
+    text.trim_end_matches('.').to_owned()
+}
+
+fn same(given: &str, expected: &str) -> bool {
+    match (value(given), value(expected)) {
+        (Some(a), Some(b)) => close(a, b),
+        _ => given == expected,
+    }
+}
+
+/// The value of a number, `a/b` or `\frac{a}{b}`.
+fn value(text: &str) -> Option<f64> {
+    if let Some(value) = number(text) {
+        return Some(value);
+    }
+    let ratio = |top: &str, bottom: &str| Some(number(top)? / number(bottom)?).filter(|v| v.is_finite());
+    if let Some(parts) = FRACTION.captures(text) {
+        let sign = if parts[1].is_empty() { 1.0 } else { -1.0 };
+        return ratio(&parts[2], &parts[3]).map(|v| sign * v);
+    }
+    text.split_once('/').and_then(|(top, bottom)| ratio(top, bottom))
+}
+
+/// Equal but for the rounding of a fraction.
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_are_balanced_and_the_last_counts() {
+        assert_eq!(last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}."), Some(r"\frac{1}{2}"));
+        assert_eq!(last_boxed(r"\boxed{1"), None);
+        assert_eq!(last_boxed("1"), None);
+    }
+
+    #[test]
+    fn equal_answers_may_look_different() {
+        for (given, expected) in [
+            ("72", "72"),
+            ("72.0", "72"),
+            (r"\$1{,}234", r"1{,}234"),
+            ("1,234", "1234"),
+            (r"\frac{1}{2}", "0.5"),
+            (r"-\dfrac12", "-1/2"),
+            (r"50\%", "50"),
+            (r"\text{East}", "East"),
+            (r"\left( 3, 4 \right)", "(3,4)"),
+            ("x^2+1", "x^2 + 1"),
+            (r"90^\circ", "90"),
+            ("18", "6 * 3 = 18\n#### 18"),
+            ("7", r"so it is \boxed{7}"),
+        ] {
+            assert_eq!(boxed(&format!("thus \\boxed{{{given}}}"), expected), 1.0, "{given} for {expected}");
+        }
+        for (given, expected) in [("71", "72"), ("", "72"), ("x", "y"), ("1/0", "1"), ("12", "1/2")] {
+            assert_eq!(boxed(&format!("\\boxed{{{given}}}"), expected), 0.0, "{given} for {expected}");
+        }
+        assert_eq!(boxed("72", "72"), 0.0, "without a box there is no answer");
+    }
+
+    #[test]
+    fn the_last_number_of_a_text_counts() {
+        for (text, expected, score) in [
+            ("48 + 24 = 72", "72", 1.0),
+            ("costs $1,234.50 in all.", "1234.5", 1.0),
+            ("it is -3.", "-3", 1.0),
+            (".5", "1/2", 1.0),
+            ("72 or 73", "72", 0.0),
+            ("none", "72", 0.0),
+        ] {
+            assert_eq!(numeric(text, expected), score, "{text} for {expected}");
+        }
+    }
+}

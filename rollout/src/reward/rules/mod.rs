@@ -1,0 +1,181 @@
+//! The reward functions that come with the sampler.
+
+pub mod answer;
+pub mod countdown;
+pub mod expression;
+#[cfg(test)]
+mod golden;
+pub mod gsm8k;
+pub mod length;
+pub mod repetition;
+pub mod tags;
+pub mod text;
+
+use std::sync::Arc;
+
+use shared::RewardOutcome;
+
+use super::{
+    Reward, RewardCompletion, RewardInput,
+    registry::{Entry, Parameter, Parameters},
+};
+
+/// A rule that looks at one completion at a time.
+struct Rule<F> {
+    score: F,
+    correct_at: f64,
+}
+
+impl<F> Reward for Rule<F>
+where
+    F: Fn(&RewardInput, &RewardCompletion) -> RewardOutcome + Send + Sync,
+{
+    fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        input.completions.iter().map(|completion| (self.score)(input, completion)).collect()
+    }
+
+    fn correct_at(&self) -> f64 {
+        self.correct_at
+    }
+}
+
+type Built = Result<Arc<dyn Reward>, String>;
+
+/// A rule that reads the completion alone.
+fn of_completion(correct_at: f64, rule: impl Fn(&RewardCompletion) -> f64 + Send + Sync + 'static) -> Built {
+    let score = move |_: &RewardInput, completion: &RewardCompletion| RewardOutcome::Score(rule(completion));
+    Ok(Arc::new(Rule { score, correct_at }))
+}
+
+/// A rule that compares the completion with the row's answer: the first of the columns that the row has. It abstains
+/// when the row has none.
+fn of_answer(
+    correct_at: f64,
+    columns: &'static [&'static str],
+    rule: impl Fn(&str, &str) -> f64 + Send + Sync + 'static,
+) -> Built {
+    let score = move |input: &RewardInput, completion: &RewardCompletion| match columns
+        .iter()
+        .find_map(|column| input.text_column(column))
+    {
+        Some(answer) => RewardOutcome::Score(rule(&completion.text, &answer)),
+        None => RewardOutcome::NotApplicable,
+    };
+    Ok(Arc::new(Rule { score, correct_at }))
+}
+
+/// Every function, in the order in which they are listed.
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "correctness",
+        about: "theLMbook: the last <answer> equals the row's answer: 2 as text, 1.5 as the only number in it, else 0",
+        columns: &["answer"],
+        parameters: &[],
+        // The same number is a right answer, however it is written.
+        build: |_| of_answer(1.5, &["answer"], tags::correctness),
+    },
+    Entry {
+        name: "format",
+        about: "theLMbook: 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that appears",
+        columns: &[],
+        parameters: &[],
+        build: |_| of_completion(0.8, |c| tags::format(&c.text)),
+    },
+    Entry {
+        name: "think_format",
+        about: "TRL: 1 if the completion opens with one <think>…</think>, else 0",
+        columns: &[],
+        parameters: &[],
+        build: |_| of_completion(1.0, |c| tags::think_format(&c.text)),
+    },
+    Entry {
+        name: "gsm8k",
+        about: "1 if the number after the last #### equals the row's answer, else 0",
+        columns: &["answer"],
+        parameters: &[],
+        build: |_| of_answer(1.0, &["answer"], gsm8k::score),
+    },
+    Entry {
+        name: "accuracy",
+        about: "1 if the last \\boxed{} equals the row's answer or solution, as text or as a number, else 0",
+        columns: &["answer", "solution"],
+        parameters: &[],
+        build: |_| of_answer(1.0, &["answer", "solution"], answer::boxed),
+    },
+    Entry {
+        name: "numeric",
+        about: "1 if the last number of the completion equals the row's answer, else 0",
+        columns: &["answer", "solution"],
+        parameters: &[],
+        build: |_| of_answer(1.0, &["answer", "solution"], answer::numeric),
+    },
+    Entry {
+        name: "countdown",
+        about: "TinyZero: the equation in the last <answer> uses each of the row's nums once and gives its target",
+        columns: &["nums"],
+        parameters: &[
+            Parameter { name: "score", default: Some("1"), about: "for a right equation" },
+            Parameter { name: "format_score", default: Some("0.1"), about: "for any other equation" },
+        ],
+        build: countdown::build,
+    },
+    Entry {
+        name: "finished",
+        about: "1 if the completion ended by itself, 0 if it was cut off",
+        columns: &[],
+        parameters: &[],
+        build: |_| of_completion(1.0, length::finished),
+    },
+    Entry {
+        name: "length",
+        about: "0 at the wanted number of tokens, falling linearly to -1 at none and at twice as many",
+        columns: &[],
+        parameters: &[Parameter { name: "target", default: None, about: "the wanted number of tokens" }],
+        build: |p| {
+            let target = positive(p, "target")?;
+            of_completion(0.0, move |c| length::near(c.token_ids.len(), target))
+        },
+    },
+    Entry {
+        name: "relative_length",
+        about: "Kimi k1.5: 0.5 for the shortest completion of the group, falling linearly to -0.5 for the longest",
+        columns: &[],
+        parameters: &[],
+        build: |_| Ok(Arc::new(length::Relative)),
+    },
+    Entry {
+        name: "soft_overlong",
+        about: "DAPO eq. 13: 0 up to max_completion_len - soft_punish_cache tokens, falling linearly to -1 at the maximum",
+        columns: &[],
+        parameters: &[
+            Parameter { name: "max_completion_len", default: None, about: "tokens from which the reward is -1" },
+            Parameter { name: "soft_punish_cache", default: None, about: "tokens over which it falls" },
+        ],
+        build: length::build_soft_overlong,
+    },
+    Entry {
+        name: "repetition_penalty",
+        about: "TRL: max_penalty times the share of n-grams of tokens that are repeats",
+        columns: &[],
+        parameters: &[
+            Parameter { name: "ngram_size", default: Some("3"), about: "tokens of an n-gram" },
+            Parameter { name: "max_penalty", default: Some("-1"), about: "reward when everything repeats, at most 0" },
+        ],
+        build: repetition::build,
+    },
+    Entry {
+        name: "sentence_share",
+        about: "the share of sentences that contain a word",
+        columns: &[],
+        parameters: &[Parameter { name: "word", default: None, about: "the word, in any case" }],
+        build: text::build,
+    },
+];
+
+/// A parameter that must be a whole number of at least 1.
+fn positive(parameters: &Parameters, name: &str) -> Result<usize, String> {
+    match parameters.get(name)? {
+        0 => Err(format!("parameter `{name}` must be at least 1")),
+        n => Ok(n),
+    }
+}

@@ -1,0 +1,96 @@
+//! Rules on tags: theLMbook's correctness and format, TRL's think format.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+/// theLMbook's idea of a number.
+static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"-?\d*\.?\d+").expect("a valid pattern"));
+
+/// The text of the last `<answer>` up to `</answer>`, stripped. `None` if it is missing, not closed, or exactly `...`
+/// (the system prompt's own example).
+#[must_use]
+pub fn extract_answer(text: &str) -> Option<&str> {
+    let (_, last) = text.rsplit_once("<answer>")?;
+    let (answer, _) = last.split_once("</answer>")?;
+    Some(answer.trim()).filter(|answer| *answer != "...")
+}
+
+/// The number in a text that holds exactly one.
+#[must_use]
+pub fn single_number(text: &str) -> Option<f64> {
+    let mut matches = NUMBER.find_iter(text);
+    let first = matches.next()?;
+    if matches.next().is_some() { None } else { first.as_str().parse().ok() }
+}
+
+/// theLMbook's `correctness_reward`: 2 if the extracted answer is the expected one, 1.5 if both hold exactly one number
+/// and these are equal, else 0.
+#[must_use]
+pub fn correctness(completion: &str, answer: &str) -> f64 {
+    let Some(extracted) = extract_answer(completion) else { return 0.0 };
+    if extracted == answer {
+        return 2.0;
+    }
+    match (single_number(extracted), single_number(answer)) {
+        (Some(found), Some(expected)) if found == expected => 1.5,
+        _ => 0.0,
+    }
+}
+
+/// theLMbook's `format_reward`: 0.2 for each of the four tags that appears.
+#[must_use]
+pub fn format(completion: &str) -> f64 {
+    ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+        .iter()
+        .filter(|tag| completion.contains(**tag))
+        .fold(0.0, |sum, _| sum + 0.2)
+}
+
+/// TRL's `think_format_reward`, the pattern `^<think>(?!.*<think>)(.*?)</think>.*$`: opens with `<think>`, never opens
+/// it again, and closes it.
+#[must_use]
+pub fn think_format(completion: &str) -> f64 {
+    let thinks =
+        completion.strip_prefix("<think>").is_some_and(|rest| !rest.contains("<think>") && rest.contains("</think>"));
+    f64::from(u8::from(thinks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::golden, *};
+
+    #[test]
+    fn golden_rewards_rule() {
+        for case in golden::cases(
+            "rewards_rule.json",
+            "rewards_rule",
+            &[],
+            &["answer", "response"],
+            &["combined", "correctness", "extracted", "format"],
+        ) {
+            let (inputs, expected) = (&case["inputs"], &case["expected"]);
+            let (response, answer) = (inputs["response"].as_str().unwrap(), inputs["answer"].as_str().unwrap());
+            let (correct, format) = (correctness(response, answer), format(response));
+            assert_eq!(extract_answer(response), expected["extracted"].as_str(), "{}", case["name"]);
+            assert_eq!(correct, expected["correctness"].as_f64().unwrap(), "{}", case["name"]);
+            assert!((format - expected["format"].as_f64().unwrap()).abs() < 1e-9, "{}", case["name"]);
+            assert!((correct + format - expected["combined"].as_f64().unwrap()).abs() < 1e-9, "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn thinking_happens_once_and_first() {
+        for (text, expected) in [
+            ("<think>a\nb</think>c\nd", 1.0),
+            ("<think></think>", 1.0),
+            (" <think>a</think>", 0.0),
+            ("<think>a", 0.0),
+            ("<think>a</think><think>", 0.0),
+            ("<think><think>a</think>", 0.0),
+            ("a<think>b</think>", 0.0),
+        ] {
+            assert_eq!(think_format(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Sampling of one row.
+
+use shared::{SamplingParams, TokenLogprob};
+
+use super::{
+    stats::{BLOCK, argmax, block_exp_sums, block_maxima, exp_nonpositive},
+    truncate::{Candidate, Row, TruncateScratch},
+};
+
+/// A sampled token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draw {
+    /// The token.
+    pub token: u32,
+    /// What is known of its probability.
+    pub logprob: TokenLogprob,
+}
+
+/// A row that no token can be drawn from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// NaN or infinity among the logits.
+    #[error("the logits are not finite: the weights are damaged or too large for the number format")]
+    NotFinite,
+}
+
+/// Buffers of one sampling thread, reused from row to row.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    maxima: Vec<f32>,
+    sums: Vec<f64>,
+    penalised: Vec<f32>,
+    truncate: TruncateScratch,
+}
+
+/// The distinct tokens of a prompt and its completion so far, for the repetition penalty.
+#[derive(Debug, Default, Clone)]
+pub struct SeenTokens {
+    tokens: Vec<u32>,
+    bits: Vec<u64>,
+}
+
+impl SeenTokens {
+    /// The distinct tokens of `context`.
+    #[must_use]
+    pub fn new(context: &[u32]) -> Self {
+        let mut seen = Self::default();
+        for &token in context {
+            seen.insert(token);
+        }
+        seen
+    }
+
+    /// Adds a token, if it is new.
+    pub fn insert(&mut self, token: u32) {
+        let (word, bit) = (token as usize / 64, 1u64 << (token % 64));
+        if word >= self.bits.len() {
+            self.bits.resize(word + 1, 0);
+        }
+        if self.bits[word] & bit == 0 {
+            self.bits[word] |= bit;
+            self.tokens.push(token);
+        }
+    }
+
+    /// The tokens in the order in which they came.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+}
+
+/// The distribution that one token is drawn from.
+#[derive(Debug)]
+pub struct Law<'a> {
+    /// The logits as the model gave them, with their maximum and the log of the sum of exp(l − max).
+    reference: (&'a [f32], f64, f64),
+    /// The logits after the repetition penalty.
+    row: &'a [f32],
+    max: f32,
+    /// Sum of exp((l − max) / T), as a whole and over each block.
+    total: f64,
+    sums: &'a [f64],
+    /// The kept set in the order of the vocabulary and its mass; absent without truncation.
+    kept: Option<(&'a [Candidate], f64)>,
+    /// 0 for greedy.
+    temperature: f32,
+    argmax: u32,
+}
+
+impl<'a> Law<'a> {
+    /// The law of a row of logits (`[vocab]`); `seen` is only looked at with a repetition penalty.
+    ///
+    /// # Errors
+    /// When the logits are not finite.
+    pub fn new(
+        logits: &'a [f32],
+        params: &SamplingParams,
+        seen: &SeenTokens,
+        scratch: &'a mut Scratch,
+    ) -> Result<Self, RowError> {
+        let Scratch { maxima, sums, penalised, truncate } = scratch;
+        let mut max = block_maxima(logits, maxima);
+        let mut total = block_exp_sums(logits, max, 1.0, sums);
+        if !total.is_finite() {
+            return Err(RowError::NotFinite);
+        }
+        let reference = (logits, f64::from(max), total.ln());
+
+        let mut row = logits;
+        if params.repetition_penalty != 1.0 {
+            penalised.clear();
+            penalised.extend_from_slice(logits);
+            apply_penalty(penalised, seen.tokens(), params.repetition_penalty);
+            row = penalised;
+            max = block_maxima(row, maxima);
+        }
+        let argmax = argmax(row, max, maxima).ok_or(RowError::NotFinite)? as u32;
+        if !params.greedy() && (params.repetition_penalty != 1.0 || params.temperature != 1.0) {
+            total = block_exp_sums(row, max, 1.0 / params.temperature, sums);
+        }
+        let kept = params.truncated().then(|| {
+            let kept = truncate.keep(&Row { logits: row, maxima, max, total }, params);
+            (kept, kept.iter().map(|c| c.weight).sum())
+        });
+        Ok(Self { reference, row, max, total, sums, kept, temperature: params.temperature, argmax })
+    }
+
+    /// The token at which the cumulative probability passes `uniform` (in (0, 1)); the arg-max at temperature 0.
+    #[must_use]
+    pub fn draw(&self, uniform: f64) -> u32 {
+        if self.temperature == 0.0 {
+            return self.argmax;
+        }
+        let Some((kept, mass)) = self.kept else {
+            return invert(self.row, self.max, 1.0 / self.temperature, self.sums, uniform * self.total);
+        };
+        let mut rest = uniform * mass;
+        let drawn = kept.iter().find(|c| {
+            rest -= c.weight;
+            rest < 0.0
+        });
+        // Rounding can leave a remainder after the last token.
+        drawn.or(kept.last()).map_or(self.argmax, |c| c.token)
+    }
+
+    /// What is to be known of a token's probability.
+    #[must_use]
+    pub fn logprob(&self, token: u32) -> TokenLogprob {
+        let (logits, max, log_total) = self.reference;
+        let logprob = (f64::from(logits[token as usize]) - max - log_total) as f32;
+        if self.temperature == 0.0 {
+            return TokenLogprob { logprob, ..TokenLogprob::default() };
+        }
+        let scaled = (f64::from(self.row[token as usize]) - f64::from(self.max)) / f64::from(self.temperature);
+        let (log_kept_mass, kept_count) =
+            self.kept.map_or((0.0, 0), |(kept, mass)| ((mass / self.total).ln().min(0.0) as f32, kept.len() as u32));
+        TokenLogprob { logprob, logprob_at_temperature: (scaled - self.total.ln()) as f32, log_kept_mass, kept_count }
+    }
+
+    /// The kept set in the order of the vocabulary; absent without truncation.
+    #[must_use]
+    pub fn kept(&self) -> Option<&[Candidate]> {
+        self.kept.map(|(kept, _)| kept)
+    }
+}
+
+/// Draws a token from a row of logits (`[vocab]`) with `uniform` in (0, 1).
+///
+/// # Errors
+/// When the logits are not finite.
+pub fn sample_row(
+    logits: &[f32],
+    params: &SamplingParams,
+    seen: &SeenTokens,
+    uniform: f64,
+    scratch: &mut Scratch,
+) -> Result<Draw, RowError> {
+    let law = Law::new(logits, params, seen, scratch)?;
+    let token = law.draw(uniform);
+    Ok(Draw { token, logprob: law.logprob(token) })
+}
+
+/// transformers' `RepetitionPenaltyLogitsProcessor`: positive logits of seen tokens are divided, negative multiplied.
+fn apply_penalty(row: &mut [f32], seen: &[u32], penalty: f32) {
+    for &token in seen {
+        if let Some(logit) = row.get_mut(token as usize) {
+            *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+        }
+    }
+}
+
+/// The token at which the cumulative weight passes `target`; the last token with any weight when rounding leaves a
+/// remainder.
+fn invert(row: &[f32], max: f32, scale: f32, sums: &[f64], target: f64) -> u32 {
+    let mut rest = target;
+    let mut last = 0;
+    for (b, (&sum, block)) in sums.iter().zip(row.chunks(BLOCK)).enumerate() {
+        if rest >= sum && b + 1 < sums.len() {
+            rest -= sum;
+            continue;
+        }
+        for (i, &logit) in block.iter().enumerate() {
+            let weight = f64::from(exp_nonpositive((logit - max) * scale));
+            if weight > 0.0 {
+                last = b * BLOCK + i;
+                rest -= weight;
+                if rest < 0.0 {
+                    return last as u32;
+                }
+            }
+        }
+    }
+    last as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use shared::rng;
+
+    fn floats(value: &Value) -> Vec<f64> {
+        value
+            .as_array()
+            .expect("an array")
+            .iter()
+            .map(|v| v.as_f64().or_else(|| (v == "-inf").then_some(f64::NEG_INFINITY)).expect("a number"))
+            .collect()
+    }
+
+    fn keys(value: &Value) -> Vec<&str> {
+        let mut keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    fn draw(logits: &[f32], params: &SamplingParams, seen: &SeenTokens, uniform: f64) -> Draw {
+        sample_row(logits, params, seen, uniform, &mut Scratch::default()).expect("finite logits")
+    }
+
+    #[test]
+    fn golden_sampling_law() {
+        let golden = ::tests::golden("sampling.json");
+        assert_eq!(golden["kind"], "sampling");
+        let cases = golden["cases"].as_array().expect("cases");
+        assert!(!cases.is_empty());
+        for case in cases {
+            let name = case["name"].as_str().expect("a name");
+            assert_eq!(keys(case), ["expected", "inputs", "name", "params"], "{name}");
+            let p = &case["params"];
+            assert_eq!(keys(p), ["min_p", "repetition_penalty", "temperature", "top_k", "top_p"], "{name}");
+            assert_eq!(keys(&case["inputs"]), ["context_ids", "logits"], "{name}");
+            assert_eq!(keys(&case["expected"]), ["kept", "logprobs_kept", "probs"], "{name}");
+            let params = SamplingParams {
+                temperature: p["temperature"].as_f64().unwrap() as f32,
+                top_k: p["top_k"].as_u64().unwrap() as u32,
+                top_p: p["top_p"].as_f64().unwrap() as f32,
+                min_p: p["min_p"].as_f64().map(|v| v as f32),
+                repetition_penalty: p["repetition_penalty"].as_f64().unwrap() as f32,
+                ..SamplingParams::default()
+            };
+            let logits: Vec<f32> = floats(&case["inputs"]["logits"]).iter().map(|&l| l as f32).collect();
+            let context: Vec<u32> = floats(&case["inputs"]["context_ids"]).iter().map(|&t| t as u32).collect();
+            let kept: Vec<usize> = floats(&case["expected"]["kept"]).iter().map(|&t| t as usize).collect();
+            check_law(name, &params, &logits, &SeenTokens::new(&context), &kept, &case["expected"]);
+        }
+    }
+
+    fn check_law(
+        name: &str,
+        params: &SamplingParams,
+        logits: &[f32],
+        seen: &SeenTokens,
+        kept: &[usize],
+        expected: &Value,
+    ) {
+        let probs = floats(&expected["probs"]);
+        let mut logprobs = floats(&expected["logprobs_kept"]);
+        if logprobs.is_empty() {
+            logprobs = kept.iter().map(|&token| probs[token].ln()).collect();
+        }
+        assert_eq!((kept.len(), logits.len()), (logprobs.len(), probs.len()), "{name}");
+        let mut scratch = Scratch::default();
+        let law = Law::new(logits, params, seen, &mut scratch).expect("finite logits");
+        let own: Vec<usize> =
+            law.kept().map_or((0..logits.len()).collect(), |k| k.iter().map(|c| c.token as usize).collect());
+        assert_eq!(own, kept, "{name}: kept set");
+        let mut before = 0.0;
+        for (&token, &exact) in kept.iter().zip(&logprobs) {
+            let got = law.logprob(token as u32);
+            let error = (f64::from(got.sampling_logprob()) - exact).abs();
+            // The reference takes the logarithm of a probability, which is rounded to few bits below 1e-308.
+            let rounding = if exact < f64::MIN_POSITIVE.ln() { 1.0 } else { 0.0 };
+            let bound = 1e-5 * exact.abs().max(1.0) + rounding;
+            assert!(error <= bound, "{name}: token {token}: {got:?} against {exact}");
+            assert_eq!(got.kept_count as usize, if params.truncated() { kept.len() } else { 0 }, "{name}");
+            // Tokens come in the order of the vocabulary: every point of a token's interval must give it.
+            let prob = probs[token];
+            for part in [0.01, 0.5, 0.99] {
+                if prob > 1e-4 {
+                    assert_eq!(law.draw(before + part * prob) as usize, token, "{name}");
+                }
+            }
+            before += prob;
+        }
+        assert!((before - 1.0).abs() < 1e-9, "{name}: the expected probabilities sum to {before}");
+    }
+
+    #[test]
+    fn reference_log_probs_ignore_penalty_and_temperature() {
+        let logits = [1.0_f32, -2.0, 0.5, 3.0];
+        let params =
+            SamplingParams { temperature: 0.5, repetition_penalty: 1.5, top_k: 2, ..SamplingParams::default() };
+        let z: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        for u in [0.01, 0.5, 0.99] {
+            let drawn = draw(&logits, &params, &SeenTokens::new(&[3, 1]), u);
+            let exact = f64::from(logits[drawn.token as usize]) - z.ln();
+            assert!((f64::from(drawn.logprob.logprob) - exact).abs() < 1e-6);
+            assert!(drawn.logprob.log_kept_mass < 0.0 && drawn.logprob.kept_count == 2);
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_first_maximum_and_reports_temperature_one_only() {
+        let params = SamplingParams { temperature: 0.0, top_k: 2, top_p: 0.5, ..SamplingParams::default() };
+        let drawn = draw(&[0.0, 2.0, 2.0, -1.0], &params, &SeenTokens::default(), 0.99);
+        assert_eq!(drawn.token, 1);
+        let z: f64 = [0.0_f64, 2.0, 2.0, -1.0].iter().map(|l| l.exp()).sum();
+        assert!((f64::from(drawn.logprob.logprob) - (2.0 - z.ln())).abs() < 1e-6);
+        let none = TokenLogprob { logprob: drawn.logprob.logprob, ..TokenLogprob::default() };
+        assert_eq!(drawn.logprob, none);
+        let penalty = SamplingParams { repetition_penalty: 2.0, ..params };
+        assert_eq!(draw(&[0.0, 2.0, 1.5, -1.0], &penalty, &SeenTokens::new(&[1]), 0.5).token, 2);
+    }
+
+    #[test]
+    fn frequencies_follow_the_distribution_over_many_blocks() {
+        let mut stream = rng::Stream::new(&[3]);
+        let logits: Vec<f32> = (0..1000).map(|_| (stream.next_normal() * 2.0) as f32).collect();
+        let z: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        let draws = 200_000;
+        let mut counts = vec![0u32; logits.len()];
+        let (params, seen, mut scratch) = (SamplingParams::default(), SeenTokens::default(), Scratch::default());
+        for i in 0..draws {
+            let u = rng::token_uniform(1, 0, 0, 0, i);
+            counts[sample_row(&logits, &params, &seen, u, &mut scratch).unwrap().token as usize] += 1;
+        }
+        // Chi-squared over the tokens with enough expected draws: its mean is the degrees of freedom.
+        let (mut chi, mut cells) = (0.0, 0.0);
+        for (&count, &l) in counts.iter().zip(&logits) {
+            let expected = f64::from(l).exp() / z * f64::from(draws);
+            if expected >= 10.0 {
+                chi += (f64::from(count) - expected).powi(2) / expected;
+                cells += 1.0;
+            }
+        }
+        assert!(cells > 300.0 && (chi - cells).abs() < 5.0 * (2.0_f64 * cells).sqrt(), "chi² {chi} over {cells} cells");
+    }
+
+    #[test]
+    fn damaged_logits_are_an_error() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let result = sample_row(
+                &[0.0, bad, 1.0],
+                &SamplingParams::default(),
+                &SeenTokens::default(),
+                0.5,
+                &mut Scratch::default(),
+            );
+            assert_eq!(result, Err(RowError::NotFinite));
+        }
+    }
+}

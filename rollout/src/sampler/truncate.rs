@@ -1,0 +1,221 @@
+//! The kept set of top-k, top-p and min-p, without sorting the vocabulary.
+
+use shared::SamplingParams;
+
+use super::stats::BLOCK;
+
+/// A token of the kept set with its weight exp((l − max) / T).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The logit (after the repetition penalty).
+    pub logit: f32,
+    /// The token.
+    pub token: u32,
+    /// Its unnormalised probability at the sampling temperature; 1 for the likeliest token.
+    pub weight: f64,
+}
+
+/// A row as the truncation sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// Logits after the repetition penalty.
+    pub logits: &'a [f32],
+    /// Maxima of the blocks of [`BLOCK`] logits.
+    pub maxima: &'a [f32],
+    /// Largest logit.
+    pub max: f32,
+    /// Sum of the weights of all tokens.
+    pub total: f64,
+}
+
+/// Buffers that are reused from token to token.
+#[derive(Debug, Default)]
+pub struct TruncateScratch {
+    candidates: Vec<Candidate>,
+    maxima: Vec<f32>,
+}
+
+impl TruncateScratch {
+    /// The kept set, ordered by token; never empty.
+    ///
+    /// Source: transformers `logits_process.py`. `TopKLogitsWarper` removes logits smaller than the k-th largest;
+    /// `TopPLogitsWarper` sorts in ascending order and removes tokens whose cumulative probability is at most
+    /// 1 − top_p, which is to keep a token as long as the tokens before it in descending order have less than top_p
+    /// together (of equal logits the higher token comes first); `MinPLogitsWarper` removes tokens less likely than
+    /// min_p times the likeliest. Each works on what the one before it left; the likeliest token always stays.
+    pub fn keep(&mut self, row: &Row, params: &SamplingParams) -> &[Candidate] {
+        let temperature = f64::from(params.temperature);
+        let top_k = (params.top_k as usize != 0).then_some(params.top_k as usize).filter(|&k| k < row.logits.len());
+        let top_p = (params.top_p < 1.0).then_some(f64::from(params.top_p));
+        let min_p = params.min_p.filter(|&p| p > 0.0).map(f64::from);
+
+        let bound = match (top_k, top_p, min_p) {
+            (Some(k), _, _) => self.kth_largest_bound(row, k),
+            (None, Some(p), _) => {
+                logit_of_weight((1.0 - p) * row.total / row.logits.len() as f64, row.max, temperature)
+            }
+            (None, None, Some(p)) => logit_of_weight(p, row.max, temperature),
+            (None, None, None) => f32::NEG_INFINITY,
+        };
+        self.gather(row, bound, temperature);
+
+        let mut mass = row.total;
+        if let Some(k) = top_k {
+            keep_top_k(&mut self.candidates, k);
+            mass = self.candidates.iter().map(|c| c.weight).sum();
+        }
+        if let Some(p) = top_p {
+            let kept = nucleus(&mut self.candidates, p * mass);
+            self.candidates.truncate(kept);
+        }
+        if let Some(p) = min_p {
+            self.candidates.retain(|c| c.weight >= p || c.logit == row.max);
+        }
+        self.candidates.sort_unstable_by_key(|c| c.token);
+        &self.candidates
+    }
+
+    /// A logit that at least `k` entries reach: the k-th largest block maximum, if there are so many blocks.
+    fn kth_largest_bound(&mut self, row: &Row, k: usize) -> f32 {
+        if k > row.maxima.len() {
+            return f32::NEG_INFINITY;
+        }
+        self.maxima.clear();
+        self.maxima.extend_from_slice(row.maxima);
+        *self.maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    }
+
+    fn gather(&mut self, row: &Row, bound: f32, temperature: f64) {
+        self.candidates.clear();
+        for (b, block) in row.logits.chunks(BLOCK).enumerate() {
+            if row.maxima[b] < bound {
+                continue;
+            }
+            for (i, &logit) in block.iter().enumerate() {
+                if logit >= bound {
+                    let weight = ((f64::from(logit) - f64::from(row.max)) / temperature).exp();
+                    self.candidates.push(Candidate { logit, token: (b * BLOCK + i) as u32, weight });
+                }
+            }
+        }
+    }
+}
+
+/// A logit safely below every logit whose weight is at least `weight`.
+fn logit_of_weight(weight: f64, max: f32, temperature: f64) -> f32 {
+    let distance = weight.ln() * temperature;
+    (f64::from(max) + distance - 1e-3 - 1e-5 * distance.abs()) as f32
+}
+
+fn descending(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.logit.total_cmp(&a.logit).then(b.token.cmp(&a.token))
+}
+
+fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
+    if k < candidates.len() {
+        let kth = candidates.select_nth_unstable_by(k - 1, descending).1.logit;
+        candidates.retain(|c| c.logit >= kth);
+        // The partition leaves an order that depends on the candidates gathered; sums must not.
+        candidates.sort_unstable_by_key(|c| c.token);
+    }
+}
+
+/// Moves the smallest set that reaches `target` to the front, by halving like quick-select; returns its size.
+fn nucleus(candidates: &mut [Candidate], target: f64) -> usize {
+    const SMALL: usize = 32;
+    let (mut low, mut high, mut before) = (0, candidates.len(), 0.0);
+    while high - low > SMALL {
+        let middle = (high - low) / 2;
+        candidates[low..high].select_nth_unstable_by(middle, descending);
+        let mass: f64 = candidates[low..low + middle].iter().map(|c| c.weight).sum();
+        if before + mass < target {
+            before += mass;
+            low += middle;
+        } else {
+            high = low + middle;
+        }
+    }
+    candidates[low..high].sort_unstable_by(descending);
+    for (i, candidate) in candidates[low..high].iter().enumerate() {
+        if before >= target {
+            return (low + i).max(1);
+        }
+        before += candidate.weight;
+    }
+    high
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::stats::{block_exp_sums, block_maxima};
+    use shared::rng::Stream;
+
+    fn kept(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+        let (mut maxima, mut sums) = (Vec::new(), Vec::new());
+        let max = block_maxima(logits, &mut maxima);
+        let total = block_exp_sums(logits, max, 1.0 / params.temperature, &mut sums);
+        let row = Row { logits, maxima: &maxima, max, total };
+        TruncateScratch::default().keep(&row, params).iter().map(|c| c.token).collect()
+    }
+
+    /// The definition, by a full sort in double precision.
+    fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        let logit = |t: u32| logits[t as usize];
+        order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(b.cmp(&a)));
+        if params.top_k > 0 && (params.top_k as usize) < order.len() {
+            let kth = logit(order[params.top_k as usize - 1]);
+            order.retain(|&t| logit(t) >= kth);
+        }
+        let top = f64::from(logit(order[0]));
+        let weight = |t: u32| ((f64::from(logit(t)) - top) / f64::from(params.temperature)).exp();
+        let total: f64 = order.iter().map(|&t| weight(t)).sum();
+        let mut before = 0.0;
+        let mut keep = Vec::new();
+        for &t in &order {
+            if before < f64::from(params.top_p) * total || params.top_p >= 1.0 || keep.is_empty() {
+                keep.push(t);
+            }
+            before += weight(t);
+        }
+        let min_p = f64::from(params.min_p.unwrap_or(0.0));
+        keep.retain(|&t| weight(t) >= min_p || t == order[0]);
+        keep.sort_unstable();
+        keep
+    }
+
+    #[test]
+    fn large_rows_agree_with_a_full_sort() {
+        let mut stream = Stream::new(&[7]);
+        let peaked: Vec<f32> = (0..20_000).map(|_| (stream.next_normal() * 3.0) as f32).collect();
+        let flat: Vec<f32> = (0..5_000).map(|_| (stream.next_normal() * 0.01) as f32).collect();
+        let rounded: Vec<f32> = peaked.iter().map(|l| l.round()).collect();
+        for logits in [&peaked, &flat, &rounded] {
+            for temperature in [0.3, 1.0, 1.7] {
+                for (top_k, top_p, min_p) in [
+                    (1, 1.0, None),
+                    (50, 1.0, None),
+                    (3000, 1.0, None),
+                    (0, 0.1, None),
+                    (0, 0.9, None),
+                    (0, 0.999, None),
+                    (0, 1.0, Some(0.05)),
+                    (0, 0.95, Some(0.01)),
+                    (40, 0.8, Some(0.1)),
+                    (100_000, 0.5, None),
+                ] {
+                    let params = SamplingParams { temperature, top_k, top_p, min_p, ..SamplingParams::default() };
+                    assert_eq!(kept(logits, &params), kept_by_sorting(logits, &params), "{params:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn equal_logits_fill_the_nucleus_from_the_highest_token() {
+        let params = SamplingParams { top_p: 0.5, ..SamplingParams::default() };
+        assert_eq!(kept(&[0.0; 4], &params), [2, 3]);
+        assert_eq!(kept(&[0.0; 5], &params), [2, 3, 4]);
+    }
+}

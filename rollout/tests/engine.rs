@@ -1,0 +1,322 @@
+//! The engine on real models: agreement with transformers, independence of the batch, swaps of weights.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use exporters::{Checkpoint, ExportOptions, export, write_version};
+use rollout::engine::{
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, StopWatch, WeightSource,
+};
+use serde_json::Value;
+use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
+
+fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
+    EngineOptions {
+        device: Device::Cpu,
+        threads,
+        max_num_seqs,
+        max_num_batched_tokens: 64,
+        max_model_len: 96,
+        spinning: false,
+        hot_swap: false,
+    }
+}
+
+fn golden_model(name: &str) -> ModelDir {
+    ModelDir::open(tests::golden_dir().join("models").join(name)).unwrap()
+}
+
+/// Exports a model as version 0 into `folder`.
+fn exported(model: &ModelDir, folder: &Path) -> WeightSource {
+    let dir = folder.join("v0");
+    export(model, &dir, &ExportOptions::default()).unwrap();
+    WeightSource { dir, version: PolicyVersion(0) }
+}
+
+/// Version 1: the weights of the golden training run's end.
+fn trained(name: &str, base: &WeightSource, folder: &Path) -> WeightSource {
+    let model = golden_model(name);
+    let after = folder.join("after");
+    std::fs::create_dir(&after).unwrap();
+    for file in model.companions() {
+        std::fs::copy(&file, after.join(file.file_name().unwrap())).unwrap();
+    }
+    std::fs::copy(model.path().join("after_3_steps/model.safetensors"), after.join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(&ModelDir::open(after).unwrap()).unwrap();
+    write(base, folder, 1, |name| checkpoint.read_f32(name).unwrap())
+}
+
+fn write(base: &WeightSource, folder: &Path, version: u64, read: impl Fn(&str) -> Vec<f32>) -> WeightSource {
+    let (dir, version) = (folder.join(format!("v{version}")), PolicyVersion(version));
+    write_version(&base.dir, &dir, version, &mut |name| Ok(read(name))).unwrap();
+    WeightSource { dir, version }
+}
+
+fn group(tag: u64, prompt_ids: &[u32], num_generations: u32, sampling: SamplingParams) -> GroupRequest {
+    GroupRequest {
+        tag,
+        prompt_id: PromptId(tag),
+        epoch: 0,
+        prompt_ids: Arc::from(prompt_ids),
+        num_generations,
+        sampling: Arc::new(sampling),
+        lengths: None,
+        stop_watch: None,
+    }
+}
+
+fn greedy(max_completion_length: u32) -> SamplingParams {
+    SamplingParams { temperature: 0.0, max_completion_length, ignore_eos: true, ..SamplingParams::default() }
+}
+
+fn finish(engine: &mut Engine) -> Vec<FinishedSequence> {
+    let mut finished = Vec::new();
+    while !engine.is_idle() {
+        finished.extend(engine.step().unwrap());
+    }
+    finished
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().expect("an array").iter().map(|v| v.as_u64().expect("an id") as u32).collect()
+}
+
+fn check_reference(what: &str, finished: &FinishedSequence, continuation: &Value, logprobs: &Value) {
+    assert_eq!(finished.token_ids, ids(continuation), "{what}");
+    let expected = logprobs.as_array().expect("log-probs");
+    assert_eq!(finished.logprobs.len(), expected.len(), "{what}");
+    for (t, (got, expected)) in finished.logprobs.iter().zip(expected).enumerate() {
+        let error = (f64::from(got.logprob) - expected.as_f64().expect("a number")).abs();
+        assert!(error <= 1e-4, "{what}: log-prob of token {t} is off by {error}");
+    }
+}
+
+#[test]
+fn golden_greedy_through_the_engine() {
+    let golden = tests::golden("model_numerics.json");
+    for case in golden["cases"].as_array().expect("cases") {
+        let name = case["name"].as_str().expect("a name");
+        let model = ModelDir::open(tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap())).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut engine = Engine::new(exported(&model, folder.path()), &model, options(2, 1)).unwrap();
+        let expected = &case["expected"]["greedy"];
+        let mut keys: Vec<&String> = expected.as_object().expect("an object").keys().collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["continuation_ids", "logprobs", "min_argmax_margin", "prompt_ids"], "{name}");
+        let length = expected["continuation_ids"].as_array().unwrap().len() as u32;
+        engine.add_group(group(0, &ids(&expected["prompt_ids"]), 2, greedy(length))).unwrap();
+        for finished in finish(&mut engine) {
+            check_reference(name, &finished, &expected["continuation_ids"], &expected["logprobs"]);
+        }
+    }
+}
+
+#[test]
+fn pretrained_model_reproduces_its_reference() {
+    let Some(data) = tests::data_dir("pretrained_model_reproduces_its_reference") else { return };
+    let dir = data.join("stories260K");
+    let reference: Value = serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
+    let model = ModelDir::open(dir).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions { max_model_len: 512, ..options(3, 2) };
+    let mut engine = Engine::new(exported(&model, folder.path()), &model, options).unwrap();
+    let cases = reference["cases"].as_array().expect("cases");
+    for (tag, case) in cases.iter().enumerate() {
+        let length = case["max_new_tokens"].as_u64().expect("a length") as u32;
+        engine.add_group(group(tag as u64, &ids(&case["prompt_ids"]), 1, greedy(length))).unwrap();
+    }
+    let finished = finish(&mut engine);
+    assert_eq!(finished.len(), cases.len());
+    for sequence in finished {
+        let case = &cases[sequence.tag as usize];
+        check_reference(&format!("{}", case["prompt"]), &sequence, &case["continuation_ids"], &case["logprobs"]);
+    }
+}
+
+/// Everything about a completion that must not depend on how it was batched.
+type Outcome = (Vec<u32>, Vec<[u32; 4]>, FinishReason);
+
+fn outcome(sequence: FinishedSequence) -> ((u64, u32), Outcome) {
+    let bits = |l: &TokenLogprob| {
+        [l.logprob.to_bits(), l.logprob_at_temperature.to_bits(), l.log_kept_mass.to_bits(), l.kept_count]
+    };
+    let logprobs = sequence.logprobs.iter().map(bits).collect();
+    ((sequence.tag, sequence.sample), (sequence.token_ids, logprobs, sequence.finish_reason))
+}
+
+/// Prompts of many lengths (1 among them) with different laws, ragged by end-of-sequence tokens and length limits.
+fn mixed_groups() -> Vec<GroupRequest> {
+    let base = SamplingParams { max_completion_length: 40, ..SamplingParams::default() };
+    let laws = [
+        base.clone(),
+        SamplingParams { temperature: 0.7, top_k: 20, ..base.clone() },
+        SamplingParams { temperature: 1.3, top_p: 0.9, min_p: Some(0.02), ..base.clone() },
+        SamplingParams { repetition_penalty: 1.2, max_completion_length: 11, ..base.clone() },
+        SamplingParams { temperature: 0.0, ..base },
+    ];
+    let mut stream = shared::rng::Stream::new(&[11]);
+    (0..12u64)
+        .map(|tag| {
+            let length = [1, 2, 3, 5, 8, 13, 21, 30, 17, 16, 4, 33][tag as usize];
+            let prompt: Vec<u32> = (0..length).map(|_| stream.below(500) as u32 + 3).collect();
+            let law = &laws[tag as usize % laws.len()];
+            let max_completion_length = law.max_completion_length.min(40 - 3 * tag as u32);
+            let sampling = SamplingParams { max_completion_length, ..law.clone() };
+            group(tag, &prompt, [8, 1, 5][tag as usize % 3], sampling)
+        })
+        .collect()
+}
+
+#[test]
+fn completions_do_not_depend_on_batching_threads_or_arrival() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let model = golden_model(name);
+        let folder = tempfile::tempdir().unwrap();
+        let weights = exported(&model, folder.path());
+        let run = |max_num_seqs: usize, threads: usize, groups: Vec<GroupRequest>| -> BTreeMap<_, _> {
+            let mut engine = Engine::new(weights.clone(), &model, options(max_num_seqs, threads)).unwrap();
+            groups.into_iter().for_each(|g| engine.add_group(g).unwrap());
+            finish(&mut engine).into_iter().map(outcome).collect()
+        };
+        let expected = run(1, 1, mixed_groups());
+        assert_eq!(expected.len(), 56);
+        let lengths: std::collections::BTreeSet<_> = expected.values().map(|(tokens, ..)| tokens.len()).collect();
+        assert!(lengths.len() > 3, "the lengths must be ragged to test anything, got {lengths:?}");
+        for (max_num_seqs, threads) in [(1, 2), (2, 1), (8, 1), (8, 2), (64, 1), (64, 2)] {
+            let got = run(max_num_seqs, threads, mixed_groups());
+            assert!(got == expected, "{name}: max_num_seqs {max_num_seqs}, {threads} threads");
+        }
+        let reversed = run(5, 2, mixed_groups().into_iter().rev().collect());
+        assert!(reversed == expected, "{name}: reversed order of arrival");
+    }
+}
+
+#[test]
+fn end_of_sequence_tokens_and_stop_watches_end_completions() {
+    let model = golden_model("llama");
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = Engine::new(exported(&model, folder.path()), &model, options(4, 1)).unwrap();
+    let eos = model.generation().eos_token_ids.clone();
+    assert!(!eos.is_empty());
+    // Flat enough that end-of-sequence tokens come up among 512 tokens.
+    let hot = SamplingParams { temperature: 4.0, max_completion_length: 60, ..SamplingParams::default() };
+    engine.add_group(group(0, &[1, 5, 9], 64, hot.clone())).unwrap();
+    let finished = finish(&mut engine);
+    let (stopped, cut): (Vec<_>, Vec<_>) = finished.iter().partition(|s| s.finish_reason == FinishReason::Stop);
+    assert!(!stopped.is_empty() && !cut.is_empty());
+    for sequence in stopped {
+        let (last, before) = sequence.token_ids.split_last().unwrap();
+        assert!(eos.contains(last) && before.iter().all(|t| !eos.contains(t)));
+    }
+    assert!(cut.iter().all(|s| s.token_ids.len() == 60 && s.finish_reason == FinishReason::Length));
+
+    struct Third(u32);
+    impl StopWatch for Third {
+        fn push(&mut self, _: u32) -> bool {
+            self.0 += 1;
+            self.0 == 3
+        }
+    }
+    let watched = GroupRequest {
+        stop_watch: Some(Arc::new(|| Box::new(Third(0)))),
+        ..group(1, &[1, 5], 3, SamplingParams { ignore_eos: true, ..hot })
+    };
+    engine.add_group(watched).unwrap();
+    let finished = finish(&mut engine);
+    assert!(finished.iter().all(|s| s.token_ids.len() == 3 && s.finish_reason == FinishReason::Stop));
+}
+
+#[test]
+fn new_weights_are_taken_up_between_steps() {
+    let model = golden_model("qwen2");
+    let folder = tempfile::tempdir().unwrap();
+    let (v0, v1) = {
+        let v0 = exported(&model, folder.path());
+        let v1 = trained("qwen2", &v0, folder.path());
+        (v0, v1)
+    };
+    let request = |tag| group(tag, &[1, 300, 69, 438], 3, greedy(20));
+    let alone = |weights: &WeightSource| {
+        let mut engine = Engine::new(weights.clone(), &model, options(4, 1)).unwrap();
+        engine.add_group(request(0)).unwrap();
+        outcome(finish(&mut engine).swap_remove(0)).1
+    };
+    let (old, new) = (alone(&v0), alone(&v1));
+    assert_ne!(old.1, new.1, "the versions must differ to test anything");
+
+    // Two slots for three samples: the third starts after the swap.
+    let mut engine = Engine::new(v0, &model, EngineOptions { hot_swap: true, ..options(2, 1) }).unwrap();
+    engine.add_group(request(0)).unwrap();
+    assert!(engine.wait_swap().unwrap().is_none());
+    for _ in 0..5 {
+        engine.step().unwrap();
+    }
+    engine.begin_swap(v1.clone()).unwrap();
+    assert!(engine.swap_pending() && engine.begin_swap(v1).is_err());
+    let report = engine.wait_swap().unwrap().expect("a swap was pending");
+    assert_eq!((report.version, engine.version()), (PolicyVersion(1), PolicyVersion(1)));
+    assert!(report.seconds >= report.stall_seconds && report.stall_seconds >= 0.0);
+    for sequence in finish(&mut engine) {
+        if sequence.sample < 2 {
+            // The prefill's token and five more.
+            assert_eq!(sequence.versions, [(0, PolicyVersion(0)), (6, PolicyVersion(1))]);
+            assert_eq!(sequence.token_ids[..6], old.0[..6]);
+        } else {
+            assert_eq!(sequence.versions, [(0, PolicyVersion(1))]);
+            assert!(outcome(sequence).1 == new, "a sample that starts after the swap knows only the new weights");
+        }
+    }
+}
+
+#[test]
+fn bad_weights_are_refused_and_the_old_ones_go_on() {
+    let model = golden_model("llama");
+    let folder = tempfile::tempdir().unwrap();
+    let v0 = exported(&model, folder.path());
+    let checkpoint = Checkpoint::open(&model).unwrap();
+    let nan = write(&v0, folder.path(), 2, |name| {
+        let mut values = checkpoint.read_f32(name).unwrap();
+        values[0] = if name == "model.norm.weight" { f32::NAN } else { values[0] };
+        values
+    });
+    let mut engine = Engine::new(v0.clone(), &model, options(2, 1)).unwrap();
+    let expect = |error: EngineError, part: &str| assert!(error.to_string().contains(part), "{error}");
+
+    engine.begin_swap(nan).unwrap();
+    expect(engine.wait_swap().unwrap_err(), "not finite");
+    let mislabelled = WeightSource { version: PolicyVersion(7), ..v0.clone() };
+    expect(engine.begin_swap(mislabelled).unwrap_err(), "holds v0");
+    let missing = WeightSource { dir: folder.path().join("none"), version: PolicyVersion(1) };
+    expect(engine.begin_swap(missing).unwrap_err(), "manifest");
+    assert!(!engine.swap_pending());
+    engine.add_group(group(0, &[5, 6], 1, greedy(4))).unwrap();
+    assert_eq!(finish(&mut engine)[0].versions, [(0, PolicyVersion(0))]);
+
+    expect(Engine::new(v0, &golden_model("qwen3"), options(2, 1)).err().unwrap(), "config.json");
+}
+
+#[test]
+fn requests_and_options_out_of_range_are_refused() {
+    let model = golden_model("llama");
+    let folder = tempfile::tempdir().unwrap();
+    let weights = exported(&model, folder.path());
+    let refused = |options: EngineOptions, part: &str| {
+        let error = Engine::new(weights.clone(), &model, options).err().expect("an error").to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(options(0, 1), "max_num_seqs");
+    refused(options(1, 0), "threads");
+    refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
+
+    let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();
+    let mut refused = |request: GroupRequest, part: &str| {
+        let error = engine.add_group(request).unwrap_err().to_string();
+        assert!(error.starts_with("prompt 7: ") && error.contains(part), "{error}");
+    };
+    refused(group(7, &[], 1, greedy(1)), "no tokens");
+    refused(group(7, &[1; 96], 1, greedy(1)), "max_model_len (96)");
+    refused(group(7, &[1, 512], 1, greedy(1)), "token 512");
+    refused(group(7, &[1], 0, greedy(1)), "num_generations");
+    refused(GroupRequest { lengths: Some(Arc::from([3, 0])), ..group(7, &[1], 2, greedy(1)) }, "lengths");
+    refused(group(7, &[1], 1, SamplingParams { top_p: 0.0, ..greedy(1) }), "top_p");
+    assert!(engine.is_idle());
+}

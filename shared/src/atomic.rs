@@ -1,0 +1,304 @@
+//! Files that are either absent or whole: write beside the target, fsync, rename, fsync the folder.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::{
+    fs::{CWD, RenameFlags},
+    io::Errno,
+};
+
+/// Writes a file in one visible step.
+///
+/// # Errors
+/// Any error of the file system, with the path in its message; the target is then unchanged.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_with(path, |file| file.write_all(bytes).map_err(|e| with_path(e, path)))
+}
+
+/// As [`write()`], with the bytes produced by a closure.
+///
+/// # Errors
+/// As [`write()`], and any error of `fill` as it stands.
+pub fn write_with<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
+    let temporary = temporary_beside(path)?;
+    let result = fill_file(&temporary, path, fill).and_then(|()| {
+        fs::rename(&temporary, path).and_then(|()| sync_parent(path)).map_err(|e| with_path(e, path).into())
+    });
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
+/// Fills a folder under a temporary name and renames it into place; an existing folder of that name is replaced
+/// (processes that map its files keep their mapping).
+///
+/// # Errors
+/// Any error of the file system or of `fill`; nothing is then visible under `path` that was not there before.
+pub fn write_dir<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let temporary = temporary_beside(path)?;
+    fs::create_dir_all(&temporary).map_err(|e| with_path(e, path))?;
+    let result = fill(&temporary).and_then(|()| {
+        sync_tree(&temporary)
+            .and_then(|()| put_in_place(&temporary, path))
+            .and_then(|()| sync_parent(path))
+            .map_err(|e| with_path(e, path).into())
+    });
+    // After an exchange this is the folder that was replaced.
+    let _ = fs::remove_dir_all(&temporary);
+    result
+}
+
+/// Checks that the file system of `path` has room for that many bytes.
+///
+/// # Errors
+/// [`io::ErrorKind::StorageFull`] with both figures when it has not.
+pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
+    let absolute = std::path::absolute(path)?;
+    let lasting = |p: &&Path| p.exists() && p.file_name().is_none_or(|n| !is_temporary(&n.to_string_lossy()));
+    let folder = absolute.ancestors().find(lasting).unwrap_or(Path::new("/"));
+    let stat = rustix::fs::statvfs(folder).map_err(|e| with_path(e.into(), folder))?;
+    let free = stat.f_bavail * stat.f_frsize;
+    if bytes <= free {
+        return Ok(());
+    }
+    let mib = |n: u64| n as f64 / f64::from(1 << 20);
+    let message = format!(
+        "{}: {:.1} MiB are needed, the file system has {:.1} MiB free; free some space or choose another folder",
+        folder.display(),
+        mib(bytes),
+        mib(free)
+    );
+    Err(io::Error::new(io::ErrorKind::StorageFull, message))
+}
+
+/// Removes what killed processes left in a folder: temporary files and folders of processes that are no more.
+///
+/// # Errors
+/// Any error of the file system; an entry that another process removes meanwhile is none.
+pub fn remove_abandoned(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir).map_err(|e| with_path(e, dir))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(process) = writer_of(&name.to_string_lossy()) else { continue };
+        if Path::new("/proc").join(process.to_string()).exists() {
+            continue;
+        }
+        let removed =
+            if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
+        match removed {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(with_path(e, &entry.path())),
+            _ => (),
+        }
+    }
+    Ok(())
+}
+
+/// The process in a temporary name.
+fn writer_of(name: &str) -> Option<u32> {
+    name.strip_prefix(".tmp-")?.split('-').next()?.parse().ok()
+}
+
+/// Whether a file name is one of the temporary names of this module (left behind by a killed process).
+#[must_use]
+pub fn is_temporary(name: &str) -> bool {
+    name.starts_with(".tmp-")
+}
+
+/// A name beside `path` that no other writer has: process id and a count within the process.
+fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let name = path.file_name().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{}: not the name of a file or folder", path.display()))
+    })?;
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    Ok(path.with_file_name(format!(".tmp-{}-{count}-{}", std::process::id(), name.to_string_lossy())))
+}
+
+fn fill_file<E: From<io::Error>>(
+    temporary: &Path,
+    path: &Path,
+    fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut writer = io::BufWriter::new(File::create(temporary).map_err(|e| with_path(e, path))?);
+    fill(&mut writer)?;
+    let synced = writer.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
+    synced.map_err(|e| with_path(e, path).into())
+}
+
+fn sync_tree(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sync_tree(&entry.path())?;
+        } else {
+            File::open(entry.path())?.sync_all()?;
+        }
+    }
+    File::open(dir)?.sync_all()
+}
+
+/// Gives the folder `temporary` the name `path`. Where something has that name, both are exchanged in one step, so
+/// that at every instant one whole folder is there.
+fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_err() {
+        return fs::rename(temporary, path);
+    }
+    match rustix::fs::renameat_with(CWD, temporary, CWD, path, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => swap_in_two_steps(temporary, path),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// For file systems without an exchange: for an instant nothing has the name.
+fn swap_in_two_steps(temporary: &Path, path: &Path) -> io::Result<()> {
+    let mut aside = temporary.as_os_str().to_owned();
+    aside.push(".old");
+    fs::rename(path, &aside)?;
+    fs::rename(temporary, path)?;
+    fs::rename(&aside, temporary)
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+fn with_path(error: io::Error, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_the_old_content_and_no_litter() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        write(&path, b"old").unwrap();
+        let failed = write_with(&path, |f| {
+            f.write_all(b"half")?;
+            Err(io::Error::other("disk full"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "disk full");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn errors_name_the_file_that_was_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("absent").join("state.json");
+        let error = write(&path, b"x").unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
+        let error = write_dir::<io::Error>(Path::new(".."), |_| Ok(())).unwrap_err().to_string();
+        assert!(error.starts_with(".."), "{error}");
+    }
+
+    #[test]
+    fn space_is_checked_with_figures_even_below_a_folder_to_come() {
+        let dir = tempfile::tempdir().unwrap();
+        require_space(&dir.path().join("a/b"), 1).unwrap();
+        let error = require_space(&dir.path().join("a/b"), u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("MiB free"), "{error}");
+    }
+
+    #[test]
+    fn readers_find_a_whole_folder_at_every_instant_of_a_replacement() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("v1");
+        write_dir::<io::Error>(&path, |d| fs::write(d.join("data"), "0")).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for n in 0..200 {
+                    write_dir::<io::Error>(&path, |d| fs::write(d.join("data"), n.to_string())).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                assert!(path.is_dir(), "the folder was gone for an instant");
+            }
+        });
+        assert_eq!(fs::read_to_string(path.join("data")).unwrap(), "199");
+    }
+
+    #[test]
+    fn writers_of_one_process_do_not_meet_in_a_temporary_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("v1");
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        write_dir::<io::Error>(path, |d| fs::write(d.join("data"), n.to_string())).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_to_string(path.join("data")).unwrap().len(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_what_dead_processes_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = format!(".tmp-{}-0-a", std::process::id());
+        // Process ids end at 2^22.
+        let entries = [own.as_str(), ".tmp-4194305-0-a", ".tmp-4194305-1-b", "a", ".tmp-notes"];
+        for name in &entries[..4] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join(entries[4]), "").unwrap();
+        fs::write(dir.path().join(".tmp-4194306-0-file"), "").unwrap();
+        remove_abandoned(dir.path()).unwrap();
+        let mut left: Vec<_> =
+            fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        let mut expected = vec![own.as_str(), ".tmp-notes", "a"];
+        expected.sort_unstable();
+        assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn the_way_without_an_exchange_replaces_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (dir.path().join("v1"), dir.path().join(".tmp-x"));
+        for (path, content) in [(&old, "old"), (&new, "new")] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("data"), content).unwrap();
+        }
+        swap_in_two_steps(&new, &old).unwrap();
+        assert_eq!(fs::read_to_string(old.join("data")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(new.join("data")).unwrap(), "old");
+    }
+
+    #[test]
+    fn a_folder_is_replaced_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("v1");
+        for content in ["a", "b"] {
+            write_dir::<io::Error>(&path, |d| fs::write(d.join("data"), content)).unwrap();
+            assert_eq!(fs::read_to_string(path.join("data")).unwrap(), content);
+        }
+        let failed = write_dir::<io::Error>(&path, |d| {
+            fs::write(d.join("data"), "c")?;
+            Err(io::Error::other("boom"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read_to_string(path.join("data")).unwrap(), "b");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

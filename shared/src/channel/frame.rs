@@ -1,0 +1,365 @@
+//! The frame around every message.
+//!
+//! ```text
+//! offset  size
+//!      0     4  magic "TNDM"
+//!      4     2  format version, little-endian
+//!      6     2  kind of message, little-endian
+//!      8     8  length of the body in bytes, little-endian
+//!     16     8  checksum: the first 8 bytes of blake3(bytes 0..16 ‖ body)
+//!     24     …  body: the message in postcard's wire format
+//! ```
+//!
+//! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
+//! two builds are mixed, and is refused.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{LearnerStatus, SamplerStatus};
+use crate::group::RolloutGroup;
+
+/// First bytes of every frame.
+pub const MAGIC: [u8; 4] = *b"TNDM";
+/// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
+pub const FRAME_VERSION: u16 = 1;
+/// Bytes before the body.
+pub const HEADER_LEN: usize = 24;
+
+/// The kinds of message, as they stand in the header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// A [`RolloutGroup`].
+    Group = 1,
+    /// A [`LearnerStatus`].
+    LearnerStatus = 2,
+    /// A [`SamplerStatus`].
+    SamplerStatus = 3,
+}
+
+/// A type that travels in a frame.
+pub trait Message: Serialize + DeserializeOwned {
+    /// What the header says it is.
+    const KIND: Kind;
+}
+
+impl Message for RolloutGroup {
+    const KIND: Kind = Kind::Group;
+}
+
+impl Message for LearnerStatus {
+    const KIND: Kind = Kind::LearnerStatus;
+}
+
+impl Message for SamplerStatus {
+    const KIND: Kind = Kind::SamplerStatus;
+}
+
+/// A frame that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Shorter than a header.
+    #[error("{length} bytes are too few for a frame header of {HEADER_LEN}")]
+    TooShort {
+        /// Bytes there are.
+        length: usize,
+    },
+    /// It does not begin with [`MAGIC`].
+    #[error("it begins with {found:02x?} and not with \"TNDM\"")]
+    Magic {
+        /// The first bytes.
+        found: [u8; 4],
+    },
+    /// Written by another version of this program.
+    #[error(
+        "frame version {found} is not version {FRAME_VERSION} of this program; run rollout and learner of one build"
+    )]
+    Version {
+        /// The version found.
+        found: u16,
+    },
+    /// Another kind of message than the topic carries.
+    #[error("message kind {found} instead of {expected:?}")]
+    Kind {
+        /// The kind found.
+        found: u16,
+        /// The kind of the topic.
+        expected: Kind,
+    },
+    /// The body is not as long as the header says.
+    #[error("the header states a body of {stated} bytes, there are {found}")]
+    Length {
+        /// According to the header.
+        stated: u64,
+        /// Bytes after the header.
+        found: u64,
+    },
+    /// Header or body were altered.
+    #[error("the checksum does not match: the frame is damaged")]
+    Checksum,
+    /// The checksum is right and yet the body is no such message.
+    #[error("the body is no valid message: {0}")]
+    Body(String),
+}
+
+/// Encodes a message as one frame.
+#[must_use]
+pub fn encode<M: Message>(message: &M) -> Vec<u8> {
+    let mut frame = Vec::new();
+    encode_into(message, &mut frame);
+    frame
+}
+
+/// As [`encode`], into a buffer whose content is replaced and whose memory is used again.
+pub fn encode_into<M: Message>(message: &M, frame: &mut Vec<u8>) {
+    frame.clear();
+    frame.resize(HEADER_LEN, 0);
+    *frame = postcard::to_extend(message, std::mem::take(frame)).expect("growing a Vec does not fail");
+    let body = (frame.len() - HEADER_LEN) as u64;
+    frame[0..4].copy_from_slice(&MAGIC);
+    frame[4..6].copy_from_slice(&FRAME_VERSION.to_le_bytes());
+    frame[6..8].copy_from_slice(&(M::KIND as u16).to_le_bytes());
+    frame[8..16].copy_from_slice(&body.to_le_bytes());
+    let sum = checksum(frame);
+    frame[16..24].copy_from_slice(&sum);
+}
+
+/// Decodes a frame.
+///
+/// # Errors
+/// A [`FrameError`]; bytes of any content and length are safe to pass.
+pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
+    if frame.len() < HEADER_LEN {
+        return Err(FrameError::TooShort { length: frame.len() });
+    }
+    let magic: [u8; 4] = field(frame, 0);
+    if magic != MAGIC {
+        return Err(FrameError::Magic { found: magic });
+    }
+    let version = u16::from_le_bytes(field(frame, 4));
+    if version != FRAME_VERSION {
+        return Err(FrameError::Version { found: version });
+    }
+    let kind = u16::from_le_bytes(field(frame, 6));
+    if kind != M::KIND as u16 {
+        return Err(FrameError::Kind { found: kind, expected: M::KIND });
+    }
+    let stated = u64::from_le_bytes(field(frame, 8));
+    let body = &frame[HEADER_LEN..];
+    if stated != body.len() as u64 {
+        return Err(FrameError::Length { stated, found: body.len() as u64 });
+    }
+    if checksum(frame) != field::<8>(frame, 16) {
+        return Err(FrameError::Checksum);
+    }
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(FrameError::Body(format!("{} bytes are left over", rest.len()))),
+        Err(e) => Err(FrameError::Body(e.to_string())),
+    }
+}
+
+fn field<const N: usize>(frame: &[u8], at: usize) -> [u8; N] {
+    frame[at..at + N].try_into().expect("the header has its full length")
+}
+
+fn checksum(frame: &[u8]) -> [u8; 8] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&frame[..16]);
+    hasher.update(&frame[HEADER_LEN..]);
+    field(hasher.finalize().as_bytes(), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        group::{Completion, FinishReason, RewardOutcome, TokenLogprob},
+        ids::{GroupId, PolicyVersion, PromptId, Step},
+    };
+
+    fn sample_group() -> RolloutGroup {
+        RolloutGroup {
+            id: GroupId { step: Step(300), index: 2 },
+            prompt_id: PromptId(7),
+            epoch: 1,
+            prompt_ids: vec![1, 151_643],
+            prompt_text: "2+2=".into(),
+            completions: vec![Completion {
+                sample: 0,
+                token_ids: vec![19, 151_645],
+                logprobs: vec![
+                    TokenLogprob { logprob: -0.5, logprob_at_temperature: -0.25, log_kept_mass: -0.125, kept_count: 3 },
+                    TokenLogprob::default(),
+                ],
+                versions: vec![(0, PolicyVersion(299)), (1, PolicyVersion(300))],
+                text: "4".into(),
+                finish_reason: FinishReason::Stop,
+                rewards: vec![
+                    RewardOutcome::Score(2.0),
+                    RewardOutcome::NotApplicable,
+                    RewardOutcome::Failed("timeout".into()),
+                ],
+            }],
+            reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
+            policy_version: PolicyVersion(299),
+            cursor: 2403,
+            generation_seconds: 0.75,
+        }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    #[test]
+    fn golden_bytes_of_every_message() {
+        assert_eq!(hex(&encode(&sample_group())), GROUP);
+        let learner = LearnerStatus {
+            incarnation: 0x0123_4567_89ab_cdef,
+            version: PolicyVersion(5),
+            step: Step(5),
+            cursor: 40,
+            durable_step: Step(4),
+            received: vec![0, 200],
+            total_steps: 1000,
+            finished: true,
+        };
+        assert_eq!(hex(&encode(&learner)), LEARNER);
+        let sampler = SamplerStatus {
+            incarnation: 9,
+            version: PolicyVersion(5),
+            oldest_in_use: PolicyVersion(4),
+            swap_micros: 1_000_000,
+            swap_stall_micros: 300,
+            generated_tokens: 12_345,
+            busy_micros: 7,
+            idle_micros: 8,
+        };
+        assert_eq!(hex(&encode(&sampler)), SAMPLER);
+    }
+
+    const GROUP: &str = "\
+        544e444d010001008e0000000000000018306edb57129ee5ac020207010201dba00904322b323d01000213dda0090200\
+        0000bf000080be000000be03000000000000000000000000000200ab0201ac0201340003000000000000000040010207\
+        74696d656f7574030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f066c656e67\
+        7468000000000000f03fab02e312000000000000e83f";
+    const LEARNER: &str = "544e444d010002001400000000000000e70ef33f6fc253b3ef9bafcdf8acd19101050528040200c801e80701";
+    const SAMPLER: &str = "544e444d010003000c00000000000000f31cb835caf6c5a6090504c0843dac02b9600708";
+
+    #[test]
+    fn each_kind_of_damage_has_its_own_error() {
+        let good = encode(&sample_group());
+        let with = |at: usize, byte: u8| {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            decode::<RolloutGroup>(&bad).unwrap_err()
+        };
+        assert_eq!(with(0, b'X'), FrameError::Magic { found: *b"XNDM" });
+        assert_eq!(with(4, 9), FrameError::Version { found: 9 });
+        assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: Kind::Group });
+        assert!(matches!(with(8, good[8].wrapping_add(1)), FrameError::Length { .. }));
+        assert_eq!(with(16, !good[16]), FrameError::Checksum);
+        assert_eq!(with(HEADER_LEN, !good[HEADER_LEN]), FrameError::Checksum);
+        assert_eq!(decode::<RolloutGroup>(&good[..10]).unwrap_err(), FrameError::TooShort { length: 10 });
+        assert!(matches!(decode::<RolloutGroup>(&good[..good.len() - 1]), Err(FrameError::Length { .. })));
+        assert!(matches!(decode::<LearnerStatus>(&good), Err(FrameError::Kind { found: 1, .. })));
+    }
+
+    #[test]
+    fn a_body_that_is_no_message_is_refused_in_spite_of_its_checksum() {
+        let mut frame = encode(&SamplerStatus::default());
+        frame.push(0);
+        let body = (frame.len() - HEADER_LEN) as u64;
+        frame[8..16].copy_from_slice(&body.to_le_bytes());
+        let sum = checksum(&frame);
+        frame[16..24].copy_from_slice(&sum);
+        assert_eq!(decode::<SamplerStatus>(&frame).unwrap_err(), FrameError::Body("1 bytes are left over".into()));
+    }
+
+    fn logprob() -> impl Strategy<Value = TokenLogprob> {
+        (any::<f32>(), any::<f32>(), any::<f32>(), any::<u32>()).prop_map(
+            |(logprob, logprob_at_temperature, log_kept_mass, kept_count)| TokenLogprob {
+                logprob,
+                logprob_at_temperature,
+                log_kept_mass,
+                kept_count,
+            },
+        )
+    }
+
+    fn outcome() -> impl Strategy<Value = RewardOutcome> {
+        prop_oneof![
+            any::<f64>().prop_map(RewardOutcome::Score),
+            Just(RewardOutcome::NotApplicable),
+            any::<String>().prop_map(RewardOutcome::Failed),
+        ]
+    }
+
+    fn completion() -> impl Strategy<Value = Completion> {
+        (
+            any::<u32>(),
+            prop::collection::vec((any::<u32>(), logprob()), 0..40),
+            prop::collection::vec(any::<(u32, u64)>(), 0..4),
+            any::<String>(),
+            prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length), Just(FinishReason::Aborted)],
+            prop::collection::vec(outcome(), 0..4),
+        )
+            .prop_map(|(sample, tokens, versions, text, finish_reason, rewards)| {
+                let (token_ids, logprobs) = tokens.into_iter().unzip();
+                let versions = versions.into_iter().map(|(i, v)| (i, PolicyVersion(v))).collect();
+                Completion { sample, token_ids, logprobs, versions, text, finish_reason, rewards }
+            })
+    }
+
+    fn group() -> impl Strategy<Value = RolloutGroup> {
+        (
+            any::<(u64, u32, u64, u32, u64, u64)>(),
+            prop::collection::vec(any::<u32>(), 0..20),
+            any::<String>(),
+            prop::collection::vec(completion(), 0..4),
+            prop::collection::vec(any::<(String, f64)>(), 0..3),
+            any::<f64>(),
+        )
+            .prop_map(|(numbers, prompt_ids, prompt_text, completions, reward_names, generation_seconds)| {
+                let (step, index, prompt_id, epoch, policy_version, cursor) = numbers;
+                RolloutGroup {
+                    id: GroupId { step: Step(step), index },
+                    prompt_id: PromptId(prompt_id),
+                    epoch,
+                    prompt_ids,
+                    prompt_text,
+                    completions,
+                    reward_names,
+                    policy_version: PolicyVersion(policy_version),
+                    cursor,
+                    generation_seconds,
+                }
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_group_comes_back_bit_for_bit(group in group()) {
+            let frame = encode(&group);
+            let back: RolloutGroup = decode(&frame).unwrap();
+            // Encoded again, since NaN is not equal to itself.
+            prop_assert_eq!(encode(&back), frame);
+        }
+
+        #[test]
+        fn a_flipped_bit_never_goes_unnoticed(group in group(), at in any::<prop::sample::Index>(), bit in 0..8u8) {
+            let mut frame = encode(&group);
+            let at = at.index(frame.len());
+            frame[at] ^= 1 << bit;
+            prop_assert!(decode::<RolloutGroup>(&frame).is_err());
+        }
+
+        #[test]
+        fn bytes_of_any_content_are_refused_and_not_fatal(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(decode::<RolloutGroup>(&bytes).is_err());
+        }
+    }
+}

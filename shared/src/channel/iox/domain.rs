@@ -1,0 +1,189 @@
+//! A run's own corner of iceoryx2: names that no other run uses, and the removal of what dead processes left there.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use iceoryx2::{
+    config::Config,
+    node::{Node, NodeBuilder, NodeState},
+    prelude::{
+        CallbackProgression, FileName, LogLevel, NodeName, Path as IoxPath, SemanticString, SignalHandlingMode,
+        set_log_level,
+    },
+    service::ipc_threadsafe::Service,
+};
+
+use crate::{channel::ChannelError, run_dir::RunDir};
+
+/// Where Linux shows POSIX shared memory as files.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Where iceoryx2's folders of a run lie. Not `TMPDIR`: both processes must find the same place.
+const TEMPORARY: &str = "/tmp";
+/// How long a new process waits for a predecessor of its role that is just ending.
+const TAKE_OVER: Duration = Duration::from_secs(5);
+
+/// Membership in a run's domain; the last member that leaves takes the folders along.
+#[derive(Debug)]
+pub(super) struct Domain {
+    node: Option<Node<Service>>,
+    place: Place,
+}
+
+/// Holds off every other process that enters or clears the same domain.
+pub(super) type Lock = File;
+
+impl Domain {
+    /// Enters as `role`, after clearing away what dead processes left. The lock is to be held until all ports exist.
+    pub fn enter(run_dir: &RunDir, role: &str) -> Result<(Self, Lock), ChannelError> {
+        set_log_level(LogLevel::Fatal);
+        let place = Place::of(run_dir)?;
+        let config = place.config()?;
+        let deadline = Instant::now() + TAKE_OVER;
+        let lock = loop {
+            let lock = place.lock()?;
+            let members = living(&config)?;
+            if members.is_empty() {
+                place.wipe();
+            }
+            if !members.iter().any(|name| name == role) {
+                break lock;
+            }
+            // The predecessor may be on its way out, for which it needs the lock.
+            drop(lock);
+            if Instant::now() >= deadline {
+                return Err(ChannelError::Transport(format!(
+                    "another {role} is at work in {}; end it first",
+                    place.run_dir.display()
+                )));
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        let node = NodeBuilder::new()
+            .name(&NodeName::new(role).map_err(transport("name the node"))?)
+            .signal_handling_mode(SignalHandlingMode::Disabled)
+            .config(&config)
+            .create::<Service>()
+            .map_err(transport("enter the domain of this run"))?;
+        node.blocking_cleanup_dead_nodes(TAKE_OVER);
+        Ok((Self { node: Some(node), place }, lock))
+    }
+
+    pub fn node(&self) -> &Node<Service> {
+        self.node.as_ref().expect("the node lives until the domain is dropped")
+    }
+
+    /// Clears away what processes left that died since.
+    pub fn clear_dead(&self) {
+        self.node().try_cleanup_dead_nodes();
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        let Ok(_lock) = self.place.lock() else {
+            return;
+        };
+        self.node = None;
+        if self.place.config().and_then(|config| living(&config)).is_ok_and(|names| names.is_empty()) {
+            self.place.wipe();
+        }
+    }
+}
+
+/// The files and folders that the channel of a run has outside the run directory, in shared memory and in the temporary
+/// folder: none when no process of the run is alive and the last one ended in order.
+///
+/// # Errors
+/// When the run directory does not exist.
+pub fn files(run_dir: &RunDir) -> Result<Vec<PathBuf>, ChannelError> {
+    Ok(Place::of(run_dir)?.files())
+}
+
+/// Removes what the dead processes of a run left in shared memory and in the temporary folder. Does nothing while a
+/// process of the run is alive.
+///
+/// # Errors
+/// When the run directory does not exist or the state of the run's processes cannot be told.
+pub fn remove_leftovers(run_dir: &RunDir) -> Result<(), ChannelError> {
+    set_log_level(LogLevel::Fatal);
+    let place = Place::of(run_dir)?;
+    let _lock = place.lock()?;
+    if living(&place.config()?)?.is_empty() {
+        place.wipe();
+    }
+    Ok(())
+}
+
+/// Where a run's files lie: everything carries a hash of the run directory's true path.
+#[derive(Debug)]
+struct Place {
+    run_dir: PathBuf,
+    prefix: String,
+    root: PathBuf,
+}
+
+impl Place {
+    fn of(run_dir: &RunDir) -> Result<Self, ChannelError> {
+        let path = fs::canonicalize(run_dir.root())
+            .map_err(|e| ChannelError::Transport(format!("run directory {}: {e}", run_dir.root().display())))?;
+        let hash = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
+        let name = format!("tandem_{}", &hash[..16]);
+        Ok(Self { run_dir: path, root: Path::new(TEMPORARY).join(&name), prefix: format!("{name}_") })
+    }
+
+    fn config(&self) -> Result<Config, ChannelError> {
+        let mut config = Config::default();
+        config.global.prefix = FileName::new(self.prefix.as_bytes()).map_err(transport("form a prefix"))?;
+        let root = IoxPath::new(format!("{}/", self.root.display()).as_bytes()).map_err(transport("form a path"))?;
+        config.global.set_root_path(&root);
+        Ok(config)
+    }
+
+    /// Waits for the lock of this domain: the run directory itself, so that no lock file is left behind.
+    fn lock(&self) -> Result<Lock, ChannelError> {
+        let folder = File::open(&self.run_dir).map_err(transport("open the run directory"))?;
+        match folder.lock() {
+            Ok(()) => Ok(folder),
+            // File systems without locks: the worst case is that two processes which start at once disturb each other.
+            Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(folder),
+            Err(e) => Err(transport("lock the run directory")(e)),
+        }
+    }
+
+    /// Everything that the domain has on this machine.
+    fn files(&self) -> Vec<PathBuf> {
+        let shared = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
+        let own = shared.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix));
+        own.map(|entry| entry.path()).chain(self.root.exists().then(|| self.root.clone())).collect()
+    }
+
+    /// Removes every trace of the domain. Only to be called with the lock held and no living member.
+    fn wipe(&self) {
+        for path in self.files() {
+            let _ = if path == self.root { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+    }
+}
+
+/// Roles of the domain's living processes.
+fn living(config: &Config) -> Result<Vec<String>, ChannelError> {
+    let mut names = Vec::new();
+    Node::<Service>::list(config, |state| {
+        if let NodeState::Alive(view) = state {
+            use iceoryx2::node::NodeView;
+            names.push(view.details().as_ref().map(|d| d.name().to_string()).unwrap_or_default());
+        }
+        CallbackProgression::Continue
+    })
+    .map_err(transport("list the processes of this run"))?;
+    Ok(names)
+}
+
+fn transport<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> ChannelError {
+    move |error| ChannelError::Transport(format!("cannot {what}: {error}"))
+}

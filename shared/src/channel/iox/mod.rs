@@ -1,0 +1,239 @@
+//! The channel between the two processes of one machine: iceoryx2 publish-subscribe over POSIX shared memory.
+//!
+//! Three topics of byte slices, each with at most one publisher and one subscriber, so that a message can never reach a
+//! dead receiver in place of a living one: a restarted process first clears its predecessor away and then takes the
+//! place. Groups are bounded and never overwritten; of the statuses only the newest is kept.
+//!
+//! iceoryx2's own blocking send waits without a deadline and counts "no receiver" as success. So a send here never
+//! blocks inside iceoryx2: it is tried, with short sleeps, until a receiver has taken the frame or the deadline passes.
+
+mod domain;
+mod topic;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use domain::Domain;
+pub use domain::{files, remove_leftovers};
+use topic::{Inbox, Outbox, Topic};
+
+use super::{ChannelError, LearnerEnd, LearnerStatus, SamplerEnd, SamplerStatus, frame};
+use crate::{group::RolloutGroup, run_dir::RunDir};
+
+/// Groups that the channel holds when the learner does not take them.
+pub const CAPACITY: usize = 4;
+
+const GROUPS: Topic = Topic { name: "groups", capacity: CAPACITY, overwrite: false, initial_len: 64 * 1024 };
+const LEARNER_STATUS: Topic = Topic { name: "learner-status", capacity: 1, overwrite: true, initial_len: 1024 };
+const SAMPLER_STATUS: Topic = Topic { name: "sampler-status", capacity: 1, overwrite: true, initial_len: 256 };
+
+/// First pause of a wait; it doubles up to [`LONGEST_PAUSE`].
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+/// Longest pause of a wait, and so the latency of a message after a long silence.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// How often a send that finds no receiver looks for dead processes to clear away.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The sampler's end in shared memory.
+#[derive(Debug)]
+pub struct IoxSampler {
+    groups: Outbox,
+    own: Outbox,
+    peer: Inbox,
+    frame: Vec<u8>,
+    last_cleanup: Instant,
+    // Last: it removes the folders that the fields above leave empty.
+    domain: Domain,
+}
+
+impl IoxSampler {
+    /// Joins the channel of a run as its sampler, in place of a predecessor that died.
+    ///
+    /// # Errors
+    /// When shared memory cannot be used, or another sampler of this run is alive.
+    pub fn open(run_dir: &RunDir) -> Result<Self, ChannelError> {
+        let (domain, _lock) = Domain::enter(run_dir, "sampler")?;
+        Ok(Self {
+            peer: Inbox::open(&domain, &LEARNER_STATUS)?,
+            groups: Outbox::open(&domain, &GROUPS)?,
+            own: Outbox::open(&domain, &SAMPLER_STATUS)?,
+            frame: Vec::new(),
+            last_cleanup: Instant::now(),
+            domain,
+        })
+    }
+
+    fn clear_dead(&mut self) {
+        if self.last_cleanup.elapsed() >= CLEANUP_INTERVAL {
+            self.domain.clear_dead();
+            self.last_cleanup = Instant::now();
+        }
+    }
+}
+
+impl SamplerEnd for IoxSampler {
+    fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError> {
+        let start = Instant::now();
+        frame::encode_into(group, &mut self.frame);
+        let mut pause = SHORTEST_PAUSE;
+        while !self.groups.try_send(&self.frame)? {
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(ChannelError::Timeout { peer: "learner", seconds: (now - start).as_secs_f64() });
+            }
+            self.clear_dead();
+            thread::sleep(pause.min(deadline - now));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn publish_status(&mut self, status: &SamplerStatus) -> Result<(), ChannelError> {
+        frame::encode_into(status, &mut self.frame);
+        self.own.try_send(&self.frame)?;
+        Ok(())
+    }
+
+    fn learner_status(&mut self) -> Result<Option<LearnerStatus>, ChannelError> {
+        self.peer.newest()
+    }
+}
+
+/// The learner's end in shared memory.
+#[derive(Debug)]
+pub struct IoxLearner {
+    groups: Inbox,
+    peer: Inbox,
+    own: Outbox,
+    frame: Vec<u8>,
+    // Last: it removes the folders that the fields above leave empty.
+    _domain: Domain,
+}
+
+impl IoxLearner {
+    /// Joins the channel of a run as its learner, in place of a predecessor that died.
+    ///
+    /// # Errors
+    /// When shared memory cannot be used, or another learner of this run is alive.
+    pub fn open(run_dir: &RunDir) -> Result<Self, ChannelError> {
+        let (domain, _lock) = Domain::enter(run_dir, "learner")?;
+        // The place for groups is taken before any status can be sent: whoever sees a status of this process can be
+        // sure that groups reach it and not its predecessor.
+        Ok(Self {
+            groups: Inbox::open(&domain, &GROUPS)?,
+            peer: Inbox::open(&domain, &SAMPLER_STATUS)?,
+            own: Outbox::open(&domain, &LEARNER_STATUS)?,
+            frame: Vec::new(),
+            _domain: domain,
+        })
+    }
+}
+
+impl LearnerEnd for IoxLearner {
+    fn receive_group(&mut self, timeout: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
+        let deadline = Instant::now() + timeout;
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            if let Some(group) = self.groups.next()? {
+                return Ok(Some(group));
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(None);
+            }
+            thread::sleep(pause.min(deadline - now));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn publish_status(&mut self, status: &LearnerStatus) -> Result<(), ChannelError> {
+        frame::encode_into(status, &mut self.frame);
+        self.own.try_send(&self.frame)?;
+        Ok(())
+    }
+
+    fn sampler_status(&mut self) -> Result<Option<SamplerStatus>, ChannelError> {
+        self.peer.newest()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{GroupId, PolicyVersion, PromptId, Step};
+
+    fn group(index: u32, tokens: usize) -> RolloutGroup {
+        RolloutGroup {
+            id: GroupId { step: Step(1), index },
+            prompt_id: PromptId(0),
+            epoch: 0,
+            prompt_ids: vec![7; tokens],
+            prompt_text: String::new(),
+            completions: Vec::new(),
+            reward_names: Vec::new(),
+            policy_version: PolicyVersion(0),
+            cursor: 1,
+            generation_seconds: 0.0,
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(30)
+    }
+
+    #[test]
+    fn no_receiver_and_a_full_channel_are_both_a_timeout_and_nothing_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        assert!(matches!(sampler.send_group(&group(0, 1), soon()), Err(ChannelError::Timeout { .. })));
+        let mut learner = IoxLearner::open(&run_dir).unwrap();
+        assert!(learner.receive_group(Duration::ZERO).unwrap().is_none());
+        for index in 0..CAPACITY as u32 {
+            // Growing sizes make the shared segment grow several times.
+            sampler.send_group(&group(index, 1 << (4 * index)), soon()).unwrap();
+        }
+        let late = group(CAPACITY as u32, 3);
+        assert!(matches!(sampler.send_group(&late, soon()), Err(ChannelError::Timeout { .. })));
+        for index in 0..CAPACITY as u32 {
+            let received = learner.receive_group(Duration::ZERO).unwrap().unwrap();
+            assert_eq!(received, group(index, 1 << (4 * index)));
+            if index == 0 {
+                sampler.send_group(&late, soon()).unwrap();
+            }
+        }
+        assert_eq!(learner.receive_group(Duration::ZERO).unwrap().unwrap(), late);
+        assert!(learner.receive_group(Duration::ZERO).unwrap().is_none());
+    }
+
+    #[test]
+    fn only_the_newest_status_is_seen_and_a_late_comer_sees_it_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let mut learner = IoxLearner::open(&run_dir).unwrap();
+        let status = |cursor| LearnerStatus { cursor, received: vec![1; 5000], ..LearnerStatus::default() };
+        learner.publish_status(&status(1)).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        assert_eq!(sampler.learner_status().unwrap(), None);
+        for cursor in 2..5 {
+            learner.publish_status(&status(cursor)).unwrap();
+        }
+        assert_eq!(sampler.learner_status().unwrap(), Some(status(4)));
+        assert_eq!(sampler.learner_status().unwrap(), None);
+        drop(sampler);
+        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        learner.publish_status(&status(6)).unwrap();
+        assert_eq!(sampler.learner_status().unwrap(), Some(status(6)));
+    }
+
+    #[test]
+    fn a_second_sampler_of_the_same_run_is_refused_and_other_runs_do_not_see_it() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let _first = IoxSampler::open(&RunDir::new(one.path())).unwrap();
+        let error = IoxSampler::open(&RunDir::new(one.path())).unwrap_err().to_string();
+        assert!(error.contains("another sampler"), "{error}");
+        let _other_run = IoxSampler::open(&RunDir::new(two.path())).unwrap();
+    }
+}

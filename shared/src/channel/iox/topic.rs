@@ -1,0 +1,134 @@
+//! One direction of the channel: a service of byte slices with one publisher and one subscriber.
+
+use std::fmt::Display;
+
+use iceoryx2::{
+    node::Node,
+    port::{LoanError, SendError, publisher::Publisher, subscriber::Subscriber},
+    prelude::{AllocationStrategy, BackpressureStrategy, ServiceName},
+    service::{
+        ipc_threadsafe::Service,
+        port_factory::{PortFactory as _, publish_subscribe::PortFactory},
+    },
+};
+
+use super::domain::Domain;
+use crate::channel::{
+    ChannelError,
+    frame::{self, Message},
+};
+
+/// What a topic is like.
+#[derive(Debug)]
+pub(super) struct Topic {
+    /// Name of the service within the run's domain.
+    pub name: &'static str,
+    /// Frames that wait for the subscriber.
+    pub capacity: usize,
+    /// Whether a new frame pushes the oldest one out when the topic is full.
+    pub overwrite: bool,
+    /// Bytes reserved per frame at first; longer frames make the segment grow to the next power of two.
+    pub initial_len: usize,
+}
+
+type Factory = PortFactory<Service, [u8], ()>;
+
+impl Topic {
+    fn service(&self, node: &Node<Service>) -> Result<Factory, ChannelError> {
+        let name = ServiceName::new(self.name).map_err(|e| self.failed("name", e))?;
+        node.service_builder(&name)
+            .publish_subscribe::<[u8]>()
+            .enable_safe_overflow(self.overwrite)
+            .subscriber_max_buffer_size(self.capacity)
+            .subscriber_max_borrowed_samples(1)
+            .history_size(0)
+            .max_publishers(1)
+            .max_subscribers(1)
+            // Both processes and, for a moment, their dead predecessors.
+            .max_nodes(8)
+            .open_or_create()
+            .map_err(|e| self.failed("open", e))
+    }
+
+    fn failed(&self, what: &str, error: impl Display) -> ChannelError {
+        ChannelError::Transport(format!("cannot {what} topic {}: {error}", self.name))
+    }
+}
+
+/// The publisher of a topic.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    publisher: Publisher<Service, [u8], ()>,
+    service: Factory,
+    topic: &'static Topic,
+}
+
+impl Outbox {
+    pub fn open(domain: &Domain, topic: &'static Topic) -> Result<Self, ChannelError> {
+        let service = topic.service(domain.node())?;
+        let publisher = service
+            .publisher_builder()
+            .initial_max_slice_len(topic.initial_len)
+            .allocation_strategy(AllocationStrategy::PowerOfTwo)
+            .backpressure_strategy(BackpressureStrategy::DiscardData)
+            .max_loaned_samples(1)
+            .create()
+            .map_err(|e| topic.failed("publish on", e))?;
+        Ok(Self { publisher, service, topic })
+    }
+
+    /// Copies the frame into shared memory and hands it over; false when there is no subscriber or no room.
+    pub fn try_send(&self, frame: &[u8]) -> Result<bool, ChannelError> {
+        if self.service.dynamic_config().number_of_subscribers() == 0 {
+            return Ok(false);
+        }
+        let sample = self.publisher.loan_slice_uninit(frame.len()).map_err(|e| self.no_memory(e, frame.len()))?;
+        match sample.write_from_slice(frame).send() {
+            Ok(recipients) => Ok(recipients > 0),
+            // The subscriber is just coming or going; its place is looked at again with the next attempt.
+            Err(SendError::ConnectionError(_)) => Ok(false),
+            Err(e) => Err(self.topic.failed("send on", e)),
+        }
+    }
+
+    fn no_memory(&self, error: LoanError, length: usize) -> ChannelError {
+        match error {
+            LoanError::OutOfMemory => ChannelError::Transport(format!(
+                "no room in /dev/shm for a frame of {length} bytes on topic {}; enlarge it (docker run --shm-size=1g)",
+                self.topic.name
+            )),
+            e => self.topic.failed("reserve memory on", e),
+        }
+    }
+}
+
+/// The subscriber of a topic.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    subscriber: Subscriber<Service, [u8], ()>,
+    _service: Factory,
+    topic: &'static Topic,
+}
+
+impl Inbox {
+    pub fn open(domain: &Domain, topic: &'static Topic) -> Result<Self, ChannelError> {
+        let service = topic.service(domain.node())?;
+        let subscriber = service.subscriber_builder().create().map_err(|e| topic.failed("subscribe to", e))?;
+        Ok(Self { subscriber, _service: service, topic })
+    }
+
+    /// The oldest message that waits.
+    pub fn next<M: Message>(&self) -> Result<Option<M>, ChannelError> {
+        let sample = self.subscriber.receive().map_err(|e| self.topic.failed("receive from", e))?;
+        Ok(sample.map(|s| frame::decode(s.payload())).transpose()?)
+    }
+
+    /// The newest message that waits; older ones are passed over.
+    pub fn newest<M: Message>(&self) -> Result<Option<M>, ChannelError> {
+        let mut newest = None;
+        while let Some(message) = self.next()? {
+            newest = Some(message);
+        }
+        Ok(newest)
+    }
+}

@@ -1,0 +1,128 @@
+//! The seam between the two processes: groups one way, two small statuses, one each way.
+//!
+//! Statuses are *states, not events*: each side repeats its newest status several times a second, so a lost message, a
+//! late start or a restart needs no special case, and silence means that the peer is gone. Everything that must not be
+//! lost is either on disk (weights, checkpoints) or kept by the sampler until [`LearnerStatus::durable_step`] passes it.
+//!
+//! The transport of one node is iceoryx2 ([`iox`]); [`memory`] joins two threads of one process in tests. A transport
+//! between hosts would implement the same traits with the same frames.
+
+pub mod frame;
+pub mod iox;
+pub mod memory;
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    group::RolloutGroup,
+    ids::{PolicyVersion, Step},
+};
+
+/// What the learner tells the sampler, again and again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LearnerStatus {
+    /// Random number drawn at process start: a change means that the learner was restarted.
+    pub incarnation: u64,
+    /// Newest published version, complete on disk.
+    pub version: PolicyVersion,
+    /// The step being trained, or waited for: every earlier step is done.
+    pub step: Step,
+    /// Dataset position at which `step` begins.
+    pub cursor: u64,
+    /// Every step before this one is in a checkpoint; its groups need not be kept any longer.
+    pub durable_step: Step,
+    /// Indices of the groups of `step` that have arrived, ascending.
+    pub received: Vec<u32>,
+    /// Number of steps of the whole run.
+    pub total_steps: u64,
+    /// The run is over: the sampler finishes.
+    pub finished: bool,
+}
+
+/// What the sampler tells the learner, again and again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerStatus {
+    /// Random number drawn at process start.
+    pub incarnation: u64,
+    /// The version that new tokens are sampled from.
+    pub version: PolicyVersion,
+    /// The oldest version whose files are still mapped: it and everything newer must stay on disk.
+    pub oldest_in_use: PolicyVersion,
+    /// Seconds that the last swap took from noticing the version to its first usable session, in microseconds.
+    pub swap_micros: u64,
+    /// How long the step loop stood still for that swap, in microseconds.
+    pub swap_stall_micros: u64,
+    /// Completion tokens generated since the process started.
+    pub generated_tokens: u64,
+    /// Microseconds spent generating (not waiting) since the process started.
+    pub busy_micros: u64,
+    /// Microseconds spent waiting for weights or for room in the channel since the process started.
+    pub idle_micros: u64,
+}
+
+/// A hand-over that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The peer did not take the message before the deadline.
+    #[error("the {peer} did not take a message for {seconds:.0} s; see its log in the run directory")]
+    Timeout {
+        /// `sampler` or `learner`.
+        peer: &'static str,
+        /// How long it was tried.
+        seconds: f64,
+    },
+    /// A frame is damaged or of another version of this program.
+    #[error("a frame from the peer cannot be read: {0}")]
+    Frame(#[from] frame::FrameError),
+    /// The transport failed.
+    #[error("the shared-memory channel failed: {0}")]
+    Transport(String),
+}
+
+/// The sampler's end.
+pub trait SamplerEnd: Send {
+    /// Hands a group over; waits while the channel is full, so that a slow learner slows the sampler. Having no
+    /// receiver counts as full.
+    ///
+    /// # Errors
+    /// [`ChannelError::Timeout`] at the deadline.
+    fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError>;
+
+    /// Repeats the sampler's status. Never waits.
+    ///
+    /// # Errors
+    /// When the transport fails.
+    fn publish_status(&mut self, status: &SamplerStatus) -> Result<(), ChannelError>;
+
+    /// The learner's newest status since the last call, if one came. Never waits.
+    ///
+    /// # Errors
+    /// When the transport fails or the frame is damaged.
+    fn learner_status(&mut self) -> Result<Option<LearnerStatus>, ChannelError>;
+}
+
+/// The learner's end.
+pub trait LearnerEnd: Send {
+    /// The next group, waiting at most `timeout` for it.
+    ///
+    /// # Errors
+    /// When the transport fails or the frame is damaged.
+    fn receive_group(&mut self, timeout: Duration) -> Result<Option<RolloutGroup>, ChannelError>;
+
+    /// Repeats the learner's status. Never waits.
+    ///
+    /// # Errors
+    /// When the transport fails.
+    fn publish_status(&mut self, status: &LearnerStatus) -> Result<(), ChannelError>;
+
+    /// The sampler's newest status since the last call, if one came. Never waits.
+    ///
+    /// # Errors
+    /// When the transport fails or the frame is damaged.
+    fn sampler_status(&mut self) -> Result<Option<SamplerStatus>, ChannelError>;
+}
+
+/// How often each side repeats its status.
+pub const STATUS_INTERVAL: Duration = Duration::from_millis(50);

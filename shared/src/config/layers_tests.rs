@@ -1,0 +1,151 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::config::{LossType, LrSchedulerType, ScaleRewards};
+
+fn words(line: &[&str]) -> Vec<String> {
+    line.iter().map(|w| (*w).to_owned()).collect()
+}
+
+fn from_line(line: &[&str]) -> Result<TrainConfig, ConfigError> {
+    load(None, &parse_overrides(&words(line))?)
+}
+
+fn from_file(text: &str, line: &[&str]) -> Result<(PathBuf, TrainConfig), ConfigError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    fs::write(&path, text).unwrap();
+    load(Some(&path), &parse_overrides(&words(line))?).map(|config| (dir.path().to_owned(), config))
+}
+
+fn message<T: std::fmt::Debug>(result: Result<T, ConfigError>) -> String {
+    let message = result.unwrap_err().to_string();
+    assert!(!message.contains('\n'), "more than one line: {message}");
+    message
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_the_nearest_one() {
+    let text = message(from_line(&["--learning-rat", "1e-4"]));
+    assert!(text.contains("`learning_rat`") && text.contains("did you mean `learning_rate`?"), "{text}");
+    let text = message(from_file("num_generation = 4", &[]));
+    assert!(text.contains("run.toml") && text.contains("did you mean `num_generations`?"), "{text}");
+    let text = message(from_line(&["--zzz", "1"]));
+    assert!(text.contains("unknown option `zzz`") && !text.contains("did you mean"), "{text}");
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_defaults() {
+    let (_, config) =
+        from_file("learning_rate = 1e-4\nseed = 7", &["--learning-rate", "2e-4", "--learning_rate=3e-4"]).unwrap();
+    assert_eq!(config.learning_rate, 3e-4);
+    assert_eq!(config.seed, 7);
+    assert_eq!(config.num_generations, TrainConfig::default().num_generations);
+}
+
+#[test]
+fn alias_spellings_mean_the_same_option() {
+    let (dir, config) = from_file("model_name_or_path = \"m\"", &["--dataset-name", "d.jsonl"]).unwrap();
+    assert_eq!(config.model, dir.join("m"));
+    assert_eq!(config.dataset, PathBuf::from("d.jsonl"));
+    let text = message(from_file("model = \"a\"\nmodel_name_or_path = \"b\"", &[]));
+    assert!(text.contains("`model` is given twice"), "{text}");
+}
+
+#[test]
+fn type_errors_name_the_key_and_its_origin() {
+    let text = message(from_file("max_steps = \"many\"", &[]));
+    assert!(text.contains("`max_steps`") && text.contains("run.toml"), "{text}");
+    let text = message(from_line(&["--num_generations", "2.5"]));
+    assert!(text.contains("`num_generations` (command line)"), "{text}");
+    let text = message(from_line(&["--loss_type", "mean"]));
+    assert!(text.contains("`loss_type`") && text.contains("dr_grpo"), "{text}");
+    let text = message(from_line(&["--num_generations", "-1"]));
+    assert!(text.contains("`num_generations`"), "{text}");
+    let text = message(from_file("learning_rate = \n", &[]));
+    assert!(text.contains("run.toml: line 1"), "{text}");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let text = message(load(Some(Path::new("/nowhere/run.toml")), &Overrides::new()));
+    assert!(text.contains("/nowhere/run.toml") && text.contains("cannot be read"), "{text}");
+}
+
+#[test]
+fn paths_in_a_file_are_relative_to_it_and_flags_to_the_working_directory() {
+    let (dir, config) = from_file("dataset = \"data/x.jsonl\"\nmodel = \"/abs/m\"", &["--output-dir", "out"]).unwrap();
+    assert_eq!(config.dataset, dir.join("data/x.jsonl"));
+    assert_eq!(config.model, PathBuf::from("/abs/m"));
+    assert_eq!(config.output_dir, PathBuf::from("out"));
+}
+
+#[test]
+fn none_takes_an_optional_value_back_and_is_a_value_elsewhere() {
+    let (_, config) = from_file("max_steps = 5\neval_dataset = \"none\"", &["--max-steps", "none"]).unwrap();
+    assert_eq!(config.max_steps, None);
+    assert_eq!(config.eval_dataset, None);
+    assert_eq!(from_line(&["--scale_rewards", "none"]).unwrap().scale_rewards, ScaleRewards::None);
+    assert!(message(from_line(&["--num_generations", "none"])).contains("`num_generations`"));
+}
+
+#[test]
+fn lists_are_split_at_commas_or_written_in_toml() {
+    let config = from_line(&["--reward_funcs", "a, b", "--reward_weights", "1,0.5"]).unwrap();
+    assert_eq!(config.reward_funcs, ["a", "b"]);
+    assert_eq!(config.reward_weights, [1.0, 0.5]);
+    assert_eq!(from_line(&["--stop", r#"["a,b", "\n"]"#]).unwrap().stop, ["a,b", "\n"]);
+    assert_eq!(from_line(&["--stop", "true,7"]).unwrap().stop, ["true", "7"]);
+}
+
+#[test]
+fn values_take_the_type_of_their_option() {
+    let config = from_line(&[
+        "--system-prompt",
+        "123",
+        "--temperature",
+        "1",
+        "--min_p",
+        "0",
+        "--shuffle_dataset",
+        "false",
+        "--mask-truncated-completions",
+        "--lr_scheduler_type",
+        "cosine",
+        "--loss-type=dr_grpo",
+    ])
+    .unwrap();
+    assert_eq!(config.system_prompt.as_deref(), Some("123"));
+    assert_eq!((config.temperature, config.min_p), (1.0, Some(0.0)));
+    assert!(!config.shuffle_dataset && config.mask_truncated_completions);
+    assert_eq!((config.lr_scheduler_type, config.loss_type), (LrSchedulerType::Cosine, LossType::DrGrpo));
+}
+
+#[test]
+fn words_that_are_no_options_and_missing_values_are_refused() {
+    assert!(message(from_line(&["seed", "3"])).contains("unexpected `seed`"));
+    assert!(message(from_line(&["--seed", "--beta", "0"])).contains("`--seed` needs a value"));
+}
+
+#[test]
+fn the_written_configuration_is_read_back_equal() {
+    let config = from_line(&[
+        "--model",
+        "/m \"quoted\"",
+        "--top_p",
+        "0.9",
+        "--min_p",
+        "0.1",
+        "--reward_funcs",
+        "x",
+        "--max_steps",
+        "12",
+        "--stop",
+        r#"["\n", "é"]"#,
+    ])
+    .unwrap();
+    let text = to_toml(&config);
+    assert!(text.contains("top_p = 0.9\n"), "{text}");
+    let (_, again) = from_file(&text, &["--output_dir", &config.output_dir.display().to_string()]).unwrap();
+    assert_eq!(again, config);
+}

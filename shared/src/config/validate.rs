@@ -1,0 +1,170 @@
+//! Ranges and combinations of options.
+
+use super::{ConfigError, Device, TrainConfig};
+
+impl TrainConfig {
+    /// Checks ranges and combinations.
+    ///
+    /// # Errors
+    /// A [`ConfigError::Value`] that names the option and what it may be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check_data()?;
+        self.check_batch()?;
+        self.check_optimiser()?;
+        self.check_pair()?;
+        require(
+            self.temperature > 0.0,
+            "`temperature` must be above 0: greedy completions of a prompt are all the same and teach nothing",
+        )?;
+        self.sampling().validate().map_err(ConfigError::Value)
+    }
+
+    fn check_data(&self) -> Result<(), ConfigError> {
+        require(!self.model.as_os_str().is_empty(), "`model` is missing: name a Hugging Face model directory")?;
+        require(!self.dataset.as_os_str().is_empty(), "`dataset` is missing: name a JSONL file of prompts")?;
+        require(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run")?;
+        require(
+            self.eval_steps.is_none() || self.eval_dataset.is_some(),
+            "`eval_steps` needs `eval_dataset`: name a JSONL file of prompts to evaluate on",
+        )?;
+        require(!self.reward_funcs.is_empty(), "`reward_funcs` is empty: name at least one reward function")?;
+        let (weights, functions) = (self.reward_weights.len(), self.reward_funcs.len());
+        require(
+            weights == 0 || weights == functions,
+            format!("`reward_weights` has {weights} entries for {functions} reward functions"),
+        )?;
+        require(self.reward_weights.iter().all(|w| w.is_finite()), "`reward_weights` must be finite numbers")
+    }
+
+    fn check_batch(&self) -> Result<(), ConfigError> {
+        require(
+            self.num_generations >= 2,
+            format!(
+                "`num_generations` must be at least 2 (a group of one has no baseline), got {}",
+                self.num_generations
+            ),
+        )?;
+        for (key, value) in [
+            ("per_device_train_batch_size", Some(u64::from(self.per_device_train_batch_size))),
+            ("gradient_accumulation_steps", Some(u64::from(self.gradient_accumulation_steps))),
+            ("steps_per_generation", self.steps_per_generation.map(u64::from)),
+            ("generation_batch_size", self.generation_batch_size.map(u64::from)),
+            ("num_iterations", Some(u64::from(self.num_iterations))),
+            ("micro_batch_tokens", Some(u64::from(self.micro_batch_tokens))),
+            ("max_prompt_length", self.max_prompt_length.map(u64::from)),
+            ("max_steps", self.max_steps),
+            ("max_num_seqs", self.max_num_seqs.map(|n| n as u64)),
+            ("max_num_batched_tokens", Some(self.max_num_batched_tokens as u64)),
+            ("max_model_len", self.max_model_len.map(|n| n as u64)),
+            ("rollout_threads", self.rollout_threads.map(|n| n as u64)),
+            ("learner_threads", self.learner_threads.map(|n| n as u64)),
+            ("save_steps", Some(self.save_steps)),
+            ("save_total_limit", self.save_total_limit.map(u64::from)),
+            ("eval_steps", self.eval_steps),
+            ("logging_steps", Some(self.logging_steps)),
+        ] {
+            require(value != Some(0), format!("`{key}` must be at least 1"))?;
+        }
+        require(
+            self.num_train_epochs > 0.0 && self.num_train_epochs.is_finite(),
+            format!("`num_train_epochs` must be a number above 0, got {}", self.num_train_epochs),
+        )
+    }
+
+    fn check_optimiser(&self) -> Result<(), ConfigError> {
+        for (key, value) in [
+            ("learning_rate", self.learning_rate),
+            ("weight_decay", self.weight_decay),
+            ("max_grad_norm", self.max_grad_norm),
+            ("beta", self.beta),
+            ("epsilon", self.epsilon),
+            ("epsilon_high", self.epsilon_high.unwrap_or(0.0)),
+        ] {
+            require(value >= 0.0 && value.is_finite(), format!("`{key}` must be a number of at least 0, got {value}"))?;
+        }
+        for (key, value) in
+            [("adam_beta1", self.adam_beta1), ("adam_beta2", self.adam_beta2), ("epsilon", self.epsilon)]
+        {
+            require((0.0..1.0).contains(&value), format!("`{key}` must be in [0, 1), got {value}"))?;
+        }
+        require(
+            self.adam_epsilon > 0.0 && self.adam_epsilon.is_finite(),
+            format!("`adam_epsilon` must be a number above 0, got {}", self.adam_epsilon),
+        )?;
+        require(
+            (0.0..=1.0).contains(&self.warmup_ratio),
+            format!("`warmup_ratio` must be in [0, 1], got {}", self.warmup_ratio),
+        )
+    }
+
+    fn check_pair(&self) -> Result<(), ConfigError> {
+        for (key, value) in [("reward_timeout", self.reward_timeout), ("peer_timeout", self.peer_timeout)] {
+            require(
+                value > 0.0 && value.is_finite(),
+                format!("`{key}` must be a number of seconds above 0, got {value}"),
+            )?;
+        }
+        require(
+            self.learner_device != Device::Tensorrt,
+            "`learner_device` must be cpu or cuda: TensorRT does not train",
+        )
+    }
+}
+
+fn require(condition: bool, message: impl Into<String>) -> Result<(), ConfigError> {
+    if condition { Ok(()) } else { Err(ConfigError::Value(message.into())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn valid() -> TrainConfig {
+        TrainConfig {
+            model: "model".into(),
+            dataset: "train.jsonl".into(),
+            reward_funcs: vec!["format".into()],
+            ..TrainConfig::default()
+        }
+    }
+
+    #[test]
+    fn the_defaults_with_model_dataset_and_reward_are_valid() {
+        valid().validate().unwrap();
+    }
+
+    #[test]
+    fn every_refusal_names_its_option() {
+        type Break = fn(&mut TrainConfig);
+        let cases: [(&str, Break); 22] = [
+            ("model", |c| c.model = "".into()),
+            ("dataset", |c| c.dataset = "".into()),
+            ("output_dir", |c| c.output_dir = "".into()),
+            ("reward_funcs", |c| c.reward_funcs.clear()),
+            ("reward_weights", |c| c.reward_weights = vec![1.0, 2.0]),
+            ("reward_weights", |c| c.reward_weights = vec![f64::NAN]),
+            ("eval_dataset", |c| c.eval_steps = Some(5)),
+            ("num_generations", |c| c.num_generations = 1),
+            ("steps_per_generation", |c| c.steps_per_generation = Some(0)),
+            ("max_steps", |c| c.max_steps = Some(0)),
+            ("logging_steps", |c| c.logging_steps = 0),
+            ("num_train_epochs", |c| c.num_train_epochs = 0.0),
+            ("learning_rate", |c| c.learning_rate = f64::NAN),
+            ("epsilon", |c| c.epsilon = 1.0),
+            ("adam_beta2", |c| c.adam_beta2 = 1.0),
+            ("adam_epsilon", |c| c.adam_epsilon = 0.0),
+            ("warmup_ratio", |c| c.warmup_ratio = 1.5),
+            ("temperature", |c| c.temperature = 0.0),
+            ("temperature", |c| c.temperature = f32::NAN),
+            ("top_p", |c| c.top_p = 0.0),
+            ("peer_timeout", |c| c.peer_timeout = 0.0),
+            ("learner_device", |c| c.learner_device = Device::Tensorrt),
+        ];
+        for (key, break_it) in cases {
+            let mut config = valid();
+            break_it(&mut config);
+            let message = config.validate().unwrap_err().to_string();
+            assert!(message.contains(key) && !message.contains('\n'), "{key}: {message}");
+        }
+    }
+}

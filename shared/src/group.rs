@@ -1,0 +1,119 @@
+//! The group: one prompt with its completions, as it crosses from sampler to learner.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{GroupId, PolicyVersion, PromptId};
+
+/// Why a completion ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// An end-of-sequence token (included once at the end of `token_ids`) or a stop string.
+    Stop,
+    /// `max_completion_length` or the model's maximum length was reached.
+    Length,
+    /// Given up: the run ended, or the engine refused the sequence. Never trained on.
+    Aborted,
+}
+
+impl FinishReason {
+    /// The word used in JSONL outputs: `stop`, `length` or `aborted`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Aborted => "aborted",
+        }
+    }
+}
+
+/// What the engine knows of one sampled token's probability. All natural logarithms.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Under the full distribution at temperature 1, before any penalty.
+    pub logprob: f32,
+    /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty.
+    /// Equal to `logprob` at temperature 1 without a penalty; 0 where it does not apply (greedy).
+    pub logprob_at_temperature: f32,
+    /// Log of the probability mass that truncation kept; the token's log-prob under the law it was drawn from is
+    /// `logprob_at_temperature - log_kept_mass`. 0 without truncation.
+    pub log_kept_mass: f32,
+    /// Number of tokens that truncation kept; 0 without truncation.
+    pub kept_count: u32,
+}
+
+impl TokenLogprob {
+    /// Log-prob under the very distribution that the token was drawn from.
+    #[must_use]
+    pub fn sampling_logprob(&self) -> f32 {
+        self.logprob_at_temperature - self.log_kept_mass
+    }
+}
+
+/// What a reward function said about a completion.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum RewardOutcome {
+    /// A finite score.
+    Score(f64),
+    /// The function abstains: it is left out of the weighted sum (TRL's `None`).
+    NotApplicable,
+    /// The function failed, ran out of time or returned something that is no finite number. Treated like
+    /// `NotApplicable` in the sum, but counted and reported: a failure is never a score of 0.
+    Failed(String),
+}
+
+impl RewardOutcome {
+    /// The score, if there is one.
+    #[must_use]
+    pub fn score(&self) -> Option<f64> {
+        match self {
+            Self::Score(s) => Some(*s),
+            Self::NotApplicable | Self::Failed(_) => None,
+        }
+    }
+}
+
+/// One sampled continuation of a prompt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// Index within the group, from 0; one of the keys of the completion's randomness.
+    pub sample: u32,
+    /// Sampled tokens, the end-of-sequence token included once if there is one. Never re-tokenised.
+    pub token_ids: Vec<u32>,
+    /// One entry per token.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Runs of weight versions: `(first token index, version)`, ascending; the first entry starts at token 0.
+    pub versions: Vec<(u32, PolicyVersion)>,
+    /// Decoded text without special tokens.
+    pub text: String,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// One outcome per reward function, in the order of [`RolloutGroup::reward_names`].
+    pub rewards: Vec<RewardOutcome>,
+}
+
+/// One prompt with all its completions: the unit that crosses the channel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolloutGroup {
+    /// Place in the run.
+    pub id: GroupId,
+    /// Row of the dataset.
+    pub prompt_id: PromptId,
+    /// The epoch of the dataset that the prompt was drawn in, from 0; the third key of its randomness.
+    pub epoch: u32,
+    /// The prompt's tokens as the model saw them.
+    pub prompt_ids: Vec<u32>,
+    /// The prompt as text (template applied), for people.
+    pub prompt_text: String,
+    /// `num_generations` completions.
+    pub completions: Vec<Completion>,
+    /// Names of the reward functions, with their weights.
+    pub reward_names: Vec<(String, f64)>,
+    /// The oldest weight version that any token of the group was sampled from.
+    pub policy_version: PolicyVersion,
+    /// Number of dataset positions used up once this group is consumed: where a restarted sampler goes on.
+    pub cursor: u64,
+    /// Seconds from admission to the last token.
+    pub generation_seconds: f64,
+}

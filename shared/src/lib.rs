@@ -1,0 +1,28 @@
+//! What both processes of the pair must agree on: identifiers, sampling parameters, the group that crosses the
+//! channel, the model directory, the run directory, the weight manifest, metrics and configuration.
+//!
+//! This crate does no model mathematics and links neither ONNX Runtime nor libtorch, so either side (and the launcher,
+//! which needs no native library at all) can use it.
+
+pub mod atomic;
+pub mod channel;
+pub mod config;
+pub mod group;
+pub mod ids;
+pub mod logging;
+pub mod manifest;
+pub mod metrics;
+pub mod model_config;
+pub mod model_dir;
+pub mod native;
+pub mod rng;
+pub mod run_dir;
+pub mod sampling;
+
+pub use group::{Completion, FinishReason, RewardOutcome, RolloutGroup, TokenLogprob};
+pub use ids::{GroupId, PolicyVersion, PromptId, Step};
+pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
+pub use model_config::{Architecture, ModelConfig, RopeScaling};
+pub use model_dir::{GenerationConfig, ModelDir};
+pub use run_dir::RunDir;
+pub use sampling::SamplingParams;

@@ -1,0 +1,151 @@
+//! The model's architecture, read from a Hugging Face `config.json`.
+//!
+//! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`).
+//! Whatever would change the mathematics and is not supported is refused with its key and value, never ignored.
+
+mod read;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+pub use rope::RopeScaling;
+
+/// The model family, by `model_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// `LlamaForCausalLM`.
+    Llama,
+    /// `Qwen2ForCausalLM` (Qwen2 and Qwen2.5): bias on q, k and v.
+    Qwen2,
+    /// `Qwen3ForCausalLM`: RMS norm on each head of q and k.
+    Qwen3,
+}
+
+/// A decoder-only transformer with rotary positions, RMS norms, grouped-query attention and a SiLU-gated MLP.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelConfig {
+    /// Family.
+    pub architecture: Architecture,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the gated MLP.
+    pub intermediate_size: usize,
+    /// Number of layers.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key/value heads; divides the query heads.
+    pub num_key_value_heads: usize,
+    /// Width of a head; need not be `hidden_size / num_attention_heads`.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Longest supported sequence.
+    pub max_position_embeddings: usize,
+    /// Epsilon of the RMS norms.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Stretching of the rotary frequencies.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Whether q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// Whether the attention's output projection has a bias (Llama's `attention_bias`).
+    pub attention_output_bias: bool,
+    /// Whether the MLP's projections have a bias (Llama's `mlp_bias`).
+    pub mlp_bias: bool,
+    /// Whether the language-model head is the embedding.
+    pub tie_word_embeddings: bool,
+}
+
+/// A `config.json` that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigJsonError {
+    /// Not JSON, or not an object.
+    #[error("not a valid config.json: {0}")]
+    Json(String),
+    /// A key that is needed is missing or has the wrong type.
+    #[error("config.json: `{key}` {problem}")]
+    Key {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A feature that would change the model's mathematics and is not implemented.
+    #[error("config.json: `{key}` = {value} is not supported ({hint})")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is supported.
+        hint: String,
+    },
+}
+
+impl ModelConfig {
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// See [`ConfigJsonError`].
+    pub fn from_json(text: &str) -> Result<Self, ConfigJsonError> {
+        read::config(text)
+    }
+
+    /// Query heads per key/value head.
+    #[must_use]
+    pub fn group_size(&self) -> usize {
+        self.num_attention_heads / self.num_key_value_heads
+    }
+
+    /// Every parameter as (Hugging Face name, shape), in the model's order. With tied embeddings there is no
+    /// `lm_head.weight`.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let (q, kv) = (self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim);
+        let mut list = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab_size, hidden])];
+        for layer in 0..self.num_hidden_layers {
+            let mut add = |name: &str, shape: Vec<usize>| list.push((format!("model.layers.{layer}.{name}"), shape));
+            add("input_layernorm.weight", vec![hidden]);
+            for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
+                add(&format!("self_attn.{name}.weight"), vec![width, hidden]);
+                if self.qkv_bias {
+                    add(&format!("self_attn.{name}.bias"), vec![width]);
+                }
+            }
+            if self.architecture == Architecture::Qwen3 {
+                add("self_attn.q_norm.weight", vec![self.head_dim]);
+                add("self_attn.k_norm.weight", vec![self.head_dim]);
+            }
+            add("self_attn.o_proj.weight", vec![hidden, q]);
+            if self.attention_output_bias {
+                add("self_attn.o_proj.bias", vec![hidden]);
+            }
+            add("post_attention_layernorm.weight", vec![hidden]);
+            for (name, shape) in
+                [("gate_proj", [inner, hidden]), ("up_proj", [inner, hidden]), ("down_proj", [hidden, inner])]
+            {
+                add(&format!("mlp.{name}.weight"), shape.to_vec());
+                if self.mlp_bias {
+                    add(&format!("mlp.{name}.bias"), vec![shape[0]]);
+                }
+            }
+        }
+        list.push(("model.norm.weight".to_string(), vec![hidden]));
+        if !self.tie_word_embeddings {
+            list.push(("lm_head.weight".to_string(), vec![self.vocab_size, hidden]));
+        }
+        list
+    }
+
+    /// Number of trainable scalars.
+    #[must_use]
+    pub fn parameter_count(&self) -> u64 {
+        self.parameters().iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
+    }
+}

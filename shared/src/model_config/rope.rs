@@ -1,0 +1,63 @@
+//! Rotary positions: frequencies and the tables of cosines and sines.
+
+use std::f64::consts::TAU;
+
+use serde::{Deserialize, Serialize};
+
+use super::ModelConfig;
+
+/// How rotary frequencies are stretched for long contexts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum RopeScaling {
+    /// `rope_type: llama3` (transformers `_compute_llama3_parameters`).
+    Llama3 {
+        /// Division of the lowest frequencies.
+        factor: f64,
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are stretched in full.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are left alone.
+        high_freq_factor: f64,
+        /// Context length of the original training.
+        original_max_position_embeddings: f64,
+    },
+}
+
+impl RopeScaling {
+    /// The frequency (radians per position) that takes the place of an unscaled one.
+    pub(super) fn apply(self, frequency: f64) -> f64 {
+        let Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = self;
+        let turns = original_max_position_embeddings * frequency / TAU;
+        if turns < low_freq_factor {
+            frequency / factor
+        } else if turns > high_freq_factor {
+            frequency
+        } else {
+            let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+            (1.0 - smooth) * frequency / factor + smooth * frequency
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Inverse rotary frequencies, `head_dim / 2` of them, scaling applied.
+    ///
+    /// Source: transformers `compute_default_rope_parameters` and `_compute_llama3_parameters`, evaluated in float64.
+    #[must_use]
+    pub fn inverse_frequencies(&self) -> Vec<f64> {
+        let frequency = |i: usize| self.rope_theta.powf(-2.0 * i as f64 / self.head_dim as f64);
+        (0..self.head_dim / 2)
+            .map(|i| self.rope_scaling.map_or(frequency(i), |scaling| scaling.apply(frequency(i))))
+            .collect()
+    }
+
+    /// Cosines and sines of the rotary angles, each `[positions, head_dim / 2]` row-major, rounded from float64.
+    /// Both sides of the pair take them from here, so that sampler and learner rotate alike.
+    #[must_use]
+    pub fn rotary_tables(&self, positions: usize) -> (Vec<f32>, Vec<f32>) {
+        let frequencies = self.inverse_frequencies();
+        (0..positions)
+            .flat_map(|position| frequencies.iter().map(move |f| position as f64 * f))
+            .map(|angle| (angle.cos() as f32, angle.sin() as f32))
+            .unzip()
+    }
+}

@@ -1,0 +1,284 @@
+//! A Hugging Face model directory: where its files are and what `generation_config.json` says.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::model_config::{ConfigJsonError, ModelConfig};
+
+/// A model directory that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelDirError {
+    /// A file is missing or cannot be read.
+    #[error("{path}: {message}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// `config.json` is not usable.
+    #[error("{path}: {source}")]
+    Config {
+        /// The directory.
+        path: String,
+        /// What is wrong.
+        source: ConfigJsonError,
+    },
+}
+
+/// What `generation_config.json` (or, failing that, `config.json`) says about ends of sequences.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GenerationConfig {
+    /// Every id that ends a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// Padding id, if there is one.
+    pub pad_token_id: Option<u32>,
+    /// Beginning-of-sequence id, if there is one.
+    pub bos_token_id: Option<u32>,
+}
+
+/// A Hugging Face model directory whose `config.json` was read.
+#[derive(Debug, Clone)]
+pub struct ModelDir {
+    path: PathBuf,
+    config: ModelConfig,
+    generation: GenerationConfig,
+}
+
+impl ModelDir {
+    /// Opens a directory: reads `config.json` and `generation_config.json`; weights and tokenizer are not touched.
+    ///
+    /// # Errors
+    /// A missing directory or file, or an unsupported model, by name.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, ModelDirError> {
+        let path = path.into();
+        if !path.is_dir() {
+            return Err(ModelDirError::File {
+                path: path.display().to_string(),
+                message:
+                    "no such directory; a model is a folder with config.json, model.safetensors and tokenizer.json"
+                        .into(),
+            });
+        }
+        let config_path = path.join("config.json");
+        let config_text = read_text(&config_path)?;
+        let config = ModelConfig::from_json(&config_text)
+            .map_err(|source| ModelDirError::Config { path: path.display().to_string(), source })?;
+        let own = parse(&config_text, &config_path)?;
+        let generation_path = path.join("generation_config.json");
+        let generation = if generation_path.exists() {
+            parse(&read_text(&generation_path)?, &generation_path)?
+        } else {
+            Value::Null
+        };
+        let special = SpecialIds { files: [(&generation, &generation_path), (&own, &config_path)] };
+        let generation = GenerationConfig {
+            eos_token_ids: special.list("eos_token_id")?,
+            pad_token_id: special.list("pad_token_id")?.first().copied(),
+            bos_token_id: special.list("bos_token_id")?.first().copied(),
+        };
+        Ok(Self { path, config, generation })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The architecture.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Ends of sequences and other special ids.
+    #[must_use]
+    pub fn generation(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// When the file is missing.
+    pub fn tokenizer(&self) -> Result<PathBuf, ModelDirError> {
+        let path = self.path.join("tokenizer.json");
+        if path.is_file() {
+            return Ok(path);
+        }
+        Err(ModelDirError::File {
+            path: path.display().to_string(),
+            message: "no such file; convert the tokenizer to the fast format with transformers' save_pretrained".into(),
+        })
+    }
+
+    /// The chat template: `chat_template.jinja`, else the `chat_template` key of `tokenizer_config.json` (a text, or
+    /// a list of named templates of which `default` is taken).
+    ///
+    /// # Errors
+    /// When one of the files exists and cannot be read.
+    pub fn chat_template(&self) -> Result<Option<String>, ModelDirError> {
+        let own = self.path.join("chat_template.jinja");
+        if own.is_file() {
+            return read_text(&own).map(Some);
+        }
+        Ok(match self.tokenizer_config()?.get("chat_template") {
+            Some(Value::String(template)) => Some(template.clone()),
+            Some(Value::Array(named)) => named
+                .iter()
+                .find(|t| t.get("name").and_then(Value::as_str) == Some("default"))
+                .and_then(|t| t.get("template").and_then(Value::as_str))
+                .map(str::to_owned),
+            _ => None,
+        })
+    }
+
+    /// `tokenizer_config.json` as it stands, or null without one.
+    ///
+    /// # Errors
+    /// When the file exists and cannot be read.
+    pub fn tokenizer_config(&self) -> Result<Value, ModelDirError> {
+        let path = self.path.join("tokenizer_config.json");
+        if path.is_file() { parse(&read_text(&path)?, &path) } else { Ok(Value::Null) }
+    }
+
+    /// Files that make up the directory besides the weights and that a checkpoint takes along.
+    #[must_use]
+    pub fn companions(&self) -> Vec<PathBuf> {
+        [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer.model",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "vocab.json",
+            "merges.txt",
+        ]
+        .iter()
+        .map(|name| self.path.join(name))
+        .filter(|p| p.is_file())
+        .collect()
+    }
+}
+
+/// Token ids in the files that may state them, the first that does goes.
+struct SpecialIds<'a> {
+    files: [(&'a Value, &'a Path); 2],
+}
+
+impl SpecialIds<'_> {
+    /// A number or a list of numbers; empty when no file states the key.
+    fn list(&self, key: &str) -> Result<Vec<u32>, ModelDirError> {
+        let stated = |(json, path): &(&Value, &Path)| {
+            json.get(key).filter(|v| !v.is_null()).map(|v| (v.clone(), path.display().to_string()))
+        };
+        let Some((value, path)) = self.files.iter().find_map(stated) else {
+            return Ok(Vec::new());
+        };
+        let ids = if let Value::Array(list) = &value { list.as_slice() } else { std::slice::from_ref(&value) };
+        // Older configurations write -1 for "none".
+        let stated = ids.iter().filter(|v| v.as_i64() != Some(-1));
+        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        stated.map(id).collect::<Option<_>>().ok_or_else(|| ModelDirError::File {
+            path,
+            message: format!("`{key}` must be a token id or a list of token ids, found {value}"),
+        })
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, ModelDirError> {
+    fs::read_to_string(path)
+        .map_err(|e| ModelDirError::File { path: path.display().to_string(), message: format!("cannot be read: {e}") })
+}
+
+fn parse(text: &str, path: &Path) -> Result<Value, ModelDirError> {
+    serde_json::from_str(text).map_err(|e| ModelDirError::File {
+        path: path.display().to_string(),
+        message: format!("is not valid JSON: {e}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "vocab_size": 8, "max_position_embeddings": 8, "eos_token_id": 7}"#;
+
+    /// A model directory with these files besides `config.json`.
+    fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), CONFIG).unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn special_ids_come_from_the_generation_config_and_else_from_the_config() {
+        let dir = directory(&[("generation_config.json", r#"{"eos_token_id": [3, 5], "pad_token_id": 0}"#)]);
+        let model = ModelDir::open(dir.path()).unwrap();
+        let expected = GenerationConfig { eos_token_ids: vec![3, 5], pad_token_id: Some(0), bos_token_id: None };
+        assert_eq!(*model.generation(), expected);
+        let none = r#"{"eos_token_id": null, "bos_token_id": 1, "pad_token_id": -1}"#;
+        let dir = directory(&[("generation_config.json", none)]);
+        let model = ModelDir::open(dir.path()).unwrap();
+        let expected = GenerationConfig { eos_token_ids: vec![7], pad_token_id: None, bos_token_id: Some(1) };
+        assert_eq!(*model.generation(), expected);
+        assert_eq!(ModelDir::open(directory(&[]).path()).unwrap().generation().eos_token_ids, [7]);
+    }
+
+    #[test]
+    fn an_id_that_is_none_is_refused_instead_of_dropped() {
+        for bad in ["-2", "[1, \"2\"]", "4294967296", "1.5"] {
+            let dir = directory(&[("generation_config.json", &format!(r#"{{"eos_token_id": {bad}}}"#))]);
+            let error = ModelDir::open(dir.path()).unwrap_err().to_string();
+            assert!(error.contains("generation_config.json: `eos_token_id` must be"), "{error}");
+        }
+    }
+
+    #[test]
+    fn missing_and_broken_files_are_named() {
+        let error = ModelDir::open("/no/such/model").unwrap_err().to_string();
+        assert!(error.starts_with("/no/such/model: no such directory"), "{error}");
+        let empty = tempfile::tempdir().unwrap();
+        let error = ModelDir::open(empty.path()).unwrap_err().to_string();
+        assert!(error.contains("config.json: cannot be read"), "{error}");
+        let broken = directory(&[("generation_config.json", "{")]);
+        let error = ModelDir::open(broken.path()).unwrap_err().to_string();
+        assert!(error.contains("generation_config.json: is not valid JSON"), "{error}");
+        let error = ModelDir::open(directory(&[]).path()).unwrap().tokenizer().unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json: no such file"), "{error}");
+    }
+
+    #[test]
+    fn the_template_file_goes_before_the_key() {
+        let key = ("tokenizer_config.json", r#"{"chat_template": "key"}"#);
+        let template = |files: &[(&str, &str)]| {
+            let dir = directory(files);
+            ModelDir::open(dir.path()).unwrap().chat_template().unwrap()
+        };
+        assert_eq!(template(&[key, ("chat_template.jinja", "file")]).as_deref(), Some("file"));
+        assert_eq!(template(&[key]).as_deref(), Some("key"));
+        let named = r#"{"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}"#;
+        assert_eq!(template(&[("tokenizer_config.json", named)]).as_deref(), Some("d"));
+        assert_eq!(template(&[]), None);
+    }
+
+    #[test]
+    fn companions_are_the_files_that_are_there() {
+        let dir = directory(&[("tokenizer.json", "{}"), ("model.safetensors", ""), ("notes.txt", "")]);
+        let model = ModelDir::open(dir.path()).unwrap();
+        let names: Vec<_> = model.companions().iter().map(|p| p.file_name().unwrap().to_owned()).collect();
+        assert_eq!(names, ["config.json", "tokenizer.json"]);
+    }
+}

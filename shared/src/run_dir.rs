@@ -1,0 +1,209 @@
+//! The run directory: one place that names every file of a run.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{atomic, ids::PolicyVersion};
+
+/// Paths of a run; `output_dir` of the configuration.
+#[derive(Debug, Clone)]
+pub struct RunDir {
+    root: PathBuf,
+}
+
+impl RunDir {
+    /// Names a run directory without touching the disk.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Creates the folders of the run.
+    ///
+    /// # Errors
+    /// When the directory cannot be written, with its path.
+    pub fn create(&self) -> io::Result<()> {
+        for dir in [self.root.clone(), self.logs(), self.completions(), self.weights()] {
+            fs::create_dir_all(&dir).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
+        }
+        Ok(())
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The resolved configuration.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config.toml")
+    }
+
+    /// Folder of the processes' logs.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    /// Log of one of the processes, `rollout` or `learner`.
+    #[must_use]
+    pub fn log(&self, process: &str) -> PathBuf {
+        self.logs().join(format!("{process}.log"))
+    }
+
+    /// Held by the launcher as long as it runs, so that two of them never share a run.
+    #[must_use]
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("run.lock")
+    }
+
+    /// One JSON object per step, written by the learner.
+    #[must_use]
+    pub fn metrics(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+
+    /// One JSON object per evaluation, written by the sampler.
+    #[must_use]
+    pub fn eval(&self) -> PathBuf {
+        self.root.join("eval.jsonl")
+    }
+
+    /// Folder of the sampled completions.
+    #[must_use]
+    pub fn completions(&self) -> PathBuf {
+        self.root.join("completions")
+    }
+
+    /// Completions of a step, one JSON object per line.
+    #[must_use]
+    pub fn step_completions(&self, step: u64) -> PathBuf {
+        self.completions().join(format!("step-{step}.jsonl"))
+    }
+
+    /// Folder of the published weight versions.
+    #[must_use]
+    pub fn weights(&self) -> PathBuf {
+        self.root.join("weights")
+    }
+
+    /// Folder of one weight version.
+    #[must_use]
+    pub fn version(&self, version: PolicyVersion) -> PathBuf {
+        self.weights().join(format!("v{:06}", version.0))
+    }
+
+    /// Versions on disk whose folder is complete, ascending.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn versions(&self) -> io::Result<Vec<PolicyVersion>> {
+        let number = |name: &str| name.strip_prefix('v').and_then(|n| n.parse().ok()).map(PolicyVersion);
+        numbered(&self.weights(), number)
+    }
+
+    /// Folder of a checkpoint taken after `step` completed steps.
+    #[must_use]
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        self.root.join(format!("checkpoint-{step}"))
+    }
+
+    /// Completed steps of every checkpoint on disk, ascending.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn checkpoints(&self) -> io::Result<Vec<u64>> {
+        numbered(&self.root, |name| name.strip_prefix("checkpoint-").and_then(|n| n.parse().ok()))
+    }
+
+    /// The self-contained report.
+    #[must_use]
+    pub fn report(&self) -> PathBuf {
+        self.root.join("report.html")
+    }
+
+    /// Removes what a killed process left half-written.
+    ///
+    /// # Errors
+    /// When a folder cannot be listed or an entry cannot be removed.
+    pub fn remove_litter(&self) -> io::Result<()> {
+        for dir in [self.root.clone(), self.weights(), self.completions()] {
+            let Ok(entries) = fs::read_dir(&dir) else {
+                continue;
+            };
+            for entry in entries {
+                let entry = entry?;
+                if atomic::is_temporary(&entry.file_name().to_string_lossy()) {
+                    let path = entry.path();
+                    if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn numbered<T: Ord>(dir: &Path, parse: impl Fn(&str) -> Option<T>) -> io::Result<Vec<T>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", dir.display()))),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        if let Some(n) = parse(&entry?.file_name().to_string_lossy()) {
+            found.push(n);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_and_checkpoints_are_listed_in_order_of_their_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::new(dir.path().join("run"));
+        assert!(run.versions().unwrap().is_empty() && run.checkpoints().unwrap().is_empty());
+        run.create().unwrap();
+        for step in [10, 9, 100] {
+            fs::create_dir(run.checkpoint(step)).unwrap();
+            fs::create_dir(run.version(PolicyVersion(step))).unwrap();
+        }
+        fs::create_dir(run.root().join("checkpoint-best")).unwrap();
+        fs::create_dir(run.weights().join(".tmp-1-v000101")).unwrap();
+        assert_eq!(run.checkpoints().unwrap(), [9, 10, 100]);
+        assert_eq!(run.versions().unwrap(), [9, 10, 100].map(PolicyVersion));
+    }
+
+    #[test]
+    fn only_litter_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::new(dir.path());
+        run.create().unwrap();
+        fs::create_dir(run.weights().join(".tmp-7-v000003")).unwrap();
+        fs::write(run.weights().join(".tmp-7-v000003/weights.data"), "half").unwrap();
+        fs::write(run.root().join(".tmp-7-metrics.jsonl"), "half").unwrap();
+        fs::write(run.metrics(), "whole").unwrap();
+        fs::create_dir(run.version(PolicyVersion(2))).unwrap();
+        run.remove_litter().unwrap();
+        assert!(run.metrics().exists() && run.version(PolicyVersion(2)).exists());
+        assert_eq!(fs::read_dir(run.weights()).unwrap().count(), 1);
+        assert!(!run.root().join(".tmp-7-metrics.jsonl").exists());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        let error = RunDir::new(dir.path().join("file/run")).create().unwrap_err();
+        assert!(error.to_string().contains("file/run"), "{error}");
+    }
+}

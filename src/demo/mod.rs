@@ -1,0 +1,277 @@
+//! `tandem demo`: a tiny model learns arithmetic before the user's eyes.
+
+mod model;
+mod problems;
+mod tool;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use shared::{
+    atomic,
+    config::{LrSchedulerType, TrainConfig},
+};
+
+use crate::{
+    supervise::Outcome,
+    train::{self, Trained},
+};
+use problems::Problems;
+
+/// Flags of `tandem demo`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where model, data, run and report are written; an earlier demo there is replaced
+    #[arg(long, value_name = "DIR", default_value = "runs/demo")]
+    output_dir: PathBuf,
+    /// Seed of the problems, the model and the sampling
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    seed: u64,
+}
+
+/// The last line on stdout.
+#[derive(Debug, Serialize)]
+struct Figures {
+    accuracy_before: f64,
+    accuracy_after: f64,
+    steps: u64,
+    reward_first: Option<f64>,
+    reward_last: Option<f64>,
+    tokens_per_s: Option<f64>,
+    swap_ms: Option<f64>,
+    swap_stall_ms: Option<f64>,
+    seconds: f64,
+    seed: u64,
+    report: String,
+}
+
+/// Runs the demo; the story is told on stderr, the last line on stdout is one JSON object.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let begin = Instant::now();
+    let place = Place::new(&args.output_dir)?;
+    let problems = Problems::new(args.seed);
+    place.write(&problems)?;
+
+    say("1/4  A tiny Qwen2-style model is shown some worked additions; few of them carry.");
+    warm_up(&place, args.seed)?;
+    let before = accuracy(&place, &place.path("warm"), "before")?;
+    say(&format!("2/4  It solves {:.0} % of {} held-out problems.", 100.0 * before, problems.held_out.len()));
+
+    say("3/4  Now GRPO: sampler and learner work side by side, rewarded for right answers in the right format.");
+    let trained = train::train(configuration(&place, args.seed))?;
+    if trained.outcome != Outcome::Finished {
+        return Ok(ExitCode::from(train::INTERRUPTED));
+    }
+    let last = trained.dir.checkpoint(trained.summary.steps);
+    let after = accuracy(&place, &last, "after")?;
+    say(&format!("4/4  It solves {:.0} % of the held-out problems.", 100.0 * after));
+
+    let figures = figures(before, after, &trained, begin.elapsed().as_secs_f64(), args.seed);
+    tell(&figures, &last);
+    println!("{}", serde_json::to_string(&figures)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say(line: &str) {
+    eprintln!("\n{line}");
+}
+
+/// The folder of the demo.
+struct Place(PathBuf);
+
+/// Marks a folder as one that the demo may clear.
+const MARK: &str = "tandem-demo";
+
+impl Place {
+    /// Takes an empty folder, or that of an earlier demo, whose content is removed.
+    fn new(root: &Path) -> Result<Self> {
+        let root = std::path::absolute(root)?;
+        let place = Self(root);
+        let shown = place.0.display();
+        if place.path(MARK).is_file() {
+            for part in ["data", "logs", "model", "run", "warm"] {
+                let _ = fs::remove_dir_all(place.path(part));
+            }
+        } else if fs::read_dir(&place.0).is_ok_and(|mut entries| entries.next().is_some()) {
+            bail!("{shown} is not empty and holds no earlier demo; choose another --output-dir");
+        }
+        for part in ["data", "logs"] {
+            fs::create_dir_all(place.path(part)).with_context(|| format!("--output-dir {shown}"))?;
+        }
+        atomic::write(&place.path(MARK), b"").with_context(|| format!("--output-dir {shown}"))?;
+        Ok(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn write(&self, problems: &Problems) -> Result<()> {
+        model::write(&self.path("model"))?;
+        atomic::write(&self.path("data/warm_up.jsonl"), problems.warm_up_rows().as_bytes())?;
+        atomic::write(&self.path("data/train.jsonl"), problems::prompt_rows(&problems.train).as_bytes())?;
+        atomic::write(&self.path("data/held_out.jsonl"), problems::prompt_rows(&problems.held_out).as_bytes())?;
+        Ok(())
+    }
+}
+
+/// Longest completion: the longest worked addition has 25 tokens.
+const MAX_COMPLETION_LENGTH: u32 = 32;
+
+fn warm_up(place: &Place, seed: u64) -> Result<()> {
+    let (model, data, output) = (place.text("model"), place.text("data/warm_up.jsonl"), place.text("warm"));
+    let seed = seed.to_string();
+    let args = [
+        "sft",
+        "--model",
+        &model,
+        "--data",
+        &data,
+        "--output",
+        &output,
+        "--init-seed",
+        &seed,
+        "--seed",
+        &seed,
+        "--max-steps",
+        "400",
+        "--batch-size",
+        "64",
+        "--learning-rate",
+        "2e-3",
+        "--lr-scheduler-type",
+        "cosine",
+        "--warmup-steps",
+        "20",
+    ];
+    tool::run("learner", &args, &place.path("logs/warm_up.log")).map(drop)
+}
+
+/// Share of the held-out problems that the model solves when it always takes the likeliest token.
+fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
+    let (model, dataset, length) =
+        (model.display().to_string(), place.text("data/held_out.jsonl"), MAX_COMPLETION_LENGTH.to_string());
+    let args = [
+        "eval",
+        "--model",
+        &model,
+        "--dataset",
+        &dataset,
+        "--reward-funcs",
+        "correctness",
+        "--max-completion-length",
+        &length,
+        "--max-num-seqs",
+        "100",
+    ];
+    let answer = tool::run("rollout", &args, &place.path(&format!("logs/eval_{when}.log")))?;
+    tool::number(&answer, "avg@1")
+}
+
+/// The same configuration that `tandem train` would read from a file.
+fn configuration(place: &Place, seed: u64) -> TrainConfig {
+    TrainConfig {
+        model: place.path("warm"),
+        dataset: place.path("data/train.jsonl"),
+        output_dir: place.path("run"),
+        reward_funcs: vec!["correctness".into(), "format".into()],
+        num_generations: 8,
+        max_completion_length: MAX_COMPLETION_LENGTH,
+        per_device_train_batch_size: 256,
+        max_steps: Some(150),
+        learning_rate: 1e-3,
+        lr_scheduler_type: LrSchedulerType::Linear,
+        save_steps: 25,
+        save_total_limit: Some(2),
+        logging_steps: 10,
+        seed,
+        ..TrainConfig::default()
+    }
+}
+
+fn figures(before: f64, after: f64, trained: &Trained, seconds: f64, seed: u64) -> Figures {
+    let milliseconds = |key: &str| crate::summary::recent(&trained.records, key, usize::MAX >> 1).map(|s| 1e3 * s);
+    let summary = &trained.summary;
+    Figures {
+        accuracy_before: before,
+        accuracy_after: after,
+        steps: summary.steps,
+        reward_first: summary.reward_first,
+        reward_last: summary.reward_last,
+        tokens_per_s: summary.tokens_per_s,
+        swap_ms: milliseconds("rollout/swap_s"),
+        swap_stall_ms: milliseconds("rollout/swap_stall_s"),
+        seconds,
+        seed,
+        report: summary.report.clone(),
+    }
+}
+
+fn tell(figures: &Figures, model: &Path) {
+    let shown = |value: Option<f64>, unit: &str| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.1} {unit}"));
+    let lines = [
+        (
+            "held-out accuracy",
+            format!("{:.1} % -> {:.1} %", 100.0 * figures.accuracy_before, 100.0 * figures.accuracy_after),
+        ),
+        ("steps", figures.steps.to_string()),
+        ("speed", shown(figures.tokens_per_s, "tokens/s, generation and training together")),
+        ("weight swap", format!("{}, standstill {}", shown(figures.swap_ms, "ms"), shown(figures.swap_stall_ms, "ms"))),
+        ("time", format!("{:.0} s in all", figures.seconds)),
+        ("model", model.display().to_string()),
+        ("report", figures.report.clone()),
+    ];
+    eprintln!();
+    for (name, value) in lines {
+        eprintln!("  {name:<18} {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_earlier_demo_is_cleared() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("demo");
+        let place = Place::new(&dir).unwrap();
+        fs::create_dir(place.path("run")).unwrap();
+        fs::write(place.path("run/metrics.jsonl"), "{}").unwrap();
+        fs::write(place.path("notes.txt"), "mine").unwrap();
+        let again = Place::new(&dir).unwrap();
+        assert!(!again.path("run").exists() && again.path("notes.txt").exists());
+        let foreign = root.path().join("foreign");
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join("x"), "").unwrap();
+        let error = Place::new(&foreign).err().unwrap().to_string();
+        assert!(error.contains("foreign") && error.contains("--output-dir"), "{error}");
+    }
+
+    #[test]
+    fn the_configuration_is_valid_and_trains_on_nothing_held_out() {
+        let root = tempfile::tempdir().unwrap();
+        let place = Place::new(root.path()).unwrap();
+        let config = configuration(&place, 1);
+        config.validate().unwrap();
+        assert!(config.dataset.ends_with("data/train.jsonl") && config.eval_dataset.is_none());
+    }
+
+    #[test]
+    fn the_longest_completion_fits() {
+        let longest = Problems::new(0).train.iter().map(|p| p.completion().len()).max().unwrap();
+        // Four tags are one token each, and one token ends the completion.
+        let tags = "<reasoning></reasoning><answer></answer>".len();
+        assert!(longest - tags + 4 + 1 <= MAX_COMPLETION_LENGTH as usize, "{longest}");
+    }
+}

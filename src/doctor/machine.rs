@@ -1,0 +1,174 @@
+//! Processor, memory, shared memory, GPU and disk.
+
+use std::{
+    ffi::CString,
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use super::Finding;
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+pub fn examine() -> Vec<Finding> {
+    vec![processor(), memory(), shared_memory(Path::new("/dev/shm")), gpu(), disk(Path::new("."))]
+}
+
+/// Instruction sets that the numeric kernels use, in the order of their age: flag of /proc/cpuinfo and name.
+const FEATURES: [(&str, &str); 7] = [
+    ("avx2", "avx2"),
+    ("fma", "fma"),
+    ("avx512f", "avx512"),
+    ("avx_vnni", "avx-vnni"),
+    ("avx512_vnni", "avx512-vnni"),
+    ("avx512_bf16", "avx512-bf16"),
+    ("amx_tile", "amx"),
+];
+
+fn processor() -> Finding {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, value)| value.trim().to_owned()))
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let name = field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    describe_processor(&name, cores, &field("flags").unwrap_or_default())
+}
+
+fn describe_processor(name: &str, cores: usize, flags: &str) -> Finding {
+    let has = |flag: &str| flags.split(' ').any(|f| f == flag);
+    let found: Vec<&str> = FEATURES.iter().filter(|(flag, _)| has(flag)).map(|(_, name)| *name).collect();
+    let detail =
+        format!("{name}, {cores} usable threads, {}", if found.is_empty() { "-".into() } else { found.join(" ") });
+    if cfg!(target_arch = "x86_64") && !has("avx2") {
+        return Finding::warn("processor", detail, "without avx2 everything works, but several times slower");
+    }
+    Finding::ok("processor", detail)
+}
+
+fn memory() -> Finding {
+    let Ok(mut system) = sysinfo::System::new() else {
+        return Finding::warn("memory", "its size is not known", "check it with free");
+    };
+    system.refresh_memory();
+    // A container's limit counts, not the machine's memory.
+    let (total, available) = system
+        .cgroup_limits()
+        .map_or((system.total_memory(), system.available_memory()), |c| (c.total_memory, c.free_memory));
+    describe_memory(total, available.min(system.available_memory()))
+}
+
+fn describe_memory(total: u64, available: u64) -> Finding {
+    let detail = format!("{} of {} available", gib(available), gib(total));
+    if available < 2 * GIB {
+        return Finding::warn("memory", detail, "the demo needs 2 GiB; a model needs about 20 bytes per parameter");
+    }
+    Finding::ok("memory", detail)
+}
+
+/// Groups cross from the sampler to the learner through shared memory.
+fn shared_memory(path: &Path) -> Finding {
+    let subject = "shared memory";
+    let remedy = "mount a tmpfs there; with containers: --shm-size=1g";
+    let Some(space) = space(path) else {
+        return Finding::fail(subject, format!("{} is not there", path.display()), remedy);
+    };
+    let detail = format!("{} of {} free in {}", gib(space.free), gib(space.total), path.display());
+    if tempfile_in(path).is_err() {
+        return Finding::fail(subject, format!("{} cannot be written", path.display()), remedy);
+    }
+    if space.free < 256 * MIB {
+        return Finding::warn(subject, detail, remedy);
+    }
+    Finding::ok(subject, detail)
+}
+
+fn tempfile_in(dir: &Path) -> std::io::Result<()> {
+    let path = dir.join(format!("tandem-doctor-{}", std::process::id()));
+    fs::write(&path, b"x")?;
+    fs::remove_file(path)
+}
+
+fn gpu() -> Finding {
+    let query = Command::new("nvidia-smi")
+        .args(["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let listed =
+        query.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned());
+    let device = Path::new("/dev/nvidiactl").exists();
+    match (listed.filter(|l| !l.is_empty()), device) {
+        (Some(list), _) => Finding::ok("gpu", list.lines().collect::<Vec<_>>().join("; ")),
+        (None, true) => Finding::warn("gpu", "a device is there, but nvidia-smi does not list it", "check the driver"),
+        (None, false) => Finding::ok("gpu", "none; the processor does all the work"),
+    }
+}
+
+fn disk(path: &Path) -> Finding {
+    let Some(space) = space(path) else {
+        return Finding::warn("disk", "the free space here is not known", "check it with df");
+    };
+    let detail = format!("{} free here", gib(space.free));
+    if space.free < GIB {
+        return Finding::fail("disk", detail, "free some space: a checkpoint needs about 16 bytes per parameter");
+    }
+    if space.free < 10 * GIB {
+        return Finding::warn(
+            "disk",
+            detail,
+            "set `save_total_limit`: a checkpoint needs about 16 bytes per parameter",
+        );
+    }
+    Finding::ok("disk", detail)
+}
+
+struct Space {
+    total: u64,
+    free: u64,
+}
+
+fn space(path: &Path) -> Option<Space> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: an all-zero statvfs is a valid value of a structure of integers.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a terminated string and the structure is writable, both for the length of the call.
+    (unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } == 0)
+        .then(|| Space { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / GIB as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Level;
+
+    #[test]
+    fn instruction_sets_are_named_and_their_lack_is_a_warning() {
+        let good = describe_processor("X", 4, "fpu avx2 fma avx512f amx_tile");
+        assert_eq!((good.level, good.detail.as_str()), (Level::Ok, "X, 4 usable threads, avx2 fma avx512 amx"));
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(describe_processor("X", 4, "fpu sse2").level, Level::Warn);
+        }
+    }
+
+    #[test]
+    fn little_memory_is_a_warning_with_a_remedy() {
+        let finding = describe_memory(8 * GIB, GIB);
+        assert_eq!((finding.level, finding.detail.as_str()), (Level::Warn, "1.0 GiB of 8.0 GiB available"));
+        assert!(finding.remedy.is_some());
+        assert_eq!(describe_memory(8 * GIB, 4 * GIB).level, Level::Ok);
+    }
+
+    #[test]
+    fn missing_shared_memory_fails() {
+        assert_eq!(shared_memory(Path::new("/nowhere/shm")).level, Level::Fail);
+        assert!(space(Path::new("/")).is_some_and(|s| s.total > 0));
+    }
+}

@@ -1,0 +1,93 @@
+//! `tandem doctor`: is this machine fit for the pair, and if not, what helps.
+
+mod libraries;
+mod machine;
+
+use std::{
+    io::{self, IsTerminal},
+    process::ExitCode,
+};
+
+use anyhow::Result;
+
+/// Flags of `tandem doctor`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Ok,
+    Warn,
+    Fail,
+}
+
+/// One line of the examination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    level: Level,
+    subject: &'static str,
+    detail: String,
+    /// What the user can do about it.
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn ok(subject: &'static str, detail: impl Into<String>) -> Self {
+        Self { level: Level::Ok, subject, detail: detail.into(), remedy: None }
+    }
+
+    fn warn(subject: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { level: Level::Warn, subject, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn fail(subject: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { level: Level::Fail, subject, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn line(&self, coloured: bool) -> String {
+        let (word, colour) = match self.level {
+            Level::Ok => ("ok  ", "32"),
+            Level::Warn => ("warn", "33"),
+            Level::Fail => ("FAIL", "31"),
+        };
+        let word = if coloured { format!("\x1b[{colour}m{word}\x1b[0m") } else { word.to_owned() };
+        let remedy = self.remedy.as_ref().map(|r| format!("\n      {:<14} -> {r}", "")).unwrap_or_default();
+        format!("{word}  {:<14} {}{remedy}", self.subject, self.detail)
+    }
+}
+
+/// Runs `tandem doctor`; the exit code is not zero when anything failed.
+pub fn run(_args: &Args) -> Result<ExitCode> {
+    let findings = [libraries::examine(), machine::examine()].concat();
+    let coloured = io::stdout().is_terminal();
+    for finding in &findings {
+        println!("{}", finding.line(coloured));
+    }
+    Ok(verdict(&findings))
+}
+
+fn verdict(findings: &[Finding]) -> ExitCode {
+    if findings.iter().any(|f| f.level == Level::Fail) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_failure_makes_the_exit_code_non_zero() {
+        let ok = Finding::ok("a", "");
+        let warn = Finding::warn("b", "", "");
+        let fail = Finding::fail("c", "", "");
+        assert_eq!(verdict(&[ok.clone(), warn.clone()]), ExitCode::SUCCESS);
+        assert_eq!(verdict(&[ok, warn, fail]), ExitCode::FAILURE);
+    }
+
+    #[test]
+    fn a_line_has_level_subject_detail_and_remedy() {
+        let line = Finding::fail("memory", "too small", "buy some").line(false);
+        assert!(line.starts_with("FAIL  memory         too small\n"), "{line}");
+        assert!(line.ends_with("-> buy some"), "{line}");
+    }
+}

@@ -1,0 +1,54 @@
+//! `tandem`: starts the pair, keeps it alive, shows its progress and writes its report.
+
+mod binaries;
+mod demo;
+mod doctor;
+mod report;
+mod summary;
+mod supervise;
+mod tail;
+mod train;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// GRPO post-training of language models in two processes: an ONNX Runtime sampler and a libtorch learner.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a model: start sampler and learner, restart what dies, show the progress, write the report.
+    Train(train::Args),
+    /// Watch a tiny model learn arithmetic in a few minutes.
+    Demo(demo::Args),
+    /// Write the report of a run (again).
+    Report(report::Args),
+    /// Check the machine: native libraries, processor, memory, shared memory, GPU, disk.
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse_from(words()).command {
+        Command::Train(args) => train::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// The command line, with a `--help` among the free-form options of `train` moved to where the parser sees it.
+fn words() -> Vec<OsString> {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let asks = words.iter().skip(2).any(|word| word == "--help" || word == "-h");
+    if asks && words[1] == "train" { [&words[..2], &["--help".into()]].concat() } else { words }
+}

@@ -1,0 +1,147 @@
+//! The page around the charts.
+
+use std::fmt::Write;
+
+use super::{
+    RunData,
+    charts::{self, Section},
+    samples::{Pair, Sample},
+    scale::brief,
+};
+use crate::summary;
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// The whole report as one HTML text that needs nothing else.
+pub fn render(data: &RunData) -> String {
+    let sections: String = charts::sections(&data.records, &data.evaluations).iter().map(section).collect();
+    let body =
+        [header(data), tiles(data), sections, samples(&data.samples), configuration(&data.configuration)].concat();
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{title}</title><style>{STYLE}</style></head>\n<body><main>{body}\
+         <footer>Written by tandem {version}.</footer></main><script>{SCRIPT}</script></body></html>\n",
+        title = escape(&format!("{} · Tandem", data.name)),
+        version = env!("CARGO_PKG_VERSION"),
+    )
+}
+
+/// A text that may stand in HTML, between tags and in quoted attributes.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn header(data: &RunData) -> String {
+    let mut facts = Vec::new();
+    facts.extend(data.model.as_ref().map(|m| format!("Model {m}")));
+    facts.extend(data.dataset.as_ref().map(|d| format!("prompts {d}")));
+    facts.push(format!("run {}", data.name));
+    format!("<header><h1>Training report</h1><p>{}</p></header>", escape(&facts.join(" · ")))
+}
+
+fn tiles(data: &RunData) -> String {
+    let records = &data.records;
+    let steps = records.last().and_then(|r| r.get("step")).unwrap_or(0.0);
+    let seconds: f64 = records.iter().filter_map(|r| r.get("step_time")).sum();
+    let mut tiles = vec![("steps", format!("{steps:.0}")), ("time in steps", duration(seconds))];
+    let change = |key: &str| summary::first_and_last(records, key).map(|(a, b)| format!("{} → {}", brief(a), brief(b)));
+    tiles.extend(change("reward").map(|v| ("reward", v)));
+    tiles.extend(change("completions/mean_length").map(|v| ("completion length", v)));
+    tiles.extend(summary::tokens_per_second(records, 0).map(|v| ("tokens/s", brief(v))));
+    let worst = records.iter().filter_map(|r| r.get("mismatch_kl")).fold(f64::NEG_INFINITY, f64::max);
+    if worst.is_finite() {
+        tiles.push(("largest mismatch_kl", brief(worst)));
+    }
+    let list: String = tiles
+        .iter()
+        .map(|(name, value)| format!("<div class=\"tile\"><b>{}</b><span>{}</span></div>", escape(value), escape(name)))
+        .collect();
+    let hint = if records.len() > super::svg::SMOOTH_FROM {
+        "<p class=\"hint\">Arrows go from the first to the last steps. Thin lines are single steps, strong lines moving \
+         averages.</p>"
+    } else {
+        "<p class=\"hint\">Arrows go from the first to the last steps.</p>"
+    };
+    format!("<div class=\"tiles\">{list}</div>{hint}")
+}
+
+fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+fn section(section: &Section) -> String {
+    let charts: Vec<String> = section.charts.iter().filter_map(super::svg::Chart::draw).collect();
+    if charts.is_empty() {
+        return String::new();
+    }
+    format!("<section><h2>{}</h2><div class=\"grid\">{}</div></section>", escape(section.title), charts.concat())
+}
+
+fn samples(pairs: &[Pair]) -> String {
+    if pairs.is_empty() {
+        return String::new();
+    }
+    let with_prompt = pairs.iter().any(Pair::same_prompt);
+    let mut rows = String::new();
+    for pair in pairs {
+        let prompt = if pair.same_prompt() { text(&pair.before.prompt) } else { "different prompts".to_owned() };
+        let prompt = if with_prompt { format!("<td>{prompt}</td>") } else { String::new() };
+        let cell = |sample: &Sample| {
+            let own = if pair.same_prompt() { String::new() } else { text(&sample.prompt) };
+            format!("<td>{}{own}{}</td>", score(sample), text(&sample.text))
+        };
+        let _ = write!(rows, "<tr>{prompt}{}{}</tr>", cell(&pair.before), cell(&pair.after));
+    }
+    let heading = if with_prompt { "<th>Prompt</th>" } else { "" };
+    format!(
+        "<section><h2>Sample completions</h2><div class=\"card\"><table class=\"samples\"><thead><tr>{heading}\
+         <th>Before</th><th>After</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+}
+
+fn text(text: &str) -> String {
+    format!("<div class=\"text\">{}</div>", escape(text))
+}
+
+fn score(sample: &Sample) -> String {
+    let reward = sample.reward.filter(|r| r.is_finite()).map(|r| format!(" · reward <b>{}</b>", brief(r)));
+    format!("<span class=\"score\">step {}{}</span>", sample.step, reward.unwrap_or_default())
+}
+
+fn configuration(toml: &str) -> String {
+    if toml.is_empty() {
+        return String::new();
+    }
+    format!(
+        "<section><h2>Configuration</h2><details class=\"card\"><summary>config.toml</summary>{}</details></section>",
+        text(toml)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_readable() {
+        assert_eq!([duration(4.25), duration(65.0), duration(3720.0)], ["4.2 s", "1 min 05 s", "1 h 02 min"]);
+    }
+}

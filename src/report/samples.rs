@@ -1,0 +1,162 @@
+//! Completions of the first and of the last steps, side by side.
+
+use std::{collections::HashMap, fs, io, path::Path};
+
+use serde::Deserialize;
+use shared::RunDir;
+
+/// One line of `completions/step-N.jsonl`, as far as the report needs it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Sample {
+    /// Row of the dataset.
+    prompt_id: u64,
+    /// The prompt as text.
+    pub prompt: String,
+    /// The completion as text.
+    #[serde(alias = "completion")]
+    pub text: String,
+    /// Weighted reward, if one was given.
+    #[serde(default)]
+    pub reward: Option<f64>,
+    /// Completed steps when it was sampled; from the file's name.
+    #[serde(skip)]
+    pub step: u64,
+}
+
+/// A row of the table: a prompt, and what became of it.
+#[derive(Debug)]
+pub struct Pair {
+    /// Before training, or nearly.
+    pub before: Sample,
+    /// After training; of the same prompt if the run drew it again.
+    pub after: Sample,
+}
+
+impl Pair {
+    /// Whether both completions continue the same text.
+    pub fn same_prompt(&self) -> bool {
+        self.before.prompt == self.after.prompt
+    }
+}
+
+/// Rows of the table.
+const ROWS: usize = 8;
+/// Files looked at from either end in search of the same prompts.
+const FILES: usize = 12;
+
+/// Completions before and after; empty when the run has not logged at least two steps.
+pub fn pairs(dir: &RunDir) -> io::Result<Vec<Pair>> {
+    let steps = logged_steps(dir)?;
+    let reach = FILES.min(steps.len() / 2);
+    let load = |steps: &[u64]| -> io::Result<Vec<Sample>> {
+        let mut list = Vec::new();
+        for step in steps {
+            list.extend(first_of_each_prompt(read(&dir.step_completions(*step), *step)?));
+        }
+        Ok(list)
+    };
+    let early = load(&steps[..reach])?;
+    let late: Vec<Sample> = {
+        let mut newest_first = steps[steps.len() - reach..].to_vec();
+        newest_first.reverse();
+        load(&newest_first)?
+    };
+    Ok(match_up(early, late))
+}
+
+/// Pairs of the same prompt first; then the earliest with the latest that are left.
+fn match_up(early: Vec<Sample>, late: Vec<Sample>) -> Vec<Pair> {
+    let mut by_prompt: HashMap<u64, Sample> = HashMap::new();
+    for sample in late.iter().rev() {
+        by_prompt.insert(sample.prompt_id, sample.clone());
+    }
+    let mut pairs: Vec<Pair> = Vec::new();
+    for before in &early {
+        if pairs.len() < ROWS
+            && let Some(after) = by_prompt.remove(&before.prompt_id)
+        {
+            pairs.push(Pair { before: before.clone(), after });
+        }
+    }
+    let used: Vec<u64> = pairs.iter().map(|p| p.before.prompt_id).collect();
+    let free = |list: Vec<Sample>| list.into_iter().filter(|s| !used.contains(&s.prompt_id)).collect::<Vec<_>>();
+    let rest = free(early).into_iter().zip(free(late)).map(|(before, after)| Pair { before, after });
+    let missing = ROWS - pairs.len();
+    pairs.extend(rest.take(missing));
+    pairs
+}
+
+fn first_of_each_prompt(samples: Vec<Sample>) -> Vec<Sample> {
+    let mut seen = Vec::new();
+    samples
+        .into_iter()
+        .filter(|s| {
+            let new = !seen.contains(&s.prompt_id);
+            seen.push(s.prompt_id);
+            new
+        })
+        .collect()
+}
+
+fn logged_steps(dir: &RunDir) -> io::Result<Vec<u64>> {
+    let mut steps = Vec::new();
+    let entries = match fs::read_dir(dir.completions()) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(steps),
+        Err(e) => return Err(e),
+    };
+    for entry in entries {
+        let name = entry?.file_name();
+        let number = |n: &str| n.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok();
+        steps.extend(number(&name.to_string_lossy()));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// Lines that are no samples are left out: a report must not fail because of one of them.
+fn read(path: &Path, step: u64) -> io::Result<Vec<Sample>> {
+    let bytes = fs::read(path)?;
+    let parse = |line: &[u8]| serde_json::from_slice::<Sample>(line).ok().map(|s| Sample { step, ..s });
+    Ok(bytes.split(|b| *b == b'\n').filter_map(parse).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(dir: &RunDir, step: u64, prompts: &[u64]) {
+        let line =
+            |p: &u64| format!("{{\"prompt_id\":{p},\"prompt\":\"p{p}\",\"text\":\"at {step}\",\"reward\":1.5}}\n");
+        let text: String = prompts.iter().flat_map(|p| [line(p), line(p)]).collect();
+        fs::write(dir.step_completions(step), text).unwrap();
+    }
+
+    #[test]
+    fn the_same_prompts_are_shown_first_and_once() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        dir.create().unwrap();
+        assert!(pairs(&dir).unwrap().is_empty());
+        log(&dir, 1, &[1, 2]);
+        assert!(pairs(&dir).unwrap().is_empty(), "one step has no after");
+        log(&dir, 2, &[3, 4]);
+        log(&dir, 9, &[4, 5]);
+        log(&dir, 10, &[2, 6]);
+        let rows: Vec<_> = pairs(&dir)
+            .unwrap()
+            .iter()
+            .map(|p| (p.before.prompt_id, p.before.step, p.after.prompt_id, p.after.step))
+            .collect();
+        assert_eq!(rows, [(2, 1, 2, 10), (4, 2, 4, 9), (1, 1, 6, 10), (3, 2, 5, 9)]);
+    }
+
+    #[test]
+    fn torn_lines_and_missing_rewards_do_no_harm() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("step-1.jsonl");
+        fs::write(&path, "{\"prompt_id\":1,\"prompt\":\"p\",\"completion\":\"t\",\"reward\":null}\n{\"prompt").unwrap();
+        let samples = read(&path, 1).unwrap();
+        assert_eq!((samples.len(), samples[0].reward), (1, None));
+    }
+}

@@ -1,0 +1,175 @@
+//! One supervised child process: its own process group, its log file, its end.
+
+use std::{
+    ffi::OsString,
+    fs::{self, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+/// What to start, and where its output goes.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Name in messages: `learner` or `rollout`.
+    pub name: &'static str,
+    /// The executable.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Standard output and error are appended here.
+    pub log: PathBuf,
+}
+
+/// A running child. Dropping it kills its process group.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+    log_start: u64,
+    started: Instant,
+}
+
+impl Process {
+    /// Starts a child in its own process group, so that a Ctrl-C of the terminal reaches the launcher alone. The kernel
+    /// ends the child should the launcher die.
+    ///
+    /// Must be called from a thread that lives as long as the launcher: the kernel watches the thread, not the process.
+    pub fn start(spec: &Spec) -> Result<Self> {
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&spec.log)
+            .with_context(|| format!("{}", spec.log.display()))?;
+        let log_start = log.metadata().with_context(|| format!("{}", spec.log.display()))?.len();
+        let mut command = Command::new(&spec.program);
+        command.args(&spec.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let launcher = std::process::id();
+        // SAFETY: between fork and exec only prctl, getppid and raise are called, which are async-signal-safe and touch
+        // no memory of the parent.
+        unsafe {
+            command.pre_exec(move || end_with_parent(launcher));
+        }
+        let child = command.spawn().with_context(|| format!("cannot start {}", spec.program.display()))?;
+        Ok(Self { child, log: spec.log.clone(), log_start, started: Instant::now() })
+    }
+
+    /// How the child ended, if it has.
+    pub fn poll(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context("cannot wait for a child process")
+    }
+
+    /// How long ago the child was started.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Asks the child to end in order.
+    pub fn terminate(&mut self) {
+        self.signal(Target::Process, libc::SIGTERM);
+    }
+
+    /// Kills the child and everything in its process group.
+    pub fn kill(&mut self) {
+        self.signal(Target::Group, libc::SIGKILL);
+        let _ = self.child.wait();
+    }
+
+    /// Waits for the end, first patiently, then after SIGTERM, then after SIGKILL.
+    pub fn end_within(&mut self, patience: Duration, after_term: Duration) -> Result<()> {
+        if self.wait_for(patience)?.is_some() {
+            return Ok(());
+        }
+        self.terminate();
+        if self.wait_for(after_term)?.is_none() {
+            self.kill();
+        }
+        Ok(())
+    }
+
+    /// The last lines that this life of the child wrote to its log.
+    pub fn last_lines(&self, count: usize) -> Vec<String> {
+        let text = self.log_tail().unwrap_or_default();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    fn log_tail(&self) -> io::Result<String> {
+        const WINDOW: u64 = 16 * 1024;
+        let mut file = fs::File::open(&self.log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(self.log_start.max(length.saturating_sub(WINDOW))))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn wait_for(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.poll()? {
+                None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+                status => return Ok(status),
+            }
+        }
+    }
+
+    /// Sends a signal unless the child is gone.
+    fn signal(&mut self, target: Target, signal: libc::c_int) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        let pid = libc::pid_t::try_from(self.child.id()).expect("process ids are positive and fit pid_t");
+        let pid = match target {
+            Target::Process => pid,
+            Target::Group => -pid,
+        };
+        // SAFETY: kill has no memory effects; the child has not been waited for, so that its id cannot have been reused.
+        unsafe {
+            libc::kill(pid, signal);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Target {
+    Process,
+    Group,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Runs in the child between fork and exec.
+fn end_with_parent(launcher: u32) -> io::Result<()> {
+    // SAFETY: plain system calls without pointers.
+    unsafe {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The launcher may have died before the request took effect.
+        if u32::try_from(libc::getppid()) != Ok(launcher) {
+            libc::raise(libc::SIGKILL);
+        }
+    }
+    Ok(())
+}
+
+/// An exit status in words: `exit status 1` or `killed by signal 9 (SIGKILL)`.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown signal");
+            format!("killed by signal {signal} ({name})")
+        }
+        (None, None) => "an unknown end".to_owned(),
+    }
+}

@@ -1,0 +1,168 @@
+//! The supervisor against shell scripts that behave like the two processes at their worst.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::*;
+
+/// A scripted outside: progress is a file, interrupts come when a file appears.
+struct Scripted {
+    dir: PathBuf,
+    said: Vec<String>,
+    sent: usize,
+}
+
+impl Scripted {
+    fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), said: Vec::new(), sent: 0 }
+    }
+
+    fn all(&self) -> String {
+        self.said.join("\n")
+    }
+}
+
+impl Watch for Scripted {
+    fn tick(&mut self) -> u64 {
+        fs::read_to_string(self.dir.join("steps")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
+    }
+
+    fn interrupts(&mut self) -> usize {
+        let wanted = (1..=2).filter(|n| self.dir.join(format!("interrupt{n}")).exists()).count();
+        let new = wanted - self.sent;
+        self.sent = wanted;
+        new
+    }
+
+    fn say(&mut self, line: &str) {
+        self.said.push(line.to_owned());
+    }
+}
+
+fn script(dir: &Path, name: &'static str, body: &str) -> Spec {
+    Spec {
+        name,
+        program: "/bin/sh".into(),
+        args: vec!["-c".into(), format!("cd {}\n{body}", dir.display()).into()],
+        log: dir.join(format!("{name}.log")),
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_restarts: 2,
+        early: Duration::from_secs(30),
+        pause: Duration::from_millis(10),
+        farewell: Duration::from_secs(20),
+        after_term: Duration::from_millis(500),
+    }
+}
+
+fn pair(dir: &Path, learner: &str, sampler: &str) -> (Result<Outcome>, Scripted) {
+    let mut watch = Scripted::new(dir);
+    let outcome = supervise(script(dir, "learner", learner), script(dir, "rollout", sampler), limits(), &mut watch);
+    (outcome, watch)
+}
+
+const UNTIL_DONE: &str = "until [ -e done ]; do sleep 0.02; done";
+
+#[test]
+fn a_killed_sampler_is_named_and_restarted_beside_the_same_learner() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = format!("echo life >> lives; {UNTIL_DONE}");
+    let sampler = "if [ -e once ]; then touch done; exit 0; fi; touch once; echo 'about to go'; kill -9 $$";
+    let (outcome, watch) = pair(dir.path(), &learner, sampler);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\n");
+    let said = watch.all();
+    assert!(said.contains("rollout ended: killed by signal 9 (SIGKILL)"), "{said}");
+    assert!(said.contains("| about to go") && said.contains("restarting rollout (1 of 2 restarts)"), "{said}");
+}
+
+#[test]
+fn a_killed_learner_is_restarted() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo life >> lives; if [ -e once ]; then touch done; exit 0; fi; touch once; kill -9 $$";
+    let (outcome, _) = pair(dir.path(), learner, UNTIL_DONE);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\nlife\n");
+}
+
+#[test]
+fn dying_too_often_ends_the_run_with_name_and_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outcome, watch) = pair(dir.path(), "sleep 30", "echo life >> lives; echo oh no; kill -9 $$");
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("rollout died 3 times") && error.contains("SIGKILL"), "{error}");
+    assert!(error.contains("rollout.log") && !error.contains('\n'), "{error}");
+    assert!(watch.all().contains("| oh no"));
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3);
+}
+
+#[test]
+fn an_error_at_the_start_is_passed_on_and_not_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampler = "echo life >> lives; echo loading; echo 'error: no reward function `x`' >&2; exit 1";
+    let before = Instant::now();
+    let (outcome, _) = pair(dir.path(), "sleep 30", sampler);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("rollout: no reward function `x` (log: "), "{error}");
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 1);
+    assert!(before.elapsed() < Duration::from_secs(20), "the learner was waited for");
+}
+
+#[test]
+fn an_error_after_steps_is_a_crash_until_it_repeats_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo life >> lives; echo 5 > steps; sleep 0.3; echo 'error: disk full' >&2; exit 1";
+    let (outcome, watch) = pair(dir.path(), learner, "sleep 30");
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("learner: disk full"), "{error}");
+    // First death: a step was made. Second: none, an unknown error. Third: the same error again.
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3, "{}", watch.all());
+}
+
+#[test]
+fn an_interrupt_ends_the_learner_first_and_the_sampler_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "trap 'sleep 0.2; echo learner >> order; touch done; exit 0' TERM; touch interrupt1; while :; do sleep 0.02; done";
+    let sampler = format!("trap 'echo terminated >> order' TERM; {UNTIL_DONE}; sleep 0.1; echo sampler >> order");
+    let (outcome, watch) = pair(dir.path(), learner, &sampler);
+    assert_eq!(outcome.unwrap(), Outcome::Interrupted);
+    assert_eq!(fs::read_to_string(dir.path().join("order")).unwrap(), "learner\nsampler\n");
+    assert!(watch.all().contains("Ctrl-C again"), "{}", watch.all());
+}
+
+#[test]
+fn a_second_interrupt_kills_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let stubborn = "trap 'touch interrupt2' TERM; touch interrupt1; while :; do sleep 0.02; done; touch survived";
+    let before = Instant::now();
+    let (outcome, _) = pair(dir.path(), stubborn, "while :; do sleep 0.02; done");
+    assert_eq!(outcome.unwrap(), Outcome::Killed);
+    assert!(before.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_sampler_that_stays_after_the_end_is_terminated() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut watch = Scripted::new(dir.path());
+    let short = Limits { farewell: Duration::from_millis(100), ..limits() };
+    let learner = script(dir.path(), "learner", "until [ -e up ]; do sleep 0.02; done");
+    let sampler =
+        script(dir.path(), "rollout", "trap 'echo told > told; exit 0' TERM; touch up; while :; do sleep 0.02; done");
+    assert_eq!(supervise(learner, sampler, short, &mut watch).unwrap(), Outcome::Finished);
+    assert!(dir.path().join("told").exists());
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut learner = script(dir.path(), "learner", "");
+    learner.program = dir.path().join("no-such-program");
+    let error = Process::start(&learner).unwrap_err();
+    assert!(format!("{error:#}").contains("no-such-program"), "{error:#}");
+}

@@ -1,0 +1,90 @@
+//! Follows `metrics.jsonl` while the learner writes it.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom},
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+};
+
+use shared::metrics::MetricRecord;
+
+/// The records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it anew.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    inode: u64,
+    offset: u64,
+    records: Vec<MetricRecord>,
+}
+
+impl Tail {
+    /// Follows a file that need not exist yet.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, inode: 0, offset: 0, records: Vec::new() }
+    }
+
+    /// Reads what was added. A file that cannot be read at this moment adds nothing.
+    pub fn poll(&mut self) {
+        let Ok(metadata) = fs::metadata(&self.path) else {
+            return;
+        };
+        if metadata.ino() != self.inode || metadata.len() < self.offset {
+            self.inode = metadata.ino();
+            self.offset = 0;
+            self.records.clear();
+        }
+        if metadata.len() == self.offset {
+            return;
+        }
+        let mut bytes = Vec::new();
+        let read = File::open(&self.path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(self.offset))?;
+            file.read_to_end(&mut bytes)
+        });
+        // A line without its end is still being written.
+        let (Ok(_), Some(end)) = (read, bytes.iter().rposition(|byte| *byte == b'\n')) else {
+            return;
+        };
+        self.records.extend(bytes[..end].split(|byte| *byte == b'\n').filter_map(MetricRecord::from_line));
+        self.offset += end as u64 + 1;
+    }
+
+    /// Every record so far.
+    pub fn records(&self) -> &[MetricRecord] {
+        &self.records
+    }
+
+    /// Completed steps.
+    pub fn steps(&self) -> u64 {
+        self.records.last().and_then(|r| r.get("step")).map_or(0, |step| step as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn follows_growth_waits_for_whole_lines_and_notices_a_replaced_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut tail = Tail::new(path.clone());
+        tail.poll();
+        assert_eq!(tail.steps(), 0);
+
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"{\"step\":1}\n{\"step\":2}\n{\"st").unwrap();
+        tail.poll();
+        assert_eq!((tail.steps(), tail.records().len()), (2, 2));
+        file.write_all(b"ep\":3}\n").unwrap();
+        tail.poll();
+        assert_eq!((tail.steps(), tail.records().len()), (3, 3));
+
+        shared::atomic::write(&path, b"{\"step\":1}\n").unwrap();
+        tail.poll();
+        assert_eq!((tail.steps(), tail.records().len()), (1, 1));
+    }
+}

@@ -1,0 +1,230 @@
+//! The run directory before the pair starts: whose it is, and where the run goes on.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use shared::{
+    RunDir, atomic,
+    config::{TrainConfig, layers},
+};
+
+/// A run directory that belongs to this launcher until it is dropped.
+#[derive(Debug)]
+pub struct OwnedRun {
+    /// The paths.
+    pub dir: RunDir,
+    _lock: File,
+}
+
+/// Creates (or takes up again) the run directory of a resolved configuration and writes `config.toml` into it.
+pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
+    let dir = RunDir::new(&config.output_dir);
+    let start = start_of(config, &dir)?;
+    dir.create().context("`output_dir` cannot be used")?;
+    let lock = lock(&dir)?;
+    dir.remove_litter()?;
+    match &start {
+        Start::Fresh => clear(&dir)?,
+        Start::Resume => (),
+        Start::Branch(checkpoint, step) => {
+            clear(&dir)?;
+            copy_checkpoint(checkpoint, &dir.checkpoint(*step))?;
+        }
+    }
+    // The run directory itself says where to go on; a restarted learner must not go back to the first start.
+    let written = TrainConfig { resume_from_checkpoint: None, ..config.clone() };
+    atomic::write(&dir.config(), layers::to_toml(&written).as_bytes()).context("`output_dir` cannot be written")?;
+    Ok(OwnedRun { dir, _lock: lock })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Start {
+    /// From the model.
+    Fresh,
+    /// From the newest checkpoint of this directory.
+    Resume,
+    /// From the checkpoint of another run, with its number of completed steps.
+    Branch(PathBuf, u64),
+}
+
+fn start_of(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
+    let root = dir.root().display();
+    let checkpoints = dir.checkpoints().context("`output_dir` cannot be used")?;
+    let Some(wanted) = &config.resume_from_checkpoint else {
+        if is_unused(dir)? {
+            return Ok(Start::Fresh);
+        }
+        match checkpoints.last() {
+            Some(step) => bail!(
+                "`output_dir` {root} already holds a run (checkpoint-{step}): add --resume_from_checkpoint latest to go \
+                 on with it, or choose another folder"
+            ),
+            None => bail!("`output_dir` {root} is not empty: choose another folder, or remove it"),
+        }
+    };
+    if wanted == "latest" {
+        return match checkpoints.last() {
+            Some(_) => Ok(Start::Resume),
+            None => bail!("{root} holds no checkpoint to resume from: leave out --resume_from_checkpoint to begin"),
+        };
+    }
+    let path = fs::canonicalize(wanted).with_context(|| format!("`resume_from_checkpoint` {wanted}"))?;
+    let number = |name: &str| name.strip_prefix("checkpoint-").and_then(|n| n.parse::<u64>().ok());
+    let Some(step) = path.file_name().and_then(|name| number(&name.to_string_lossy())) else {
+        bail!("`resume_from_checkpoint` must be `latest` or a folder named checkpoint-N, got {wanted}");
+    };
+    let own = fs::canonicalize(dir.root()).is_ok_and(|root| path.parent() == Some(&root));
+    match (own, checkpoints.last()) {
+        (true, Some(newest)) if *newest > step => bail!(
+            "{root} already went on to checkpoint-{newest}: choose another `output_dir` to branch off at \
+             checkpoint-{step}"
+        ),
+        (true, _) => Ok(Start::Resume),
+        (false, _) if is_unused(dir)? => Ok(Start::Branch(path, step)),
+        (false, _) => bail!("`output_dir` {root} is not empty: choose another folder to branch off into"),
+    }
+}
+
+/// Whether the directory is free for a new run: absent, empty, or left by one that ended before its first step (for
+/// instance because of an unknown reward function).
+fn is_unused(dir: &RunDir) -> Result<bool> {
+    let no_step = !fs::metadata(dir.metrics()).is_ok_and(|file| file.len() > 0);
+    Ok(is_empty(dir.root())? || (dir.lock().exists() && no_step && dir.checkpoints()?.is_empty()))
+}
+
+/// Removes what a run that never made a step left behind.
+fn clear(dir: &RunDir) -> Result<()> {
+    for folder in [dir.weights(), dir.logs(), dir.completions()] {
+        fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    }
+    dir.create().context("`output_dir` cannot be used")
+}
+
+fn is_empty(root: &Path) -> Result<bool> {
+    match fs::read_dir(root) {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(e).with_context(|| format!("`output_dir` {}", root.display())),
+    }
+}
+
+/// Takes the run for this process and the children it starts: they inherit the lock, so that a learner which outlives a
+/// killed launcher keeps the next launcher out until it has ended.
+fn lock(dir: &RunDir) -> Result<File> {
+    let path = dir.lock();
+    let file = File::create(&path).with_context(|| format!("`output_dir` cannot be written: {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => (),
+        Err(TryLockError::WouldBlock) => bail!("another `tandem train` is still at work in {}", dir.root().display()),
+        Err(TryLockError::Error(e)) => return Err(e).with_context(|| path.display().to_string()),
+    }
+    // SAFETY: clears the close-on-exec flag of a descriptor that `file` keeps open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
+        return Err(io::Error::last_os_error()).with_context(|| path.display().to_string());
+    }
+    Ok(file)
+}
+
+fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
+    atomic::write_dir::<io::Error>(to, |target| {
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            fs::copy(entry.path(), target.join(entry.file_name()))?;
+        }
+        Ok(())
+    })
+    .with_context(|| format!("cannot copy {}", from.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(root: &Path, resume: Option<&str>) -> TrainConfig {
+        TrainConfig {
+            output_dir: root.to_owned(),
+            resume_from_checkpoint: resume.map(str::to_owned),
+            ..TrainConfig::default()
+        }
+    }
+
+    fn refusal(config: &TrainConfig) -> String {
+        let text = format!("{:#}", prepare(config).unwrap_err());
+        assert!(!text.contains('\n'), "{text}");
+        text
+    }
+
+    #[test]
+    fn a_fresh_directory_gets_its_configuration_and_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(&dir.path().join("a/run"), None);
+        let run = prepare(&config).unwrap();
+        assert_eq!(layers::load(Some(&run.dir.config()), &Vec::new()).unwrap(), config);
+        assert!(run.dir.logs().is_dir() && run.dir.weights().is_dir());
+    }
+
+    #[test]
+    fn a_directory_of_another_run_is_refused_unless_resuming() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        let run = prepare(&config(&root, None)).unwrap().dir;
+        fs::write(run.metrics(), "{\"step\":1}\n").unwrap();
+        assert!(refusal(&config(&root, None)).contains("is not empty"));
+        assert!(refusal(&config(&root, Some("latest"))).contains("no checkpoint"));
+        fs::create_dir(root.join("checkpoint-7")).unwrap();
+        let text = refusal(&config(&root, None));
+        assert!(text.contains("checkpoint-7") && text.contains("--resume_from_checkpoint latest"), "{text}");
+        let run = prepare(&config(&root, Some("latest"))).unwrap();
+        let written = layers::load(Some(&run.dir.config()), &Vec::new()).unwrap();
+        assert_eq!(written.resume_from_checkpoint, None);
+        assert!(refusal(&config(&root, Some("latest"))).contains("another `tandem train`"));
+    }
+
+    #[test]
+    fn a_directory_whose_run_never_made_a_step_is_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        let run = prepare(&config(&root, None)).unwrap().dir;
+        fs::create_dir(run.weights().join("v000000")).unwrap();
+        drop(prepare(&config(&root, None)).unwrap());
+        assert!(run.versions().unwrap().is_empty(), "weights of another start must not stay");
+
+        let foreign = dir.path().join("foreign");
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join("thesis.tex"), "").unwrap();
+        assert!(refusal(&config(&foreign, None)).contains("is not empty"));
+        assert!(foreign.join("thesis.tex").exists());
+    }
+
+    #[test]
+    fn a_named_checkpoint_is_resumed_or_branched_off_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        drop(prepare(&config(&root, None)).unwrap());
+        for step in [5, 10] {
+            fs::create_dir(root.join(format!("checkpoint-{step}"))).unwrap();
+            fs::write(root.join(format!("checkpoint-{step}/state.json")), "{}").unwrap();
+        }
+        let five = root.join("checkpoint-5").display().to_string();
+        assert!(refusal(&config(&root, Some(&five))).contains("checkpoint-10"));
+        let ten = root.join("checkpoint-10").display().to_string();
+        assert_eq!(start_of(&config(&root, Some(&ten)), &RunDir::new(&root)).unwrap(), Start::Resume);
+        let branch = prepare(&config(&dir.path().join("branch"), Some(&five))).unwrap();
+        assert_eq!(fs::read_to_string(branch.dir.checkpoint(5).join("state.json")).unwrap(), "{}");
+        assert!(refusal(&config(&root, Some("/nowhere/checkpoint-1"))).contains("/nowhere/checkpoint-1"));
+        assert!(refusal(&config(&root, Some(&root.display().to_string()))).contains("checkpoint-N"));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        let text = refusal(&config(&dir.path().join("file/run"), None));
+        assert!(text.contains("output_dir") && text.contains("file/run"), "{text}");
+    }
+}

@@ -1,0 +1,154 @@
+//! `tandem train`: from `run.toml` to a finished run with its report.
+
+mod directory;
+mod progress;
+mod resolve;
+
+use std::{
+    ffi::OsString,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use shared::{
+    RunDir,
+    config::{TrainConfig, layers},
+    metrics::{self, MetricRecord},
+};
+
+use crate::{
+    binaries, report, summary,
+    supervise::{self, Limits, Outcome, Spec},
+};
+
+/// Exit code after Ctrl-C, as shells expect it.
+pub const INTERRUPTED: u8 = 130;
+
+/// Words of `tandem train`.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "tandem train [RUN.toml] [--key value]... [--dry-run]",
+    after_help = "Every key of run.toml is an option, for instance --learning_rate 1e-5; options win over the file.\n\
+                  --dry-run prints the resolved configuration and does nothing else.\n\
+                  `tandem train --dry-run` alone shows every key with its default."
+)]
+pub struct Args {
+    /// The configuration file, then options.
+    #[arg(value_name = "RUN.toml", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+/// Runs `tandem train`. The last line on stdout is one JSON object.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let line = resolve::CommandLine::parse(&args.words)?;
+    let config = layers::load(line.file.as_deref(), &line.overrides)?;
+    if line.dry_run {
+        let nothing_given = line.file.is_none() && line.overrides.is_empty();
+        let shown = if nothing_given { every_key(&config) } else { layers::to_toml(&resolve::resolve(config)?) };
+        println!("{}", shown.trim_end());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let trained = train(config)?;
+    println!("{}", serde_json::to_string(&trained.summary)?);
+    Ok(match trained.outcome {
+        Outcome::Finished => ExitCode::SUCCESS,
+        Outcome::Interrupted | Outcome::Killed => ExitCode::from(INTERRUPTED),
+    })
+}
+
+/// Every option with its default, in declaration order; those that are absent by default as comments.
+fn every_key(defaults: &TrainConfig) -> String {
+    let toml = layers::to_toml(defaults);
+    let line = |key: &String| {
+        let given = toml.lines().find(|line| line.split(" = ").next() == Some(key));
+        given.map_or_else(|| format!("# {key} = (absent)\n"), |line| format!("{line}\n"))
+    };
+    layers::known_keys().iter().map(line).collect()
+}
+
+/// A run that has ended.
+pub struct Trained {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its figures.
+    pub summary: Summary,
+    /// Its records.
+    pub records: Vec<MetricRecord>,
+    /// Its directory.
+    pub dir: RunDir,
+}
+
+/// The figures of a run, as the last line of stdout shows them.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// Completed steps, those before a resume included.
+    pub steps: u64,
+    /// Mean reward of the first steps.
+    pub reward_first: Option<f64>,
+    /// Mean reward of the last steps.
+    pub reward_last: Option<f64>,
+    /// Seconds from the start of the pair to its end.
+    pub seconds: f64,
+    /// Completion tokens of this session's steps per second of their time.
+    pub tokens_per_s: Option<f64>,
+    /// Where the report is.
+    pub report: String,
+}
+
+/// Resolves the configuration, runs the pair to its end and writes the report.
+pub fn train(config: TrainConfig) -> Result<Trained> {
+    let config = resolve::resolve(config)?;
+    let run = directory::prepare(&config)?;
+    let dir = run.dir.clone();
+    let begin = Instant::now();
+    let mut watch = progress::Progress::new(&config, &dir)?;
+    let first_step = watch.steps();
+    watch.announce(&config);
+    let limits = Limits::new(config.max_restarts, Duration::from_secs_f64(config.peer_timeout));
+    let outcome = supervise::supervise(spec("learner", &dir)?, spec("rollout", &dir)?, limits, &mut watch)?;
+    watch.finish();
+    let seconds = begin.elapsed().as_secs_f64();
+    let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };
+    let report = report::write(&dir).context("the run is complete, but its report could not be written")?;
+    let rewards = summary::first_and_last(&records, "reward");
+    let summary = Summary {
+        steps: records.last().and_then(|r| r.get("step")).unwrap_or(0.0) as u64,
+        reward_first: rewards.map(|(first, _)| first),
+        reward_last: rewards.map(|(_, last)| last),
+        seconds,
+        tokens_per_s: summary::tokens_per_second(&records, first_step),
+        report: report.display().to_string(),
+    };
+    eprintln!("{}", farewell(outcome, &summary, &dir));
+    Ok(Trained { outcome, summary, records, dir })
+}
+
+fn spec(name: &'static str, dir: &RunDir) -> Result<Spec> {
+    let args = ["run".into(), "--run-dir".into(), OsString::from(dir.root())];
+    Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name) })
+}
+
+fn farewell(outcome: Outcome, summary: &Summary, dir: &RunDir) -> String {
+    let resume = "tandem train with the same options and --resume_from_checkpoint latest goes on";
+    let newest = dir.checkpoints().ok().and_then(|list| list.last().copied());
+    match (outcome, newest) {
+        (Outcome::Finished, _) => format!("finished {} steps; report: {}", summary.steps, summary.report),
+        (Outcome::Interrupted, Some(step)) => format!("stopped in order at checkpoint-{step}; {resume}"),
+        (Outcome::Killed, Some(step)) => format!("killed; the newest checkpoint is checkpoint-{step}; {resume}"),
+        (_, None) => "ended before the first checkpoint; the next start begins anew".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_shown_with_its_default() {
+        let text = every_key(&TrainConfig::default());
+        assert_eq!(text.lines().count(), layers::known_keys().len());
+        assert!(text.contains("\nnum_generations = 8\n") && text.contains("\n# max_steps = (absent)\n"), "{text}");
+    }
+}

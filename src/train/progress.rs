@@ -1,0 +1,177 @@
+//! What the user sees while the pair works: a bar on a terminal, plain lines elsewhere.
+
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use shared::{RunDir, config::TrainConfig, metrics::MetricRecord};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use crate::{summary, supervise::Watch, tail::Tail};
+
+/// Follows the metrics and shows them; counts the signals that ask for the end.
+pub struct Progress {
+    tail: Tail,
+    bar: Option<ProgressBar>,
+    signals: Signals,
+    total: u64,
+    every: u64,
+    shown: u64,
+}
+
+impl Progress {
+    /// Looks at what the run directory already holds.
+    pub fn new(config: &TrainConfig, dir: &RunDir) -> Result<Self> {
+        let mut tail = Tail::new(dir.metrics());
+        tail.poll();
+        let total = config.max_steps.unwrap_or(0);
+        let shown = tail.steps();
+        let bar = io::stderr().is_terminal().then(|| bar(total, shown));
+        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for Ctrl-C")?;
+        Ok(Self { tail, bar, signals, total, every: config.logging_steps.max(1), shown })
+    }
+
+    /// Completed steps.
+    pub fn steps(&self) -> u64 {
+        self.tail.steps()
+    }
+
+    /// One line on what begins.
+    pub fn announce(&mut self, config: &TrainConfig) {
+        let from = if self.shown > 0 { format!(" from step {}", self.shown) } else { String::new() };
+        self.say(&format!(
+            "training {} for {} steps of {} completions{from}; run directory {}",
+            config.model.display(),
+            self.total,
+            config.completions_per_step(),
+            config.output_dir.display()
+        ));
+    }
+
+    /// Leaves the display in its last state.
+    pub fn finish(&mut self) {
+        self.tick();
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+
+    fn show(&mut self) {
+        let records = self.tail.records();
+        let steps = self.tail.steps();
+        if let Some(bar) = &self.bar {
+            bar.set_position(steps);
+            bar.set_message(figures(records));
+            self.shown = steps;
+            return;
+        }
+        // After a restart from an earlier checkpoint the steps go back, and are shown again as they are made again.
+        self.shown = self.shown.min(steps);
+        let from = records.partition_point(|r| r.get("step").is_some_and(|s| s as u64 <= self.shown));
+        let lines: Vec<String> = (from..records.len())
+            .filter(|i| {
+                let step = records[*i].get("step").unwrap_or(0.0) as u64;
+                step.is_multiple_of(self.every) || step == self.total
+            })
+            .map(|i| plain_line(&records[..=i], self.total))
+            .collect();
+        self.shown = steps;
+        lines.iter().for_each(|line| eprintln!("{line}"));
+    }
+}
+
+impl Watch for Progress {
+    fn tick(&mut self) -> u64 {
+        self.tail.poll();
+        if self.tail.steps() != self.shown {
+            self.show();
+        }
+        if let Some(bar) = &self.bar {
+            bar.tick();
+        }
+        self.tail.steps()
+    }
+
+    fn interrupts(&mut self) -> usize {
+        self.signals.pending().count()
+    }
+
+    fn say(&mut self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+}
+
+fn bar(total: u64, done: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len}  {elapsed} < {eta}  {msg}")
+        .expect("the template is valid")
+        .progress_chars("━╸─");
+    bar.set_style(style);
+    // Steps of an earlier session say nothing about the speed of this one.
+    bar.set_position(done);
+    bar.reset_eta();
+    bar
+}
+
+/// `step 12/100  reward 1.30  …  ETA 1m 05s`.
+fn plain_line(records: &[MetricRecord], total: u64) -> String {
+    let step = records.last().and_then(|r| r.get("step")).unwrap_or(0.0) as u64;
+    let eta = summary::recent(records, "step_time", 20)
+        .map(|seconds| Duration::from_secs_f64((seconds * total.saturating_sub(step) as f64).max(0.0)))
+        .map(|left| format!("  ETA {}", indicatif::HumanDuration(left)));
+    format!("step {step}/{total}  {}{}", figures(records), eta.unwrap_or_default())
+}
+
+/// The newest figures in a fixed order; those that a run does not have are left out.
+fn figures(records: &[MetricRecord]) -> String {
+    let Some(record) = records.last() else {
+        return String::new();
+    };
+    let mut parts = Vec::new();
+    let mut push = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name} {v}")));
+    push("reward", record.get("reward").map(|v| format!("{v:.3}")));
+    for (key, value) in record.values() {
+        if let Some(name) = key.strip_prefix("rewards/").and_then(|k| k.strip_suffix("/mean")) {
+            push(name, value.as_f64().map(|v| format!("{v:.3}")));
+        }
+    }
+    push("length", record.get("completions/mean_length").map(|v| format!("{v:.1}")));
+    push("mismatch_kl", record.get("mismatch_kl").map(|v| format!("{v:.1e}")));
+    push(
+        "tokens/s",
+        summary::tokens_per_second(&records[records.len().saturating_sub(5)..], 0).map(|v| format!("{v:.0}")),
+    );
+    parts.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64) -> MetricRecord {
+        let mut record = MetricRecord::default();
+        record.count("step", step).set("reward", 1.25).set("step_time", 2.0).set("mismatch_kl", 3e-13);
+        record
+    }
+
+    #[test]
+    fn a_plain_line_has_what_the_record_has_and_the_time_left() {
+        let line = plain_line(&[record(1), record(2)], 12);
+        assert_eq!(line, "step 2/12  reward 1.250  mismatch_kl 3.0e-13  ETA 20 seconds");
+    }
+
+    #[test]
+    fn figures_that_are_missing_are_left_out() {
+        assert_eq!(figures(&[]), "");
+        assert_eq!(figures(&[MetricRecord::default()]), "");
+    }
+}

@@ -1,0 +1,140 @@
+//! From the words of the command line to a configuration with nothing left open.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use shared::{
+    ModelDir,
+    config::{TrainConfig, layers},
+};
+
+/// The words after `tandem train`, sorted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CommandLine {
+    /// `run.toml`, if one is named.
+    pub file: Option<PathBuf>,
+    /// Whether only the resolved configuration is wanted.
+    pub dry_run: bool,
+    /// `--key value` pairs.
+    pub overrides: layers::Overrides,
+}
+
+impl CommandLine {
+    /// Sorts the words; the file comes first, `--dry-run` anywhere.
+    pub fn parse(words: &[String]) -> Result<Self> {
+        let (file, options) = match words.split_first() {
+            Some((first, rest)) if !first.starts_with('-') => (Some(PathBuf::from(first)), rest),
+            _ => (None, words),
+        };
+        let is_dry_run = |word: &String| word == "--dry-run" || word == "--dry_run";
+        let dry_run = options.iter().any(is_dry_run);
+        let options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
+        Ok(Self { file, dry_run, overrides: layers::parse_overrides(&options)? })
+    }
+}
+
+/// Fills in what depends on data and machine (steps, threads), makes paths absolute and checks that what the
+/// configuration names is there.
+pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
+    config.validate()?;
+    config.model = absolute(&config.model)?;
+    config.dataset = absolute(&config.dataset)?;
+    config.output_dir = absolute(&config.output_dir)?;
+    config.eval_dataset = config.eval_dataset.as_deref().map(absolute).transpose()?;
+    ModelDir::open(&config.model).context("`model`")?;
+    let rows = count_rows(&config.dataset).context("`dataset`")?;
+    if let Some(path) = &config.eval_dataset {
+        count_rows(path).context("`eval_dataset`")?;
+    }
+    config.max_steps = Some(config.total_steps(rows));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (rollout, learner) = config.threads(cores);
+    config.rollout_threads = Some(rollout);
+    config.learner_threads = Some(learner);
+    Ok(config)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| path.display().to_string())
+}
+
+/// Number of rows of a JSONL file; empty lines are no rows.
+fn count_rows(path: &Path) -> Result<u64> {
+    let name = || path.display().to_string();
+    let file = File::open(path).with_context(name)?;
+    let mut rows = 0;
+    for line in BufReader::new(file).split(b'\n') {
+        rows += u64::from(!line.with_context(name)?.trim_ascii().is_empty());
+    }
+    if rows == 0 {
+        bail!("{}: holds no rows", path.display());
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_file_comes_first_and_dry_run_anywhere() {
+        let line = CommandLine::parse(&words("run.toml --seed 3 --dry-run --beta=0.1")).unwrap();
+        assert_eq!(line.file.as_deref(), Some(Path::new("run.toml")));
+        assert!(line.dry_run);
+        assert_eq!(line.overrides, [("seed".into(), "3".into()), ("beta".into(), "0.1".into())]);
+        let line = CommandLine::parse(&words("--seed 3")).unwrap();
+        assert_eq!((line.file, line.dry_run), (None, false));
+    }
+
+    const CONFIG_JSON: &str = r#"{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 16,
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "hidden_act": "silu", "eos_token_id": 1}"#;
+
+    fn config(dir: &Path) -> TrainConfig {
+        fs::write(dir.join("config.json"), CONFIG_JSON).unwrap();
+        fs::write(dir.join("train.jsonl"), "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}").unwrap();
+        TrainConfig {
+            model: dir.to_owned(),
+            dataset: dir.join("train.jsonl"),
+            output_dir: dir.join("run"),
+            reward_funcs: vec!["format".into()],
+            num_generations: 4,
+            ..TrainConfig::default()
+        }
+    }
+
+    #[test]
+    fn steps_and_threads_are_filled_in() {
+        let dir = tempfile::tempdir().unwrap();
+        // 2 prompts, 8 completions = 2 groups a step, 3 epochs.
+        let resolved = resolve(config(dir.path())).unwrap();
+        assert_eq!(resolved.max_steps, Some(3));
+        assert!(resolved.rollout_threads.is_some() && resolved.learner_threads.is_some());
+        assert!(!resolved.output_dir.exists(), "resolving must not touch the disk");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = config(dir.path());
+        let message = |config: TrainConfig| format!("{:#}", resolve(config).unwrap_err());
+        let text = message(TrainConfig { dataset: dir.path().join("no.jsonl"), ..good.clone() });
+        assert!(text.contains("`dataset`") && text.contains("no.jsonl"), "{text}");
+        let text = message(TrainConfig { model: dir.path().join("no-model"), ..good.clone() });
+        assert!(text.contains("`model`") && text.contains("no-model"), "{text}");
+        fs::write(dir.path().join("empty.jsonl"), "\n\n").unwrap();
+        let text = message(TrainConfig { dataset: dir.path().join("empty.jsonl"), ..good });
+        assert!(text.contains("empty.jsonl") && text.contains("no rows"), "{text}");
+    }
+}

@@ -1,0 +1,50 @@
+//! Support for tests: where the golden figures, the optional data folder and the built binaries are, how to run a
+//! binary, and a model made on the spot.
+
+pub mod cli;
+pub mod tiny_model;
+pub mod training;
+
+use std::path::{Path, PathBuf};
+
+/// The golden figures: `TANDEM_GOLDEN_DIR`, else the copy in this package.
+#[must_use]
+pub fn golden_dir() -> PathBuf {
+    std::env::var_os("TANDEM_GOLDEN_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("golden"), PathBuf::from)
+}
+
+/// One file of the golden figures, parsed.
+///
+/// # Panics
+/// When the file is missing or no JSON: a missing file must fail a test, never skip it.
+#[must_use]
+pub fn golden(file: &str) -> serde_json::Value {
+    let path = golden_dir().join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The data folder (GSM8K, tokenizers, a pretrained model) from `TANDEM_DATA_DIR`; without it, one visible line says
+/// that the named test is skipped.
+#[must_use]
+pub fn data_dir(test: &str) -> Option<PathBuf> {
+    let found = std::env::var_os("TANDEM_DATA_DIR").map(PathBuf::from).filter(|p| p.is_dir());
+    if found.is_none() {
+        eprintln!("SKIPPED {test}: TANDEM_DATA_DIR does not name a folder");
+    }
+    found
+}
+
+/// A binary of the workspace, built beside the running test.
+///
+/// # Panics
+/// When it has not been built.
+#[must_use]
+pub fn binary(name: &str) -> PathBuf {
+    let exe = std::env::current_exe().expect("a test has an executable");
+    let dir = exe.parent().and_then(Path::parent).expect("tests run from target/<profile>/deps");
+    let path = dir.join(name);
+    assert!(path.is_file(), "{} is not built; run `cargo build` with the same profile first", path.display());
+    path
+}

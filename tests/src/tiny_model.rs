@@ -1,0 +1,149 @@
+//! A Hugging Face model directory with random weights, made on the spot.
+
+use std::{fs, path::Path};
+
+use serde_json::{Map, Value, json};
+
+/// Sizes of a random Qwen2 model with tied embeddings.
+#[derive(Debug, Clone, Copy)]
+pub struct Qwen2 {
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_key_value_heads: usize,
+}
+
+impl Qwen2 {
+    /// `config.json`.
+    #[must_use]
+    pub fn config(&self) -> Value {
+        json!({
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": true,
+            "use_sliding_window": false,
+            "torch_dtype": "float32",
+        })
+    }
+
+    /// Names and shapes of all parameters.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let kv = hidden / self.num_attention_heads * self.num_key_value_heads;
+        let mut all = vec![("model.embed_tokens.weight".to_owned(), vec![self.vocab_size, hidden])];
+        for layer in 0..self.num_hidden_layers {
+            let mut add = |name: &str, shape: &[usize]| {
+                all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+            };
+            add("input_layernorm.weight", &[hidden]);
+            add("post_attention_layernorm.weight", &[hidden]);
+            for (name, rows) in [("q_proj", hidden), ("k_proj", kv), ("v_proj", kv)] {
+                add(&format!("self_attn.{name}.weight"), &[rows, hidden]);
+                add(&format!("self_attn.{name}.bias"), &[rows]);
+            }
+            add("self_attn.o_proj.weight", &[hidden, hidden]);
+            add("mlp.gate_proj.weight", &[inner, hidden]);
+            add("mlp.up_proj.weight", &[inner, hidden]);
+            add("mlp.down_proj.weight", &[hidden, inner]);
+        }
+        all.push(("model.norm.weight".to_owned(), vec![hidden]));
+        all
+    }
+
+    /// Writes `config.json` and `model.safetensors` (norms 1, biases 0, the rest uniform in ±0.06).
+    ///
+    /// # Panics
+    /// When the files cannot be written.
+    pub fn write(&self, dir: &Path, seed: u64) {
+        fs::create_dir_all(dir).expect("a model directory can be made");
+        fs::write(dir.join("config.json"), self.config().to_string()).expect("config.json can be written");
+        let mut state = seed;
+        let tensors = self.parameters().into_iter().map(|(name, shape)| {
+            let values = (0..shape.iter().product::<usize>())
+                .map(|_| match () {
+                    () if name.ends_with("norm.weight") => 1.0,
+                    () if name.ends_with("bias") => 0.0,
+                    () => 0.12 * (uniform(&mut state) - 0.5),
+                })
+                .collect();
+            (name, shape, values)
+        });
+        fs::write(dir.join("model.safetensors"), safetensors(tensors)).expect("model.safetensors can be written");
+    }
+}
+
+/// Number of tokens of [`write_tokenizer`].
+pub const CHARACTERS: usize = 97;
+
+/// Writes the files of a tokenizer with one token per printable ASCII character and line break, and `<eos>`, id 0,
+/// which ends a completion.
+///
+/// # Panics
+/// When the files cannot be written.
+pub fn write_tokenizer(dir: &Path) {
+    let characters = ['\n'].into_iter().chain(' '..='~').map(String::from);
+    let vocab: Map<String, Value> = ["<eos>".to_owned()]
+        .into_iter()
+        .chain(characters)
+        .zip(0..)
+        .map(|(text, id): (_, u32)| (text, id.into()))
+        .collect();
+    assert_eq!(vocab.len(), CHARACTERS);
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": "<eos>", "special": true, "single_word": false, "lstrip": false,
+                          "rstrip": false, "normalized": false}],
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    for (name, content) in [
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", json!({"eos_token": "<eos>"})),
+        ("generation_config.json", json!({"eos_token_id": 0})),
+    ] {
+        fs::write(dir.join(name), content.to_string()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+/// A safetensors file of float32 tensors: the length of the header, the header, the data.
+fn safetensors(tensors: impl Iterator<Item = (String, Vec<usize>, Vec<f32>)>) -> Vec<u8> {
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, shape, values) in tensors {
+        let begin = data.len();
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]}));
+    }
+    let header = Value::Object(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    file
+}
+
+/// SplitMix64, as a number in [0, 1).
+fn uniform(state: &mut u64) -> f32 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
+}

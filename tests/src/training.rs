@@ -1,0 +1,71 @@
+//! A short run of the pair through `tandem train`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+
+use crate::{binary, cli};
+
+/// A finished run.
+#[derive(Debug)]
+pub struct Training {
+    /// Its run directory.
+    pub run: PathBuf,
+    /// The records of `metrics.jsonl`, one per step.
+    pub metrics: Vec<Value>,
+}
+
+/// Runs `tandem train` on a configuration that names no `output_dir`; the run is written to `dir`/`name`.
+///
+/// # Panics
+/// When the run fails.
+#[must_use]
+pub fn train(dir: &Path, name: &str, config: &str) -> Training {
+    let run = dir.join(name);
+    let file = dir.join(format!("{name}.toml"));
+    fs::write(&file, format!("output_dir = {run:?}\n{config}")).expect("a configuration can be written");
+    let mut command = Command::new(binary("tandem"));
+    command.arg("train").arg(&file).env("TANDEM_CACHE_DIR", dir.join("cache"));
+    let _ = cli::finish(command).success();
+    let metrics = json_lines(&run.join("metrics.jsonl"));
+    Training { run, metrics }
+}
+
+impl Training {
+    /// One metric over the steps.
+    ///
+    /// # Panics
+    /// When a step lacks it.
+    #[must_use]
+    pub fn curve(&self, key: &str) -> Vec<f64> {
+        let value = |record: &Value| record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"));
+        self.metrics.iter().map(value).collect()
+    }
+
+    /// The weights of the newest published version.
+    ///
+    /// # Panics
+    /// When there are none.
+    #[must_use]
+    pub fn newest_weights(&self) -> Vec<u8> {
+        let folder = self.run.join("weights");
+        let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        let newest = entries.map(|entry| entry.expect("a folder can be listed").path()).max();
+        let path = newest.expect("a run publishes at least one version").join("weights.data");
+        fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    }
+}
+
+/// Every line of a file, parsed.
+///
+/// # Panics
+/// When the file is missing or a line is no JSON.
+#[must_use]
+pub fn json_lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"))).collect()
+}

@@ -1,0 +1,285 @@
+//! What a user gets wrong is refused with one clear line and a non-zero exit, by every binary that can notice it.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::json;
+use tests::{
+    binary,
+    cli::{self, Finished},
+    tiny_model::{self, Qwen2},
+};
+
+const TINY: Qwen2 = Qwen2 {
+    vocab_size: tiny_model::CHARACTERS,
+    hidden_size: 32,
+    intermediate_size: 48,
+    num_hidden_layers: 1,
+    num_attention_heads: 2,
+    num_key_value_heads: 1,
+};
+
+/// A model, its inputs and a configuration, all of them good, for a test to spoil one of them.
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
+        TINY.write(&bench.path("model"), 1);
+        tiny_model::write_tokenizer(&bench.path("model"));
+        fs::write(bench.path("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n").unwrap();
+        let tokens = json!({"prompt_ids": [5, 6], "completion_ids": [7, 0]});
+        fs::write(bench.path("tokens.jsonl"), format!("{tokens}\n{tokens}\n")).unwrap();
+        fs::write(bench.path("pairs.jsonl"), "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n").unwrap();
+        bench.write_config("");
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write_config(&self, more: &str) {
+        let text = format!(
+            "model = {:?}\ndataset = {:?}\noutput_dir = {:?}\nreward_funcs = [\"format\"]\nnum_generations = 2\n\
+             max_completion_length = 4\nper_device_train_batch_size = 4\nmax_steps = 1\n{more}\n",
+            self.path("model"),
+            self.path("prompts.jsonl"),
+            self.path("run")
+        );
+        fs::write(self.path("run.toml"), text).unwrap();
+    }
+
+    fn command(&self, name: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(binary(name));
+        command.args(args).current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
+        command
+    }
+
+    fn run(&self, name: &str, args: &[&str]) -> Finished {
+        cli::finish(self.command(name, args))
+    }
+
+    fn refusal(&self, name: &str, args: &[&str]) -> String {
+        self.run(name, args).refusal().to_owned()
+    }
+
+    /// What each program that opens a model says.
+    fn refusals_of_the_model(&self) -> Vec<String> {
+        [EXPORT, GENERATE, LOGPROBS, TRAIN].iter().map(|(name, args)| self.refusal(name, args)).collect()
+    }
+}
+
+const EXPORT: (&str, &[&str]) = ("export", &["--model", "model", "--out", "exported"]);
+const GENERATE: (&str, &[&str]) = (
+    "rollout",
+    &[
+        "generate",
+        "--model",
+        "model",
+        "--prompts",
+        "prompts.jsonl",
+        "--output",
+        "out.jsonl",
+        "--max-completion-length",
+        "4",
+    ],
+);
+const LOGPROBS: (&str, &[&str]) =
+    ("learner", &["logprobs", "--model", "model", "--input", "tokens.jsonl", "--output", "out.jsonl"]);
+const TRAIN: (&str, &[&str]) = ("tandem", &["train", "run.toml"]);
+
+/// Asserts that every message holds every word.
+fn assert_named(messages: &[String], words: &[&str]) {
+    for message in messages {
+        for word in words {
+            assert!(message.contains(word), "`{word}` is not in: {message}");
+        }
+    }
+}
+
+#[test]
+fn what_the_tests_spoil_works_before() {
+    let bench = Bench::new();
+    for (name, args) in [EXPORT, GENERATE, LOGPROBS, TRAIN] {
+        let _ = bench.run(name, args).success();
+    }
+}
+
+#[test]
+fn a_wrong_config_key_is_named_with_the_nearest_one() {
+    let bench = Bench::new();
+    bench.write_config("num_generatoins = 2");
+    let in_file = bench.refusal("tandem", &["train", "run.toml"]);
+    assert_named(&[in_file], &["num_generatoins", "`num_generations`", "run.toml"]);
+    bench.write_config("");
+    let as_flag = bench.refusal("tandem", &["train", "run.toml", "--learning_rat", "1e-3"]);
+    assert_named(&[as_flag], &["learning_rat", "`learning_rate`"]);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let bench = Bench::new();
+    let missing = |name: &str, args: &[&str]| {
+        let message = bench.refusal(name, args);
+        assert_named(&[message], &["absent"]);
+    };
+    missing("tandem", &["train", "absent.toml"]);
+    missing("tandem", &["train", "run.toml", "--model", "absent"]);
+    missing("tandem", &["train", "run.toml", "--dataset", "absent.jsonl"]);
+    missing("tandem", &["report", "absent"]);
+    missing("export", &["--model", "absent", "--out", "exported"]);
+    missing("rollout", &["generate", "--model", "absent", "--prompts", "prompts.jsonl", "--output", "out.jsonl"]);
+    missing("rollout", &["generate", "--model", "model", "--prompts", "absent.jsonl", "--output", "out.jsonl"]);
+    missing("rollout", &["eval", "--model", "model", "--dataset", "absent.jsonl", "--reward-funcs", "format"]);
+    missing("learner", &["logprobs", "--model", "model", "--input", "absent.jsonl", "--output", "out.jsonl"]);
+    missing("learner", &["sft", "--model", "model", "--dataset", "absent.jsonl", "--output-dir", "sft"]);
+
+    fs::remove_file(bench.path("model/model.safetensors")).unwrap();
+    assert_named(&bench.refusals_of_the_model(), &["model.safetensors"]);
+}
+
+#[test]
+fn a_corrupt_safetensors_file_is_named() {
+    let bench = Bench::new();
+    let path = bench.path("model/model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let mut huge_header = whole.clone();
+    huge_header[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    let mut no_json = whole.clone();
+    no_json[8..12].copy_from_slice(b"!!!!");
+    for corrupt in [&huge_header[..], &no_json, &whole[..whole.len() / 2], &whole[..4]] {
+        fs::write(&path, corrupt).unwrap();
+        assert_named(&bench.refusals_of_the_model(), &["model.safetensors"]);
+    }
+}
+
+#[test]
+fn an_unsupported_model_is_refused_with_key_and_value() {
+    let bench = Bench::new();
+    for (key, value) in [("model_type", json!("mixtral")), ("hidden_act", json!("gelu_new"))] {
+        let mut config = TINY.config();
+        config[key] = value.clone();
+        if key == "model_type" {
+            config["architectures"] = json!(["MixtralForCausalLM"]);
+        }
+        fs::write(bench.path("model/config.json"), config.to_string()).unwrap();
+        assert_named(&bench.refusals_of_the_model(), &[value.as_str().unwrap()]);
+    }
+}
+
+#[test]
+fn a_bad_line_of_a_dataset_is_named_with_file_and_number() {
+    let bench = Bench::new();
+    for bad in ["{\"prompt\": ", "{\"text\": \"no prompt\"}", "{\"prompt\": 3}", "[1]"] {
+        fs::write(bench.path("prompts.jsonl"), format!("{{\"prompt\": \"1+1=\"}}\n\n{bad}\n")).unwrap();
+        let messages = [GENERATE, TRAIN].map(|(name, args)| bench.refusal(name, args));
+        assert_named(&messages, &["prompts.jsonl", "line 3"]);
+    }
+    fs::write(bench.path("tokens.jsonl"), "{\"prompt_ids\": [5], \"completion_ids\": [6]}\n{\"prompt_ids\": [5]}\n")
+        .unwrap();
+    assert_named(&[bench.refusal(LOGPROBS.0, LOGPROBS.1)], &["tokens.jsonl", "line 2"]);
+    fs::write(bench.path("pairs.jsonl"), "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"1\"}\n")
+        .unwrap();
+    let sft = bench.refusal("learner", &["sft", "--model", "model", "--dataset", "pairs.jsonl", "--output-dir", "sft"]);
+    assert_named(&[sft], &["pairs.jsonl", "line 2"]);
+}
+
+#[test]
+fn an_unwritable_output_is_named() {
+    let bench = Bench::new();
+    // A folder below a regular file cannot be made by anybody, not even by root.
+    fs::write(bench.path("file"), "").unwrap();
+    let refused = |name: &str, args: &[&str]| {
+        let message = bench.refusal(name, args);
+        assert_named(&[message], &["file/out"]);
+    };
+    refused("tandem", &["train", "run.toml", "--output_dir", "file/out"]);
+    refused("export", &["--model", "model", "--out", "file/out"]);
+    refused("rollout", &["generate", "--model", "model", "--prompts", "prompts.jsonl", "--output", "file/out"]);
+    refused("learner", &["logprobs", "--model", "model", "--input", "tokens.jsonl", "--output", "file/out"]);
+    refused("learner", &["sft", "--model", "model", "--dataset", "pairs.jsonl", "--output-dir", "file/out"]);
+}
+
+/// Lets a command write no file beyond `bytes`, as a full disk would; the error is another one (EFBIG).
+fn with_full_disk(mut command: Command, bytes: u64) -> Finished {
+    // SAFETY: both calls are async-signal-safe and touch nothing of the parent.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        });
+    }
+    cli::finish(command)
+}
+
+#[test]
+fn a_full_disk_is_named_and_leaves_nothing_half_written() {
+    let bench = Bench::new();
+    let finished = with_full_disk(bench.command(EXPORT.0, EXPORT.1), 8192);
+    assert_named(&[finished.refusal().to_owned()], &["exported", "File too large"]);
+    assert!(!bench.path("exported").exists());
+
+    // The exported model is in the cache now, so that only the output itself does not fit.
+    let _ = bench.run(GENERATE.0, GENERATE.1).success();
+    for (name, args) in [GENERATE, LOGPROBS] {
+        let _ = fs::remove_file(bench.path("out.jsonl"));
+        let finished = with_full_disk(bench.command(name, args), 16);
+        assert_named(&[finished.refusal().to_owned()], &["out.jsonl", "File too large"]);
+        assert!(!bench.path("out.jsonl").exists(), "{name}");
+    }
+    let finished = with_full_disk(bench.command(TRAIN.0, TRAIN.1), 16);
+    assert_named(&[finished.refusal().to_owned()], &["File too large"]);
+    let visible: Vec<_> = fs::read_dir(bench.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!visible.iter().any(|name| name.to_string_lossy().starts_with(".tmp-")), "{visible:?}");
+}
+
+#[test]
+fn more_sequences_than_memory_holds_are_refused_with_figures() {
+    let bench = Bench::new();
+    let generate = [GENERATE.1, &["--max-num-seqs", "100000000", "--max-model-len", "2048"]].concat();
+    let train = [TRAIN.1, &["--max_num_seqs", "100000000", "--max_model_len", "2048"]].concat();
+    let messages = [bench.refusal("rollout", &generate), bench.refusal("tandem", &train)];
+    assert_named(&messages, &["100000000", "GiB"]);
+}
+
+/// Replaces the weights by a sparse file of the right size, which takes no disk.
+fn write_sparse_weights(model: &Qwen2, dir: &Path) {
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape) in model.parameters() {
+        let begin = end;
+        end += 4 * shape.iter().map(|&n| n as u64).product::<u64>();
+        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}));
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut file = File::create(dir.join("model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + end).unwrap();
+}
+
+#[test]
+fn a_model_too_large_for_memory_is_refused_with_figures() {
+    let bench = Bench::new();
+    // 2.2 TiB of embedding.
+    let model = Qwen2 { vocab_size: 1 << 27, hidden_size: 4096, intermediate_size: 64, ..TINY };
+    fs::write(bench.path("model/config.json"), model.config().to_string()).unwrap();
+    write_sparse_weights(&model, &bench.path("model"));
+    for (name, args) in [GENERATE, LOGPROBS, TRAIN] {
+        // A program that tried all the same must not fill the disk.
+        let finished = with_full_disk(bench.command(name, args), 1 << 30);
+        assert_named(&[finished.refusal().to_owned()], &["memory", "GiB"]);
+    }
+}

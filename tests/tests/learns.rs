@@ -1,0 +1,82 @@
+//! On a real pretrained model: the sampler reproduces its reference, sampler and learner agree, and a run of the pair
+//! raises its reward.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+use tests::{
+    cli, data_dir,
+    training::{json_lines, train},
+};
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().expect("a list").iter().map(|n| n.as_f64().expect("a number")).collect()
+}
+
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+fn write_lines(path: &Path, rows: impl IntoIterator<Item = Value>) {
+    fs::write(path, rows.into_iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+}
+
+#[test]
+fn greedy_completions_equal_the_reference_and_the_learner_agrees() {
+    let Some(data) = data_dir("greedy_completions_equal_the_reference_and_the_learner_agrees") else { return };
+    let model = data.join("stories260K");
+    let text = fs::read_to_string(model.join("reference.json")).unwrap();
+    let reference: Value = serde_json::from_str(&text).unwrap();
+    let cases = reference["cases"].as_array().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let [prompts, completions, logprobs] = ["prompts", "completions", "logprobs"].map(|n| dir.path().join(n));
+    write_lines(&prompts, cases.iter().map(|case| json!({"prompt": case["prompt"]})));
+
+    let mut generate: Vec<_> =
+        ["generate", "--temperature", "0", "--max-completion-length", "200"].map(Path::new).into();
+    generate.extend([Path::new("--num-generations"), Path::new("1"), Path::new("--model"), &model]);
+    generate.extend([Path::new("--prompts"), &prompts, Path::new("--output"), &completions]);
+    let _ = cli::run("rollout", generate).success();
+    let score = [Path::new("logprobs"), "--model".as_ref(), &model, "--input".as_ref(), &completions];
+    let _ = cli::run("learner", score.into_iter().chain(["--output".as_ref(), logprobs.as_path()])).success();
+
+    let (sampled, scored) = (json_lines(&completions), json_lines(&logprobs));
+    assert_eq!((sampled.len(), scored.len()), (cases.len(), cases.len()));
+    for ((case, sampled), scored) in cases.iter().zip(&sampled).zip(&scored) {
+        assert_eq!(sampled["prompt_ids"], case["prompt_ids"]);
+        let expected = numbers(&case["continuation_ids"]);
+        assert_eq!(numbers(&sampled["token_ids"])[..expected.len()], expected, "{}", case["prompt"]);
+        let (engine, learner) = (numbers(&sampled["logprobs"]), numbers(&scored["logprobs"]));
+        let to_reference = largest_difference(&engine[..expected.len()], &numbers(&case["logprobs"]));
+        assert!(to_reference < 1e-4, "{}: {to_reference}", case["prompt"]);
+        let to_learner = largest_difference(&engine, &learner);
+        assert!(to_learner < 1e-4, "{}: {to_learner}", case["prompt"]);
+    }
+}
+
+#[test]
+fn thirty_steps_raise_the_reward() {
+    let Some(data) = data_dir("thirty_steps_raise_the_reward") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let openings = ["Once upon a time", "One day", "Tom and Lily", "The little dog", "In the park", "A boy named Tim"];
+    let dataset = dir.path().join("openings.jsonl");
+    write_lines(&dataset, openings.map(|opening| json!({"prompt": opening})));
+    let config = format!(
+        "model = {:?}\ndataset = {dataset:?}\nreward_funcs = [\"sentence_share:word=she\"]\nmax_steps = 30\n\
+         num_generations = 8\ngeneration_batch_size = 32\nper_device_train_batch_size = 32\n\
+         max_completion_length = 64\nlearning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nseed = 7\n",
+        data.join("stories260K")
+    );
+    let training = train(dir.path(), "run", &config);
+    assert_eq!(training.metrics.len(), 30);
+
+    let reward = training.curve("reward");
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+    let (first, last) = (mean(&reward[..5]), mean(&reward[25..]));
+    assert!(last > first + 0.2, "reward {first:.3} before, {last:.3} after: {reward:?}");
+    let mismatch = training.curve("mismatch_kl").into_iter().fold(0.0, f64::max);
+    assert!(mismatch < 1e-9, "mismatch_kl {mismatch:e}");
+    let difference = training.curve("sampling/sampling_logp_difference/max").into_iter().fold(0.0, f64::max);
+    assert!(difference < 1e-4, "largest log-prob difference {difference:e}");
+}

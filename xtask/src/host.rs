@@ -1,0 +1,120 @@
+//! What the commands take from their surroundings, gathered in one value so that tests can hand in another.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+/// The machine and the checkout a command works on.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// Root of the workspace.
+    pub root: PathBuf,
+    /// Folder of the build outputs (`target`, or what cargo was told to use).
+    pub target: PathBuf,
+    /// Search path for programs.
+    pub path: OsString,
+    /// Operating system and processor, as Rust names them.
+    pub platform: (&'static str, &'static str),
+    /// C++ compiler the `cc` crate will use.
+    pub cxx: OsString,
+    /// A libtorch of the user's own (`LIBTORCH`).
+    pub own_libtorch: Option<PathBuf>,
+    /// A libonnxruntime of the user's own (`ORT_DYLIB_PATH`).
+    pub own_onnxruntime: Option<PathBuf>,
+}
+
+impl Host {
+    /// The host of this process.
+    ///
+    /// # Errors
+    /// When the executable is not where cargo puts it.
+    pub fn current() -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?.to_path_buf();
+        let exe = env::current_exe().context("the running program has no path")?;
+        let target = exe.ancestors().nth(2).context("run this through `cargo xtask`")?.to_path_buf();
+        // `.cargo/config.toml` sets LIBTORCH to the folder that set-up fills: that one is not the user's.
+        let ours = root.join(".native/libtorch");
+        Ok(Self {
+            own_libtorch: variable("LIBTORCH").filter(|path| *path != ours),
+            own_onnxruntime: variable("ORT_DYLIB_PATH"),
+            root,
+            target,
+            path: env::var_os("PATH").unwrap_or_default(),
+            platform: (env::consts::OS, env::consts::ARCH),
+            cxx: env::var_os("CXX").unwrap_or_else(|| "c++".into()),
+        })
+    }
+
+    /// Folder of the native libraries.
+    pub fn native(&self) -> PathBuf {
+        self.root.join(".native")
+    }
+
+    /// A binary of the workspace, as `cargo build --release` leaves it.
+    pub fn binary(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(name)
+    }
+
+    /// A command that is looked up on this host's path and starts in the workspace root.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("PATH", &self.path).current_dir(&self.root);
+        command
+    }
+
+    /// Cargo, the same one that runs this program.
+    pub fn cargo(&self) -> Command {
+        self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+pub mod fake {
+    //! A host whose programs are shell scripts.
+
+    use std::{
+        fs,
+        io::Write,
+        path::Path,
+        process::{Command, Stdio},
+    };
+
+    use super::Host;
+
+    /// Has another process write the script: a file that this one had open for writing could not be run as long as a
+    /// child that another test forks in the meantime holds a copy of the descriptor.
+    fn write_script(path: &Path, script: &str) {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "cat > \"$0\" && chmod +x \"$0\""]).arg(path).stdin(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        write!(shell.stdin.take().unwrap(), "#!/bin/sh\n{script}\n").unwrap();
+        assert!(shell.wait().unwrap().success());
+    }
+
+    /// A host in `dir` with the given `(program, script)` pairs as its whole path.
+    pub fn host(dir: &Path, programs: &[(&str, &str)]) -> Host {
+        let bin = dir.join("bin");
+        fs::create_dir_all(&bin).unwrap();
+        for (name, script) in programs {
+            write_script(&bin.join(name), script);
+        }
+        Host {
+            root: dir.to_path_buf(),
+            target: dir.join("target"),
+            path: bin.into_os_string(),
+            platform: ("linux", "x86_64"),
+            cxx: "c++".into(),
+            own_libtorch: None,
+            own_onnxruntime: None,
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `cargo xtask setup`: libtorch and ONNX Runtime in `.native/`, from wheels of the Python package index.
+//!
+//! A component's folder is prepared beside its place, stamped last and renamed, so a folder with the right stamp is
+//! whole. The download and the unpacking hold a lock, so two set-ups at once do no harm.
+
+mod pins;
+mod pip;
+mod unpack;
+
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use self::pins::{CPU, CUDA, Component};
+use crate::{host::Host, prerequisites};
+
+/// Brings `.native/` up to date; with everything in place it only reads two small files.
+///
+/// # Errors
+/// In one line that says what is wrong and what to do; `.native/` then holds nothing half-done under a final name.
+pub fn run(host: &Host, cuda: bool) -> Result<()> {
+    check_own_libraries(host)?;
+    if missing(host, cuda).is_empty() {
+        return Ok(());
+    }
+    check_platform(host)?;
+    prerequisites::check_pip(host)?;
+    let native = host.native();
+    fs::create_dir_all(&native).with_context(|| format!("cannot create {}", native.display()))?;
+    let _lock = lock(&native)?;
+    unpack::remove_litter(&native)?;
+    // Another set-up may have done the work while this one waited for the lock.
+    for component in missing(host, cuda) {
+        fetch(host, &component, &native).with_context(|| format!("set-up of {} failed", component.name))?;
+        eprintln!("{} is set up in {}", component.name, native.join(component.name).display());
+    }
+    Ok(())
+}
+
+/// Components that are neither the user's own nor in place. Without `cuda`, the CUDA build will do as well.
+fn missing(host: &Host, cuda: bool) -> Vec<Component> {
+    let wanted = if cuda { CUDA } else { CPU };
+    let mut missing = Vec::new();
+    if host.own_libtorch.is_none() && !is_in_place(host, &[wanted.libtorch, CUDA.libtorch]) {
+        missing.push(wanted.libtorch);
+    }
+    if host.own_onnxruntime.is_none() && !is_in_place(host, &[wanted.onnxruntime, CUDA.onnxruntime]) {
+        missing.push(wanted.onnxruntime);
+    }
+    missing
+}
+
+fn is_in_place(host: &Host, accepted: &[Component]) -> bool {
+    accepted.iter().any(|component| {
+        let path = host.native().join(component.name).join(unpack::STAMP);
+        fs::read_to_string(path).is_ok_and(|found| found == stamp(component))
+    })
+}
+
+/// What a component is made of; a change of any pin, rule or link makes it another one.
+fn stamp(component: &Component) -> String {
+    let mut stamp = pip::requirements(component.wheels);
+    for rule in component.wheels.iter().flat_map(|wheel| wheel.take) {
+        stamp += &format!("{rule}\n");
+    }
+    for (link, target) in component.links {
+        stamp += &format!("{link} -> {target}\n");
+    }
+    stamp + "end\n"
+}
+
+fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
+    let downloads = unpack::temporary(native, "downloads");
+    fs::create_dir_all(&downloads).with_context(|| format!("cannot create {}", downloads.display()))?;
+    let result = pip::download(host, component.wheels, &downloads)
+        .and_then(|wheels| unpack::install(component, &wheels, &stamp(component), native));
+    // After a failure as after a success: the litter is large. The first error matters more than one from here.
+    let removed = unpack::remove_litter(native);
+    result.and(removed)
+}
+
+fn lock(native: &Path) -> Result<File> {
+    let path = native.join(".lock");
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
+}
+
+fn check_own_libraries(host: &Host) -> Result<()> {
+    if let Some(path) = &host.own_libtorch {
+        ensure!(
+            path.join("lib/libtorch_cpu.so").is_file() && path.join("include/torch").is_dir(),
+            "LIBTORCH={} is no libtorch (it has no lib/libtorch_cpu.so or no include/torch): \
+             correct it, or unset it and run `cargo xtask setup`",
+            path.display()
+        );
+    }
+    if let Some(path) = &host.own_onnxruntime {
+        ensure!(
+            path.is_file(),
+            "ORT_DYLIB_PATH={} is no file: name libonnxruntime.so itself, or unset it and run `cargo xtask setup`",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+fn check_platform(host: &Host) -> Result<()> {
+    let (os, arch) = host.platform;
+    ensure!(
+        host.platform == ("linux", "x86_64"),
+        "native libraries can be fetched for x86_64 Linux only, this is {arch} {os}: \
+         set LIBTORCH to a libtorch {} and ORT_DYLIB_PATH to a libonnxruntime {}",
+        CPU.libtorch.wheels[0].version,
+        CPU.onnxruntime.wheels[0].version
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

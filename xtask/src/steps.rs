@@ -1,0 +1,128 @@
+//! The commands that run cargo and the built binaries: `test`, `ci`, `demo`, `bench`.
+
+use std::{
+    ffi::OsString,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{host::Host, prerequisites, setup, tidy};
+
+/// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it.
+///
+/// # Errors
+/// With the name of the first step that fails.
+pub fn test(host: &Host) -> Result<()> {
+    prerequisites::check_components(host)?;
+    let cargo = |args: &[&str]| {
+        let mut command = host.cargo();
+        command.args(args);
+        command
+    };
+    let mut steps = Steps::default();
+    let result = (|| {
+        steps.time("set-up", || setup::run(host, false))?;
+        steps.time("format", || run(cargo(&["fmt", "--all", "--check"])))?;
+        steps.time("house rules", || tidy::check(&host.root))?;
+        let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+        steps.time("clippy", || run(cargo(&clippy)))?;
+        steps.time("build", || run(cargo(&["build", "--release", "--workspace", "--locked"])))?;
+        let test = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
+        steps.time("tests", || run(cargo(&test)))
+    })();
+    steps.print();
+    result
+}
+
+/// Runs `.ci/run`.
+///
+/// # Errors
+/// When it fails.
+pub fn ci(host: &Host) -> Result<()> {
+    run(host.command(host.root.join(".ci/run")))
+}
+
+/// Builds everything and runs `tandem demo`.
+///
+/// # Errors
+/// When set-up, build or demo fails.
+pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
+    build(host)?;
+    let mut demo = host.command(host.binary("tandem"));
+    demo.arg("demo").args(args);
+    run(demo)
+}
+
+/// Builds everything and measures generation.
+///
+/// # Errors
+/// When set-up, build or a measurement fails.
+pub fn bench(host: &Host, model: Option<&Path>) -> Result<()> {
+    build(host)?;
+    let _ = model;
+    Ok(())
+}
+
+fn build(host: &Host) -> Result<()> {
+    setup::run(host, false)?;
+    let mut build = host.cargo();
+    build.args(["build", "--release", "--workspace", "--locked"]);
+    run(build)
+}
+
+fn run(mut command: Command) -> Result<()> {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed with {status}");
+    }
+    Ok(())
+}
+
+/// Names, durations and outcomes of the steps so far.
+#[derive(Debug, Default)]
+struct Steps(Vec<(&'static str, Duration, bool)>);
+
+impl Steps {
+    fn time(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+        eprintln!("==> {name}");
+        let start = Instant::now();
+        let result = step();
+        self.0.push((name, start.elapsed(), result.is_ok()));
+        result.with_context(|| format!("{name} failed"))
+    }
+
+    fn print(&self) {
+        for (name, time, passed) in &self.0 {
+            eprintln!("{name:<12} {:>7.1} s  {}", time.as_secs_f64(), if *passed { "ok" } else { "FAILED" });
+        }
+        let total: Duration = self.0.iter().map(|step| step.1).sum();
+        eprintln!("{:<12} {:>7.1} s", "total", total.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failure_names_its_step_and_is_recorded() {
+        let mut steps = Steps::default();
+        steps.time("good", || Ok(())).unwrap();
+        let error = steps.time("bad", || bail!("reason")).unwrap_err();
+        assert_eq!(format!("{error:#}"), "bad failed: reason");
+        assert_eq!(steps.0.iter().map(|step| (step.0, step.2)).collect::<Vec<_>>(), [("good", true), ("bad", false)]);
+    }
+
+    #[test]
+    fn a_failing_command_is_named_with_its_arguments() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "exit 3"]);
+        let error = run(command).unwrap_err().to_string();
+        assert_eq!(error, "`/bin/sh -c exit 3` failed with exit status: 3");
+    }
+}
