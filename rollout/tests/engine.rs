@@ -3,9 +3,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{
-    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, StopWatch, WeightSource,
-};
+use rollout::engine::{Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, StopWatch, WeightSource};
 use serde_json::Value;
 use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 

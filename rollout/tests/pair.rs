@@ -351,22 +351,29 @@ fn groups_ahead_of_the_learner_stay_within_the_staleness_bound() {
         let groups = restarted.dismiss(sampler);
         let ahead = groups.values().filter(|g| g.policy_version.0 < g.id.step.0).count();
         assert!(ahead > 0, "nothing was made ahead");
+        if weight_swap == WeightSwap::Drain {
+            let whole = |g: &RolloutGroup| g.completions.iter().all(|c| c.versions.len() == 1);
+            assert!(groups.values().all(whole), "a sequence finishes on the weights it began with");
+        }
     }
 }
 
 #[test]
-fn versions_are_evaluated_once() {
-    let run = Run::new(|config| config.eval_steps = Some(2));
+fn versions_are_evaluated_once_the_last_one_included() {
+    let run = Run::new(|config| {
+        config.eval_steps = Some(2);
+        config.max_steps = Some(6);
+    });
     let sampler = run.sampler();
     let mut learner = run.learner(1, 0);
     learner.train(3);
     sampler.kill();
     let sampler = run.sampler();
-    learner.train(5);
+    learner.train(6);
     learner.dismiss(sampler);
     let records = metrics::read(&run.run_dir.eval()).unwrap();
     let steps: Vec<f64> = records.iter().map(|r| r.get("step").unwrap()).collect();
-    assert_eq!(steps, [0.0, 2.0, 4.0]);
+    assert_eq!(steps, [0.0, 2.0, 4.0, 6.0]);
     for key in [
         "eval_reward",
         "eval_accuracy",
@@ -399,6 +406,26 @@ fn a_silent_learner_is_an_error_and_a_signal_is_none() {
     sampler.end_well();
     drop(learner.end);
     assert_eq!(run.litter(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn weights_that_cannot_be_loaded_end_the_sampler() {
+    let run = Run::new(|_| {});
+    let sampler = run.sampler();
+    let mut learner = run.learner(1, 0);
+    learner.receive(3);
+    // A version that is announced and not there.
+    learner.status.version = PolicyVersion(1);
+    learner.status.step = Step(1);
+    let ended = thread::spawn(move || sampler.end());
+    while !ended.is_finished() {
+        learner.speak();
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (status, log) = ended.join().unwrap();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let last = log.lines().last().unwrap();
+    assert!(last.starts_with("error: weights v1 cannot be loaded: ") && last.contains("v000001"), "{log}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ pub mod group;
 pub mod ids;
 pub mod logging;
 pub mod manifest;
+pub mod memory;
 pub mod metrics;
 pub mod model_config;
 pub mod model_dir;

@@ -72,11 +72,36 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
     })
 }
 
+/// Copies of the parameters while training: weights, gradients, and AdamW's two moments.
+const TRAINING_COPIES: u64 = 4;
+
+/// Refuses what cannot fit before libtorch, which ends the process, is asked for it.
+fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), LearnerError> {
+    if options.device != Device::Cpu {
+        return Ok(());
+    }
+    let copies = if options.trainable { TRAINING_COPIES } else { 1 };
+    let needed = copies * config.parameter_count() as u64 * options.kind.elt_size_in_bytes() as u64;
+    let available = shared::memory::available()?;
+    if needed <= available {
+        return Ok(());
+    }
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    Err(LearnerError::Config(format!(
+        "the model is too large for this machine: its parameters{} need {:.1} GiB, but only {:.1} GiB of memory are \
+         free",
+        if options.trainable { ", their gradients and the state of AdamW" } else { "" },
+        gib(needed),
+        gib(available)
+    )))
+}
+
 fn build(
     config: &ModelConfig,
     options: LoadOptions,
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Decoder, LearnerError> {
+    check_memory(config, options)?;
     let parameters = Parameters::load(config, options.kind, options.device, options.trainable, read)?;
     Ok(Decoder::new(config.clone(), parameters))
 }

@@ -63,8 +63,13 @@ impl Job<'_> {
         let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
         self.check_lengths(&options)?;
         if batching.max_num_seqs.is_none() {
-            options.max_num_seqs =
-                auto_max_num_seqs(model.config(), Dtype::Fp32, &options, options.max_num_seqs, available_memory()?)?;
+            options.max_num_seqs = auto_max_num_seqs(
+                model.config(),
+                Dtype::Fp32,
+                &options,
+                options.max_num_seqs,
+                available_memory(options.device)?,
+            )?;
         }
         let positions = (options.max_model_len > DEFAULT_MAX_POSITIONS).then_some(options.max_model_len);
         let export = ExportOptions { dtype: Dtype::Fp32, max_positions: positions };

@@ -17,8 +17,8 @@ pub enum TemplateError {
     /// The template raised an error.
     #[error("the chat template cannot render the messages: {0}")]
     Render(String),
-    /// The assistant's last message does not come out of the template, so it cannot be continued.
-    #[error("the chat template drops the content of the last assistant message, so it cannot be continued")]
+    /// The assistant's last message does not come out of the template as it went in.
+    #[error("the chat template drops or rewrites the last assistant message, so it cannot be continued")]
     LostPrefill,
 }
 
@@ -47,6 +47,8 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
+        // Python's None is not iterable; minijinja's is, as an empty list.
+        environment.add_test("iterable", |value: &TemplateValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", raise_exception);
         // One moment for all prompts of a process: a run over midnight keeps its prompts.
         let now = time::OffsetDateTime::now_utc();
@@ -72,6 +74,9 @@ impl ChatTemplate {
         }
         let mut text = self.render(&messages, false, variables)?;
         let end = text.rfind(CONTINUE.trim_end()).ok_or(TemplateError::LostPrefill)?;
+        if !text.contains(prefill.trim()) {
+            return Err(TemplateError::LostPrefill);
+        }
         let trimmed = !text[end..].starts_with(CONTINUE);
         text.truncate(end);
         if trimmed {

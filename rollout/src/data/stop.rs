@@ -151,6 +151,6 @@ mod tests {
         for stop in ["there was", "é.", "d. O", "upon a", "e", "never"] {
             assert_eq!(stops_after(&tokenizer, &ids, &[stop]), expected(&tokenizer, &ids, &[stop]), "{stop}");
         }
-        assert_eq!(stops_after(&tokenizer, &ids, &["d. O"]).is_some(), true);
+        assert!(stops_after(&tokenizer, &ids, &["d. O"]).is_some());
     }
 }

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use shared::{Dtype, ModelConfig};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use shared::{Dtype, ModelConfig, config::Device};
 
 use super::{EngineError, EngineOptions, kv_cache::KvShape};
 
@@ -110,17 +109,19 @@ fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
     (tokens * per_token) as u64
 }
 
-/// Free main memory in bytes: what the system can give without swapping, or the rest of the control group if less.
+/// Free memory in bytes of the device that the engine is to run on.
 ///
 /// # Errors
-/// When the system does not tell.
-pub fn available_memory() -> Result<u64, EngineError> {
-    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(memory)
-        .map_err(|e| EngineError::Memory(format!("cannot find out how much memory is free: {e}")))?;
-    let free = system.available_memory();
-    // The group's own figure of free memory counts cached files as used; they make room when memory is asked for.
-    Ok(system.cgroup_limits().map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
+/// When the system does not tell, or there is no such device.
+pub fn available_memory(device: Device) -> Result<u64, EngineError> {
+    match device {
+        Device::Cpu => main_memory(),
+        Device::Cuda | Device::Tensorrt => main_memory(),
+    }
+}
+
+fn main_memory() -> Result<u64, EngineError> {
+    shared::memory::available().map_err(|e| EngineError::Memory(e.to_string()))
 }
 
 /// The plan of an engine, refused when it does not fit.
@@ -172,7 +173,6 @@ pub fn auto_max_num_seqs(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared::config::Device;
 
     fn config(tied: bool) -> ModelConfig {
         ModelConfig::from_json(&format!(
@@ -236,6 +236,6 @@ mod tests {
 
     #[test]
     fn the_free_memory_of_this_machine_is_known() {
-        assert!(available_memory().unwrap() > 1 << 20);
+        assert!(available_memory(Device::Cpu).unwrap() > 1 << 20);
     }
 }

@@ -2,7 +2,17 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
+use shared::{Dtype, FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
+
+/// The element type to export for a device: single precision on the CPU, whose kernels have no other; half precision
+/// elsewhere, where GroupQueryAttention has no single-precision kernel.
+#[must_use]
+pub fn default_dtype(device: Device) -> Dtype {
+    match device {
+        Device::Cpu => Dtype::Fp32,
+        Device::Cuda | Device::Tensorrt => Dtype::Fp16,
+    }
+}
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]

@@ -94,11 +94,13 @@ impl Sampler {
         self.plan.learner().expect("the loop starts with the learner's first status")
     }
 
-    /// Whether nothing is left to do: not even the last version's evaluation.
+    /// Whether nothing is left to do. The last version of a complete run is still evaluated if it is due; a run that was
+    /// ended early is not held up by that.
     fn over(&self) -> bool {
         let status = self.learner();
-        let evaluating = self.evaluation.as_ref().is_some_and(|e| e.active() || e.due(status.version));
-        status.finished && !evaluating
+        let complete = status.version.0 == status.total_steps;
+        let due = |e: &Evaluation| e.active() || e.due(status.version);
+        status.finished && !(complete && self.evaluation.as_ref().is_some_and(due))
     }
 
     fn evaluating(&self) -> bool {

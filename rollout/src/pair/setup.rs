@@ -140,8 +140,13 @@ impl Inputs {
         let dtype = dtype(&WeightManifest::read(&source.dir)?);
         let mut options = self.engine_options(config, model)?;
         if config.max_num_seqs.is_none() {
-            options.max_num_seqs =
-                auto_max_num_seqs(model.config(), dtype, &options, options.max_num_seqs, available_memory()?)?;
+            options.max_num_seqs = auto_max_num_seqs(
+                model.config(),
+                dtype,
+                &options,
+                options.max_num_seqs,
+                available_memory(options.device)?,
+            )?;
         }
         Ok(Engine::new(source, model, options)?)
     }

@@ -11,7 +11,7 @@ use crate::engine::{Engine, SwapReport, WeightSource};
 /// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
 const ATTEMPTS: u32 = 5;
 /// Pause before a swap that failed is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(500);
 
 /// Follows the learner's version. The new session is built beside generation; when it takes over depends on what runs:
 ///

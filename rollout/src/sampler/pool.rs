@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::row::Scratch;
 
 /// Logits below which the threads cost more than they save.
-const PARALLEL_FROM: usize = 1 << 16;
+const PARALLEL_FROM: usize = 1 << 19;
 
 /// The threads that sample, with a scratch buffer for each.
 pub struct SamplerPool {

@@ -35,11 +35,48 @@ pub fn exp_nonpositive(x: f32) -> f32 {
     if x < MIN_ARGUMENT { 0.0 } else { mantissa * f32::from_bits(exponent) }
 }
 
-/// Maxima of the blocks of a row, written to `maxima`; returns the maximum of the row (NaN entries are passed over:
-/// they show in [`block_exp_sums`]).
-pub fn block_maxima(row: &[f32], maxima: &mut Vec<f32>) -> f32 {
-    maxima.clear();
-    dispatch(|| {
+/// Defines a pass and compiles it for the widest vectors of the processor that runs it. The arithmetic is the same in
+/// every version: Rust neither reorders nor contracts floating-point operations.
+macro_rules! vectorised {
+    ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $kind:ty),*) -> $result:ty $body:block) => {
+        $(#[$doc])*
+        pub fn $name($($arg: $kind),*) -> $result {
+            #[inline(always)]
+            fn pass($($arg: $kind),*) -> $result $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512($($arg: $kind),*) -> $result {
+                    pass($($arg),*)
+                }
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $kind),*) -> $result {
+                    pass($($arg),*)
+                }
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                {
+                    // SAFETY: the processor has these features.
+                    return unsafe { avx512($($arg),*) };
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the processor has this feature.
+                    return unsafe { avx2($($arg),*) };
+                }
+            }
+            pass($($arg),*)
+        }
+    };
+}
+
+vectorised! {
+    /// Maxima of the blocks of a row, written to `maxima`; returns the maximum of the row (NaN entries are passed over:
+    /// they show in [`block_exp_sums`]).
+    pub fn block_maxima(row: &[f32], maxima: &mut Vec<f32>) -> f32 {
+        maxima.clear();
         let mut top = f32::NEG_INFINITY;
         for block in row.chunks(BLOCK) {
             let max = max_of(block);
@@ -47,14 +84,14 @@ pub fn block_maxima(row: &[f32], maxima: &mut Vec<f32>) -> f32 {
             maxima.push(max);
         }
         top
-    })
+    }
 }
 
-/// Sums over each block of exp((l − max) · scale), written to `sums`; returns their total, which is not finite when an
-/// entry is NaN or `max` is not finite.
-pub fn block_exp_sums(row: &[f32], max: f32, scale: f32, sums: &mut Vec<f64>) -> f64 {
-    sums.clear();
-    dispatch(|| {
+vectorised! {
+    /// Sums over each block of exp((l − max) · scale), written to `sums`; returns their total, which is not finite when
+    /// an entry is NaN or `max` is not finite.
+    pub fn block_exp_sums(row: &[f32], max: f32, scale: f32, sums: &mut Vec<f64>) -> f64 {
+        sums.clear();
         let mut total = 0.0;
         for block in row.chunks(BLOCK) {
             let sum = exp_sum_of(block, max, scale);
@@ -62,7 +99,7 @@ pub fn block_exp_sums(row: &[f32], max: f32, scale: f32, sums: &mut Vec<f64>) ->
             sums.push(sum);
         }
         total
-    })
+    }
 }
 
 /// Index of the first entry of the row that equals its maximum.
@@ -99,36 +136,6 @@ fn exp_sum_of(block: &[f32], max: f32, scale: f32) -> f64 {
         *lane += exp_nonpositive((l - max) * scale);
     }
     lanes.iter().map(|&s| f64::from(s)).sum()
-}
-
-/// Runs a pass compiled for the widest vectors of this processor. The arithmetic is the same in every version: Rust
-/// neither reorders nor contracts floating-point operations.
-#[inline]
-fn dispatch<R>(pass: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-        fn avx512<R>(pass: impl FnOnce() -> R) -> R {
-            pass()
-        }
-        #[target_feature(enable = "avx2")]
-        fn avx2<R>(pass: impl FnOnce() -> R) -> R {
-            pass()
-        }
-        let wide = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl");
-        if wide {
-            // SAFETY: the processor has these features.
-            return unsafe { avx512(pass) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has this feature.
-            return unsafe { avx2(pass) };
-        }
-    }
-    pass()
 }
 
 #[cfg(test)]

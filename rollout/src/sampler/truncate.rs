@@ -57,13 +57,14 @@ impl TruncateScratch {
             (None, None, Some(p)) => logit_of_weight(p, row.max, temperature),
             (None, None, None) => f32::NEG_INFINITY,
         };
-        self.gather(row, bound, temperature);
-
-        let mut mass = row.total;
+        self.gather(row, bound);
         if let Some(k) = top_k {
             keep_top_k(&mut self.candidates, k);
-            mass = self.candidates.iter().map(|c| c.weight).sum();
         }
+        for candidate in &mut self.candidates {
+            candidate.weight = ((f64::from(candidate.logit) - f64::from(row.max)) / temperature).exp();
+        }
+        let mass = if top_k.is_some() { self.candidates.iter().map(|c| c.weight).sum() } else { row.total };
         if let Some(p) = top_p {
             let kept = nucleus(&mut self.candidates, p * mass);
             self.candidates.truncate(kept);
@@ -85,7 +86,8 @@ impl TruncateScratch {
         *self.maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
     }
 
-    fn gather(&mut self, row: &Row, bound: f32, temperature: f64) {
+    /// Every entry that reaches the bound; weights are filled in when the set is small.
+    fn gather(&mut self, row: &Row, bound: f32) {
         self.candidates.clear();
         for (b, block) in row.logits.chunks(BLOCK).enumerate() {
             if row.maxima[b] < bound {
@@ -93,8 +95,7 @@ impl TruncateScratch {
             }
             for (i, &logit) in block.iter().enumerate() {
                 if logit >= bound {
-                    let weight = ((f64::from(logit) - f64::from(row.max)) / temperature).exp();
-                    self.candidates.push(Candidate { logit, token: (b * BLOCK + i) as u32, weight });
+                    self.candidates.push(Candidate { logit, token: (b * BLOCK + i) as u32, weight: 0.0 });
                 }
             }
         }

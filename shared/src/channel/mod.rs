@@ -50,7 +50,7 @@ pub struct SamplerStatus {
     pub version: PolicyVersion,
     /// The oldest version whose files are still mapped: it and everything newer must stay on disk.
     pub oldest_in_use: PolicyVersion,
-    /// Seconds that the last swap took from noticing the version to its first usable session, in microseconds.
+    /// How long the last swap took, from noticing the version to its first usable session, in microseconds.
     pub swap_micros: u64,
     /// How long the step loop stood still for that swap, in microseconds.
     pub swap_stall_micros: u64,

@@ -34,7 +34,7 @@ fn the_extensions_of_transformers_are_there() {
     let source = "{% for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}\
                   {% if m.role == 'system' %}{% continue %}{% endif %}\
                   {%- generation -%} {{ m.content }} {% endgeneration %}{% endfor %}\
-                  {{ strftime_now('%Y-%m-%d') | length }}{% if tools is none and documents is none %}.{% endif %}";
+                  {{ strftime_now('%Y-%m-%d') | length }}{% if tools is none and documents is not iterable %}.{% endif %}";
     let text = prompt(source, &[("system", "no"), ("user", "yes"), ("user", "late")]).unwrap();
     assert_eq!(text, "yes 10.");
     let refused = prompt("{{ raise_exception('roles must alternate') }}", &[("user", "a")]).unwrap_err().to_string();
@@ -73,8 +73,10 @@ fn a_last_assistant_message_is_left_open() {
     let stripping = CHATML.replace("m.content", "m.content | trim");
     let text = prompt(&stripping, &[("user", "2+3?"), ("assistant", " so ")]).unwrap();
     assert_eq!(text, "<|user|>2+3?<|end|>\n<|assistant|>so");
-    let lost = prompt("{{ messages[0].content }}", &[("user", "a"), ("assistant", "b")]).unwrap_err();
-    assert!(matches!(lost, TemplateError::LostPrefill), "{lost}");
+    for losing in ["{{ messages[0].content }}", "{{ messages[1].content.replace('b', 'c') }}"] {
+        let lost = prompt(losing, &[("user", "a"), ("assistant", "b")]).unwrap_err();
+        assert!(matches!(lost, TemplateError::LostPrefill), "{lost}");
+    }
 }
 
 #[test]

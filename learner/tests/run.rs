@@ -1,0 +1,215 @@
+//! The learner's half of the pair, joined to a sampler thread through memory.
+
+mod support;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use learner::{
+    LearnerError,
+    run::{Outcome, run},
+};
+use shared::{
+    ModelDir, PolicyVersion, RunDir, WeightManifest,
+    channel::{LearnerStatus, memory},
+    config::TrainConfig,
+    metrics,
+};
+use support::Manners;
+use tch::Device;
+
+struct Folder {
+    root: tempfile::TempDir,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("prompts.jsonl"), "{\"prompt\": \"x\"}\n".repeat(10)).unwrap();
+        tch::set_num_threads(1);
+        Self { root }
+    }
+
+    fn config(&self) -> TrainConfig {
+        support::config(self.root.path().join("prompts.jsonl"))
+    }
+
+    fn run_dir(&self, name: &str) -> RunDir {
+        RunDir::new(self.root.path().join(name))
+    }
+}
+
+fn train(run_dir: &RunDir, config: &TrainConfig, manners: Manners) -> LearnerStatus {
+    let (sampler, learner) = memory::pair(4);
+    let sampler = support::sampler(sampler, config.clone(), manners);
+    let outcome = run(run_dir, config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap();
+    assert_eq!(outcome, Outcome::Finished);
+    sampler.join().unwrap()
+}
+
+/// Every file of a checkpoint with its bytes, the configuration's paths left out.
+fn content(checkpoint: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files: Vec<PathBuf> = fs::read_dir(checkpoint).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    files.into_iter().map(|f| (f.file_name().unwrap().into(), fs::read(f).unwrap())).collect()
+}
+
+fn assert_same_checkpoint(a: &RunDir, b: &RunDir, step: u64) {
+    let (a, b) = (content(&a.checkpoint(step)), content(&b.checkpoint(step)));
+    assert!(a.len() >= 7, "a checkpoint has more files than {}", a.len());
+    for (left, right) in a.iter().zip(&b) {
+        assert_eq!(left.0, right.0);
+        assert!(left.1 == right.1, "{} differs", left.0.display());
+    }
+    assert_eq!(a.len(), b.len());
+}
+
+#[test]
+fn a_run_repeated_gives_the_same_bytes_whatever_order_groups_come_in() {
+    let folder = Folder::new();
+    let config = folder.config();
+    let (tidy, again, untidy) = (folder.run_dir("tidy"), folder.run_dir("again"), folder.run_dir("untidy"));
+    let last = train(&tidy, &config, Manners::default());
+    assert!(last.finished);
+    assert_eq!((last.version.0, last.durable_step.0, last.cursor), (6, 6, 18));
+    train(&again, &config, Manners::default());
+    train(&untidy, &config, Manners { untidy: true, ..Manners::default() });
+    assert_eq!(tidy.checkpoints().unwrap(), [2, 4, 6]);
+    for step in [2, 4, 6] {
+        assert_same_checkpoint(&tidy, &again, step);
+        assert_same_checkpoint(&tidy, &untidy, step);
+    }
+    let start = fs::read(support::model().join("model.safetensors")).unwrap();
+    assert_ne!(start, fs::read(tidy.checkpoint(6).join("model.safetensors")).unwrap());
+}
+
+#[test]
+fn a_stopped_run_goes_on_to_the_same_bytes() {
+    let folder = Folder::new();
+    let config = TrainConfig { save_steps: 100, beta: 0.1, ..folder.config() };
+    let (whole, parts) = (folder.run_dir("whole"), folder.run_dir("parts"));
+    train(&whole, &config, Manners::default());
+
+    let (sampler, learner) = memory::pair(4);
+    let sampler = support::sampler(sampler, config.clone(), Manners::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let watcher = {
+        let (stop, metrics) = (Arc::clone(&stop), parts.metrics());
+        thread::spawn(move || {
+            while metrics::read(&metrics).map_or(0, |records| records.len()) < 3 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+        })
+    };
+    let outcome = run(&parts, &config, Device::Cpu, learner, &stop).unwrap();
+    watcher.join().unwrap();
+    assert!(sampler.join().unwrap().finished, "the sampler is told of the end");
+    assert_eq!(outcome, Outcome::Stopped);
+    let stopped_at = *parts.checkpoints().unwrap().last().unwrap();
+    assert!((3..6).contains(&stopped_at), "stopped after step {stopped_at}");
+    // What a killed process leaves behind: a version that no checkpoint knows, a record of it, half a file.
+    let future = parts.version(PolicyVersion(stopped_at + 1));
+    fs::create_dir_all(&future).unwrap();
+    fs::write(parts.weights().join(".tmp-1-v000009"), "half").unwrap();
+    let record = format!("{{\"step\": {}, \"reward\": 9.0}}\n{{\"st", stopped_at + 1);
+    let mut log = fs::read(parts.metrics()).unwrap();
+    log.extend(record.as_bytes());
+    fs::write(parts.metrics(), log).unwrap();
+
+    train(&parts, &config, Manners::default());
+    assert_same_checkpoint(&whole, &parts, 6);
+    assert!(!parts.weights().join(".tmp-1-v000009").exists());
+    let steps: Vec<f64> = metrics::read(&parts.metrics()).unwrap().iter().map(|r| r.get("step").unwrap()).collect();
+    assert_eq!(steps, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
+    let folder = Folder::new();
+    let config = TrainConfig { beta: 0.04, save_total_limit: Some(2), ..folder.config() };
+    let run_dir = folder.run_dir("run");
+    train(&run_dir, &config, Manners { pinned: Some(1), ..Manners::default() });
+
+    let records = metrics::read(&run_dir.metrics()).unwrap();
+    assert_eq!(records.len(), 6);
+    let keys = "step total_steps epoch num_tokens loss grad_norm learning_rate reward reward_std \
+                frac_reward_zero_std rewards/a/mean rewards/a/std rewards/b/mean rewards/b/std rewards/a/failed \
+                completions/mean_length completions/min_length completions/max_length \
+                completions/mean_terminated_length completions/min_terminated_length \
+                completions/max_terminated_length completions/clipped_ratio entropy kl clip_ratio/low_mean \
+                clip_ratio/low_min clip_ratio/high_mean clip_ratio/high_max clip_ratio/region_mean mismatch_kl \
+                sampling/sampling_logp_difference/mean sampling/sampling_logp_difference/max step_time \
+                perf/rollout_wait_s perf/fwd_bwd_s perf/old_logps_s perf/ref_logps_s perf/optimizer_s perf/publish_s \
+                rollout/swap_s sample/staleness_mean sample/staleness_max skipped_updates";
+    for record in &records {
+        for key in keys.split_whitespace() {
+            assert!(record.get(key).is_some(), "{key} is missing in {:?}", record.values());
+        }
+    }
+    let last = records.last().unwrap();
+    assert_eq!(last.get("epoch"), Some(1.8));
+    assert!(last.get("kl").unwrap() > 0.0, "the policy has moved away from its reference");
+    let moved = records.iter().any(|r| r.get("clip_ratio/region_mean").unwrap() > 0.0);
+    assert!(moved, "with two iterations at this rate some token is clipped");
+
+    let text = fs::read_to_string(run_dir.step_completions(6)).unwrap();
+    let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 12);
+    assert_eq!(rows[5]["sample"], 1);
+    assert_eq!(rows[5]["version"], 5);
+    assert!(rows[5]["rewards"]["a"].is_number() && rows[5]["advantage"].is_number());
+
+    let versions: Vec<u64> = run_dir.versions().unwrap().iter().map(|v| v.0).collect();
+    assert_eq!(versions, [1, 2, 3, 4, 5, 6], "nothing from the mapped version on is removed, and nothing older stays");
+    assert_eq!(run_dir.checkpoints().unwrap(), [4, 6]);
+
+    let checkpoint = run_dir.checkpoint(6);
+    let manifest = WeightManifest::read(&checkpoint).unwrap();
+    assert_eq!(manifest.version, PolicyVersion(6));
+    let model = ModelDir::open(&checkpoint).unwrap();
+    let weights = exporters::Checkpoint::open(&model).unwrap();
+    let version = exporters::VersionDir::open(&run_dir.version(PolicyVersion(6))).unwrap();
+    for name in weights.names() {
+        assert_eq!(weights.read_f32(name).unwrap(), version.read_f32(name).unwrap(), "{name}");
+    }
+    // The checkpoint is its own export: nothing has to be made before a sampler opens it.
+    let export = exporters::ensure_export(&model, &exporters::ExportOptions::default()).unwrap();
+    assert_eq!(export.canonicalize().unwrap(), checkpoint.canonicalize().unwrap());
+}
+
+#[test]
+fn a_silent_sampler_ends_the_run_with_a_clear_error() {
+    let folder = Folder::new();
+    let config = TrainConfig { peer_timeout: 0.3, ..folder.config() };
+    let (sampler, learner) = memory::pair(4);
+    drop(sampler);
+    let failed = run(&folder.run_dir("run"), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    let message = failed.to_string();
+    assert!(message.contains("no sign of life") && message.contains("rollout.log"), "{message}");
+}
+
+#[test]
+fn what_the_learner_cannot_do_is_refused() {
+    let folder = Folder::new();
+    for (config, word) in [
+        (TrainConfig { top_p: 0.9, ..folder.config() }, "top_p"),
+        (TrainConfig { repetition_penalty: 1.1, ..folder.config() }, "repetition_penalty"),
+        (TrainConfig { max_steps: None, ..folder.config() }, "max_steps"),
+        (TrainConfig { model: folder.root.path().join("nowhere"), ..folder.config() }, "nowhere"),
+        (TrainConfig { resume_from_checkpoint: Some("nowhere".into()), ..folder.config() }, "nowhere"),
+    ] {
+        let (_sampler, learner) = memory::pair(4);
+        let failed = run(&folder.run_dir("run"), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+        assert!(!matches!(failed, LearnerError::Peer(_)));
+        assert!(failed.to_string().contains(word), "{failed}");
+    }
+}

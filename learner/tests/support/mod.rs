@@ -1,0 +1,151 @@
+//! Synthetic groups, and a sampler that lives in a thread.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::{
+    path::PathBuf,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use shared::{
+    Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
+    channel::{LearnerStatus, SamplerEnd, SamplerStatus, memory::MemorySampler},
+    config::{LrSchedulerType, TrainConfig},
+    rng::Stream,
+};
+
+/// Tokens of the golden models.
+pub const VOCABULARY: u64 = 512;
+
+/// A small model with tied embeddings.
+pub fn model() -> PathBuf {
+    tests::golden_dir().join("models/qwen2")
+}
+
+/// A synchronous run of 6 steps with 3 groups of 4 completions and two updates per step.
+pub fn config(dataset: PathBuf) -> TrainConfig {
+    TrainConfig {
+        model: model(),
+        dataset,
+        reward_funcs: vec!["a".into(), "b".into()],
+        num_generations: 4,
+        max_completion_length: 12,
+        per_device_train_batch_size: 3,
+        gradient_accumulation_steps: 2,
+        generation_batch_size: Some(12),
+        num_iterations: 2,
+        max_steps: Some(6),
+        micro_batch_tokens: 64,
+        learning_rate: 1e-3,
+        lr_scheduler_type: LrSchedulerType::Cosine,
+        warmup_steps: 2,
+        save_steps: 2,
+        peer_timeout: 30.0,
+        learner_threads: Some(1),
+        ..TrainConfig::default()
+    }
+}
+
+/// A group that depends on its place alone.
+pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> RolloutGroup {
+    let mut stream = Stream::new(&[step, u64::from(index)]);
+    let mut tokens = |least: u64, most: u64| -> Vec<u32> {
+        let count = least + stream.below(most - least + 1);
+        (0..count).map(|_| stream.below(VOCABULARY) as u32).collect()
+    };
+    let prompt_ids = tokens(1, 9);
+    let completions = (0..config.num_generations)
+        .map(|sample| {
+            let token_ids = tokens(1, u64::from(config.max_completion_length));
+            let full = token_ids.len() == config.max_completion_length as usize;
+            let draw = f64::from(token_ids[0]) / VOCABULARY as f64;
+            Completion {
+                sample,
+                logprobs: vec![
+                    TokenLogprob { logprob: -6.0, logprob_at_temperature: -6.0, ..Default::default() };
+                    token_ids.len()
+                ],
+                versions: vec![(0, PolicyVersion(version))],
+                text: format!("completion {sample}"),
+                finish_reason: if full { FinishReason::Length } else { FinishReason::Stop },
+                rewards: vec![
+                    RewardOutcome::Score(draw),
+                    if draw > 0.8 { RewardOutcome::NotApplicable } else { RewardOutcome::Score(1.0) },
+                ],
+                token_ids,
+            }
+        })
+        .collect();
+    let groups = u64::from(config.groups_per_step());
+    let position = step * groups + u64::from(index);
+    RolloutGroup {
+        id: GroupId { step: Step(step), index },
+        prompt_id: PromptId(position % 10),
+        epoch: (position / 10) as u32,
+        prompt_ids,
+        prompt_text: "a prompt".into(),
+        completions,
+        reward_names: vec![("a".into(), 1.0), ("b".into(), 0.5)],
+        policy_version: PolicyVersion(version),
+        cursor: position + 1,
+        generation_seconds: 0.0,
+    }
+}
+
+/// The groups of a step, made with the version that a synchronous run has then.
+pub fn groups(config: &TrainConfig, step: u64) -> Vec<RolloutGroup> {
+    (0..config.groups_per_step()).map(|index| group(config, step, index, step)).collect()
+}
+
+/// How the sampler in the thread behaves.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Manners {
+    /// Sends every group twice, last one first, and those of the next step ahead of time.
+    pub untidy: bool,
+    /// Maps this version for ever.
+    pub pinned: Option<u64>,
+}
+
+/// A sampler that sends what the learner's status asks for until the run is finished; returns the last status.
+pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) -> JoinHandle<LearnerStatus> {
+    thread::spawn(move || {
+        let mut newest = LearnerStatus::default();
+        let mut sent: Option<(u64, u64)> = None;
+        let started = Instant::now();
+        while !newest.finished && started.elapsed() < Duration::from_secs(300) {
+            if let Some(status) = end.learner_status().unwrap() {
+                newest = status;
+            }
+            let oldest = manners.pinned.unwrap_or(newest.version.0);
+            let status = SamplerStatus {
+                incarnation: 1,
+                version: newest.version,
+                oldest_in_use: PolicyVersion(oldest),
+                ..SamplerStatus::default()
+            };
+            end.publish_status(&status).unwrap();
+            let wanted = (newest.incarnation, newest.step.0);
+            if newest.incarnation != 0 && sent != Some(wanted) && newest.step.0 < newest.total_steps {
+                sent = Some(wanted);
+                send(&mut end, &config, newest.step.0, manners);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        newest
+    })
+}
+
+fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manners) {
+    let mut list = groups(config, step);
+    if manners.untidy {
+        list.reverse();
+        list.extend(list.clone());
+        list.extend(groups(config, step + 1).into_iter().take(1));
+        list.swap(0, 1);
+    }
+    for group in list {
+        // The learner may have ended while copies are still under way.
+        let _ = end.send_group(&group, Instant::now() + Duration::from_secs(5));
+    }
+}

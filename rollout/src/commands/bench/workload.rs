@@ -1,0 +1,112 @@
+//! What is generated.
+
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use shared::{PromptId, SamplingParams, rng::Stream};
+
+use crate::engine::{Engine, GroupRequest};
+
+/// Ids below this are often special tokens.
+const FIRST_ORDINARY_TOKEN: usize = 300;
+
+/// Prompts with the lengths of their completions.
+pub(super) struct Workload {
+    pub num_generations: u32,
+    pub prompts: Vec<Arc<[u32]>>,
+    /// One per completion, prompt by prompt.
+    pub lengths: Vec<u32>,
+    pub seed: u64,
+}
+
+impl Workload {
+    /// Number of completions.
+    pub fn sequences(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Longest prompt plus completion.
+    pub fn longest(&self) -> usize {
+        self.prompts[0].len() + self.lengths.iter().max().copied().unwrap_or(0) as usize
+    }
+
+    /// Queues everything.
+    pub fn submit(&self, engine: &mut Engine) -> anyhow::Result<()> {
+        self.submit_with(engine, &self.lengths)
+    }
+
+    /// Runs everything for a few tokens, so that pages are mapped and threads awake.
+    pub fn warm_up(&self, engine: &mut Engine) -> anyhow::Result<()> {
+        const TOKENS: u32 = 3;
+        let short: Vec<u32> = self.lengths.iter().map(|&n| n.min(TOKENS)).collect();
+        self.submit_with(engine, &short)?;
+        while !engine.is_idle() {
+            engine.step()?;
+        }
+        Ok(())
+    }
+
+    fn submit_with(&self, engine: &mut Engine, lengths: &[u32]) -> anyhow::Result<()> {
+        let sampling = Arc::new(SamplingParams { ignore_eos: true, seed: self.seed, ..SamplingParams::default() });
+        for (p, (prompt, lengths)) in self.prompts.iter().zip(lengths.chunks(self.num_generations as usize)).enumerate()
+        {
+            engine.add_group(GroupRequest {
+                tag: p as u64,
+                prompt_id: PromptId(p as u64),
+                epoch: 0,
+                prompt_ids: prompt.clone(),
+                num_generations: self.num_generations,
+                sampling: sampling.clone(),
+                lengths: Some(lengths.into()),
+                stop_watch: None,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Prompts of random ordinary tokens.
+pub(super) fn random_prompts(count: usize, length: usize, vocab: usize, seed: u64) -> Vec<Arc<[u32]>> {
+    let first = FIRST_ORDINARY_TOKEN.min(vocab / 4);
+    let mut stream = Stream::new(&[seed, count as u64, length as u64]);
+    let mut token = || first as u32 + stream.below((vocab - first) as u64) as u32;
+    (0..count).map(|_| (0..length).map(|_| token()).collect()).collect()
+}
+
+/// One positive whole number per line, `sequences` of them.
+pub(super) fn parse_lengths(text: &str, sequences: usize) -> anyhow::Result<Vec<u32>> {
+    let mut lengths = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let length: u32 = line.trim().parse().with_context(|| format!("line {}: `{line}`", number + 1))?;
+        ensure!(length > 0, "line {}: a completion has at least 1 token", number + 1);
+        lengths.push(length);
+    }
+    ensure!(
+        lengths.len() == sequences,
+        "{} lengths for {sequences} completions (prompts × generations)",
+        lengths.len()
+    );
+    Ok(lengths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_read_line_by_line_and_counted() {
+        assert_eq!(parse_lengths("3\n 4 \n\n5", 3).unwrap(), [3, 4, 5]);
+        for (text, part) in [("3\nx\n1", "line 2"), ("3\n0\n1", "line 2"), ("1\n2", "2 lengths for 3")] {
+            let error = format!("{:#}", parse_lengths(text, 3).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn prompts_stay_within_the_vocabulary_and_repeat_with_the_seed() {
+        let prompts = random_prompts(4, 50, 1000, 7);
+        assert!(prompts.iter().flat_map(|p| p.iter()).all(|&t| (250..1000).contains(&t)));
+        assert_eq!(prompts, random_prompts(4, 50, 1000, 7));
+        assert_ne!(prompts[0], prompts[1]);
+    }
+}

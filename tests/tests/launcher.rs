@@ -1,0 +1,186 @@
+//! `tandem train` around two scripted processes: what it starts, what it tells, how it ends.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tests::{
+    binary, cli,
+    tiny_model::{self, Qwen2},
+};
+
+/// A folder with a copy of `tandem` and two scripts that stand in for the processes of the pair.
+struct Stage {
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(learner: &str, rollout: &str) -> Self {
+        let stage = Self { dir: tempfile::tempdir().unwrap() };
+        fs::copy(binary("tandem"), stage.path("tandem")).unwrap();
+        stage.script("learner", learner);
+        stage.script("rollout", rollout);
+        let model = Qwen2 {
+            vocab_size: tiny_model::CHARACTERS,
+            hidden_size: 32,
+            intermediate_size: 48,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+        };
+        fs::create_dir(stage.path("model")).unwrap();
+        fs::write(stage.path("model/config.json"), model.config().to_string()).unwrap();
+        fs::write(stage.path("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n").unwrap();
+        let config = "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\n\
+                      reward_funcs = [\"format\"]\nmax_steps = 3\nmax_restarts = 1\n";
+        fs::write(stage.path("run.toml"), config).unwrap();
+        stage
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Each script gets the run directory as `$run` and a function `step N` that writes a metric record.
+    fn script(&self, name: &str, body: &str) {
+        let text = format!(
+            "#!/bin/sh\nrun=$3\n\
+             step() {{ echo \"{{\\\"step\\\":$1,\\\"reward\\\":0.$1,\\\"step_time\\\":0.5,\
+             \\\"completions/num_tokens\\\":100}}\" >> $run/metrics.jsonl; }}\n{body}\n"
+        );
+        fs::write(self.path(name), text).unwrap();
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let mut command = Command::new(self.path("tandem"));
+        command.current_dir(self.dir.path()).args(["train", "run.toml"]).args(more);
+        command
+    }
+
+    fn start(&self) -> Child {
+        self.command(&[]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+const THREE_STEPS: &str = "for i in 1 2 3; do sleep 0.1; step $i; done; mkdir $run/checkpoint-3; touch $run/finished";
+const UNTIL_FINISHED: &str = "until [ -e $run/finished ]; do sleep 0.02; done";
+
+fn wait_for(path: &Path) {
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} does not appear", path.display());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn last_line(stdout: &str) -> Value {
+    serde_json::from_str(stdout.trim_end().lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn a_run_shows_every_step_and_ends_with_figures_and_a_report() {
+    let stage = Stage::new(THREE_STEPS, UNTIL_FINISHED);
+    let finished = cli::finish(stage.command(&["--seed", "7"])).success();
+    for step in 1..=3 {
+        assert!(finished.stderr.contains(&format!("step {step}/3  reward 0.{step}00")), "{}", finished.stderr);
+    }
+    let figures = last_line(&finished.stdout);
+    assert_eq!(finished.stdout.lines().count(), 1);
+    assert_eq!((&figures["steps"], &figures["reward_first"], &figures["reward_last"]), (&3.into(), &0.1.into(), &0.3.into()));
+    assert_eq!(figures["tokens_per_s"], 200.0);
+    assert!(Path::new(figures["report"].as_str().unwrap()).is_file());
+    let written = fs::read_to_string(stage.path("run/config.toml")).unwrap();
+    assert!(written.contains("seed = 7") && written.contains("max_steps = 3") && written.contains("rollout_threads"));
+}
+
+#[test]
+fn a_dry_run_prints_the_resolved_configuration_and_touches_nothing() {
+    let stage = Stage::new("exit 1", "exit 1");
+    let finished = cli::finish(stage.command(&["--dry-run", "--learning-rate", "3e-4"])).success();
+    assert!(finished.stdout.contains("learning_rate = 0.0003\n"), "{}", finished.stdout);
+    let model = stage.path("model").canonicalize().unwrap();
+    assert!(finished.stdout.contains(&format!("model = {model:?}")), "{}", finished.stdout);
+    assert!(!stage.path("run").exists());
+}
+
+#[test]
+fn ctrl_c_ends_the_learner_in_order_and_tells_how_to_go_on() {
+    let learner = "trap 'mkdir $run/checkpoint-1; touch $run/finished; exit 0' TERM\n\
+                   step 1; touch $run/ready; while :; do sleep 0.02; done";
+    let stage = Stage::new(learner, UNTIL_FINISHED);
+    let child = stage.start();
+    wait_for(&stage.path("run/ready"));
+    // SAFETY: sends a signal to a child that has not been waited for.
+    unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("checkpoint-1") && stderr.contains("--resume_from_checkpoint latest"), "{stderr}");
+    assert_eq!(last_line(&String::from_utf8_lossy(&output.stdout))["steps"], 1);
+
+    stage.script("learner", "echo resumed > $run/resumed; touch $run/finished");
+    let refusal = cli::finish(stage.command(&[]));
+    assert!(refusal.refusal().contains("--resume_from_checkpoint latest"));
+    let _ = cli::finish(stage.command(&["--resume_from_checkpoint", "latest"])).success();
+    assert!(stage.path("run/resumed").exists());
+}
+
+#[test]
+fn a_refusal_of_a_process_becomes_the_refusal_of_the_launcher() {
+    let stage = Stage::new("sleep 60", "echo 'error: unknown reward function `formt`' >&2; exit 1");
+    let start = Instant::now();
+    let refused = cli::finish(stage.command(&[]));
+    assert!(refused.refusal().contains("rollout: unknown reward function `formt`"), "{}", refused.stderr);
+    assert!(start.elapsed() < Duration::from_secs(30), "the learner was not ended");
+    // Nothing was trained: the same command works once the mistake is corrected.
+    stage.script("learner", THREE_STEPS);
+    stage.script("rollout", UNTIL_FINISHED);
+    let _ = cli::finish(stage.command(&[])).success();
+}
+
+#[test]
+fn a_crash_is_named_and_survived_and_too_many_are_not() {
+    let stage = Stage::new(
+        "if [ ! -e $run/once ]; then touch $run/once; step 1; sleep 0.2; echo 'last words'; kill -SEGV $$; fi\n\
+         step 2; step 3; touch $run/finished",
+        UNTIL_FINISHED,
+    );
+    let finished = cli::finish(stage.command(&[])).success();
+    assert!(finished.stderr.contains("learner ended: killed by signal 11 (SIGSEGV)"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("| last words") && finished.stderr.contains("restarting learner"));
+
+    let stage = Stage::new("sleep 60", "kill -9 $$");
+    let refused = cli::finish(stage.command(&[]));
+    let error = refused.refusal();
+    assert!(error.contains("rollout died 2 times") && error.contains("SIGKILL") && error.contains("rollout.log"), "{error}");
+}
+
+#[test]
+fn children_do_not_outlive_a_killed_launcher() {
+    let stage = Stage::new("touch $run/ready; sleep 61 & wait", "echo $$ > $run/pid; exec sleep 61");
+    let mut child = stage.start();
+    wait_for(&stage.path("run/ready"));
+    wait_for(&stage.path("run/pid"));
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    thread::sleep(Duration::from_millis(300));
+    let pid = fs::read_to_string(stage.path("run/pid")).unwrap();
+    let state = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    // Gone, or a zombie that nobody has waited for yet.
+    assert!(state.is_empty() || state.contains(" Z "), "{state}");
+}
+
+#[test]
+fn a_missing_process_is_named() {
+    let stage = Stage::new("", "");
+    fs::remove_file(stage.path("rollout")).unwrap();
+    let refused = cli::finish(stage.command(&[]));
+    assert!(refused.refusal().contains("`rollout` is not beside `tandem`"), "{}", refused.stderr);
+}
