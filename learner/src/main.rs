@@ -29,7 +29,11 @@ enum Command {
 
 fn main() -> ExitCode {
     shared::logging::init();
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(error) = learner::device::sleep_while_waiting() {
+        tracing::warn!("libtorch's idle threads will spin, because the program cannot start itself again: {error}");
+    }
+    let result = match command {
         Command::Run(args) => run::run(&args),
         Command::Sft(args) => sft::run(&args),
         Command::Logprobs(args) => logprobs::run(&args),

@@ -10,8 +10,9 @@ use serde_json::Value;
 use shared::config::LossType;
 use tch::{Kind, Tensor};
 
-/// Cases of loss types and terms that the learner has: token-level ratios with the four reductions, asymmetric clip,
-/// KL with and without bias correction, importance weights, accumulation, per-token advantages, and the edge cases.
+/// The cases of the project's own set that the learner has the method for: token-level ratios with the four reductions,
+/// asymmetric clip, KL with and without bias correction, importance weights, accumulation, per-token advantages, and the
+/// edge cases.
 const CASES: [&str; 33] = [
     "grpo_basic",
     "grpo_asym_clip_kl",
@@ -126,15 +127,27 @@ fn run(case: &Value) {
     }
 }
 
+/// Whether the learner has the method that a case asks for.
+fn supported(params: &Value) -> bool {
+    ["grpo", "bnpo", "dr_grpo", "dapo"].contains(&params["loss_type"].as_str().unwrap())
+        && params["importance_sampling_level"] == "token"
+        && params["delta"].is_null()
+        && params["off_policy_mask_threshold"].is_null()
+        && params["top_entropy_quantile"].as_f64() == Some(1.0)
+        && params["entropy_coef"].as_f64() == Some(0.0)
+}
+
 #[test]
 fn golden_trl_policy_loss() {
     let golden = tests::golden("trl_policy_loss.json");
-    let mut run_cases = Vec::new();
-    for case in golden["cases"].as_array().unwrap() {
-        if CASES.contains(&case["name"].as_str().unwrap()) {
-            run(case);
-            run_cases.push(case["name"].as_str().unwrap());
-        }
+    let cases: Vec<&Value> =
+        golden["cases"].as_array().unwrap().iter().filter(|case| supported(&case["params"])).collect();
+    assert!(!cases.is_empty());
+    if std::env::var_os("TANDEM_GOLDEN_DIR").is_none() {
+        let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().unwrap()).collect();
+        assert!(CASES.iter().all(|name| names.contains(name)) && names.len() == CASES.len(), "{names:?}");
     }
-    assert_eq!(run_cases.len(), CASES.len(), "cases are missing: {run_cases:?}");
+    for case in cases {
+        run(case);
+    }
 }

@@ -21,12 +21,12 @@ pub enum ModelDirError {
         message: String,
     },
     /// `config.json` is not usable.
-    #[error("{path}: {source}")]
+    #[error("{path}: {reason}")]
     Config {
         /// The directory.
         path: String,
         /// What is wrong.
-        source: ConfigJsonError,
+        reason: ConfigJsonError,
     },
 }
 
@@ -67,7 +67,7 @@ impl ModelDir {
         let config_path = path.join("config.json");
         let config_text = read_text(&config_path)?;
         let config = ModelConfig::from_json(&config_text)
-            .map_err(|source| ModelDirError::Config { path: path.display().to_string(), source })?;
+            .map_err(|reason| ModelDirError::Config { path: path.display().to_string(), reason })?;
         let own = parse(&config_text, &config_path)?;
         let generation_path = path.join("generation_config.json");
         let generation = if generation_path.exists() {

@@ -46,16 +46,13 @@ impl Training {
         self.metrics.iter().map(value).collect()
     }
 
-    /// The weights of the newest published version.
+    /// A file of the checkpoint after the last step.
     ///
     /// # Panics
-    /// When there are none.
+    /// When it is missing.
     #[must_use]
-    pub fn newest_weights(&self) -> Vec<u8> {
-        let folder = self.run.join("weights");
-        let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-        let newest = entries.map(|entry| entry.expect("a folder can be listed").path()).max();
-        let path = newest.expect("a run publishes at least one version").join("weights.data");
+    pub fn checkpoint(&self, file: &str) -> Vec<u8> {
+        let path = self.run.join(format!("checkpoint-{}", self.metrics.len())).join(file);
         fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 }

@@ -140,7 +140,7 @@ fn a_missing_file_is_named() {
     missing("rollout", &["generate", "--model", "model", "--prompts", "absent.jsonl", "--output", "out.jsonl"]);
     missing("rollout", &["eval", "--model", "model", "--dataset", "absent.jsonl", "--reward-funcs", "format"]);
     missing("learner", &["logprobs", "--model", "model", "--input", "absent.jsonl", "--output", "out.jsonl"]);
-    missing("learner", &["sft", "--model", "model", "--dataset", "absent.jsonl", "--output-dir", "sft"]);
+    missing("learner", &["sft", "--model", "model", "--data", "absent.jsonl", "--output", "sft"]);
 
     fs::remove_file(bench.path("model/model.safetensors")).unwrap();
     assert_named(&bench.refusals_of_the_model(), &["model.safetensors"]);
@@ -188,7 +188,7 @@ fn a_bad_line_of_a_dataset_is_named_with_file_and_number() {
     assert_named(&[bench.refusal(LOGPROBS.0, LOGPROBS.1)], &["tokens.jsonl", "line 2"]);
     fs::write(bench.path("pairs.jsonl"), "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"1\"}\n")
         .unwrap();
-    let sft = bench.refusal("learner", &["sft", "--model", "model", "--dataset", "pairs.jsonl", "--output-dir", "sft"]);
+    let sft = bench.refusal("learner", &["sft", "--model", "model", "--data", "pairs.jsonl", "--output", "sft"]);
     assert_named(&[sft], &["pairs.jsonl", "line 2"]);
 }
 
@@ -205,7 +205,7 @@ fn an_unwritable_output_is_named() {
     refused("export", &["--model", "model", "--out", "file/out"]);
     refused("rollout", &["generate", "--model", "model", "--prompts", "prompts.jsonl", "--output", "file/out"]);
     refused("learner", &["logprobs", "--model", "model", "--input", "tokens.jsonl", "--output", "file/out"]);
-    refused("learner", &["sft", "--model", "model", "--dataset", "pairs.jsonl", "--output-dir", "file/out"]);
+    refused("learner", &["sft", "--model", "model", "--data", "pairs.jsonl", "--output", "file/out"]);
 }
 
 /// Lets a command write no file beyond `bytes`, as a full disk would; the error is another one (EFBIG).

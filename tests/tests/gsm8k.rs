@@ -62,10 +62,12 @@ fn two_steps_run_with_the_full_vocabulary() {
     let Some(data) = data_dir("two_steps_run_with_the_full_vocabulary") else { return };
     let dir = tempfile::tempdir().unwrap();
     write_model(&data, &dir.path().join("model"));
+    // A random model hardly ever ends a completion, let alone answers; the stop string makes the lengths differ, so
+    // that there is something to learn.
     let config = format!(
         "model = {:?}\ndataset = {:?}\nreward_funcs = [\"gsm8k\", \"length:target=6\"]\nmax_steps = 2\n\
          num_generations = 4\ngeneration_batch_size = 8\nper_device_train_batch_size = 8\nmicro_batch_tokens = 1024\n\
-         max_completion_length = 8\nlearning_rate = 1e-3\n\
+         max_completion_length = 8\nlearning_rate = 1e-3\nstop = [\"e\"]\n\
          system_prompt = \"Respond with the number after ####\"\n",
         dir.path().join("model"),
         data.join("gsm8k/train.jsonl")

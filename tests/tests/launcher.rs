@@ -93,7 +93,10 @@ fn a_run_shows_every_step_and_ends_with_figures_and_a_report() {
     }
     let figures = last_line(&finished.stdout);
     assert_eq!(finished.stdout.lines().count(), 1);
-    assert_eq!((&figures["steps"], &figures["reward_first"], &figures["reward_last"]), (&3.into(), &0.1.into(), &0.3.into()));
+    assert_eq!(
+        (&figures["steps"], &figures["reward_first"], &figures["reward_last"]),
+        (&3.into(), &0.1.into(), &0.3.into())
+    );
     assert_eq!(figures["tokens_per_s"], 200.0);
     assert!(Path::new(figures["report"].as_str().unwrap()).is_file());
     let written = fs::read_to_string(stage.path("run/config.toml")).unwrap();
@@ -159,7 +162,10 @@ fn a_crash_is_named_and_survived_and_too_many_are_not() {
     let stage = Stage::new("sleep 60", "kill -9 $$");
     let refused = cli::finish(stage.command(&[]));
     let error = refused.refusal();
-    assert!(error.contains("rollout died 2 times") && error.contains("SIGKILL") && error.contains("rollout.log"), "{error}");
+    assert!(
+        error.contains("rollout died 2 times") && error.contains("SIGKILL") && error.contains("rollout.log"),
+        "{error}"
+    );
 }
 
 #[test]

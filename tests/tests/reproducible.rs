@@ -79,8 +79,9 @@ fn a_synchronous_run_repeated_gives_the_same_weights() {
     assert_eq!(one.metrics.len(), 4);
     assert_eq!(one.curve("reward"), two.curve("reward"));
     assert_eq!(one.curve("loss"), two.curve("loss"));
-    let weights = one.newest_weights();
-    assert!(weights == two.newest_weights(), "the weights differ");
+    for file in ["weights.data", "model.safetensors", "optimizer.safetensors"] {
+        assert!(one.checkpoint(file) == two.checkpoint(file), "{file} differs");
+    }
     let other = train(dir.path(), "other", &format!("{config}seed = 9\n"));
-    assert!(weights != other.newest_weights(), "another seed must give other weights");
+    assert!(one.checkpoint("weights.data") != other.checkpoint("weights.data"), "another seed must give other weights");
 }

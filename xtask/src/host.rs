@@ -64,6 +64,10 @@ impl Host {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path).current_dir(&self.root);
+        if self.own_onnxruntime.is_none() && !self.target.starts_with(&self.root) {
+            // Binaries look for ONNX Runtime in the folders above them, which a build folder elsewhere does not have.
+            command.env("ORT_DYLIB_PATH", self.native().join("onnxruntime/libonnxruntime.so"));
+        }
         command
     }
 

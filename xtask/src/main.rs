@@ -3,13 +3,14 @@
 //! The crate depends on nothing native and on few crates, so it builds in seconds on a fresh clone and can say what is
 //! missing before anything long begins.
 
+mod bench;
 mod host;
 mod prerequisites;
 mod setup;
 mod steps;
 mod tidy;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -42,11 +43,11 @@ enum Command {
     Test,
     /// What continuous integration runs (`.ci/run`).
     Ci,
-    /// Set up, build, and measure generation on a small built-in matrix.
+    /// Set up, build, and measure sampler and learner on a small built-in matrix.
     Bench {
-        /// Hugging Face model directory to measure instead of the built-in matrix.
+        /// Hugging Face model directory to measure instead of the built-in ones.
         #[arg(long)]
-        model: Option<std::path::PathBuf>,
+        model: Option<PathBuf>,
     },
     /// Check the house rules that no other tool checks.
     Tidy,
@@ -70,7 +71,7 @@ fn run(command: Command) -> Result<()> {
         Command::Demo { args } => steps::demo(&host, &args),
         Command::Test => steps::test(&host),
         Command::Ci => steps::ci(&host),
-        Command::Bench { model } => steps::bench(&host, model.as_deref()),
+        Command::Bench { model } => bench::run_matrix(&host, model),
         Command::Tidy => tidy::check(&host.root),
     }
 }

@@ -1,8 +1,7 @@
-//! The commands that run cargo and the built binaries: `test`, `ci`, `demo`, `bench`.
+//! The commands that run cargo and the built binaries: `test`, `ci`, `demo`.
 
 use std::{
     ffi::OsString,
-    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -56,24 +55,22 @@ pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
     run(demo)
 }
 
-/// Builds everything and measures generation.
+/// Sets up and builds everything.
 ///
 /// # Errors
-/// When set-up, build or a measurement fails.
-pub fn bench(host: &Host, model: Option<&Path>) -> Result<()> {
-    build(host)?;
-    let _ = model;
-    Ok(())
-}
-
-fn build(host: &Host) -> Result<()> {
+/// When either fails.
+pub fn build(host: &Host) -> Result<()> {
     setup::run(host, false)?;
     let mut build = host.cargo();
     build.args(["build", "--release", "--workspace", "--locked"]);
     run(build)
 }
 
-fn run(mut command: Command) -> Result<()> {
+/// Runs a command that must succeed.
+///
+/// # Errors
+/// With the command line and its exit status.
+pub fn run(mut command: Command) -> Result<()> {
     let words = [command.get_program()].into_iter().chain(command.get_args());
     let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;

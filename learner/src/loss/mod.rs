@@ -146,3 +146,41 @@ impl Tokens {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reading the old log-probs off the first pass, instead of computing them, must not change a bit.
+    #[test]
+    fn on_policy_without_old_logprobs_is_the_same_as_with_them() {
+        let objective = Objective { epsilon_low: 0.2, epsilon_high: 0.28, beta: 0.1, bias_corrected_kl: true };
+        let logprobs_N = Tensor::from_slice(&[-0.3, -2.0, -7.5, -0.01]);
+        let tokens = |old_logprobs_N| Tokens {
+            old_logprobs_N,
+            ref_logprobs_N: Some(Tensor::from_slice(&[-0.5, -1.0, -7.0, -0.02])),
+            advantages_N: Tensor::from_slice(&[1.0, -1.0, 0.5, 0.0]),
+            importance_N: None,
+            weights_N: Tensor::from_slice(&[0.25, 0.25, 0.5, 0.5]),
+        };
+        let run = |old| {
+            let found = objective.differentiate(&logprobs_N, &tokens(old)).unwrap();
+            (found.value, Vec::<f64>::try_from(found.slope_N).unwrap())
+        };
+        assert_eq!(run(None), run(Some(logprobs_N.copy())));
+    }
+
+    /// Only the side on which the advantage pushes is clipped, and clip-higher moves that bound alone.
+    #[test]
+    fn clipping_is_one_sided() {
+        let clipped = |ratio: f64, advantage: f64, high: f64| {
+            let loss = policy::clipped(&Tensor::from_slice(&[ratio]), &Tensor::from_slice(&[advantage]), 0.2, high);
+            loss.double_value(&[0])
+        };
+        assert_eq!(clipped(1.25, 1.0, 0.2), -1.2);
+        assert_eq!(clipped(1.25, 1.0, 0.28), -1.25);
+        assert_eq!(clipped(1.25, -1.0, 0.2), 1.25);
+        assert_eq!(clipped(0.5, -1.0, 0.2), 0.8);
+        assert_eq!(clipped(0.5, 1.0, 0.2), -0.5);
+    }
+}

@@ -81,7 +81,7 @@ fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), Learne
         return Ok(());
     }
     let copies = if options.trainable { TRAINING_COPIES } else { 1 };
-    let needed = copies * config.parameter_count() as u64 * options.kind.elt_size_in_bytes() as u64;
+    let needed = copies * config.parameter_count() * options.kind.elt_size_in_bytes() as u64;
     let available = shared::memory::available()?;
     if needed <= available {
         return Ok(());

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
 };
 
 use shared::{RolloutGroup, Step, channel::STATUS_INTERVAL, config::TrainConfig};
@@ -48,7 +47,8 @@ impl Collector {
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
-            if let Some(group) = link.receive(wait())? {
+            // Short waits: in between, stop requests and signs of life are looked at.
+            if let Some(group) = link.receive(STATUS_INTERVAL)? {
                 self.admit(group, step)?;
                 self.acknowledge(step, link);
             }
@@ -102,9 +102,4 @@ impl Collector {
         }
         Ok(())
     }
-}
-
-/// How long one wait for a group lasts before stop requests and signs of life are looked at.
-fn wait() -> Duration {
-    STATUS_INTERVAL
 }

@@ -23,7 +23,7 @@ use crate::{
         reduction::{Normaliser, row_weights},
     },
     model::{Decoder, Gradients},
-    optimizer::{AdamW, AdamWOptions},
+    optimizer::{AdamW, AdamWOptions, Update},
     schedule::Schedule,
 };
 use passes::Pass;
@@ -220,16 +220,15 @@ impl Trainer {
         stats.learning_rate = self.schedule.rate(self.updates);
         self.updates += 1;
         stats.losses.push(loss);
-        if loss.is_finite() {
-            let update = self.optimizer.update(self.policy.parameters(), &self.gradients, stats.learning_rate);
-            stats.grad_norms.push(update.grad_norm);
-            stats.skipped_updates += u64::from(!update.applied);
+        let update = if loss.is_finite() {
+            self.optimizer.update(self.policy.parameters(), &self.gradients, stats.learning_rate)
         } else {
-            stats.grad_norms.push(f64::NAN);
-            stats.skipped_updates += 1;
-        }
+            Update { grad_norm: f64::NAN, applied: false }
+        };
+        stats.grad_norms.push(update.grad_norm);
         stats.times.optimizer += start.elapsed();
-        if stats.skipped_updates > 0 {
+        if !update.applied {
+            stats.skipped_updates += 1;
             tracing::warn!(loss, update = self.updates, "loss or gradient is not finite: the update is left out");
         }
         Ok(())

@@ -120,6 +120,7 @@ impl Job<'_> {
                 progress.completed(sequence.token_ids.len());
                 collected.add(sequence)?;
             }
+            progress.tick();
             collected.receive();
         }
         let seconds = progress.seconds();

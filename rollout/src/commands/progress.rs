@@ -27,7 +27,9 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = "{bar:40} {pos}/{len} completions, {msg}, {elapsed} elapsed, {eta} left";
             let style = ProgressStyle::with_template(style).expect("a valid template");
-            ProgressBar::new(total as u64).with_style(style)
+            let bar = ProgressBar::new(total as u64).with_style(style).with_message("no completion yet");
+            bar.enable_steady_tick(Duration::from_secs(1));
+            bar
         });
         Self { bar, total, done: 0, tokens: 0, started, next_line: started + LINE_EVERY }
     }
@@ -37,10 +39,15 @@ impl Progress {
         self.done += 1;
         self.tokens += tokens as u64;
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{:.0} tokens/s", self.tokens_per_second()));
+            bar.set_message(format!("{:.0} tokens/s", rate(self.tokens, self.seconds())));
             bar.inc(1);
-        } else if Instant::now() >= self.next_line {
-            eprintln!("{}/{} completions, {:.0} tokens/s", self.done, self.total, self.tokens_per_second());
+        }
+    }
+
+    /// Time has passed, whether or not a completion has ended.
+    pub fn tick(&mut self) {
+        if self.bar.is_none() && Instant::now() >= self.next_line {
+            eprintln!("{}/{} completions after {:.0} s", self.done, self.total, self.seconds());
             self.next_line = Instant::now() + LINE_EVERY;
         }
     }
@@ -53,11 +60,6 @@ impl Progress {
     /// Seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
-    }
-
-    /// Sampled tokens per second since the start.
-    fn tokens_per_second(&self) -> f64 {
-        rate(self.tokens, self.seconds())
     }
 
     /// Removes the bar.

@@ -47,7 +47,7 @@ impl Graph {
         let options = SessionOptions { device: Device::Cpu, threads: 1, spinning: false };
         Self {
             session: GraphSession::open(&source, model.config(), options).unwrap(),
-            kv: KvCache::new(KvShape::new(model.config(), Dtype::Fp32, 2, POSITIONS)).unwrap(),
+            kv: KvCache::new(KvShape::new(model.config(), Dtype::Fp32, 2, POSITIONS), Device::Cpu).unwrap(),
             batch: Batch::default(),
             vocab: model.config().vocab_size,
             _export: folder,

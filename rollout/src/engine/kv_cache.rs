@@ -7,9 +7,12 @@
 use std::ffi::c_void;
 
 use ort::value::TensorElementType;
-use shared::{Dtype, ModelConfig};
+use shared::{Dtype, ModelConfig, config::Device};
 
-use super::EngineError;
+use super::{
+    EngineError,
+    cuda::{BoxCopy, DeviceMemory},
+};
 
 /// Sizes of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +89,13 @@ impl Plane {
 /// The arena.
 pub(super) struct KvCache {
     shape: KvShape,
+    storage: Storage,
+}
+
+enum Storage {
     /// Whole words, so that the allocation is aligned for any element; zeroed pages cost nothing until they are used.
-    words: Vec<u64>,
+    Host(Vec<u64>),
+    Device(DeviceMemory),
 }
 
 /// A run of neighbouring slots of one plane.
@@ -101,14 +109,13 @@ pub(super) struct KvSlice {
 }
 
 impl KvCache {
-    pub fn new(shape: KvShape) -> Result<Self, EngineError> {
-        let length = shape.bytes().div_ceil(8);
-        let mut words: Vec<u64> = Vec::new();
-        words
-            .try_reserve_exact(length)
-            .map_err(|_| EngineError::Memory(format!("no memory for a KV cache of {} bytes", shape.bytes())))?;
-        drop(words);
-        Ok(Self { shape, words: vec![0; length] })
+    /// An arena in the memory of the device that the graph runs on.
+    pub fn new(shape: KvShape, device: Device) -> Result<Self, EngineError> {
+        let storage = match device {
+            Device::Cpu => Storage::Host(vec![0; shape.bytes().div_ceil(8)]),
+            Device::Cuda | Device::Tensorrt => Storage::Device(DeviceMemory::new(shape.bytes())?),
+        };
+        Ok(Self { shape, storage })
     }
 
     /// The slots `first..first + rows` of a plane.
@@ -116,31 +123,61 @@ impl KvCache {
         let KvShape { slots, kv_heads, positions, head_dim, .. } = self.shape;
         assert!(first + rows <= slots, "slots {first}..{} of {slots}", first + rows);
         let start = plane.index() * self.shape.plane_bytes() + first * self.shape.slot_bytes();
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        let (data, on_device) = match &mut self.storage {
+            Storage::Host(words) => {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+                (bytes[start..].as_mut_ptr().cast(), false)
+            }
+            Storage::Device(memory) => (memory.at(start), true),
+        };
         KvSlice {
-            data: bytes[start..].as_mut_ptr().cast(),
+            data,
             bytes: rows * self.shape.slot_bytes(),
             shape: [rows, kv_heads, positions, head_dim].map(|n| n as i64),
             element: self.shape.element(),
-            on_device: false,
+            on_device,
         }
     }
 
-    /// Copies the first `used` positions of one slot over another.
-    pub fn copy_slot(&mut self, from: usize, to: usize, used: usize) {
+    /// Copies the first `used` positions of one slot over another; on a device the copy is only started.
+    pub fn copy_slot(&mut self, from: usize, to: usize, used: usize) -> Result<(), EngineError> {
         assert!(from < self.shape.slots && to < self.shape.slots && used <= self.shape.positions);
         if from == to {
-            return;
+            return Ok(());
         }
-        let length = used * self.shape.head_dim * self.shape.element_size;
-        let (plane_bytes, slot_bytes, head_bytes) =
-            (self.shape.plane_bytes(), self.shape.slot_bytes(), self.shape.head_bytes());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        for plane in 0..2 * self.shape.layers {
-            for head in 0..self.shape.kv_heads {
-                let at = |slot: usize| plane * plane_bytes + slot * slot_bytes + head * head_bytes;
-                bytes.copy_within(at(from)..at(from) + length, at(to));
-            }
+        let KvShape { layers, slots, kv_heads, head_dim, element_size, .. } = self.shape;
+        // Each head of each slot is a row; the rows of a slot follow one another, and so do the slots of a plane.
+        let copy = BoxCopy {
+            row_bytes: self.shape.head_bytes(),
+            rows: slots * kv_heads,
+            from_row: from * kv_heads,
+            to_row: to * kv_heads,
+            width: used * head_dim * element_size,
+            height: kv_heads,
+            depth: 2 * layers,
+        };
+        match &mut self.storage {
+            Storage::Host(words) => copy_rows(bytemuck::cast_slice_mut(words), copy),
+            Storage::Device(memory) => return memory.copy_rows(copy),
+        }
+        Ok(())
+    }
+
+    /// Waits for the copies; to be called before the graph runs.
+    pub fn settle(&mut self) -> Result<(), EngineError> {
+        match &mut self.storage {
+            Storage::Host(_) => Ok(()),
+            Storage::Device(memory) => memory.settle(),
+        }
+    }
+}
+
+fn copy_rows(bytes: &mut [u8], copy: BoxCopy) {
+    for slice in 0..copy.depth {
+        for row in 0..copy.height {
+            let at = |first: usize| (slice * copy.rows + first + row) * copy.row_bytes;
+            let from = at(copy.from_row);
+            bytes.copy_within(from..from + copy.width, at(copy.to_row));
         }
     }
 }
@@ -153,7 +190,7 @@ mod tests {
 
     #[test]
     fn slices_do_not_overlap_and_cover_the_arena() {
-        let mut cache = KvCache::new(SHAPE).unwrap();
+        let mut cache = KvCache::new(SHAPE, Device::Cpu).unwrap();
         let base = cache.slice(Plane::Key(0), 0, 1).data as usize;
         let mut next = base;
         for layer in 0..2 {
@@ -170,14 +207,13 @@ mod tests {
 
     #[test]
     fn a_copy_takes_the_used_positions_of_every_head_and_nothing_else() {
-        let mut cache = KvCache::new(SHAPE).unwrap();
-        let floats: &mut [f32] = bytemuck::cast_slice_mut(&mut cache.words);
-        for (i, f) in floats.iter_mut().enumerate() {
-            *f = i as f32;
-        }
-        let before: Vec<f32> = floats.to_vec();
-        cache.copy_slot(2, 0, 3);
-        let after: &[f32] = bytemuck::cast_slice(&cache.words);
+        let mut cache = KvCache::new(SHAPE, Device::Cpu).unwrap();
+        let elements = SHAPE.bytes() / 4;
+        let before: Vec<f32> = (0..elements).map(|i| i as f32).collect();
+        cache.storage = Storage::Host(before.chunks(2).map(|pair| bytemuck::cast([pair[0], pair[1]])).collect());
+        cache.copy_slot(2, 0, 3).unwrap();
+        let Storage::Host(words) = &cache.storage else { panic!("a cache of the CPU is in main memory") };
+        let after: &[f32] = bytemuck::cast_slice(words);
         let (head, slot, plane) = (4 * 8, 2 * 4 * 8, 3 * 2 * 4 * 8);
         for (i, &f) in after.iter().enumerate() {
             let copied = (i % plane) / slot == 0 && i % head < 3 * 8;

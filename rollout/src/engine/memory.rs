@@ -4,7 +4,7 @@ use std::fmt;
 
 use shared::{Dtype, ModelConfig, config::Device};
 
-use super::{EngineError, EngineOptions, kv_cache::KvShape};
+use super::{EngineError, EngineOptions, cuda::Cuda, kv_cache::KvShape, runtime};
 
 /// Slots beside those of the running sequences: the prompt that samples are started from.
 pub(super) const PREFIX_SLOTS: usize = 1;
@@ -14,7 +14,7 @@ const USABLE: f64 = 0.9;
 /// Memory of an engine in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Weights in the layout of the matrix kernels.
+    /// Weights in the layout of the matrix kernels, or all of them in the memory of a device.
     pub packed_weights: u64,
     /// Weights read where they are in the mapped file: embedding and norms.
     pub mapped_weights: u64,
@@ -89,6 +89,10 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
             mapped += bytes;
         }
     }
+    let (packed, mapped) = match options.device {
+        Device::Cpu => (packed, mapped),
+        Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
+    };
     let kv = KvShape::new(config, dtype, options.max_num_seqs + PREFIX_SLOTS, options.max_model_len);
     MemoryPlan {
         packed_weights: packed,
@@ -114,9 +118,10 @@ fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
 /// # Errors
 /// When the system does not tell, or there is no such device.
 pub fn available_memory(device: Device) -> Result<u64, EngineError> {
+    runtime::require_device(device)?;
     match device {
         Device::Cpu => main_memory(),
-        Device::Cuda | Device::Tensorrt => main_memory(),
+        Device::Cuda | Device::Tensorrt => Cuda::get()?.free_memory(),
     }
 }
 

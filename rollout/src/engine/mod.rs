@@ -9,7 +9,8 @@
 //! |---|---|
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
-//! | `kv_cache`, `batch` | keys and values; the small inputs of a call |
+//! | `kv_cache`, `batch`, `logits` | keys and values; the small inputs of a call; its output |
+//! | `cuda` | memory of a device |
 //! | `session`, `binding`, [`runtime`] | a loaded version; the unsafe layer over ONNX Runtime; finding the library |
 //! | `swap` | taking new weights into use |
 //! | [`memory`] | the memory plan |
@@ -18,8 +19,10 @@
 
 mod batch;
 mod binding;
+mod cuda;
 mod error;
 mod kv_cache;
+mod logits;
 pub mod memory;
 pub mod profile;
 pub mod runtime;

@@ -3,13 +3,13 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use ort::environment::Environment;
 use shared::config::Device;
 
-use super::EngineError;
+use super::{EngineError, cuda};
 
 /// Names a library explicitly.
 const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
@@ -66,10 +66,15 @@ fn library_in(dir: &Path) -> Option<PathBuf> {
 /// When the library is missing, too old or does not load.
 pub fn environment() -> Result<&'static Environment, EngineError> {
     static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+    static FIRST_USE: Mutex<()> = Mutex::new(());
+    // A process may have one environment only, and a failed attempt may be repeated.
+    let _first = FIRST_USE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(environment) = ENVIRONMENT.get() {
         return Ok(environment);
     }
+    // The providers of devices are looked for beside the library itself, not beside a link to it.
     let path = library_path()?;
+    let path = path.canonicalize().unwrap_or(path);
     let doing = format!("cannot load {}", path.display());
     let environment = ort::init_from(&path)
         .map_err(EngineError::runtime(&doing))?
@@ -81,10 +86,11 @@ pub fn environment() -> Result<&'static Environment, EngineError> {
     Ok(ENVIRONMENT.get_or_init(|| environment))
 }
 
-/// Checks that the ONNX Runtime at hand was built for the device, before ONNX Runtime says so less clearly.
+/// Checks that the ONNX Runtime at hand was built for the device, and loads what its provider needs, before ONNX Runtime
+/// complains less clearly.
 ///
 /// # Errors
-/// When the provider library is missing.
+/// When the provider library or one that it links is missing.
 pub fn require_device(device: Device) -> Result<(), EngineError> {
     let (name, provider) = match device {
         Device::Cpu => return Ok(()),
@@ -94,7 +100,7 @@ pub fn require_device(device: Device) -> Result<(), EngineError> {
     let library = library_path()?;
     let library = library.canonicalize().unwrap_or(library);
     if library.with_file_name(provider).is_file() {
-        return Ok(());
+        return cuda::load_libraries(device);
     }
     Err(EngineError::Library(format!(
         "device {name} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {LIBRARY_VARIABLE} name the \

@@ -119,7 +119,10 @@ impl Scheduler {
     }
 
     /// Closes the holes; `moved(from, to, used)` is told of each move with the number of cached positions.
-    pub fn compact(&mut self, mut moved: impl FnMut(usize, usize, usize)) {
+    ///
+    /// # Errors
+    /// What `moved` reports.
+    pub fn compact<E>(&mut self, mut moved: impl FnMut(usize, usize, usize) -> Result<(), E>) -> Result<(), E> {
         let mut hole = 0;
         loop {
             while self.slots.last().is_some_and(Option::is_none) {
@@ -129,12 +132,12 @@ impl Scheduler {
                 hole += 1;
             }
             if hole >= self.slots.len() {
-                return;
+                return Ok(());
             }
             let last = self.slots.len() - 1;
             let used = self.sequence(last).cached();
             self.slots.swap(hole, last);
-            moved(last, hole, used);
+            moved(last, hole, used)?;
         }
     }
 
@@ -269,7 +272,8 @@ mod tests {
                 scheduler.compact(|from, to, used| {
                     assert!(from > to && used == 2);
                     cache[to] = cache[from].take();
-                });
+                    Ok::<_, std::convert::Infallible>(())
+                }).unwrap();
                 let here: Vec<_> = scheduler.dense().map(|s| Some((s.prompt(), s.sample()))).collect();
                 prop_assert_eq!(&here[..], &cache[..here.len()]);
                 prop_assert_eq!(here.len(), scheduler.running());

@@ -49,6 +49,7 @@ pub(super) struct GraphSession {
     wants_positions: bool,
     vocab: usize,
     dtype: Dtype,
+    device: Device,
     /// What the cache inputs and outputs are bound to: address of the first slot and number of rows.
     bound: Option<(*mut c_void, usize)>,
 }
@@ -94,7 +95,16 @@ impl GraphSession {
             })
             .collect();
         let dtype = dtype_of(&manifest);
-        Ok(Self { session, bindings, caches, wants_positions, vocab: config.vocab_size, dtype, bound: None })
+        Ok(Self {
+            session,
+            bindings,
+            caches,
+            wants_positions,
+            vocab: config.vocab_size,
+            dtype,
+            device: options.device,
+            bound: None,
+        })
     }
 
     /// Runs the batch on the slots `first_slot..first_slot + rows`: the cache is extended in place, and `logits`
@@ -107,6 +117,7 @@ impl GraphSession {
         logits: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(logits.len(), batch.rows * self.vocab, "one row of logits for each row of the batch");
+        kv.settle()?;
         self.bind(batch, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
         // SAFETY: the batch and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
         // binding of an earlier cache is noticed by its address and replaced in `bind`.
@@ -176,7 +187,7 @@ impl GraphSession {
     pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
         const PROBE_TOKENS: u32 = 8;
         let prompt: Vec<u32> = (0..PROBE_TOKENS).map(|t| t % config.vocab_size as u32).collect();
-        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, prompt.len()))?;
+        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, prompt.len()), self.device)?;
         let mut batch = Batch::default();
         batch.set_prefill(&prompt);
         let mut logits = vec![f32::NAN; self.vocab];

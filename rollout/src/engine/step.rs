@@ -9,6 +9,7 @@ use super::{
     EngineError,
     batch::Batch,
     kv_cache::{KvCache, KvShape},
+    logits::LogitsBuffer,
     memory::{PREFIX_SLOTS, available_memory, plan_memory},
     profile::{Profile, Stopwatch},
     scheduler::Scheduler,
@@ -32,9 +33,9 @@ pub struct Engine {
     sampler: SamplerPool,
     batch: Batch,
     /// `[max_num_seqs, vocab]`.
-    logits: Vec<f32>,
+    logits: LogitsBuffer,
     /// `[vocab]`: what follows the prompt in the prefix slot.
-    prefix_logits: Vec<f32>,
+    prefix_logits: LogitsBuffer,
     pending: Option<PendingSwap>,
     profile: Profile,
 }
@@ -67,12 +68,12 @@ impl Engine {
                 max_model_len: options.max_model_len,
             },
             version: weights.version,
-            kv: KvCache::new(KvShape::new(&config, dtype, slots, options.max_model_len))?,
+            kv: KvCache::new(KvShape::new(&config, dtype, slots, options.max_model_len), options.device)?,
             scheduler: Scheduler::new(options.max_num_seqs),
             sampler,
             batch: Batch::default(),
-            logits: vec![0.0; options.max_num_seqs * config.vocab_size],
-            prefix_logits: vec![0.0; config.vocab_size],
+            logits: LogitsBuffer::new(options.max_num_seqs * config.vocab_size, options.device)?,
+            prefix_logits: LogitsBuffer::new(config.vocab_size, options.device)?,
             pending: None,
             profile: Profile::default(),
             session,
@@ -277,7 +278,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         while let Some((slot, prompt_length)) = self.scheduler.start_next(&self.limits) {
             self.profile.scheduling += watch.lap();
-            self.kv.copy_slot(self.options.max_num_seqs, slot, prompt_length);
+            self.kv.copy_slot(self.options.max_num_seqs, slot, prompt_length)?;
             self.profile.kv_copy += watch.lap();
             let sequence = self.scheduler.sequence(slot);
             let row = &self.prefix_logits;
@@ -291,7 +292,7 @@ impl Engine {
     fn decode(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
         self.profile.scheduling += watch.lap();
         let kv = &mut self.kv;
-        self.scheduler.compact(|from, to, used| kv.copy_slot(from, to, used));
+        self.scheduler.compact(|from, to, used| kv.copy_slot(from, to, used))?;
         self.profile.kv_copy += watch.lap();
 
         let rows = self.scheduler.running();

@@ -19,7 +19,7 @@ use shared::{
 };
 
 /// How often the thread looks for a new status of the learner: the latency of a new version in synchronous mode.
-const POLL: Duration = Duration::from_millis(1);
+const POLL: Duration = Duration::from_millis(2);
 /// Groups on their way to the thread, besides the one that it is sending.
 const QUEUE: usize = 1;
 

@@ -1,3 +1,5 @@
+//! File and command line: who wins, and what is refused.
+
 use std::path::PathBuf;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Published configurations, both layouts, and everything that is refused.
+
 use serde_json::{Value, json};
 
 use super::*;

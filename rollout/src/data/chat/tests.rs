@@ -1,3 +1,5 @@
+//! Chat templates against what transformers makes of them.
+
 use serde_json::json;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Rows of every format, good and bad.
+
 use serde_json::json;
 
 use super::*;

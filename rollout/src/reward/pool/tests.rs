@@ -1,3 +1,5 @@
+//! The pool with functions that are slow, fail or hang.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shared::FinishReason;

@@ -1,0 +1,148 @@
+//! The engine on a CUDA device. These tests run where `TANDEM_TEST_DEVICE` is `cuda` or `tensorrt` and say that they are
+//! skipped elsewhere; what a machine without the device reports is tested everywhere.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use exporters::{Checkpoint, ExportOptions, export, write_version};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, WeightSource, default_dtype, runtime};
+use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
+
+fn device(test: &str) -> Option<Device> {
+    match std::env::var("TANDEM_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Some(Device::Cuda),
+        Ok("tensorrt") => Some(Device::Tensorrt),
+        _ => {
+            eprintln!("SKIPPED {test}: TANDEM_TEST_DEVICE is neither cuda nor tensorrt");
+            None
+        }
+    }
+}
+
+fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
+    EngineOptions {
+        device,
+        threads: 2,
+        max_num_seqs,
+        max_num_batched_tokens: 256,
+        max_model_len: 96,
+        spinning: false,
+        hot_swap: true,
+    }
+}
+
+fn golden_model(name: &str) -> ModelDir {
+    ModelDir::open(tests::golden_dir().join("models").join(name)).unwrap()
+}
+
+fn exported(model: &ModelDir, device: Device, folder: &Path) -> WeightSource {
+    let dir = folder.join(format!("{device:?}"));
+    export(model, &dir, &ExportOptions { dtype: default_dtype(device), ..ExportOptions::default() }).unwrap();
+    WeightSource { dir, version: PolicyVersion(0) }
+}
+
+/// Tokens and log-probs by tag and sample.
+type Completions = BTreeMap<(u64, u32), (Vec<u32>, Vec<f32>)>;
+
+/// Greedy completions of ragged lengths.
+fn greedy(engine: &mut Engine) -> Completions {
+    let sampling = SamplingParams { temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+    for tag in 0..6u64 {
+        let prompt: Vec<u32> = (0..3 + 5 * tag as u32).map(|i| 3 + (97 * i + 31 * tag as u32) % 500).collect();
+        engine
+            .add_group(GroupRequest {
+                tag,
+                prompt_id: PromptId(tag),
+                epoch: 0,
+                prompt_ids: prompt.into(),
+                num_generations: 4,
+                sampling: Arc::new(sampling.clone()),
+                lengths: Some(Arc::from([24, 5, 17, 9])),
+                stop_watch: None,
+            })
+            .unwrap();
+    }
+    let mut finished = BTreeMap::new();
+    while !engine.is_idle() {
+        for sequence in engine.step().unwrap() {
+            let logprobs = sequence.logprobs.iter().map(|l| l.logprob).collect();
+            finished.insert((sequence.tag, sequence.sample), (sequence.token_ids, logprobs));
+        }
+    }
+    finished
+}
+
+/// Half precision shifts logits a little: log-probs must agree closely as long as the tokens do, and a flipped arg-max
+/// must stay rare. A wrong position, slot or copy would break nearly every completion.
+fn assert_agrees(what: &str, got: &Completions, expected: &Completions) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let (mut tokens, mut equal) = (0, 0);
+    for (key, (expected_ids, expected_logprobs)) in expected {
+        let (ids, logprobs) = &got[key];
+        assert_eq!(ids.len(), expected_ids.len(), "{what} {key:?}");
+        tokens += ids.len();
+        for t in 0..ids.len() {
+            if ids[t] != expected_ids[t] {
+                break;
+            }
+            equal += 1;
+            let error = (logprobs[t] - expected_logprobs[t]).abs();
+            assert!(error < 0.05, "{what} {key:?}: log-prob of token {t} is off by {error}");
+        }
+    }
+    assert!(equal * 10 >= tokens * 9, "{what}: only {equal} of {tokens} tokens before the first difference");
+}
+
+#[test]
+fn a_device_agrees_with_the_cpu_whatever_the_batch() {
+    let Some(device) = device("a_device_agrees_with_the_cpu_whatever_the_batch") else { return };
+    for name in ["llama", "qwen2", "qwen3"] {
+        let model = golden_model(name);
+        let folder = tempfile::tempdir().unwrap();
+        let on_cpu = exported(&model, Device::Cpu, folder.path());
+        let expected = greedy(&mut Engine::new(on_cpu, &model, options(Device::Cpu, 8)).unwrap());
+        let weights = exported(&model, device, folder.path());
+        for max_num_seqs in [1, 3, 64] {
+            let mut engine = Engine::new(weights.clone(), &model, options(device, max_num_seqs)).unwrap();
+            assert_agrees(&format!("{name}, max_num_seqs {max_num_seqs}"), &greedy(&mut engine), &expected);
+        }
+    }
+}
+
+#[test]
+fn a_device_takes_new_weights() {
+    let Some(device) = device("a_device_takes_new_weights") else { return };
+    let model = golden_model("qwen2");
+    let folder = tempfile::tempdir().unwrap();
+    let weights = exported(&model, device, folder.path());
+    let checkpoint = Checkpoint::open(&model).unwrap();
+    let scaled = WeightSource { dir: folder.path().join("v1"), version: PolicyVersion(1) };
+    write_version(&weights.dir, &scaled.dir, scaled.version, &mut |name| {
+        let factor = if name == "model.norm.weight" { 2.0 } else { 1.0 };
+        Ok(checkpoint.read_f32(name).unwrap().iter().map(|v| v * factor).collect())
+    })
+    .unwrap();
+    let mut engine = Engine::new(weights, &model, options(device, 8)).unwrap();
+    let old = greedy(&mut engine);
+    engine.begin_swap(scaled).unwrap();
+    assert_eq!(engine.wait_swap().unwrap().expect("a swap was pending").version, PolicyVersion(1));
+    let new = greedy(&mut engine);
+    // Doubled logits keep the arg-max and sharpen the distribution.
+    assert!(new.iter().all(|(key, (_, logprobs))| logprobs[0] > old[key].1[0]));
+}
+
+#[test]
+fn a_missing_device_is_one_clear_line() {
+    let folder = runtime::library_path().unwrap().canonicalize().unwrap();
+    if folder.with_file_name("libonnxruntime_providers_cuda.so").exists() {
+        eprintln!("SKIPPED a_missing_device_is_one_clear_line: this ONNX Runtime has the CUDA provider");
+        return;
+    }
+    let model = golden_model("llama");
+    let export_folder = tempfile::tempdir().unwrap();
+    for (device, library) in [(Device::Cuda, "providers_cuda.so"), (Device::Tensorrt, "providers_tensorrt.so")] {
+        let weights = exported(&model, device, export_folder.path());
+        let error = Engine::new(weights, &model, options(device, 2)).err().expect("an error").to_string();
+        assert!(error.contains(library) && error.contains("cargo xtask setup --cuda"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}

@@ -1,0 +1,117 @@
+//! `cargo xtask bench`: sampler and learner measured on a few models made on the spot.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    host::Host,
+    steps::{build, run},
+};
+
+/// A Qwen2-style model with random weights: how fast it runs does not depend on what it knows.
+struct Model {
+    name: &'static str,
+    hidden_size: u32,
+    intermediate_size: u32,
+    num_hidden_layers: u32,
+    num_attention_heads: u32,
+    num_key_value_heads: u32,
+    vocab_size: u32,
+}
+
+const MODELS: [Model; 2] = [
+    Model {
+        name: "qwen2-3m",
+        hidden_size: 192,
+        intermediate_size: 512,
+        num_hidden_layers: 6,
+        num_attention_heads: 6,
+        num_key_value_heads: 2,
+        vocab_size: 2048,
+    },
+    Model {
+        name: "qwen2-30m",
+        hidden_size: 512,
+        intermediate_size: 1536,
+        num_hidden_layers: 8,
+        num_attention_heads: 8,
+        num_key_value_heads: 2,
+        vocab_size: 8192,
+    },
+];
+
+/// Sequences decoded at once, for `rollout bench --sweep`.
+const BATCH_SIZES: &str = "1,8,32";
+const PROMPT_LENGTH: &str = "64";
+const COMPLETION_LENGTH: &str = "128";
+
+/// Builds everything and prints what `rollout bench` and `learner bench` find out about one model or the built-in ones.
+///
+/// # Errors
+/// When set-up, build or a measurement fails.
+pub fn run_matrix(host: &Host, model: Option<PathBuf>) -> Result<()> {
+    build(host)?;
+    match model {
+        Some(model) => measure(host, &model),
+        None => MODELS.iter().try_for_each(|model| measure(host, &prepare(host, model)?)),
+    }
+}
+
+fn measure(host: &Host, model: &Path) -> Result<()> {
+    let lengths = ["--prompt-length", PROMPT_LENGTH, "--completion-length", COMPLETION_LENGTH];
+    println!("rollout bench, {}", model.display());
+    let mut rollout = host.command(host.binary("rollout"));
+    rollout.args(["bench", "--sweep", BATCH_SIZES]).args(lengths).arg("--model").arg(model);
+    run(rollout)?;
+    println!("learner bench, {}", model.display());
+    let mut learner = host.command(host.binary("learner"));
+    learner.arg("bench").args(lengths).arg("--model").arg(model);
+    run(learner)
+}
+
+/// The directory of a built-in model, made if it is not there yet.
+fn prepare(host: &Host, model: &Model) -> Result<PathBuf> {
+    let dir = host.target.join("bench").join(model.name);
+    if !dir.join("model.safetensors").is_file() {
+        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        fs::write(dir.join("config.json"), model.config()).with_context(|| dir.display().to_string())?;
+        let mut init = host.command(host.binary("learner"));
+        init.args(["init", "--model"]).arg(&dir);
+        run(init)?;
+    }
+    Ok(dir)
+}
+
+impl Model {
+    fn config(&self) -> String {
+        format!(
+            r#"{{
+  "architectures": ["Qwen2ForCausalLM"],
+  "model_type": "qwen2",
+  "hidden_size": {},
+  "intermediate_size": {},
+  "num_hidden_layers": {},
+  "num_attention_heads": {},
+  "num_key_value_heads": {},
+  "vocab_size": {},
+  "max_position_embeddings": 2048,
+  "rms_norm_eps": 1e-6,
+  "rope_theta": 10000.0,
+  "hidden_act": "silu",
+  "tie_word_embeddings": true,
+  "torch_dtype": "float32"
+}}
+"#,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.vocab_size
+        )
+    }
+}
