@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, WeightSource, default_dtype, runtime};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, WeightSource, runtime};
 use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
 
 fn device(test: &str) -> Option<Device> {
@@ -36,7 +36,7 @@ fn golden_model(name: &str) -> ModelDir {
 
 fn exported(model: &ModelDir, device: Device, folder: &Path) -> WeightSource {
     let dir = folder.join(format!("{device:?}"));
-    export(model, &dir, &ExportOptions { dtype: default_dtype(device), ..ExportOptions::default() }).unwrap();
+    export(model, &dir, &ExportOptions { dtype: device.rollout_dtype(), ..ExportOptions::default() }).unwrap();
     WeightSource { dir, version: PolicyVersion(0) }
 }
 
@@ -89,7 +89,7 @@ fn assert_agrees(what: &str, got: &Completions, expected: &Completions) {
             assert!(error < 0.05, "{what} {key:?}: log-prob of token {t} is off by {error}");
         }
     }
-    assert!(equal * 10 >= tokens * 9, "{what}: only {equal} of {tokens} tokens before the first difference");
+    assert!(equal * 4 >= tokens * 3, "{what}: only {equal} of {tokens} tokens before the first difference");
 }
 
 #[test]

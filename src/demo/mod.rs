@@ -58,12 +58,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let problems = Problems::new(args.seed);
     place.write(&problems)?;
 
-    say("1/4  A tiny Qwen2-style model is shown some worked additions; few of them carry.");
+    say("1/4  A tiny Qwen2-style model imitates a teacher of addition who mostly forgets the carry.");
     warm_up(&place, args.seed)?;
     let before = accuracy(&place, &place.path("warm"), "before")?;
     say(&format!("2/4  It solves {:.0} % of {} held-out problems.", 100.0 * before, problems.held_out.len()));
 
-    say("3/4  Now GRPO: sampler and learner work side by side, rewarded for right answers in the right format.");
+    say("3/4  GRPO: the sampler tries, the learner learns from what was rewarded; nobody shows it the carry again.");
     let trained = train::train(configuration(&place, args.seed))?;
     if trained.outcome != Outcome::Finished {
         return Ok(ExitCode::from(train::INTERRUPTED));
@@ -144,7 +144,7 @@ fn warm_up(place: &Place, seed: u64) -> Result<()> {
         "--seed",
         &seed,
         "--max-steps",
-        "400",
+        "600",
         "--batch-size",
         "64",
         "--learning-rate",
@@ -188,12 +188,12 @@ fn configuration(place: &Place, seed: u64) -> TrainConfig {
         num_generations: 8,
         max_completion_length: MAX_COMPLETION_LENGTH,
         per_device_train_batch_size: 256,
-        max_steps: Some(150),
-        learning_rate: 1e-3,
+        max_steps: Some(200),
+        learning_rate: 2e-4,
         lr_scheduler_type: LrSchedulerType::Linear,
         save_steps: 25,
         save_total_limit: Some(2),
-        logging_steps: 10,
+        logging_steps: 20,
         seed,
         ..TrainConfig::default()
     }
@@ -265,13 +265,5 @@ mod tests {
         let config = configuration(&place, 1);
         config.validate().unwrap();
         assert!(config.dataset.ends_with("data/train.jsonl") && config.eval_dataset.is_none());
-    }
-
-    #[test]
-    fn the_longest_completion_fits() {
-        let longest = Problems::new(0).train.iter().map(|p| p.completion().len()).max().unwrap();
-        // Four tags are one token each, and one token ends the completion.
-        let tags = "<reasoning></reasoning><answer></answer>".len();
-        assert!(longest - tags + 4 + 1 <= MAX_COMPLETION_LENGTH as usize, "{longest}");
     }
 }

@@ -23,18 +23,19 @@ impl Problem {
         (self.a + self.b).to_string()
     }
 
-    /// A right completion: units, then tens with the carry, then the answer.
-    pub fn completion(self) -> String {
+    /// A worked addition: units, then tens with the carry (or, by mistake, without it), then the answer.
+    fn worked(self, forgets_carry: bool) -> String {
         let units = self.a % 10 + self.b % 10;
-        let tens = self.a / 10 + self.b / 10 + units / 10;
-        let carry = if self.carries() { "+1" } else { "" };
+        let carry = u32::from(self.carries() && !forgets_carry);
+        let tens = self.a / 10 + self.b / 10 + carry;
+        let shown_carry = if carry == 1 { "+1" } else { "" };
         format!(
-            "<reasoning>{}+{}={units},{}+{}{carry}={tens}</reasoning><answer>{}</answer>",
+            "<reasoning>{}+{}={units},{}+{}{shown_carry}={tens}</reasoning><answer>{tens}{}</answer>",
             self.a % 10,
             self.b % 10,
             self.a / 10,
             self.b / 10,
-            self.answer()
+            units % 10
         )
     }
 
@@ -47,30 +48,26 @@ impl Problem {
     fn row(self) -> serde_json::Value {
         json!({ "prompt": self.prompt(), "answer": self.answer() })
     }
-
-    /// A row for the supervised warm start.
-    fn example(self) -> serde_json::Value {
-        json!({ "prompt": self.prompt(), "completion": self.completion() })
-    }
 }
 
-/// Problems of the demo. `held_out` shares no problem with the other two.
+/// Problems of the demo.
 #[derive(Debug)]
 pub struct Problems {
-    /// Examples of the warm start: few of them carry, so that this is what remains to be learnt.
-    pub warm_up: Vec<Problem>,
+    /// Examples of the warm start, worked by a teacher who mostly forgets the carry: a model that imitates him gets
+    /// every addition without a carry right, and the others wrong.
+    warm_up: Vec<(Problem, String)>,
     /// Prompts of GRPO: all that are not held out.
     pub train: Vec<Problem>,
-    /// Never trained on.
+    /// Never trained on, neither in the warm start nor by GRPO.
     pub held_out: Vec<Problem>,
 }
 
 /// Number of held-out problems.
 const HELD_OUT: usize = 300;
 /// Number of examples of the warm start.
-const WARM_UP: usize = 2400;
-/// Of this many examples of the warm start one carries.
-const CARRY_EVERY: usize = 24;
+const WARM_UP: usize = 3000;
+/// How often the teacher forgets a carry. Were it always, GRPO would never see it done and could not reward it.
+const FORGETS: f64 = 0.75;
 
 impl Problems {
     /// Shares out all additions of two two-digit numbers; the same seed gives the same shares.
@@ -80,15 +77,14 @@ impl Problems {
             .map(|i| Problem { a: 10 + i / 90, b: 10 + i % 90 })
             .collect();
         let (held_out, train) = all.split_at(HELD_OUT);
-        let (hard, easy): (Vec<Problem>, Vec<Problem>) = train.iter().partition(|p| p.carries());
-        let carrying = WARM_UP / CARRY_EVERY;
-        let warm_up = [&easy[..WARM_UP - carrying], &hard[..carrying]].concat();
+        let mut moods = rng::Stream::new(&[seed, 1]);
+        let warm_up = train[..WARM_UP].iter().map(|p| (*p, p.worked(moods.next_f64() < FORGETS))).collect();
         Self { warm_up, train: train.to_vec(), held_out: held_out.to_vec() }
     }
 
     /// JSONL rows of the warm start.
     pub fn warm_up_rows(&self) -> String {
-        lines(self.warm_up.iter().map(|p| p.example()))
+        lines(self.warm_up.iter().map(|(p, worked)| json!({ "prompt": p.prompt(), "completion": worked })))
     }
 }
 
@@ -111,11 +107,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completions_write_out_the_sum() {
-        let completion = |a, b| Problem { a, b }.completion();
-        assert_eq!(completion(47, 38), "<reasoning>7+8=15,4+3+1=8</reasoning><answer>85</answer>");
-        assert_eq!(completion(12, 34), "<reasoning>2+4=6,1+3=4</reasoning><answer>46</answer>");
-        assert_eq!(completion(95, 95), "<reasoning>5+5=10,9+9+1=19</reasoning><answer>190</answer>");
+    fn the_sum_is_written_out_with_and_without_the_carry() {
+        let worked = |a, b, forgets| Problem { a, b }.worked(forgets);
+        assert_eq!(worked(47, 38, false), "<reasoning>7+8=15,4+3+1=8</reasoning><answer>85</answer>");
+        assert_eq!(worked(47, 38, true), "<reasoning>7+8=15,4+3=7</reasoning><answer>75</answer>");
+        assert_eq!(worked(95, 95, false), "<reasoning>5+5=10,9+9+1=19</reasoning><answer>190</answer>");
+        for forgets in [true, false] {
+            assert_eq!(worked(12, 34, forgets), "<reasoning>2+4=6,1+3=4</reasoning><answer>46</answer>");
+        }
     }
 
     #[test]
@@ -123,20 +122,34 @@ mod tests {
         for seed in [1, 2] {
             let problems = Problems::new(seed);
             let held_out: HashSet<Problem> = problems.held_out.iter().copied().collect();
-            assert_eq!(held_out.len(), HELD_OUT);
-            assert_eq!(problems.train.len() + HELD_OUT, 8100);
-            assert_eq!(problems.warm_up.len(), WARM_UP);
-            assert!(problems.train.iter().chain(&problems.warm_up).all(|p| !held_out.contains(p)));
+            assert_eq!(
+                (held_out.len(), problems.train.len(), problems.warm_up.len()),
+                (HELD_OUT, 8100 - HELD_OUT, WARM_UP)
+            );
+            let shown = problems.warm_up.iter().map(|(problem, _)| problem);
+            assert!(problems.train.iter().chain(shown).all(|p| !held_out.contains(p)));
         }
         assert_ne!(Problems::new(1).held_out, Problems::new(2).held_out);
         assert_eq!(Problems::new(1).held_out, Problems::new(1).held_out);
     }
 
     #[test]
-    fn held_out_problems_carry_as_often_as_all_do() {
-        let share = |list: &[Problem]| list.iter().filter(|p| p.carries()).count() as f64 / list.len() as f64;
+    fn the_teacher_is_right_without_a_carry_and_mostly_wrong_with_one() {
         let problems = Problems::new(7);
-        assert!((0.35..0.55).contains(&share(&problems.held_out)));
-        assert!(share(&problems.warm_up) < 0.1);
+        let right = |p: &Problem, worked: &str| worked.ends_with(&format!("<answer>{}</answer>", p.answer()));
+        let (carry, easy): (Vec<_>, Vec<_>) = problems.warm_up.iter().partition(|(p, _)| p.carries());
+        assert!(easy.iter().all(|(p, worked)| right(p, worked)));
+        let share = carry.iter().filter(|(p, worked)| right(p, worked)).count() as f64 / carry.len() as f64;
+        assert!((0.2..0.3).contains(&share), "{share}");
+        let carrying = problems.held_out.iter().filter(|p| p.carries()).count() as f64 / HELD_OUT as f64;
+        assert!((0.35..0.55).contains(&carrying), "{carrying}");
+    }
+
+    #[test]
+    fn the_longest_worked_addition_fits_the_completion_length() {
+        let longest = Problems::new(0).train.iter().map(|p| p.worked(false).len()).max().unwrap();
+        // Four tags are one token each, and one token ends the completion.
+        let tags = "<reasoning></reasoning><answer></answer>".len();
+        assert!(longest - tags + 4 + 1 <= crate::demo::MAX_COMPLETION_LENGTH as usize, "{longest}");
     }
 }

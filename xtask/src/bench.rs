@@ -46,8 +46,10 @@ const MODELS: [Model; 2] = [
 
 /// Sequences decoded at once, for `rollout bench --sweep`.
 const BATCH_SIZES: &str = "1,8,32";
-const PROMPT_LENGTH: &str = "64";
-const COMPLETION_LENGTH: &str = "128";
+/// Tokens of a prompt and of a completion, for both.
+const LENGTHS: [&str; 4] = ["--prompt-length", "64", "--completion-length", "64"];
+/// Groups of a generation batch and their size.
+const GROUPS: [&str; 4] = ["--num-prompts", "4", "--num-generations", "8"];
 
 /// Builds everything and prints what `rollout bench` and `learner bench` find out about one model or the built-in ones.
 ///
@@ -62,14 +64,13 @@ pub fn run_matrix(host: &Host, model: Option<PathBuf>) -> Result<()> {
 }
 
 fn measure(host: &Host, model: &Path) -> Result<()> {
-    let lengths = ["--prompt-length", PROMPT_LENGTH, "--completion-length", COMPLETION_LENGTH];
     println!("rollout bench, {}", model.display());
     let mut rollout = host.command(host.binary("rollout"));
-    rollout.args(["bench", "--sweep", BATCH_SIZES]).args(lengths).arg("--model").arg(model);
+    rollout.args(["bench", "--sweep", BATCH_SIZES]).args(LENGTHS).args(GROUPS).arg("--model").arg(model);
     run(rollout)?;
     println!("learner bench, {}", model.display());
     let mut learner = host.command(host.binary("learner"));
-    learner.arg("bench").args(lengths).arg("--model").arg(model);
+    learner.args(["bench", "--batch-size", "32"]).args(LENGTHS).arg("--model").arg(model);
     run(learner)
 }
 

@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let end = IoxLearner::open(&run_dir)?;
     match train(&run_dir, &config, device, end, &stop)? {
         Outcome::Finished => tracing::info!("every step is done"),
-        Outcome::Stopped => tracing::info!("stopped as asked, with a checkpoint"),
+        Outcome::Stopped => tracing::info!("stopped as asked; every completed step is in a checkpoint"),
     }
     Ok(())
 }

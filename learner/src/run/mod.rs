@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use exporters::{ExportOptions, ensure_export};
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus},
@@ -109,7 +110,8 @@ impl<'a> Run<'a> {
             None => TrainerState::start(config, total_steps),
             Some(path) => resume(path, config, &mut trainer, total_steps)?,
         };
-        let base = exporters::ensure_export(&model, &exporters::ExportOptions::default())?;
+        let export = ExportOptions { dtype: config.rollout_device.rollout_dtype(), ..ExportOptions::default() };
+        let base = ensure_export(&model, &export)?;
         let publisher = Publisher::new(run_dir.clone(), base);
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().parameters())?;

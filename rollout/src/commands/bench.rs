@@ -15,7 +15,7 @@ use self::{
     workload::Workload,
 };
 use super::flags::BatchingFlags;
-use crate::engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, default_dtype};
+use crate::engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory};
 
 /// Flags of `rollout bench`. Prompts are random tokens; completions are drawn from the full distribution at
 /// temperature 1 and go on past end-of-sequence tokens, so the work does not depend on the weights.
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = ModelDir::open(&args.model).context("--model")?;
     let workload = args.workload(&model)?;
     let options = args.options(&model, &workload)?;
-    let dtype = args.dtype.unwrap_or_else(|| default_dtype(options.device));
+    let dtype = args.dtype.unwrap_or_else(|| options.device.rollout_dtype());
     let positions = (options.max_model_len > DEFAULT_MAX_POSITIONS).then_some(options.max_model_len);
     let dir = ensure_export(&model, &ExportOptions { dtype, max_positions: positions })
         .with_context(|| format!("--model {}", model.path().display()))?;

@@ -85,8 +85,8 @@ pub struct BatchingFlags {
     /// values [default: all of them, at most 64, as far as memory allows]
     #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N")]
     pub max_num_seqs: Option<usize>,
-    /// Tokens of one prefill call: more is faster on long prompts, less keeps running sequences waiting less and needs
-    /// less memory
+    /// Prompt tokens prefilled between two decode steps, at least one whole prompt: more fills free places sooner, less
+    /// keeps running sequences waiting less
     #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N", default_value_t = 8192)]
     pub max_num_batched_tokens: usize,
     /// Longest prompt plus completion, for which each sequence reserves memory [default: what the prompts and

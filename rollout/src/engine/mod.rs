@@ -37,7 +37,7 @@ pub use error::EngineError;
 pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, plan_memory};
 pub use profile::Profile;
 pub use step::Engine;
-pub use types::{EngineOptions, FinishedSequence, GroupRequest, StopWatch, SwapReport, WeightSource, default_dtype};
+pub use types::{EngineOptions, FinishedSequence, GroupRequest, StopWatch, SwapReport, WeightSource};
 
 #[cfg(test)]
 mod golden_tests;

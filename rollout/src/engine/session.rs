@@ -26,6 +26,11 @@ use super::{
     runtime,
 };
 
+/// How long an idle thread of the graph spins before it sleeps. That covers the gap from one operator to the next;
+/// ONNX Runtime's own duration is longer by far and makes a step several times slower as soon as another process wants
+/// the cores.
+const SPIN_MICROSECONDS: &str = "100";
+
 /// How sessions are made; the same for every version of an engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SessionOptions {
@@ -228,9 +233,10 @@ fn load(path: &Path, options: SessionOptions, environment: &Environment) -> ort:
         .with_intra_threads(options.threads)?
         .with_inter_threads(1)?
         .with_intra_op_spinning(options.spinning)?
+        .with_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)?
         // Shapes change from call to call: plans of memory by shape would only pile up.
         .with_memory_pattern(false)?;
-    let cuda = || ep::CUDA::default().with_device_id(0).build().error_on_failure();
+    let cuda = || ep::CUDA::default().with_device_id(0).with_tf32(false).build().error_on_failure();
     let mut builder = match options.device {
         Device::Cpu => builder,
         Device::Cuda => builder.with_execution_providers([cuda()])?,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use exporters::ROTARY_COS;
-use shared::{ModelConfig, ModelDir, PolicyVersion, WeightManifest};
+use shared::{ModelConfig, ModelDir, PolicyVersion, WeightManifest, config::Device};
 
 use super::{
     EngineError,
@@ -343,6 +343,13 @@ fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &Weigh
         if value == 0 {
             return refuse(format!("{name} must be at least 1"));
         }
+    }
+    let dtype = dtype_of(manifest);
+    if options.device != Device::Cpu && dtype != options.device.rollout_dtype() {
+        return refuse(format!(
+            "device {} needs weights in half precision, and these are {dtype}; export with --dtype fp16",
+            options.device
+        ));
     }
     let rows = manifest.tensor(ROTARY_COS).map_or(config.max_position_embeddings, |table| table.shape[0] as usize);
     if !(2..=rows).contains(&options.max_model_len) {

@@ -2,17 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use shared::{Dtype, FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
-
-/// The element type to export for a device: single precision on the CPU, whose kernels have no other; half precision
-/// elsewhere, where GroupQueryAttention has no single-precision kernel.
-#[must_use]
-pub fn default_dtype(device: Device) -> Dtype {
-    match device {
-        Device::Cpu => Dtype::Fp32,
-        Device::Cuda | Device::Tensorrt => Dtype::Fp16,
-    }
-}
+use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
@@ -23,12 +13,13 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).
     pub max_num_seqs: usize,
-    /// Tokens of one prefill call (vLLM `max_num_batched_tokens`).
+    /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). A prompt is never cut, and at
+    /// least one goes through, however long.
     pub max_num_batched_tokens: usize,
     /// Longest prompt plus completion (vLLM `max_model_len`).
     pub max_model_len: usize,
-    /// Whether idle graph threads spin between operators: faster on cores of their own, much slower on cores shared
-    /// with another busy process (the learner).
+    /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
+    /// shared with another busy process (the learner).
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second session.
     pub hot_swap: bool,

@@ -6,11 +6,11 @@
 pub mod layers;
 mod validate;
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::sampling::SamplingParams;
+use crate::{manifest::Dtype, sampling::SamplingParams};
 
 /// How per-token losses become one number. TRL `loss_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
@@ -78,6 +78,29 @@ pub enum Device {
     Cuda,
     /// TensorRT where it can take the graph, CUDA for the rest (sampler only).
     Tensorrt,
+}
+
+impl Device {
+    /// The element type that the sampler's graph is exported in: single precision on the CPU, whose kernels have no
+    /// other; half precision elsewhere, because GroupQueryAttention on CUDA (ONNX Runtime 1.31) decodes wrongly in
+    /// single precision when the cache is extended in place.
+    #[must_use]
+    pub fn rollout_dtype(self) -> Dtype {
+        match self {
+            Self::Cpu => Dtype::Fp32,
+            Self::Cuda | Self::Tensorrt => Dtype::Fp16,
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Tensorrt => "tensorrt",
+        })
+    }
 }
 
 /// Everything a run can be told. Field names are the keys of `run.toml` and of the command line.

@@ -1,0 +1,46 @@
+//! What the documents tell users to write is what the programs accept.
+
+use std::{fs, path::Path};
+
+use shared::config::layers;
+use tests::cli;
+
+fn document(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The first fenced block of a language.
+fn block<'a>(text: &'a str, language: &str) -> &'a str {
+    let (_, rest) = text.split_once(&format!("```{language}\n")).expect("the document has such a block");
+    rest.split_once("```").expect("the block ends").0
+}
+
+#[test]
+fn the_configuration_of_the_readme_is_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    fs::write(&file, block(&document("README.md"), "toml")).unwrap();
+    let config = layers::load(Some(&file), &Vec::new()).unwrap();
+    config.validate().unwrap();
+    assert_eq!(config.max_steps, Some(200));
+    for function in &config.reward_funcs {
+        let listed = cli::run("rollout", ["rewards"]).success().stdout;
+        assert!(listed.contains(function), "{function} is not in: {listed}");
+    }
+}
+
+#[test]
+fn the_subcommands_of_the_readme_exist() {
+    let text = document("README.md");
+    for (binary, subcommands) in [
+        ("tandem", &["train", "demo", "report", "doctor"][..]),
+        ("rollout", &["generate", "bench", "eval", "rewards"]),
+        ("learner", &["logprobs"]),
+    ] {
+        for subcommand in subcommands {
+            assert!(text.contains(&format!("{binary} {subcommand}")), "README.md does not name {binary} {subcommand}");
+            let _ = cli::run(binary, [subcommand, &"--help"]).success();
+        }
+    }
+}
