@@ -1,13 +1,29 @@
 //! The other programs of the workspace, found beside this one.
 
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 
 /// Path of a program in the folder of the running executable.
 pub fn find(name: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find the running executable")?;
+    let own = env::current_exe().context("cannot find the running executable")?;
     find_in(own.parent().unwrap_or(Path::new(".")), name)
+}
+
+/// A command for one of the programs. Its OpenMP threads sleep while they wait, unless the user says otherwise:
+/// libtorch's spin by default, which costs nothing on idle cores and makes the program ten times slower as soon as the
+/// cores are shared with anything else.
+pub fn command(program: &Path) -> Command {
+    const VARIABLE: &str = "OMP_WAIT_POLICY";
+    let mut command = Command::new(program);
+    if env::var_os(VARIABLE).is_none() {
+        command.env(VARIABLE, "PASSIVE");
+    }
+    command
 }
 
 fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {

@@ -183,12 +183,14 @@ fn configuration(place: &Place, seed: u64) -> TrainConfig {
     TrainConfig {
         model: place.path("warm"),
         dataset: place.path("data/train.jsonl"),
+        eval_dataset: Some(place.path("data/held_out.jsonl")),
+        eval_steps: Some(20),
         output_dir: place.path("run"),
         reward_funcs: vec!["correctness".into(), "format".into()],
         num_generations: 8,
         max_completion_length: MAX_COMPLETION_LENGTH,
         per_device_train_batch_size: 256,
-        max_steps: Some(200),
+        max_steps: Some(120),
         learning_rate: 2e-4,
         lr_scheduler_type: LrSchedulerType::Linear,
         save_steps: 25,
@@ -264,6 +266,7 @@ mod tests {
         let place = Place::new(root.path()).unwrap();
         let config = configuration(&place, 1);
         config.validate().unwrap();
-        assert!(config.dataset.ends_with("data/train.jsonl") && config.eval_dataset.is_none());
+        assert!(config.dataset.ends_with("data/train.jsonl"));
+        assert!(config.eval_dataset.is_some_and(|d| d.ends_with("data/held_out.jsonl")));
     }
 }

@@ -56,7 +56,7 @@ pub struct Problems {
     /// Examples of the warm start, worked by a teacher who mostly forgets the carry: a model that imitates him gets
     /// every addition without a carry right, and the others wrong.
     warm_up: Vec<(Problem, String)>,
-    /// Prompts of GRPO: all that are not held out.
+    /// Prompts of GRPO, few enough to come up several times, so that the report can show the same ones early and late.
     pub train: Vec<Problem>,
     /// Never trained on, neither in the warm start nor by GRPO.
     pub held_out: Vec<Problem>,
@@ -66,6 +66,8 @@ pub struct Problems {
 const HELD_OUT: usize = 300;
 /// Number of examples of the warm start.
 const WARM_UP: usize = 3000;
+/// Number of prompts of GRPO.
+const TRAIN: usize = 1200;
 /// How often the teacher forgets a carry. Were it always, GRPO would never see it done and could not reward it.
 const FORGETS: f64 = 0.75;
 
@@ -76,10 +78,10 @@ impl Problems {
             .into_iter()
             .map(|i| Problem { a: 10 + i / 90, b: 10 + i % 90 })
             .collect();
-        let (held_out, train) = all.split_at(HELD_OUT);
+        let (held_out, rest) = all.split_at(HELD_OUT);
         let mut moods = rng::Stream::new(&[seed, 1]);
-        let warm_up = train[..WARM_UP].iter().map(|p| (*p, p.worked(moods.next_f64() < FORGETS))).collect();
-        Self { warm_up, train: train.to_vec(), held_out: held_out.to_vec() }
+        let warm_up = rest[..WARM_UP].iter().map(|p| (*p, p.worked(moods.next_f64() < FORGETS))).collect();
+        Self { warm_up, train: rest[rest.len() - TRAIN..].to_vec(), held_out: held_out.to_vec() }
     }
 
     /// JSONL rows of the warm start.
@@ -122,10 +124,7 @@ mod tests {
         for seed in [1, 2] {
             let problems = Problems::new(seed);
             let held_out: HashSet<Problem> = problems.held_out.iter().copied().collect();
-            assert_eq!(
-                (held_out.len(), problems.train.len(), problems.warm_up.len()),
-                (HELD_OUT, 8100 - HELD_OUT, WARM_UP)
-            );
+            assert_eq!((held_out.len(), problems.train.len(), problems.warm_up.len()), (HELD_OUT, TRAIN, WARM_UP));
             let shown = problems.warm_up.iter().map(|(problem, _)| problem);
             assert!(problems.train.iter().chain(shown).all(|p| !held_out.contains(p)));
         }
@@ -150,6 +149,6 @@ mod tests {
         let longest = Problems::new(0).train.iter().map(|p| p.worked(false).len()).max().unwrap();
         // Four tags are one token each, and one token ends the completion.
         let tags = "<reasoning></reasoning><answer></answer>".len();
-        assert!(longest - tags + 4 + 1 <= crate::demo::MAX_COMPLETION_LENGTH as usize, "{longest}");
+        assert!(longest - tags + 4 < crate::demo::MAX_COMPLETION_LENGTH as usize, "{longest}");
     }
 }

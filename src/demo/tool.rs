@@ -1,6 +1,6 @@
 //! Runs one of the other programs to its end and takes the JSON of its last line.
 
-use std::{fs, fs::File, path::Path, process::Command};
+use std::{fs, fs::File, path::Path};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::{binaries, supervise::describe};
 /// When the program fails, with its own error line, or says something else than JSON at its end.
 pub fn run(name: &str, args: &[&str], log: &Path) -> Result<Value> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
-    let mut command = Command::new(binaries::find(name)?);
+    let mut command = binaries::command(&binaries::find(name)?);
     let output = command.args(args).stderr(file).output().with_context(|| format!("cannot start {name}"))?;
     let verb = args.first().copied().unwrap_or_default();
     if !output.status.success() {

@@ -50,7 +50,7 @@ pub fn sections(records: &[MetricRecord], evaluations: &[MetricRecord]) -> Vec<S
             title: "Optimisation",
             charts: vec![
                 lines("KL to the reference", "k3 estimator, mean per token", &[("kl", "kl")]),
-                lines(
+                unless_zero(lines(
                     "Clip ratio",
                     "share of tokens outside the clip range",
                     &[
@@ -58,7 +58,7 @@ pub fn sections(records: &[MetricRecord], evaluations: &[MetricRecord]) -> Vec<S
                         ("clip_ratio/high_mean", "high"),
                         ("clip_ratio/region_mean", "either"),
                     ],
-                ),
+                )),
                 lines("Gradient norm", "before clipping", &[("grad_norm", "grad_norm")]),
                 lines("Loss", "says little in GRPO: watch the reward", &[("loss", "loss")]),
                 Chart {
@@ -86,14 +86,21 @@ pub fn sections(records: &[MetricRecord], evaluations: &[MetricRecord]) -> Vec<S
                     "seconds until the sampler runs new weights",
                     &[("rollout/swap_s", "swap"), ("rollout/swap_stall_s", "standstill")],
                 ),
-                lines(
+                unless_zero(lines(
                     "Staleness",
                     "versions between sampling and training",
                     &[("sample/staleness_mean", "mean"), ("sample/staleness_max", "max")],
-                ),
+                )),
             ],
         },
     ]
+}
+
+/// A chart that says nothing as long as all its values are 0.
+fn unless_zero(chart: Chart) -> Chart {
+    let zero = |s: &Series| s.points.iter().all(|p| p.1.is_none_or(|v| v == 0.0));
+    let series = if chart.series.iter().all(zero) { Vec::new() } else { chart.series };
+    Chart { series, ..chart }
 }
 
 fn chart(records: &[MetricRecord], title: &str, note: &str, scale: Scale, keys: &[(&str, &str)]) -> Chart {
@@ -154,6 +161,10 @@ fn step_time(records: &[MetricRecord]) -> Chart {
     let mut chart = chart(records, "Step time", "seconds of the learner, by phase", Scale::Linear, &PHASES);
     chart.kind = Kind::Stacked;
     chart.smooth = false;
+    // Phases that nobody would see in the drawing only lengthen the legend.
+    let sum = |s: &Series| s.points.iter().filter_map(|p| p.1).sum::<f64>();
+    let total: f64 = chart.series.iter().map(sum).sum();
+    chart.series.retain(|s| sum(s) > 0.002 * total);
     chart
 }
 
@@ -170,5 +181,32 @@ fn throughput(records: &[MetricRecord]) -> Chart {
             Series { name: "whole step".to_owned(), points },
             series(records, "rollout/tokens_per_s", "generation alone"),
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn titles(lines: &[&str]) -> Vec<String> {
+        let records: Vec<MetricRecord> =
+            lines.iter().map(|line| MetricRecord::from_line(line.as_bytes()).unwrap()).collect();
+        let charts = sections(&records, &[]).into_iter().flat_map(|s| s.charts);
+        charts.filter(|c| c.draw().is_some()).map(|c| c.title).collect()
+    }
+
+    #[test]
+    fn what_a_run_does_not_have_is_left_out() {
+        let shown = titles(&[r#"{"step":1,"reward":1.0,"kl":null,"sample/staleness_max":0,"rewards/a/mean":0.5}"#]);
+        assert_eq!(shown, ["Reward", "Reward by function"]);
+        let shown = titles(&[r#"{"step":1,"kl":0.1,"sample/staleness_max":1}"#]);
+        assert_eq!(shown, ["KL to the reference", "Staleness"]);
+    }
+
+    #[test]
+    fn invisible_phases_are_left_out_of_the_step_time() {
+        let line = br#"{"step":1,"perf/fwd_bwd_s":1.0,"perf/old_logps_s":1e-6,"perf/ref_logps_s":0.0}"#;
+        let chart = step_time(&[MetricRecord::from_line(line).unwrap()]);
+        assert_eq!(chart.series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["forward and backward"]);
     }
 }

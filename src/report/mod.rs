@@ -60,18 +60,23 @@ impl RunData {
     fn load(dir: &RunDir) -> Result<Self> {
         let configuration = optional(fs::read_to_string(dir.config())).context("config.toml")?.unwrap_or_default();
         let config = layers::load(dir.config().is_file().then(|| dir.config()).as_deref(), &Vec::new()).ok();
-        let named = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned());
         let root = std::path::absolute(dir.root())?;
         Ok(Self {
-            name: named(&root).unwrap_or_default(),
-            model: config.as_ref().and_then(|c| named(&c.model)),
-            dataset: config.as_ref().and_then(|c| named(&c.dataset)),
+            name: short_path(&root),
+            model: config.as_ref().map(|c| short_path(&c.model)),
+            dataset: config.as_ref().map(|c| short_path(&c.dataset)),
             configuration,
             records: optional(metrics::read(&dir.metrics())).context("metrics.jsonl")?.unwrap_or_default(),
             evaluations: optional(metrics::read(&dir.eval())).context("eval.jsonl")?.unwrap_or_default(),
             samples: samples::pairs(dir).context("completions")?,
         })
     }
+}
+
+/// The last two parts of a path: enough to know it by.
+fn short_path(path: &Path) -> String {
+    let parts: Vec<_> = path.components().rev().take(2).map(|c| c.as_os_str().to_string_lossy()).collect();
+    parts.into_iter().rev().collect::<Vec<_>>().join("/")
 }
 
 /// A file that need not be there.

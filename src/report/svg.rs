@@ -78,7 +78,7 @@ impl Chart {
 
     fn smoothing(&self, series: &[Series]) -> Option<usize> {
         let longest = series.iter().map(|s| s.points.len()).max().unwrap_or(0);
-        (self.smooth && longest > SMOOTH_FROM).then(|| longest / 20)
+        (self.smooth && longest > SMOOTH_FROM).then_some(longest / 20)
     }
 
     fn figure(&self, series: &[Series], svg: &str) -> String {

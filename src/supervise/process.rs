@@ -6,11 +6,13 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
+
+use crate::binaries;
 
 /// What to start, and where its output goes.
 #[derive(Debug, Clone)]
@@ -46,7 +48,7 @@ impl Process {
             .open(&spec.log)
             .with_context(|| format!("{}", spec.log.display()))?;
         let log_start = log.metadata().with_context(|| format!("{}", spec.log.display()))?.len();
-        let mut command = Command::new(&spec.program);
+        let mut command = binaries::command(&spec.program);
         command.args(&spec.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let launcher = std::process::id();
         // SAFETY: between fork and exec only prctl, getppid and raise are called, which are async-signal-safe and touch

@@ -5,6 +5,8 @@ use std::{
     io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -102,6 +104,12 @@ fn clear(dir: &RunDir) -> Result<()> {
     for folder in [dir.weights(), dir.logs(), dir.completions()] {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
+    for file in [dir.metrics(), dir.eval()] {
+        match fs::remove_file(&file) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e).with_context(|| file.display().to_string()),
+            _ => (),
+        }
+    }
     dir.create().context("`output_dir` cannot be used")
 }
 
@@ -113,15 +121,25 @@ fn is_empty(root: &Path) -> Result<bool> {
     }
 }
 
+/// How long the processes of a run that has just ended may take to disappear.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+const LOCK_POLL: Duration = Duration::from_millis(50);
+
 /// Takes the run for this process and the children it starts: they inherit the lock, so that a learner which outlives a
 /// killed launcher keeps the next launcher out until it has ended.
 fn lock(dir: &RunDir) -> Result<File> {
     let path = dir.lock();
     let file = File::create(&path).with_context(|| format!("`output_dir` cannot be written: {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => (),
-        Err(TryLockError::WouldBlock) => bail!("another `tandem train` is still at work in {}", dir.root().display()),
-        Err(TryLockError::Error(e)) => return Err(e).with_context(|| path.display().to_string()),
+    let begin = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_PATIENCE => thread::sleep(LOCK_POLL),
+            Err(TryLockError::WouldBlock) => {
+                bail!("another `tandem train` is still at work in {}", dir.root().display())
+            }
+            Err(TryLockError::Error(e)) => return Err(e).with_context(|| path.display().to_string()),
+        }
     }
     // SAFETY: clears the close-on-exec flag of a descriptor that `file` keeps open.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
@@ -191,8 +209,10 @@ mod tests {
         let root = dir.path().join("run");
         let run = prepare(&config(&root, None)).unwrap().dir;
         fs::create_dir(run.weights().join("v000000")).unwrap();
+        fs::write(run.eval(), "{\"step\":0}\n").unwrap();
         drop(prepare(&config(&root, None)).unwrap());
         assert!(run.versions().unwrap().is_empty(), "weights of another start must not stay");
+        assert!(!run.eval().exists(), "nor its evaluation");
 
         let foreign = dir.path().join("foreign");
         fs::create_dir(&foreign).unwrap();
