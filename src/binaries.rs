@@ -1,7 +1,8 @@
 //! The other programs of the workspace, found beside this one.
 
 use std::{
-    env,
+    env, io,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -14,16 +15,39 @@ pub fn find(name: &str) -> Result<PathBuf> {
     find_in(own.parent().unwrap_or(Path::new(".")), name)
 }
 
-/// A command for one of the programs. Its OpenMP threads sleep while they wait, unless the user says otherwise:
-/// libtorch's spin by default, which costs nothing on idle cores and makes the program ten times slower as soon as the
-/// cores are shared with anything else.
+/// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather
+/// than the process, the command must be started from the main thread.
+///
+/// Its OpenMP threads sleep while they wait, unless the user says otherwise: libtorch's spin by default, which costs
+/// nothing on idle cores and makes the program ten times slower as soon as the cores are shared with anything else.
 pub fn command(program: &Path) -> Command {
     const VARIABLE: &str = "OMP_WAIT_POLICY";
     let mut command = Command::new(program);
     if env::var_os(VARIABLE).is_none() {
         command.env(VARIABLE, "PASSIVE");
     }
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only prctl, getppid and raise are called, which are async-signal-safe and touch no
+    // memory of the parent.
+    unsafe {
+        command.pre_exec(move || end_with_parent(parent));
+    }
     command
+}
+
+/// Runs in the child between fork and exec.
+fn end_with_parent(parent: u32) -> io::Result<()> {
+    // SAFETY: plain system calls without pointers.
+    unsafe {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The parent may have died before the request took effect.
+        if u32::try_from(libc::getppid()) != Ok(parent) {
+            libc::raise(libc::SIGKILL);
+        }
+    }
+    Ok(())
 }
 
 fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {

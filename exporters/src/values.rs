@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use shared::Dtype;
 
 use crate::ExportError;
@@ -26,29 +26,29 @@ pub(crate) fn encode<'a>(name: &str, values: &'a [f32], dtype: Dtype) -> Result<
         Dtype::Fp32 => Ok(Cow::Borrowed(bytemuck::cast_slice(values))),
         #[cfg(target_endian = "big")]
         Dtype::Fp32 => Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        Dtype::Fp16 => narrow(name, values, "fp16", |v| (f16::from_f32(v).to_le_bytes(), f16::from_f32(v).is_finite())),
+        Dtype::Fp16 => {
+            let mut rounded = vec![f16::ZERO; values.len()];
+            rounded.convert_from_f32_slice(values);
+            check_range(name, values, "fp16", |i| rounded[i].is_finite())?;
+            Ok(rounded.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
         Dtype::Bf16 => {
-            narrow(name, values, "bf16", |v| (bf16::from_f32(v).to_le_bytes(), bf16::from_f32(v).is_finite()))
+            let mut rounded = vec![bf16::ZERO; values.len()];
+            rounded.convert_from_f32_slice(values);
+            check_range(name, values, "bf16", |i| rounded[i].is_finite())?;
+            Ok(rounded.iter().flat_map(|v| v.to_le_bytes()).collect())
         }
     }
 }
 
-fn narrow<'a>(
-    name: &str,
-    values: &[f32],
-    dtype: &str,
-    round: impl Fn(f32) -> ([u8; 2], bool),
-) -> Result<Cow<'a, [u8]>, ExportError> {
-    let mut bytes = Vec::with_capacity(2 * values.len());
-    for &value in values {
-        let (rounded, finite) = round(value);
-        if value.is_finite() && !finite {
-            let message = format!("the value {value} is out of the range of {dtype}; export as fp32");
-            return Err(ExportError::Values { name: name.into(), message });
-        }
-        bytes.extend_from_slice(&rounded);
+fn check_range(name: &str, values: &[f32], dtype: &str, finite: impl Fn(usize) -> bool) -> Result<(), ExportError> {
+    match values.iter().enumerate().find(|&(i, value)| !finite(i) && value.is_finite()) {
+        None => Ok(()),
+        Some((_, value)) => Err(ExportError::Values {
+            name: name.into(),
+            message: format!("the value {value} is out of the range of {dtype}; export as fp32"),
+        }),
     }
-    Ok(bytes.into())
 }
 
 #[cfg(test)]

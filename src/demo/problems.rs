@@ -69,7 +69,7 @@ const WARM_UP: usize = 3000;
 /// Number of prompts of GRPO.
 const TRAIN: usize = 1200;
 /// How often the teacher forgets a carry. Were it always, GRPO would never see it done and could not reward it.
-const FORGETS: f64 = 0.75;
+const FORGETS: f64 = 0.65;
 
 impl Problems {
     /// Shares out all additions of two two-digit numbers; the same seed gives the same shares.
@@ -139,7 +139,7 @@ mod tests {
         let (carry, easy): (Vec<_>, Vec<_>) = problems.warm_up.iter().partition(|(p, _)| p.carries());
         assert!(easy.iter().all(|(p, worked)| right(p, worked)));
         let share = carry.iter().filter(|(p, worked)| right(p, worked)).count() as f64 / carry.len() as f64;
-        assert!((0.2..0.3).contains(&share), "{share}");
+        assert!((0.3..0.4).contains(&share), "{share}");
         let carrying = problems.held_out.iter().filter(|p| p.carries()).count() as f64 / HELD_OUT as f64;
         assert!((0.35..0.55).contains(&carrying), "{carrying}");
     }

@@ -37,10 +37,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a child in its own process group, so that a Ctrl-C of the terminal reaches the launcher alone. The kernel
-    /// ends the child should the launcher die.
-    ///
-    /// Must be called from a thread that lives as long as the launcher: the kernel watches the thread, not the process.
+    /// Starts a child in its own process group, so that a Ctrl-C of the terminal reaches the launcher alone.
     pub fn start(spec: &Spec) -> Result<Self> {
         let log = OpenOptions::new()
             .create(true)
@@ -50,12 +47,6 @@ impl Process {
         let log_start = log.metadata().with_context(|| format!("{}", spec.log.display()))?.len();
         let mut command = binaries::command(&spec.program);
         command.args(&spec.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let launcher = std::process::id();
-        // SAFETY: between fork and exec only prctl, getppid and raise are called, which are async-signal-safe and touch
-        // no memory of the parent.
-        unsafe {
-            command.pre_exec(move || end_with_parent(launcher));
-        }
         let child = command.spawn().with_context(|| format!("cannot start {}", spec.program.display()))?;
         Ok(Self { child, log: spec.log.clone(), log_start, started: Instant::now() })
     }
@@ -147,21 +138,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-/// Runs in the child between fork and exec.
-fn end_with_parent(launcher: u32) -> io::Result<()> {
-    // SAFETY: plain system calls without pointers.
-    unsafe {
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // The launcher may have died before the request took effect.
-        if u32::try_from(libc::getppid()) != Ok(launcher) {
-            libc::raise(libc::SIGKILL);
-        }
-    }
-    Ok(())
 }
 
 /// An exit status in words: `exit status 1` or `killed by signal 9 (SIGKILL)`.

@@ -137,7 +137,7 @@ fn ctrl_c_ends_the_learner_in_order_and_tells_how_to_go_on() {
 
 #[test]
 fn a_refusal_of_a_process_becomes_the_refusal_of_the_launcher() {
-    let stage = Stage::new("sleep 60", "echo 'error: unknown reward function `formt`' >&2; exit 1");
+    let stage = Stage::new("exec sleep 60", "echo 'error: unknown reward function `formt`' >&2; exit 1");
     let start = Instant::now();
     let refused = cli::finish(stage.command(&[]));
     assert!(refused.refusal().contains("rollout: unknown reward function `formt`"), "{}", refused.stderr);
@@ -159,7 +159,7 @@ fn a_crash_is_named_and_survived_and_too_many_are_not() {
     assert!(finished.stderr.contains("learner ended: killed by signal 11 (SIGSEGV)"), "{}", finished.stderr);
     assert!(finished.stderr.contains("| last words") && finished.stderr.contains("restarting learner"));
 
-    let stage = Stage::new("sleep 60", "kill -9 $$");
+    let stage = Stage::new("exec sleep 60", "kill -9 $$");
     let refused = cli::finish(stage.command(&[]));
     let error = refused.refusal();
     assert!(

@@ -1,0 +1,138 @@
+//! kill -9 of any process in the middle of a run: the run still ends, and in synchronous mode with the very same weights.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tests::{
+    binary, cli,
+    tiny_model::{self, Qwen2},
+    training::json_lines,
+};
+
+const MODEL: Qwen2 = Qwen2 {
+    vocab_size: tiny_model::CHARACTERS,
+    hidden_size: 64,
+    intermediate_size: 96,
+    num_hidden_layers: 2,
+    num_attention_heads: 4,
+    num_key_value_heads: 2,
+};
+const STEPS: u64 = 40;
+
+/// A folder with a model and prompts, in which several runs of the same configuration can be made.
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
+        MODEL.write(&bench.path("model"), 5);
+        tiny_model::write_tokenizer(&bench.path("model"));
+        let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
+        fs::write(bench.path("prompts.jsonl"), rows.collect::<String>()).unwrap();
+        let config = format!(
+            "model = \"model\"\ndataset = \"prompts.jsonl\"\nreward_funcs = [\"length:target=6\"]\n\
+             max_steps = {STEPS}\nsave_steps = 4\nnum_generations = 4\ngeneration_batch_size = 16\n\
+             per_device_train_batch_size = 16\nmax_completion_length = 16\nlearning_rate = 1e-3\nmax_restarts = 4\n"
+        );
+        fs::write(bench.path("run.toml"), config).unwrap();
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, run: &str, more: &[&str]) -> Command {
+        let mut command = Command::new(binary("tandem"));
+        command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
+        command.args(["train", "run.toml", "--output_dir", run]).args(more);
+        command
+    }
+
+    fn start(&self, run: &str) -> Child {
+        let mut command = self.command(run, &[]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(self.path("stderr")).unwrap());
+        command.spawn().unwrap()
+    }
+
+    /// Waits until a run has made so many steps.
+    fn wait_for_step(&self, run: &str, step: usize) {
+        let start = Instant::now();
+        let steps = || fs::read_to_string(self.path(run).join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+        while steps() < step {
+            assert!(start.elapsed() < Duration::from_secs(300), "{run} does not reach step {step}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The weights after the last step; every step must be on record exactly once, in order.
+    fn result(&self, run: &str) -> Vec<u8> {
+        let records = json_lines(&self.path(run).join("metrics.jsonl"));
+        let steps: Vec<u64> = records.iter().map(|r| r["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>());
+        fs::read(self.path(run).join(format!("checkpoint-{STEPS}/weights.data"))).unwrap()
+    }
+
+    fn undisturbed(&self) -> Vec<u8> {
+        let _ = cli::finish(self.command("undisturbed", &[])).success();
+        self.result("undisturbed")
+    }
+}
+
+/// Process ids of the children of a process whose program has this name.
+fn children(parent: u32, program: &str) -> Vec<i32> {
+    let of_process = |dir: &Path| -> Option<i32> {
+        let stat = fs::read_to_string(dir.join("stat")).ok()?;
+        let (head, tail) = stat.rsplit_once(") ")?;
+        let (pid, name) = head.split_once(" (")?;
+        let mut fields = tail.split(' ');
+        let (state, ppid) = (fields.next()?, fields.next()?);
+        (name == program && state != "Z" && ppid == parent.to_string()).then(|| pid.parse().ok())?
+    };
+    fs::read_dir("/proc").unwrap().filter_map(|entry| of_process(&entry.ok()?.path())).collect()
+}
+
+fn kill(pid: i32) {
+    // SAFETY: sends a signal; the process was seen alive as a child of the run a moment ago.
+    let sent = unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(sent, 0, "process {pid} is gone");
+}
+
+#[test]
+fn killed_processes_are_restarted_and_the_result_is_the_same() {
+    let bench = Bench::new();
+    let expected = bench.undisturbed();
+    let mut run = bench.start("killed");
+    for (step, program) in [(6, "learner"), (14, "rollout"), (21, "rollout"), (27, "learner")] {
+        bench.wait_for_step("killed", step);
+        let found = children(run.id(), program);
+        assert_eq!(found.len(), 1, "{program}");
+        kill(found[0]);
+    }
+    assert!(run.wait().unwrap().success(), "{}", fs::read_to_string(bench.path("stderr")).unwrap());
+    let said = fs::read_to_string(bench.path("stderr")).unwrap();
+    for program in ["learner", "rollout"] {
+        let ends = said.matches(&format!("{program} ended: killed by signal 9 (SIGKILL)")).count();
+        assert_eq!(ends, 2, "{said}");
+    }
+    assert!(bench.result("killed") == expected, "the weights differ from those of the undisturbed run");
+}
+
+#[test]
+fn a_killed_launcher_is_resumed_to_the_same_result() {
+    let bench = Bench::new();
+    let expected = bench.undisturbed();
+    let mut run = bench.start("resumed");
+    bench.wait_for_step("resumed", 11);
+    run.kill().unwrap();
+    let _ = run.wait().unwrap();
+    let _ = cli::finish(bench.command("resumed", &["--resume_from_checkpoint", "latest"])).success();
+    assert!(bench.result("resumed") == expected, "the weights differ from those of the undisturbed run");
+}
