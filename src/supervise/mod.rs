@@ -60,7 +60,7 @@ pub trait Watch {
 }
 
 const TICK: Duration = Duration::from_millis(50);
-const SHOWN_LINES: usize = 8;
+const SHOWN_LINES: usize = 5;
 
 /// Starts learner and sampler and stays until the run is over.
 pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn Watch) -> Result<Outcome> {

@@ -121,8 +121,8 @@ fn is_empty(root: &Path) -> Result<bool> {
     }
 }
 
-/// How long the processes of a run that has just ended may take to disappear.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the processes of a run that has just ended, or whose launcher was killed, may take to end.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
 /// Takes the run for this process and the children it starts: they inherit the lock, so that a learner which outlives a
