@@ -145,6 +145,8 @@ fn make_group(completions: usize, tokens: usize) -> RolloutGroup {
         reward_names: vec![("correctness".into(), 1.0)],
         policy_version: PolicyVersion(0),
         cursor: 1,
+        dropped: Vec::new(),
+        filler: false,
         generation_seconds: 1.0,
     }
 }

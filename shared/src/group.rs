@@ -51,11 +51,22 @@ impl TokenLogprob {
     }
 }
 
+/// What a process reward said about one step of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepScore {
+    /// Index of the step's last token within the completion.
+    pub end: u32,
+    /// The score.
+    pub score: f64,
+}
+
 /// What a reward function said about a completion.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum RewardOutcome {
     /// A finite score.
     Score(f64),
+    /// A finite score for each step of the completion, in order of their ends (process reward).
+    Steps(Vec<StepScore>),
     /// The function abstains: it is left out of the weighted sum (TRL's `None`).
     NotApplicable,
     /// The function failed, ran out of time or returned something that is no finite number. Treated like
@@ -64,11 +75,13 @@ pub enum RewardOutcome {
 }
 
 impl RewardOutcome {
-    /// The score, if there is one.
+    /// The score, if there is one; of steps, their mean.
     #[must_use]
     pub fn score(&self) -> Option<f64> {
         match self {
             Self::Score(s) => Some(*s),
+            Self::Steps(steps) if steps.is_empty() => None,
+            Self::Steps(steps) => Some(steps.iter().map(|s| s.score).sum::<f64>() / steps.len() as f64),
             Self::NotApplicable | Self::Failed(_) => None,
         }
     }
@@ -93,6 +106,17 @@ pub struct Completion {
     pub rewards: Vec<RewardOutcome>,
 }
 
+/// A group that dynamic sampling replaced, because its completions all earn the same.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct DroppedGroup {
+    /// Row of the dataset.
+    pub prompt_id: PromptId,
+    /// What every completion earned (weighted); `None` when no function had a score.
+    pub reward: Option<f64>,
+    /// Completion tokens that were sampled for it.
+    pub tokens: u64,
+}
+
 /// One prompt with all its completions: the unit that crosses the channel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RolloutGroup {
@@ -114,6 +138,11 @@ pub struct RolloutGroup {
     pub policy_version: PolicyVersion,
     /// Number of dataset positions used up once this group is consumed: where a restarted sampler goes on.
     pub cursor: u64,
+    /// Groups that dynamic sampling made between the group before and this one and did not use.
+    pub dropped: Vec<DroppedGroup>,
+    /// Whether dynamic sampling put it into the batch although its completions all earn the same, because the step's
+    /// budget of attempts was spent.
+    pub filler: bool,
     /// Seconds from admission to the last token.
     pub generation_seconds: f64,
 }

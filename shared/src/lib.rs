@@ -20,10 +20,10 @@ pub mod rng;
 pub mod run_dir;
 pub mod sampling;
 
-pub use group::{Completion, FinishReason, RewardOutcome, RolloutGroup, TokenLogprob};
+pub use group::{Completion, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob};
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
-pub use model_config::{Architecture, ModelConfig, RopeScaling};
+pub use model_config::{Architecture, Head, ModelConfig, RopeScaling};
 pub use model_dir::{GenerationConfig, ModelDir};
 pub use run_dir::RunDir;
 pub use sampling::SamplingParams;

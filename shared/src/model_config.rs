@@ -24,6 +24,20 @@ pub enum Architecture {
     Qwen3,
 }
 
+/// What stands on top of the transformer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Head {
+    /// `…ForCausalLM`: logits of the next token.
+    #[default]
+    LanguageModel,
+    /// `…ForSequenceClassification` (reward models, critics): `score.weight`, without bias; the first label is the score.
+    Score {
+        /// Rows of `score.weight`.
+        labels: usize,
+    },
+}
+
 /// A decoder-only transformer with rotary positions, RMS norms, grouped-query attention and a SiLU-gated MLP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
@@ -59,6 +73,9 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether the language-model head is the embedding.
     pub tie_word_embeddings: bool,
+    /// What stands on top.
+    #[serde(default)]
+    pub head: Head,
 }
 
 /// A `config.json` that cannot be used.
@@ -102,8 +119,8 @@ impl ModelConfig {
         self.num_attention_heads / self.num_key_value_heads
     }
 
-    /// Every parameter as (Hugging Face name, shape), in the model's order. With tied embeddings there is no
-    /// `lm_head.weight`.
+    /// Every parameter as (Hugging Face name, shape), in the model's order, that of the head last. With tied embeddings
+    /// there is no `lm_head.weight`.
     #[must_use]
     pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
@@ -137,8 +154,10 @@ impl ModelConfig {
             }
         }
         list.push(("model.norm.weight".to_string(), vec![hidden]));
-        if !self.tie_word_embeddings {
-            list.push(("lm_head.weight".to_string(), vec![self.vocab_size, hidden]));
+        match self.head {
+            Head::Score { labels } => list.push(("score.weight".to_string(), vec![labels, hidden])),
+            Head::LanguageModel if self.tie_word_embeddings => {}
+            Head::LanguageModel => list.push(("lm_head.weight".to_string(), vec![self.vocab_size, hidden])),
         }
         list
     }

@@ -55,6 +55,8 @@ fn make_group(id: GroupId) -> RolloutGroup {
         reward_names: Vec::new(),
         policy_version: PolicyVersion(id.step.0),
         cursor: 1,
+        dropped: Vec::new(),
+        filler: false,
         generation_seconds: 0.0,
     }
 }

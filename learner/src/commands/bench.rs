@@ -123,6 +123,8 @@ fn synthetic_group(args: &Args, vocabulary: usize, step: u32) -> RolloutGroup {
         reward_names: vec![("random".into(), 1.0)],
         policy_version: PolicyVersion(0),
         cursor: 1,
+        dropped: Vec::new(),
+        filler: false,
         generation_seconds: 0.0,
     }
 }

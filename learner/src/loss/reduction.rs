@@ -30,7 +30,7 @@ pub fn row_weights(loss_type: LossType, lengths: &[usize], normaliser: &Normalis
         LossType::Grpo => 1.0 / (rows * (length as f64).max(1.0) * normaliser.accumulation),
         LossType::Bnpo => 1.0 / (tokens.max(1.0) * normaliser.accumulation),
         LossType::DrGrpo => 1.0 / (rows * normaliser.max_completion_length * normaliser.accumulation),
-        LossType::Dapo => 1.0 / (normaliser.generation_tokens.max(1.0) * normaliser.share),
+        _ => 1.0 / (normaliser.generation_tokens.max(1.0) * normaliser.share),
     };
     lengths.iter().map(|&length| weight(length)).collect()
 }

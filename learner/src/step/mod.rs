@@ -7,7 +7,10 @@ mod stats;
 
 use std::time::Instant;
 
-use shared::{config::TrainConfig, rng};
+use shared::{
+    config::{LossType, TrainConfig},
+    rng,
+};
 use tch::Device;
 
 pub use batch::{Row, StepBatch};
@@ -237,6 +240,9 @@ impl Trainer {
 
 /// What the learner cannot do is refused, rather than trained on a wrong ratio.
 fn check(config: &TrainConfig) -> Result<(), LearnerError> {
+    if !matches!(config.loss_type, LossType::Grpo | LossType::Bnpo | LossType::DrGrpo | LossType::Dapo) {
+        return Err(LearnerError::Config(format!("`loss_type` {:?} is not implemented yet", config.loss_type)));
+    }
     if config.sampling().truncated() {
         return Err(LearnerError::Config(
             "the learner cannot train on truncated sampling: leave `top_k` 0, `top_p` 1 and `min_p` unset".into(),

@@ -89,6 +89,8 @@ pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> Rollo
         reward_names: vec![("a".into(), 1.0), ("b".into(), 0.5)],
         policy_version: PolicyVersion(version),
         cursor: position + 1,
+        dropped: Vec::new(),
+        filler: false,
         generation_seconds: 0.0,
     }
 }

@@ -72,6 +72,8 @@ impl Assembly {
             reward_names: self.reward_names.clone(),
             policy_version: PolicyVersion(u64::MAX),
             cursor,
+            dropped: Vec::new(),
+            filler: false,
             generation_seconds: 0.0,
         };
         self.open.insert(tag, Open { group, row: row.clone(), missing: num_generations });

@@ -183,6 +183,8 @@ mod tests {
             reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5)],
             policy_version: PolicyVersion(3),
             cursor: 0,
+            dropped: Vec::new(),
+            filler: false,
             generation_seconds: 0.0,
         }
     }

@@ -21,7 +21,7 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 1;
+pub const FRAME_VERSION: u16 = 2;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 24;
 
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        group::{Completion, FinishReason, RewardOutcome, TokenLogprob},
+        group::{Completion, DroppedGroup, FinishReason, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
     };
 
@@ -201,11 +201,14 @@ mod tests {
                     RewardOutcome::Score(2.0),
                     RewardOutcome::NotApplicable,
                     RewardOutcome::Failed("timeout".into()),
+                    RewardOutcome::Steps(vec![StepScore { end: 1, score: 0.5 }]),
                 ],
             }],
             reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
             policy_version: PolicyVersion(299),
             cursor: 2403,
+            dropped: vec![DroppedGroup { prompt_id: PromptId(8), reward: Some(1.0), tokens: 300 }],
+            filler: true,
             generation_seconds: 0.75,
         }
     }
@@ -242,12 +245,12 @@ mod tests {
     }
 
     const GROUP: &str = "\
-        544e444d010001008e0000000000000018306edb57129ee5ac020207010201dba00904322b323d01000213dda0090200\
-        0000bf000080be000000be03000000000000000000000000000200ab0201ac0201340003000000000000000040010207\
-        74696d656f7574030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f066c656e67\
-        7468000000000000f03fab02e312000000000000e83f";
-    const LEARNER: &str = "544e444d010002001400000000000000e70ef33f6fc253b3ef9bafcdf8acd19101050528040200c801e80701";
-    const SAMPLER: &str = "544e444d010003000c00000000000000f31cb835caf6c5a6090504c0843dac02b9600708";
+        544e444d02000100a7000000000000005bae9d216bb71c36ac020207010201dba00904322b323d01000213dda0090200\
+        0000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000040020307\
+        74696d656f7574010101000000000000e03f030b636f72726563746e657373000000000000f03f06666f726d61740000\
+        00000000e03f066c656e677468000000000000f03fab02e312010801000000000000f03fac0201000000000000e83f";
+    const LEARNER: &str = "544e444d02000200140000000000000048b5fc4e1f0e0c71ef9bafcdf8acd19101050528040200c801e80701";
+    const SAMPLER: &str = "544e444d020003000c00000000000000a9c2167aa934e9d7090504c0843dac02b9600708";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {
@@ -293,6 +296,9 @@ mod tests {
     fn outcome() -> impl Strategy<Value = RewardOutcome> {
         prop_oneof![
             any::<f64>().prop_map(RewardOutcome::Score),
+            prop::collection::vec(any::<(u32, f64)>(), 0..4).prop_map(|steps| {
+                RewardOutcome::Steps(steps.into_iter().map(|(end, score)| StepScore { end, score }).collect())
+            }),
             Just(RewardOutcome::NotApplicable),
             any::<String>().prop_map(RewardOutcome::Failed),
         ]
@@ -322,22 +328,32 @@ mod tests {
             prop::collection::vec(completion(), 0..4),
             prop::collection::vec(any::<(String, f64)>(), 0..3),
             any::<f64>(),
+            prop::collection::vec(any::<(u64, Option<f64>, u64)>(), 0..3),
+            any::<bool>(),
         )
-            .prop_map(|(numbers, prompt_ids, prompt_text, completions, reward_names, generation_seconds)| {
-                let (step, index, prompt_id, epoch, policy_version, cursor) = numbers;
-                RolloutGroup {
-                    id: GroupId { step: Step(step), index },
-                    prompt_id: PromptId(prompt_id),
-                    epoch,
-                    prompt_ids,
-                    prompt_text,
-                    completions,
-                    reward_names,
-                    policy_version: PolicyVersion(policy_version),
-                    cursor,
-                    generation_seconds,
-                }
-            })
+            .prop_map(
+                |(numbers, prompt_ids, prompt_text, completions, reward_names, generation_seconds, dropped, filler)| {
+                    let dropped = dropped
+                        .into_iter()
+                        .map(|(id, reward, tokens)| DroppedGroup { prompt_id: PromptId(id), reward, tokens })
+                        .collect();
+                    let (step, index, prompt_id, epoch, policy_version, cursor) = numbers;
+                    RolloutGroup {
+                        id: GroupId { step: Step(step), index },
+                        prompt_id: PromptId(prompt_id),
+                        epoch,
+                        prompt_ids,
+                        prompt_text,
+                        completions,
+                        reward_names,
+                        policy_version: PolicyVersion(policy_version),
+                        cursor,
+                        dropped,
+                        filler,
+                        generation_seconds,
+                    }
+                },
+            )
     }
 
     proptest! {

@@ -11,14 +11,29 @@ use super::{ConfigError, TrainConfig};
 pub type Overrides = Vec<(String, String)>;
 
 /// TRL and vLLM spellings of options that have another name here.
-const ALIASES: [(&str, &str); 3] =
-    [("model_name_or_path", "model"), ("dataset_name", "dataset"), ("vllm_max_model_length", "max_model_len")];
+const ALIASES: &[(&str, &str)] = &[
+    ("model_name_or_path", "model"),
+    ("dataset_name", "dataset"),
+    ("vllm_max_model_length", "max_model_len"),
+    ("vllm_importance_sampling_correction", "importance_sampling_correction"),
+    ("vllm_importance_sampling_mode", "importance_sampling_mode"),
+    ("vllm_importance_sampling_clip_max", "importance_sampling_clip_max"),
+    ("vllm_importance_sampling_clip_min", "importance_sampling_clip_min"),
+    ("adv_estimator", "advantage_estimator"),
+    ("adv_type", "advantage_estimator"),
+    ("loss_agg_mode", "loss_aggregation"),
+    ("loss_agg_func", "loss_aggregation"),
+    ("kl_loss_type", "kl_estimator"),
+    ("kl_penalty_type", "kl_estimator"),
+    ("entropy_bonus", "entropy_coef"),
+    ("group_size", "num_generations"),
+];
 
 /// Options that are paths: relative ones in a file are relative to the file's folder.
-const PATHS: [&str; 4] = ["model", "dataset", "eval_dataset", "output_dir"];
+const PATHS: &[&str] = &["model", "dataset", "eval_dataset", "output_dir", "critic_model"];
 
 /// Options that are text although their default does not show it (absent, or an empty list).
-const TEXTS: [&str; 4] = ["system_prompt", "resume_from_checkpoint", "reward_funcs", "stop"];
+const TEXTS: &[&str] = &["system_prompt", "resume_from_checkpoint", "reward_funcs", "stop", "loss_aggregation"];
 
 const COMMAND_LINE: &str = "command line";
 

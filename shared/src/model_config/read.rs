@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Architecture, ConfigJsonError, ModelConfig, RopeScaling};
+use super::{Architecture, ConfigJsonError, Head, ModelConfig, RopeScaling};
 
 const SLIDING_WINDOW: &str = "sliding-window attention is not implemented";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
@@ -69,6 +69,28 @@ impl Reader<'_> {
             Some("qwen3") => Ok(Architecture::Qwen3),
             _ => Err(Self::unsupported("model_type", value, "supported: llama, qwen2, qwen3")),
         }
+    }
+
+    /// By the class name in `architectures`; without one, a language model.
+    fn head(&self) -> Result<Head, ConfigJsonError> {
+        let Some(value) = self.get("architectures") else {
+            return Ok(Head::LanguageModel);
+        };
+        let name = value.get(0).and_then(Value::as_str).unwrap_or_default();
+        if name.ends_with("ForCausalLM") {
+            return Ok(Head::LanguageModel);
+        }
+        if !name.ends_with("ForSequenceClassification") {
+            return Err(Self::unsupported(
+                "architectures",
+                value,
+                "supported: ...ForCausalLM and ...ForSequenceClassification",
+            ));
+        }
+        // transformers writes the labels' names; two labels are its default.
+        let named = self.get("id2label").and_then(Value::as_object).map(Map::len).filter(|&n| n > 0);
+        let labels = named.or(self.size("num_labels")?).unwrap_or(2);
+        Ok(Head::Score { labels })
     }
 
     fn rope(&self) -> Result<(f64, Option<RopeScaling>), ConfigJsonError> {
@@ -160,6 +182,7 @@ impl Reader<'_> {
             mlp_bias: architecture == Architecture::Llama && self.flag("mlp_bias", false)?,
             // Not PreTrainedConfig's default, which is true: all three families override it.
             tie_word_embeddings: self.flag("tie_word_embeddings", false)?,
+            head: self.head()?,
         })
     }
 

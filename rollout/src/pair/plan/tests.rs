@@ -34,6 +34,8 @@ fn group(admission: Admission, version: u64) -> RolloutGroup {
         reward_names: Vec::new(),
         policy_version: PolicyVersion(version),
         cursor: admission.position + 1,
+        dropped: Vec::new(),
+        filler: false,
         generation_seconds: 0.0,
     }
 }

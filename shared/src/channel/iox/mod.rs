@@ -175,6 +175,8 @@ mod tests {
             reward_names: Vec::new(),
             policy_version: PolicyVersion(0),
             cursor: 1,
+            dropped: Vec::new(),
+            filler: false,
             generation_seconds: 0.0,
         }
     }
