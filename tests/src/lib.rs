@@ -2,6 +2,7 @@
 //! binary, and a model made on the spot.
 
 pub mod cli;
+pub mod golden;
 pub mod tiny_model;
 pub mod training;
 

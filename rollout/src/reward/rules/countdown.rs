@@ -88,12 +88,12 @@ fn task(input: &RewardInput) -> Option<(Vec<i64>, i64)> {
 mod tests {
     use shared::FinishReason;
 
-    use super::{super::golden, *};
+    use super::*;
     use crate::reward::RewardFunction;
 
     #[test]
     fn golden_countdown_reward() {
-        for case in golden::cases(
+        for case in ::tests::golden::cases(
             "countdown_reward.json",
             "countdown",
             &["format_score", "score"],

@@ -25,11 +25,11 @@ pub fn score(completion: &str, expected: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::golden, *};
+    use super::*;
 
     #[test]
     fn golden_gsm8k_answer_extract() {
-        for case in golden::cases("gsm8k_answer_extract.json", "gsm8k_extract", &[], &["text"], &["answer"]) {
+        for case in ::tests::golden::cases("gsm8k_answer_extract.json", "gsm8k_extract", &[], &["text"], &["answer"]) {
             let text = case["inputs"]["text"].as_str().unwrap();
             assert_eq!(answer(text), case["expected"]["answer"].as_str(), "{}", case["name"]);
         }

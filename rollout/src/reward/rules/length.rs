@@ -63,11 +63,11 @@ impl Reward for Relative {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::golden, *};
+    use super::*;
 
     #[test]
     fn golden_overlong_punishment() {
-        for case in golden::cases(
+        for case in ::tests::golden::cases(
             "overlong_punishment.json",
             "soft_overlong",
             &["max_completion_len", "soft_punish_cache"],

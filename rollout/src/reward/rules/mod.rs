@@ -3,8 +3,6 @@
 pub mod answer;
 pub mod countdown;
 pub mod expression;
-#[cfg(test)]
-mod golden;
 pub mod gsm8k;
 pub mod length;
 pub mod repetition;

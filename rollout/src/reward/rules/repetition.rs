@@ -27,11 +27,11 @@ pub(super) fn build(parameters: &Parameters) -> Built {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::golden, *};
+    use super::*;
 
     #[test]
     fn golden_repetition_penalty_reward() {
-        for case in golden::cases(
+        for case in ::tests::golden::cases(
             "repetition_penalty_reward.json",
             "repetition_reward",
             &["max_penalty", "ngram_size"],

@@ -58,11 +58,11 @@ pub fn think_format(completion: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::golden, *};
+    use super::*;
 
     #[test]
     fn golden_rewards_rule() {
-        for case in golden::cases(
+        for case in ::tests::golden::cases(
             "rewards_rule.json",
             "rewards_rule",
             &[],
