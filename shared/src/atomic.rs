@@ -149,13 +149,18 @@ fn sync_tree(dir: &Path) -> io::Result<()> {
 /// Gives the folder `temporary` the name `path`. Where something has that name, both are exchanged in one step, so
 /// that at every instant one whole folder is there.
 fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
-    if fs::symlink_metadata(path).is_err() {
-        return fs::rename(temporary, path);
-    }
-    match rustix::fs::renameat_with(CWD, temporary, CWD, path, RenameFlags::EXCHANGE) {
-        Ok(()) => Ok(()),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => swap_in_two_steps(temporary, path),
-        Err(e) => Err(e.into()),
+    loop {
+        let exchange = fs::symlink_metadata(path).is_ok();
+        let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+        match rustix::fs::renameat_with(CWD, temporary, CWD, path, flags) {
+            Ok(()) => return Ok(()),
+            // Another writer was faster, or took the folder away: look again.
+            Err(Errno::EXIST) if !exchange => {}
+            Err(Errno::NOENT) if exchange && temporary.exists() => {}
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) if exchange => return swap_in_two_steps(temporary, path),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => return fs::rename(temporary, path),
+            Err(e) => return Err(e.into()),
+        }
     }
 }
 

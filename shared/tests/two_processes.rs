@@ -159,26 +159,43 @@ fn peer() {
     }
 }
 
-fn start(role: &str, run_dir: &Path) -> Child {
-    Command::new(env::current_exe().unwrap())
+/// A process that does not outlive its test, however that ends.
+struct Peer(Child);
+
+impl Peer {
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(role: &str, run_dir: &Path) -> Peer {
+    let child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "peer", "--nocapture"])
         .env(ROLE, role)
         .env(RUN_DIR, run_dir)
         .stdout(Stdio::null())
         .spawn()
-        .unwrap()
+        .unwrap();
+    Peer(child)
 }
 
-fn end(mut child: Child, what: &str) {
+fn end(mut peer: Peer, what: &str) {
     let deadline = Instant::now() + STUCK;
     while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().unwrap() {
+        if let Some(status) = peer.0.try_wait().unwrap() {
             assert!(status.success(), "{what} ended with {status}");
             return;
         }
         thread::sleep(Duration::from_millis(5));
     }
-    child.kill().unwrap();
     panic!("{what} does not end");
 }
 
@@ -209,8 +226,7 @@ fn killed_processes_lose_and_repeat_nothing() {
         let victims: &[&'static str] = [&["sampler"][..], &["learner"], &["sampler", "learner"]][kills % 3];
         for role in victims {
             let mut child = children.remove(role).unwrap();
-            child.kill().unwrap();
-            child.wait().unwrap();
+            child.kill();
         }
         for role in victims {
             children.insert(role, start(role, folder.path()));
@@ -238,8 +254,7 @@ fn a_process_may_die_while_it_joins() {
         let mut child = start("sampler", folder.path());
         // A process needs some milliseconds to load and some more to join: the kills fall all over that time.
         thread::sleep(Duration::from_micros(500 * round + stream.below(500)));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
     }
     let sampler = start("sampler", folder.path());
     end(sampler, "the last sampler");
@@ -263,8 +278,7 @@ fn what_killed_processes_leave_is_cleared_away() {
         thread::sleep(Duration::from_millis(1));
     }
     for mut child in children {
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
     }
     assert_ne!(iox::files(&run_dir).unwrap(), Vec::<PathBuf>::new());
     iox::remove_leftovers(&run_dir).unwrap();

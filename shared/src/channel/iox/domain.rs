@@ -26,6 +26,8 @@ const SHARED_MEMORY: &str = "/dev/shm";
 const TEMPORARY: &str = "/tmp";
 /// How long a new process waits for a predecessor of its role that is just ending.
 const TAKE_OVER: Duration = Duration::from_secs(5);
+/// How long a living process may need from creating a segment to giving it a size; normally microseconds.
+const SIZING: Duration = Duration::from_millis(100);
 
 /// Membership in a run's domain; the last member that leaves takes the folders along.
 #[derive(Debug)]
@@ -63,6 +65,7 @@ impl Domain {
             }
             thread::sleep(Duration::from_millis(20));
         };
+        place.remove_unsized();
         let node = NodeBuilder::new()
             .name(&NodeName::new(role).map_err(transport("name the node"))?)
             .signal_handling_mode(SignalHandlingMode::Disabled)
@@ -79,6 +82,7 @@ impl Domain {
 
     /// Clears away what processes left that died since.
     pub fn clear_dead(&self) {
+        self.place.remove_unsized();
         self.node().try_cleanup_dead_nodes();
     }
 }
@@ -160,6 +164,24 @@ impl Place {
         let shared = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
         let own = shared.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix));
         own.map(|entry| entry.path()).chain(self.root.exists().then(|| self.root.clone())).collect()
+    }
+
+    /// Removes segments whose creator was killed before it gave them a size: iceoryx2 0.10 waits for that size without
+    /// a time limit when it clears away a dead process.
+    fn remove_unsized(&self) {
+        let unsized_files = || {
+            let empty = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
+            self.files().into_iter().filter(empty).collect::<Vec<_>>()
+        };
+        let suspects = unsized_files();
+        if suspects.is_empty() {
+            return;
+        }
+        thread::sleep(SIZING);
+        for path in unsized_files().iter().filter(|path| suspects.contains(path)) {
+            tracing::debug!("removing {}, left unfinished by a dead process", path.display());
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// Removes every trace of the domain. Only to be called with the lock held and no living member.
