@@ -13,9 +13,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use serde_json::json;
 use shared::{
     atomic,
-    config::{LrSchedulerType, TrainConfig},
+    config::{LrSchedulerType, TrainConfig, layers},
 };
 
 use crate::{
@@ -33,6 +34,9 @@ pub struct Args {
     /// Seed of the problems, the model and the sampling
     #[arg(long, value_name = "N", default_value_t = 42)]
     seed: u64,
+    /// Stop after the warm start, with everything that `tandem train DIR/run.toml` needs
+    #[arg(long)]
+    warm_up_only: bool,
 }
 
 /// The last line on stdout.
@@ -62,9 +66,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     warm_up(&place, args.seed)?;
     let before = accuracy(&place, &place.path("warm"), "before")?;
     say(&format!("2/4  It solves {:.0} % of {} held-out problems.", 100.0 * before, problems.held_out.len()));
+    let config = configuration(&place, args.seed);
+    atomic::write(&place.path("run.toml"), layers::to_toml(&config).as_bytes())?;
+    if args.warm_up_only {
+        let warm = json!({ "accuracy_before": before, "config": place.path("run.toml"), "seed": args.seed });
+        println!("{warm}");
+        return Ok(ExitCode::SUCCESS);
+    }
 
     say("3/4  GRPO: the sampler tries, the learner learns from what was rewarded; nobody shows it the carry again.");
-    let trained = train::train(configuration(&place, args.seed))?;
+    let trained = train::train(config)?;
     if trained.outcome != Outcome::Finished {
         return Ok(ExitCode::from(train::INTERRUPTED));
     }

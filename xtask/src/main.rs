@@ -5,6 +5,7 @@
 
 mod bench;
 mod host;
+mod methods;
 mod prerequisites;
 mod setup;
 mod steps;
@@ -49,6 +50,12 @@ enum Command {
         #[arg(long)]
         model: Option<PathBuf>,
     },
+    /// Set up, build, train the demo's task with every method, and write `docs/methods.md` (about half an hour).
+    Methods {
+        /// Only methods whose name contains this; the table is printed instead of written.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// Check the house rules that no other tool checks.
     Tidy,
 }
@@ -72,6 +79,7 @@ fn run(command: Command) -> Result<()> {
         Command::Test => steps::test(&host),
         Command::Ci => steps::ci(&host),
         Command::Bench { model } => bench::run_matrix(&host, model),
+        Command::Methods { only } => methods::run(&host, only.as_deref()),
         Command::Tidy => tidy::check(&host.root),
     }
 }

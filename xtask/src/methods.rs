@@ -1,0 +1,299 @@
+//! `cargo xtask methods`: the demo's task trained with every method from the same warm start, and the table of it in
+//! `docs/methods.md`.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{host::Host, steps::build};
+
+/// A method: the options that make it.
+struct Method {
+    name: &'static str,
+    about: &'static str,
+    options: &'static [&'static str],
+}
+
+/// What every run has in common: two updates on each generation batch and two passes over it, so that ratios move away
+/// from 1 and every method has something to clip or weigh.
+const COMMON: &[&str] = &[
+    "--generation_batch_size=128",
+    "--per_device_train_batch_size=64",
+    "--num_iterations=2",
+    "--max_steps=50",
+    "--learning_rate=3e-4",
+    "--eval_steps=none",
+    "--save_steps=1000",
+    "--logging_steps=1000",
+];
+
+const METHODS: &[Method] = &[
+    Method { name: "GRPO", about: "mean over each completion, then over completions", options: &["--loss_type=grpo"] },
+    Method {
+        name: "GRPO, KL k3",
+        about: "penalty of 0.04 × k3 in the loss",
+        options: &["--loss_type=grpo", "--beta=0.04"],
+    },
+    Method { name: "BNPO", about: "token mean of the logical batch", options: &["--loss_type=bnpo"] },
+    Method {
+        name: "Dr. GRPO",
+        about: "constant divisor, rewards not scaled",
+        options: &["--loss_type=dr_grpo", "--scale_rewards=none"],
+    },
+    Method {
+        name: "DAPO",
+        about: "token mean of the generation batch, clip-higher, dynamic sampling",
+        options: &["--loss_type=dapo", "--epsilon_high=0.28", "--dynamic_sampling"],
+    },
+    Method {
+        name: "GSPO",
+        about: "one ratio per completion",
+        options: &["--loss_type=grpo", "--importance_sampling_level=sequence", "--epsilon=3e-4", "--epsilon_high=4e-4"],
+    },
+    Method {
+        name: "LUSPO",
+        about: "as GSPO, token sums instead of means",
+        options: &[
+            "--loss_type=luspo",
+            "--importance_sampling_level=sequence",
+            "--epsilon=3e-4",
+            "--epsilon_high=4e-4",
+        ],
+    },
+    Method { name: "CISPO", about: "capped, detached ratio", options: &["--loss_type=cispo", "--epsilon_high=5"] },
+    Method { name: "SAPO", about: "sigmoid gate instead of a clip", options: &["--loss_type=sapo"] },
+    Method { name: "VESPO", about: "gamma-shaped weight of a completion's ratio", options: &["--loss_type=vespo"] },
+    Method { name: "dual clip", about: "verl's vanilla loss", options: &["--loss_type=vanilla"] },
+    Method {
+        name: "GMPO",
+        about: "geometric mean of clipped ratios",
+        options: &["--loss_type=geo_mean", "--epsilon=0.4"],
+    },
+    Method {
+        name: "GPG",
+        about: "plain policy gradient, rewards scaled by the share that is not 0",
+        options: &["--loss_type=gpg", "--advantage_estimator=gpg"],
+    },
+    Method { name: "RLOO", about: "leave-one-out baseline", options: &["--advantage_estimator=rloo"] },
+    Method {
+        name: "REINFORCE++",
+        about: "with the group's baseline, whitened over the batch",
+        options: &["--advantage_estimator=reinforce_plus_plus_baseline"],
+    },
+    Method { name: "OPO", about: "length-weighted baseline", options: &["--advantage_estimator=opo"] },
+    Method {
+        name: "GDPO",
+        about: "each reward normalised, then summed",
+        options: &["--multi_objective_aggregation=normalize_then_sum"],
+    },
+    Method {
+        name: "PPO",
+        about: "a critic and GAE; KL k1 in the reward",
+        options: &[
+            "--advantage_estimator=gae",
+            "--critic_learning_rate=1e-3",
+            "--use_kl_in_reward",
+            "--kl_estimator=k1",
+            "--beta=0.01",
+        ],
+    },
+    Method {
+        name: "process rewards",
+        about: "each equation of the reasoning scored on its own",
+        options: &["--advantage_estimator=process", "--reward_funcs=correctness,format,step_arithmetic"],
+    },
+    Method { name: "entropy bonus", about: "0.01 × mean entropy", options: &["--entropy_coef=0.01"] },
+    Method {
+        name: "high-entropy tokens",
+        about: "the fifth of the tokens with the highest entropy",
+        options: &["--top_entropy_quantile=0.2"],
+    },
+    Method { name: "nucleus sampling", about: "top_p 0.9 on both sides", options: &["--top_p=0.9"] },
+    Method {
+        name: "asynchronous",
+        about: "one step of staleness, decoupled objective",
+        options: &["--max_staleness=1"],
+    },
+];
+
+const SEEDS: [u64; 3] = [1, 2, 3];
+/// Key of a metric in a run's records, and how its column is called.
+const COLUMNS: [(&str, &str); 3] =
+    [("entropy", "entropy"), ("completions/mean_length", "length"), ("clip_ratio/region_mean", "clipped")];
+
+/// What came of one run.
+struct Run {
+    accuracy: f64,
+    /// First and last value of each column's metric.
+    figures: Vec<(f64, f64)>,
+    seconds: f64,
+}
+
+/// Trains with every method (or those whose name contains `only`) and writes the table.
+///
+/// # Errors
+/// When set-up, build or a run fails.
+pub fn run(host: &Host, only: Option<&str>) -> Result<()> {
+    build(host)?;
+    let place = host.target.join("methods");
+    let warm = warm_up(host, &place.join("warm"))?;
+    let chosen: Vec<&Method> = METHODS.iter().filter(|m| only.is_none_or(|part| m.name.contains(part))).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+        bail!("no method is called so; there are {}", names.join(", "));
+    }
+    let mut rows = String::new();
+    for method in &chosen {
+        let runs = SEEDS.iter().map(|seed| train(host, &place, method, *seed)).collect::<Result<Vec<Run>>>()?;
+        let row = row(method, &runs);
+        eprint!("{row}");
+        rows.push_str(&row);
+    }
+    let page = page(&rows, warm);
+    if only.is_some() {
+        print!("{page}");
+        return Ok(());
+    }
+    let path = host.root.join("docs/methods.md");
+    fs::write(&path, page).with_context(|| path.display().to_string())
+}
+
+/// The demo's warm start; returns its accuracy.
+fn warm_up(host: &Host, dir: &Path) -> Result<f64> {
+    let mut demo = host.command(host.binary("tandem"));
+    demo.args(["demo", "--warm-up-only", "--output-dir"]).arg(dir);
+    number(&last_json(demo)?, "accuracy_before")
+}
+
+fn train(host: &Host, place: &Path, method: &Method, seed: u64) -> Result<Run> {
+    let dir = place.join(format!("{}-{seed}", method.name.replace(|c: char| !c.is_alphanumeric(), "_")));
+    if dir.exists() {
+        fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    }
+    let mut command = host.command(host.binary("tandem"));
+    command.arg("train").arg(place.join("warm/run.toml")).args(COMMON).args(method.options);
+    command.arg(format!("--seed={seed}")).arg("--output_dir").arg(&dir);
+    let start = Instant::now();
+    let summary = last_json(command).with_context(|| format!("{} with seed {seed}", method.name))?;
+    let seconds = start.elapsed().as_secs_f64();
+    let records = records(&dir.join("metrics.jsonl"))?;
+    let figures = COLUMNS.iter().map(|(key, _)| first_and_last(&records, key)).collect();
+    let checkpoint = dir.join(format!("checkpoint-{}", number(&summary, "steps")?));
+    Ok(Run { accuracy: accuracy(host, place, &checkpoint)?, figures, seconds })
+}
+
+fn accuracy(host: &Host, place: &Path, model: &Path) -> Result<f64> {
+    let mut eval = host.command(host.binary("rollout"));
+    eval.args(["eval", "--reward-funcs", "correctness", "--max-completion-length", "32", "--model"]).arg(model);
+    eval.arg("--dataset").arg(place.join("warm/data/held_out.jsonl"));
+    number(&last_json(eval)?, "avg@1")
+}
+
+/// The JSON document on a command's last line.
+fn last_json(mut command: Command) -> Result<Value> {
+    let output = command.stderr(Stdio::piped()).output().context("cannot be started")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{}: {}", output.status, said.trim_end().lines().last().unwrap_or("no message"));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.trim_end().lines().last().unwrap_or_default();
+    serde_json::from_str(line).with_context(|| format!("`{line}` is no JSON"))
+}
+
+fn number(answer: &Value, key: &str) -> Result<f64> {
+    answer[key].as_f64().with_context(|| format!("`{key}` is missing in {answer}"))
+}
+
+fn records(path: &PathBuf) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| path.display().to_string())).collect()
+}
+
+/// Means over the first and the last five records.
+fn first_and_last(records: &[Value], key: &str) -> (f64, f64) {
+    let mean = |part: &[Value]| {
+        let values: Vec<f64> = part.iter().filter_map(|record| record[key].as_f64()).collect();
+        values.iter().sum::<f64>() / values.len() as f64
+    };
+    let size = records.len().min(5);
+    (mean(&records[..size]), mean(&records[records.len() - size..]))
+}
+
+fn row(method: &Method, runs: &[Run]) -> String {
+    let mean = |value: &dyn Fn(&Run) -> f64| runs.iter().map(value).sum::<f64>() / runs.len() as f64;
+    let accuracies: Vec<String> = runs.iter().map(|run| format!("{:.2}", run.accuracy)).collect();
+    let mut row = format!(
+        "| {} | {} | **{:.2}** ({}) |",
+        method.name,
+        method.about,
+        mean(&|r| r.accuracy),
+        accuracies.join(", ")
+    );
+    for column in 0..COLUMNS.len() {
+        let (first, last) = (mean(&|r| r.figures[column].0), mean(&|r| r.figures[column].1));
+        let digits = if first.max(last) >= 10.0 { 1 } else { 3 };
+        let _ = write!(row, " {first:.digits$} → {last:.digits$} |");
+    }
+    let _ = writeln!(row, " {:.0} s | `{}` |", mean(&|r| r.seconds), method.options.join(" "));
+    row
+}
+
+fn page(rows: &str, warm: f64) -> String {
+    let columns: String = COLUMNS.iter().map(|(_, name)| format!(" {name} |")).collect();
+    format!(
+        "# Methods on one task\n\n\
+         Written by `cargo xtask methods`; do not edit. Every run starts from the same warm start of `tandem demo`, which\n\
+         solves {:.0} % of 300 held-out additions, and differs from the others in the options of the last column alone.\n\
+         Common to all:\n\n```text\n{}\n```\n\n\
+         Accuracy is that of greedy completions of the held-out problems after training: mean over three seeds, and each\n\
+         of them. The other columns are means over the first and over the last five steps: entropy in nats per token,\n\
+         length in tokens, share of tokens outside the clip range on the side where the advantage pushes. Time is that\n\
+         of a whole run, start of both processes included. The task is small and the learning rate is the same for\n\
+         all: the table shows that each method runs and what it does to a policy, not which one is best.\n\n\
+         | method | what it is | accuracy |{columns} time | options |\n\
+         |---|---|---|---|---|---|---|---|\n{rows}",
+        100.0 * warm,
+        COMMON.join("\n"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_row_has_as_many_cells_as_the_heading() {
+        let run = |accuracy| Run { accuracy, figures: vec![(0.5, 0.25); COLUMNS.len()], seconds: 20.0 };
+        let row = row(&METHODS[0], &[run(0.9), run(1.0)]);
+        let page = page(&row, 0.5);
+        let cells = |line: &str| line.matches('|').count();
+        let lines: Vec<&str> = page.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines.iter().all(|line| cells(line) == cells(lines[0])), "{lines:?}");
+        assert!(row.contains("**0.95** (0.90, 1.00)") && row.contains("0.500 → 0.250"), "{row}");
+    }
+
+    #[test]
+    fn gaps_in_the_records_are_left_out() {
+        let records = [json!({ "entropy": 1.0 }), json!({ "entropy": null }), json!({ "entropy": 3.0 })];
+        assert_eq!(first_and_last(&records, "entropy"), (2.0, 2.0));
+    }
+
+    #[test]
+    fn methods_have_names_of_their_own() {
+        let mut names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), METHODS.len());
+    }
+}
