@@ -3,10 +3,12 @@
 mod binaries;
 mod demo;
 mod doctor;
+mod iterate;
 mod report;
 mod summary;
 mod supervise;
 mod tail;
+mod tool;
 mod train;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -25,6 +27,8 @@ struct Cli {
 enum Command {
     /// Train a model: start sampler and learner, restart what dies, show the progress, write the report.
     Train(train::Args),
+    /// Train in rounds, each with a reward model trained further and the last policy as reference (iterative GRPO).
+    Iterate(iterate::Args),
     /// Watch a tiny model learn arithmetic in a few minutes.
     Demo(demo::Args),
     /// Write the report of a run (again).
@@ -36,6 +40,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse_from(words()).command {
         Command::Train(args) => train::run(&args),
+        Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -2,7 +2,6 @@
 
 mod model;
 mod problems;
-mod tool;
 
 use std::{
     fs,
@@ -21,6 +20,7 @@ use shared::{
 
 use crate::{
     supervise::Outcome,
+    tool,
     train::{self, Trained},
 };
 use problems::Problems;

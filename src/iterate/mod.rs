@@ -1,0 +1,252 @@
+//! `tandem iterate`: iterative GRPO as in DeepSeekMath (algorithm 1). Every round trains the reward model further, on
+//! fresh comparisons of the policy's completions mixed with a replay of old ones, makes the policy the new reference,
+//! and trains the policy on the new reward model.
+//!
+//! A round is a folder with a `tandem train` run in it. What a round has finished is not done again, so the command can
+//! be repeated after an interruption.
+
+mod comparisons;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use shared::{
+    RunDir, atomic,
+    config::{TrainConfig, layers},
+};
+
+use crate::{supervise::Outcome, tool, train};
+use comparisons::Judged;
+
+/// Words of `tandem iterate`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The configuration of every round; `model` is where the first one starts, the reward model joins `reward_funcs`
+    #[arg(value_name = "RUN.toml")]
+    config: PathBuf,
+    /// Number of rounds
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Model directory that the reward model starts from: a sequence classifier, or a language model, which gets a new
+    /// head; without it, `model`
+    #[arg(long, value_name = "DIR")]
+    reward_model: Option<PathBuf>,
+    /// Reward function that ranks the completions which are compared
+    #[arg(long, value_name = "NAME", required_unless_present = "pairs", conflicts_with = "pairs")]
+    judge: Option<String>,
+    /// Comparisons instead of a judge: JSONL as for `learner reward-model`, shared out over the rounds
+    #[arg(long, value_name = "FILE")]
+    pairs: Option<PathBuf>,
+    /// Prompts whose completions are compared in a round; each gives at most one comparison
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    comparisons: usize,
+    /// Share of replayed comparisons of earlier rounds in the reward model's training
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    history_share: f64,
+    /// Peak learning rate of the reward model
+    #[arg(long, value_name = "RATE", default_value_t = 1e-5)]
+    reward_learning_rate: f64,
+    /// Passes of the reward model over a round's comparisons
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    reward_epochs: u32,
+    /// Options that win over RUN.toml, as for `tandem train`
+    #[arg(value_name = "OPTIONS", last = true)]
+    overrides: Vec<String>,
+}
+
+/// What a finished round leaves behind.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Round {
+    round: u32,
+    /// Judge's mean reward of the policy's completions before the round.
+    judged: Option<f64>,
+    pairs: u64,
+    replayed: u64,
+    /// Share of the comparisons that the reward model ranks right, before and after its training.
+    accuracy_before: f64,
+    accuracy_after: f64,
+    /// Mean reward of the first and the last steps, the reward model's part included.
+    reward_first: Option<f64>,
+    reward_last: Option<f64>,
+    /// Where the round ends, and the next begins, its reference included.
+    policy: PathBuf,
+    reward_model: PathBuf,
+}
+
+/// Runs `tandem iterate`. The last line on stdout is one JSON object.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
+    let config = layers::load(Some(&args.config), &layers::parse_overrides(&args.overrides)?)?;
+    let root = std::path::absolute(&config.output_dir)?;
+    fs::create_dir_all(&root).with_context(|| format!("`output_dir` {}", root.display()))?;
+    let start = args.reward_model.clone().unwrap_or_else(|| config.model.clone());
+    let mut job = Job { args, root, policy: config.model.clone(), reward_model: std::path::absolute(start)?, config };
+    let mut rounds = Vec::new();
+    for round in 1..=args.rounds {
+        let Some(done) = job.round(round)? else {
+            return Ok(ExitCode::from(train::INTERRUPTED));
+        };
+        job.policy.clone_from(&done.policy);
+        job.reward_model.clone_from(&done.reward_model);
+        rounds.push(done);
+    }
+    let last = job.sample(args.rounds + 1)?;
+    let judged: Vec<Option<f64>> = rounds.iter().map(|r| r.judged).chain([last.and_then(|l| l.reward)]).collect();
+    println!("{}", json!({ "rounds": rounds, "judged": judged, "model": job.policy }));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The state between two rounds.
+struct Job<'a> {
+    args: &'a Args,
+    config: TrainConfig,
+    root: PathBuf,
+    policy: PathBuf,
+    reward_model: PathBuf,
+}
+
+impl Job<'_> {
+    fn path(&self, round: u32, name: &str) -> PathBuf {
+        self.root.join(format!("round-{round}")).join(name)
+    }
+
+    /// One round; nothing when it was interrupted.
+    fn round(&self, round: u32) -> Result<Option<Round>> {
+        let record = self.path(round, "round.json");
+        if let Ok(text) = fs::read_to_string(&record) {
+            return serde_json::from_str(&text).with_context(|| record.display().to_string()).map(Some);
+        }
+        eprintln!("\nround {round} of {}: comparisons", self.args.rounds);
+        let judged = self.sample(round)?;
+        let fresh = match (&judged, &self.args.pairs) {
+            (Some(judged), _) => judged.pairs.clone(),
+            (None, Some(file)) => comparisons::share(&comparisons::lines(file)?, round, self.args.rounds)?,
+            (None, None) => bail!("name a --judge or a file of --pairs"),
+        };
+        ensure!(
+            !fresh.is_empty(),
+            "round {round}: the judge sees no difference between any two completions of a prompt"
+        );
+        eprintln!("round {round} of {}: reward model, {} comparisons", self.args.rounds, fresh.len());
+        let learned = self.reward_model(round, &fresh)?;
+        eprintln!("round {round} of {}: policy", self.args.rounds);
+        let trained = train::train(self.training(round)?)?;
+        if trained.outcome != Outcome::Finished {
+            return Ok(None);
+        }
+        let number = |key| tool::number(&learned, key);
+        let done = Round {
+            round,
+            judged: judged.and_then(|j| j.reward),
+            pairs: number("pairs")? as u64,
+            replayed: number("replayed")? as u64,
+            accuracy_before: number("accuracy_before")?,
+            accuracy_after: number("accuracy_after")?,
+            reward_first: trained.summary.reward_first,
+            reward_last: trained.summary.reward_last,
+            policy: trained.dir.checkpoint(trained.summary.steps),
+            reward_model: self.path(round, "reward-model"),
+        };
+        atomic::write(&record, serde_json::to_string_pretty(&done)?.as_bytes())?;
+        Ok(Some(done))
+    }
+
+    /// Completions of the policy as it is before a round, judged; nothing when the comparisons come from a file.
+    fn sample(&self, round: u32) -> Result<Option<Judged>> {
+        let Some(judge) = &self.args.judge else {
+            return Ok(None);
+        };
+        let (prompts, samples) = (self.path(round, "prompts.jsonl"), self.path(round, "samples.jsonl"));
+        fs::create_dir_all(self.path(round, ""))?;
+        if !samples.exists() {
+            let config = &self.config;
+            let rows = comparisons::choose_prompts(&config.dataset, self.args.comparisons, config.seed, round)
+                .context("`dataset`")?;
+            comparisons::write(&prompts, &rows)?;
+            let mut words = vec!["generate".to_owned()];
+            let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
+            flag("model", self.policy.display().to_string());
+            flag("prompts", prompts.display().to_string());
+            flag("output", samples.display().to_string());
+            flag("reward-funcs", judge.clone());
+            flag("num-generations", config.num_generations.to_string());
+            flag("max-completion-length", config.max_completion_length.to_string());
+            flag("temperature", config.temperature.to_string());
+            flag("top-p", config.top_p.to_string());
+            flag("top-k", config.top_k.to_string());
+            // Not the draws of the training steps.
+            flag("seed", (config.seed + u64::from(round) * 1_000_003).to_string());
+            if let Some(prompt) = &config.system_prompt {
+                flag("system-prompt", prompt.clone());
+            }
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            tool::run("rollout", &words, &self.path(round, "samples.log"))?;
+        }
+        comparisons::judge(&samples).map(Some)
+    }
+
+    /// The reward model of a round, trained further from that of the round before; the figures of its training.
+    fn reward_model(&self, round: u32, fresh: &[String]) -> Result<serde_json::Value> {
+        let (output, figures) = (self.path(round, "reward-model"), self.path(round, "reward-model.json"));
+        let pairs = self.path(round, "pairs.jsonl");
+        if output.exists() && figures.exists() {
+            return Ok(serde_json::from_str(&fs::read_to_string(&figures)?)?);
+        }
+        if output.exists() {
+            fs::remove_dir_all(&output)?;
+        }
+        comparisons::write(&pairs, fresh)?;
+        let mut words = vec!["reward-model".to_owned()];
+        let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
+        flag("model", self.reward_model.display().to_string());
+        flag("pairs", pairs.display().to_string());
+        flag("output", output.display().to_string());
+        flag("learning-rate", self.args.reward_learning_rate.to_string());
+        flag("epochs", self.args.reward_epochs.to_string());
+        flag("seed", (self.config.seed + u64::from(round)).to_string());
+        if round > 1 {
+            let history = self.path(round, "history.jsonl");
+            let old = comparisons::history((1..round).map(|r| self.path(r, "pairs.jsonl")))?;
+            comparisons::write(&history, &old)?;
+            flag("history", history.display().to_string());
+            flag("history-share", self.args.history_share.to_string());
+        }
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let learned = tool::run("learner", &words, &self.path(round, "reward-model.log"))?;
+        atomic::write(&figures, learned.to_string().as_bytes())?;
+        Ok(learned)
+    }
+
+    /// The policy's training in a round. The learner takes the run's starting model as reference, which here is the
+    /// policy that the last round ended with.
+    fn training(&self, round: u32) -> Result<TrainConfig> {
+        let mut config = self.config.clone();
+        config.model.clone_from(&self.policy);
+        config.output_dir = self.path(round, "run");
+        config.seed = self.config.seed + u64::from(round);
+        let weights = self.config.weighted_rewards();
+        let model = format!("model:path={}", path_in_spec(&self.path(round, "reward-model"))?);
+        config.reward_funcs = [model].into_iter().chain(weights.iter().map(|(name, _)| name.clone())).collect();
+        config.reward_weights = [1.0].into_iter().chain(weights.iter().map(|(_, weight)| *weight)).collect();
+        let interrupted = !RunDir::new(&config.output_dir).checkpoints().unwrap_or_default().is_empty();
+        config.resume_from_checkpoint = interrupted.then(|| "latest".to_owned());
+        if !interrupted && config.output_dir.exists() {
+            // A run that ended before its first checkpoint begins anew.
+            fs::remove_dir_all(&config.output_dir)?;
+        }
+        Ok(config)
+    }
+}
+
+/// Specifications of reward functions separate their parameters by colons.
+fn path_in_spec(path: &Path) -> Result<String> {
+    let text = path.display().to_string();
+    ensure!(!text.contains(':'), "`output_dir` {text}: a path with a colon cannot name a reward model");
+    Ok(text)
+}
