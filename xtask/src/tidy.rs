@@ -1,5 +1,5 @@
 //! House rules that neither rustfmt nor clippy checks: no notes to self, no ignored tests, module documentation, files
-//! of readable length, no paths of one particular machine.
+//! of readable length, no paths of one particular machine, a test for every file of golden figures.
 
 use std::{
     fs,
@@ -35,16 +35,39 @@ const MACHINE_PATHS: &[&str] =
 /// With all findings, one per line.
 pub fn check(root: &Path) -> Result<()> {
     let mut findings = Vec::new();
+    let mut golden_tests = String::new();
     for path in files(root)? {
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let shown = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         findings.extend(inspect(&shown, &text));
+        if text.contains("fn golden_") {
+            golden_tests.push_str(&text);
+        }
     }
+    let untested =
+        figures(&root.join("tests/golden"))?.into_iter().filter(|file| !golden_tests.contains(&quoted(file)));
+    findings.extend(untested.map(|file| format!("tests/golden/{file}: no test named golden_… reads these figures")));
     if findings.is_empty() {
         return Ok(());
     }
     findings.sort();
     bail!("{} findings\n{}", findings.len(), findings.join("\n"))
+}
+
+/// Names of the files with golden figures.
+fn figures(dir: &Path) -> Result<Vec<String>> {
+    if !dir.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let names: std::io::Result<Vec<String>> = names.collect();
+    Ok(names?.into_iter().filter(|name| name.ends_with(".json")).collect())
+}
+
+/// A file's name as a test writes it.
+fn quoted(file: &str) -> String {
+    format!("\"{file}\"")
 }
 
 /// Rust, TOML, Markdown and shell files below a folder.
@@ -124,6 +147,19 @@ mod tests {
         }
         assert!(inspect("a.rs", "fn a() {}\n")[0].contains("module documentation"));
         assert!(inspect("a.rs", &"//!\n".repeat(801))[0].contains("801 lines"));
+    }
+
+    #[test]
+    fn golden_figures_without_a_test_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("tests/golden")).unwrap();
+        for file in ["one.json", "two.json", "README.md"] {
+            fs::write(dir.path().join("tests/golden").join(file), "{}").unwrap();
+        }
+        let test = concat!("//! Docs.\n#[test]\nfn gold", "en_one() { golden(\"one.json\") }\n");
+        fs::write(dir.path().join("a.rs"), test).unwrap();
+        let message = check(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("two.json") && !message.contains("one.json"), "{message}");
     }
 
     #[test]
