@@ -6,8 +6,8 @@ use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
 };
-use serde_json::Value;
-use shared::{ModelConfig, ModelDir, atomic};
+use serde_json::{Value, json};
+use shared::{Architecture, Head, ModelConfig, ModelDir, atomic};
 
 use crate::{ExportError, TensorSource, VersionDir, values};
 
@@ -28,13 +28,59 @@ pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<
 /// As [`write_hf`]; the folder may then have some of the files.
 pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
     write_safetensors(model.config(), &dir.join("model.safetensors"), read)?;
+    copy_companions(model, dir, &mut |path, content| as_float32(path, content))
+}
+
+/// As [`fill_hf`], for the transformer of `model` under `score.weight` with one label, whatever head `model` has itself:
+/// `config.json` then names `…ForSequenceClassification`.
+///
+/// # Errors
+/// As [`fill_hf`].
+pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+    let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
+    write_safetensors(&config, &dir.join("model.safetensors"), read)?;
+    copy_companions(model, dir, &mut |path, content| as_scorer(path, as_float32(path, content)?, model))
+}
+
+fn copy_companions(
+    model: &ModelDir,
+    dir: &Path,
+    rewrite: &mut dyn FnMut(&Path, Vec<u8>) -> Result<Vec<u8>, ExportError>,
+) -> Result<(), ExportError> {
     for source in model.companions() {
         let name = source.file_name().expect("a companion is a file of the model directory");
         let content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
-        let content = if name == "config.json" { as_float32(&source, content)? } else { content };
+        let content = if name == "config.json" { rewrite(&source, content)? } else { content };
         atomic::write(&dir.join(name), &content)?;
     }
     Ok(())
+}
+
+/// `config.json` of a sequence classifier with one label.
+fn as_scorer(path: &Path, content: Vec<u8>, model: &ModelDir) -> Result<Vec<u8>, ExportError> {
+    let mut config = parse(path, &content)?;
+    let family = match model.config().architecture {
+        Architecture::Llama => "Llama",
+        Architecture::Qwen2 => "Qwen2",
+        Architecture::Qwen3 => "Qwen3",
+    };
+    config["architectures"] = json!([format!("{family}ForSequenceClassification")]);
+    config["id2label"] = json!({"0": "LABEL_0"});
+    config["label2id"] = json!({"LABEL_0": 0});
+    if let Some(config) = config.as_object_mut() {
+        config.remove("num_labels");
+    }
+    Ok(pretty(&config))
+}
+
+fn parse(path: &Path, content: &[u8]) -> Result<Value, ExportError> {
+    serde_json::from_slice(content).map_err(|e| ExportError::content(path, format!("is not valid JSON: {e}")))
+}
+
+fn pretty(config: &Value) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(config).expect("a parsed configuration is valid JSON");
+    text.push(b'\n');
+    text
 }
 
 /// Writes a published version back as a Hugging Face directory that transformers loads.
@@ -97,8 +143,7 @@ fn safetensors_header(parameters: &[(String, Vec<usize>)]) -> (Vec<u8>, u64) {
 /// `config.json` with the element type (`torch_dtype`, in transformers 5 `dtype`) set to float32; untouched when it
 /// states no other.
 fn as_float32(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, ExportError> {
-    let mut config: Value =
-        serde_json::from_slice(&content).map_err(|e| ExportError::content(path, format!("is not valid JSON: {e}")))?;
+    let mut config = parse(path, &content)?;
     let mut changed = false;
     for key in ["torch_dtype", "dtype"] {
         if let Some(dtype) = config.get_mut(key).filter(|v| v.as_str() != Some("float32")) {
@@ -109,7 +154,5 @@ fn as_float32(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, ExportError> {
     if !changed {
         return Ok(content);
     }
-    let mut text = serde_json::to_vec_pretty(&config).expect("a parsed configuration is valid JSON");
-    text.push(b'\n');
-    Ok(text)
+    Ok(pretty(&config))
 }

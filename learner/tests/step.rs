@@ -3,6 +3,7 @@
 mod support;
 
 use learner::{
+    advantage::{CreditOptions, credit},
     model::{LoadOptions, load},
     step::{StepBatch, StepStats, Trainer},
 };
@@ -116,7 +117,8 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     let batch = StepBatch::new(&groups, &config, PolicyVersion(3));
     assert!(!batch.rows[0].trained && batch.rows[0].valid && batch.rows[1].trained);
     let mean = 1.5;
-    assert!(batch.advantages.advantages.iter().enumerate().all(|(i, a)| a.signum() == (i as f64 - mean).signum()));
+    let advantages = credit(&CreditOptions::from_config(&config), &batch.samples(), None, None).advantages;
+    assert!(advantages.iter().enumerate().all(|(i, a)| a[0].signum() == (i as f64 - mean).signum()));
 
     let all = TrainConfig { mask_truncated_completions: false, ..config.clone() };
     assert!(largest_difference(&step(&config, &groups).0, &step(&all, &groups).0) > 0.0);

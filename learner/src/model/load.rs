@@ -1,10 +1,10 @@
 //! Weights from a Hugging Face directory, or random ones.
 
 use exporters::Checkpoint;
-use shared::{ModelConfig, ModelDir, rng};
+use shared::{Head, ModelConfig, ModelDir, rng};
 use tch::{Device, Kind};
 
-use super::{Decoder, Parameters};
+use super::{Decoder, Parameters, Scorer, scorer::SCORE};
 use crate::error::LearnerError;
 
 /// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
@@ -38,8 +38,38 @@ pub fn has_weights(model: &ModelDir) -> bool {
 /// # Errors
 /// Missing, damaged or ill-shaped tensors, by name.
 pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerError> {
+    if model.config().head != Head::LanguageModel {
+        return Err(LearnerError::content(
+            model.path(),
+            "has a classification head (config.json: `architectures`); name the directory of a language model",
+        ));
+    }
     let checkpoint = Checkpoint::open(model)?;
     build(model.config(), options, &mut |name| Ok(checkpoint.read_f32(name)?))
+}
+
+/// Loads a scorer: that of a directory with a classification head, whose first label is the score, or the transformer of
+/// a language model under a head that starts at 0.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, LearnerError> {
+    let config = Scorer::config_of(model.config());
+    check_memory(&config, options)?;
+    let checkpoint = Checkpoint::open(model)?;
+    let mut read = |name: &str| -> Result<Vec<f32>, LearnerError> {
+        if name != SCORE {
+            return Ok(checkpoint.read_f32(name)?);
+        }
+        if model.config().head == Head::LanguageModel {
+            return Ok(vec![0.0; config.hidden_size]);
+        }
+        let mut labels = checkpoint.read_f32(name)?;
+        labels.truncate(config.hidden_size);
+        Ok(labels)
+    };
+    let parameters = Parameters::load(&config, options.kind, options.device, options.trainable, &mut read)?;
+    Ok(Scorer::new(config, parameters))
 }
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard

@@ -1,4 +1,4 @@
-//! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families over libtorch.
+//! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families over libtorch: language models and scorers.
 
 mod attention;
 mod head;
@@ -8,52 +8,29 @@ mod mlp;
 mod norm;
 mod parameters;
 mod rope;
+mod scorer;
+mod trunk;
 
 use std::ops::Range;
 
 use shared::ModelConfig;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 pub use head::{Head, TokenStats};
-pub use load::{LoadOptions, has_weights, initialise, load};
+pub use load::{LoadOptions, has_weights, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
+pub use scorer::Scorer;
 
 use crate::batch::MicroBatch;
-use attention::Attention;
-use mlp::Mlp;
-use norm::RmsNorm;
-use rope::Rotation;
+use trunk::{EMBEDDING, Trunk};
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
 const UNTIED_HEAD: &str = "lm_head.weight";
-
-#[derive(Debug)]
-struct Layer {
-    input_norm: RmsNorm,
-    attention: Attention,
-    output_norm: RmsNorm,
-    mlp: Mlp,
-}
-
-impl Layer {
-    fn forward(&self, x_BSH: &Tensor, rotation: &Rotation) -> Tensor {
-        let x_BSH = x_BSH + self.attention.forward(&self.input_norm.forward(x_BSH), rotation);
-        &x_BSH + self.mlp.forward(&self.output_norm.forward(&x_BSH))
-    }
-}
 
 /// A causal language model.
 #[derive(Debug)]
 pub struct Decoder {
-    config: ModelConfig,
-    parameters: Parameters,
-    layers: Vec<Layer>,
-    norm: RmsNorm,
-    embedding_VH: Tensor,
+    trunk: Trunk,
     head: Head,
-    /// Leaves between embedding and head, with their indices: those that autograd differentiates.
-    trunk: Vec<(usize, Tensor)>,
-    embedding_index: usize,
     head_index: usize,
 }
 
@@ -61,60 +38,34 @@ impl Decoder {
     /// A model over the given parameters.
     #[must_use]
     pub fn new(config: ModelConfig, parameters: Parameters) -> Self {
-        let norm = |name: &str| RmsNorm::new(&parameters, name, config.rms_norm_eps);
-        let layers = (0..config.num_hidden_layers)
-            .map(|i| Layer {
-                input_norm: norm(&format!("model.layers.{i}.input_layernorm")),
-                attention: Attention::new(&config, &parameters, &format!("model.layers.{i}.self_attn")),
-                output_norm: norm(&format!("model.layers.{i}.post_attention_layernorm")),
-                mlp: Mlp::new(&parameters, &format!("model.layers.{i}.mlp")),
-            })
-            .collect();
-        let index = |name| parameters.leaf_index(name).expect("every architecture has an embedding and a head");
-        let head_name = if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD };
-        let (embedding_index, head_index) = (index(EMBEDDING), index(head_name));
-        let trunk = (0..parameters.leaves().len())
-            .filter(|i| ![embedding_index, head_index].contains(i))
-            .map(|i| (i, parameters.leaves()[i].shallow_clone()))
-            .collect();
-        Self {
-            layers,
-            norm: norm("model.norm"),
-            embedding_VH: parameters.leaf(EMBEDDING).detach(),
-            head: Head::new(&parameters.leaf(head_name)),
-            trunk,
-            embedding_index,
-            head_index,
-            config,
-            parameters,
-        }
+        let name = if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD };
+        let head = Head::new(&parameters.leaf(name));
+        let head_index = parameters.leaf_index(name).expect("every language model has a head");
+        Self { trunk: Trunk::new(config, parameters, name), head, head_index }
     }
 
     /// The architecture.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        self.trunk.config()
     }
 
     /// The parameters.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
-        &self.parameters
+        self.trunk.parameters()
     }
 
     /// Logits of every position, `[B, S]` token ids to `[B, S, V]`.
     pub fn logits(&self, input_ids_BS: &Tensor) -> Tensor {
-        tch::no_grad(|| {
-            let x_BSH = self.trunk(self.embed(input_ids_BS));
-            self.head.logits(&self.norm.forward(&x_BSH))
-        })
+        tch::no_grad(|| self.head.logits(&self.trunk.every(input_ids_BS)))
     }
 
     /// Log-probs and entropies of a micro-batch's completion tokens at a temperature, without gradients.
     #[must_use]
     pub fn evaluate(&self, batch: &MicroBatch, temperature: f64) -> TokenStats {
         tch::no_grad(|| {
-            let hidden_NH = self.select(&self.trunk(self.embed(&batch.input_ids_BS)), batch);
+            let hidden_NH = self.trunk.selected(&batch.input_ids_BS, &batch.positions_N);
             self.head.evaluate(&hidden_NH, &batch.targets_N, temperature)
         })
     }
@@ -130,46 +81,16 @@ impl Decoder {
         gradients: &mut Gradients,
         gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Tensor,
     ) {
-        // The embedding is left out of the graph: autograd would make a dense [V, H] gradient of it every time.
-        let embedded_BSH = tch::no_grad(|| self.embed(&batch.input_ids_BS)).set_requires_grad(true);
-        let hidden_NH = self.select(&self.trunk(embedded_BSH.shallow_clone()), batch);
+        let tape = self.trunk.record(&batch.input_ids_BS, &batch.positions_N);
         let gradient_NH = tch::no_grad(|| {
             self.head.differentiate(
-                &hidden_NH.detach(),
+                &tape.hidden(),
                 &batch.targets_N,
                 temperature,
                 gradients.leaf_mut(self.head_index),
                 gradient_of,
             )
         });
-        // A gradient is carried into the graph by a product whose derivative it is.
-        let carrier = (hidden_NH * gradient_NH).sum(None::<Kind>);
-        let inputs: Vec<&Tensor> =
-            std::iter::once(&embedded_BSH).chain(self.trunk.iter().map(|(_, leaf)| leaf)).collect();
-        let mut results = Tensor::run_backward(&[carrier], &inputs, false, false).into_iter();
-        let embedded_gradient = results.next().expect("one gradient per input");
-        tch::no_grad(|| {
-            for ((index, _), gradient) in self.trunk.iter().zip(results) {
-                *gradients.leaf_mut(*index) += gradient;
-            }
-            let rows_BH = embedded_gradient.reshape([-1, self.config.hidden_size as i64]);
-            let _ = gradients.leaf_mut(self.embedding_index).index_add_(0, &batch.input_ids_BS.reshape([-1]), &rows_BH);
-        });
-    }
-
-    fn embed(&self, input_ids_BS: &Tensor) -> Tensor {
-        Tensor::embedding(&self.embedding_VH, input_ids_BS, -1, false, false)
-    }
-
-    fn trunk(&self, embedded_BSH: Tensor) -> Tensor {
-        let kind = embedded_BSH.kind();
-        let rotation = Rotation::new(&self.config, embedded_BSH.size()[1], kind, embedded_BSH.device());
-        self.layers.iter().fold(embedded_BSH, |x_BSH, layer| layer.forward(&x_BSH, &rotation))
-    }
-
-    /// Normed hidden states of the positions that predict completion tokens, `[N, H]`.
-    fn select(&self, x_BSH: &Tensor, batch: &MicroBatch) -> Tensor {
-        let rows_TH = x_BSH.reshape([-1, self.config.hidden_size as i64]);
-        self.norm.forward(&rows_TH.index_select(0, &batch.positions_N))
+        self.trunk.backward(tape, &gradient_NH, gradients);
     }
 }

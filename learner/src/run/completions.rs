@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::{FinishReason, atomic};
 
-use crate::step::StepBatch;
+use crate::step::{StepBatch, StepStats};
 
 /// One sampled completion.
 #[derive(Debug, Serialize)]
@@ -18,7 +18,8 @@ struct Record<'a> {
     completion: &'a str,
     rewards: Map<String, Value>,
     reward: Option<f64>,
-    advantage: f64,
+    /// Mean over its tokens; null for a completion without tokens.
+    advantage: Option<f64>,
     finish_reason: FinishReason,
     version: u64,
     tokens: usize,
@@ -28,7 +29,7 @@ struct Record<'a> {
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>) -> std::io::Result<()> {
+pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, stats: &StepStats) -> std::io::Result<()> {
     let mut text = Vec::new();
     for (i, row) in batch.rows.iter().enumerate() {
         let outcomes = row.group.reward_names.iter().zip(&row.completion.rewards);
@@ -39,8 +40,8 @@ pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>) -> std::io::Result<(
             prompt: &row.group.prompt_text,
             completion: &row.completion.text,
             rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
-            reward: batch.advantages.rewards[i],
-            advantage: batch.advantages.advantages[i],
+            reward: batch.rewards.rewards[i],
+            advantage: mean(&stats.advantages[i]),
             finish_reason: row.completion.finish_reason,
             version: row.completion.versions.first().map_or(row.group.policy_version, |(_, version)| *version).0,
             tokens: row.completion.token_ids.len(),
@@ -49,4 +50,11 @@ pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>) -> std::io::Result<(
         text.push(b'\n');
     }
     atomic::write(path, &text)
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    // Equal advantages, the rule for most methods, are written to the last bit as they are.
+    let first = *values.first()?;
+    let equal = values.iter().all(|&value| value == first);
+    Some(if equal { first } else { values.iter().sum::<f64>() / values.len() as f64 })
 }

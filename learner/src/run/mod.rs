@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), LearnerError> {
         let step = self.state.step;
         if self.config.log_completions {
-            completions::write(&self.run_dir.step_completions(step), step, batch)?;
+            completions::write(&self.run_dir.step_completions(step), step, batch, stats)?;
         }
         let mut line = MetricRecord::default();
         line.count("step", step).count("total_steps", self.state.total_steps);

@@ -1,12 +1,9 @@
 //! The generation batch of a step: completions in prompt order, with what the reward functions said of them.
 
-use shared::{
-    Completion, FinishReason, PolicyVersion, RolloutGroup,
-    config::{ScaleRewards, TrainConfig},
-};
+use shared::{Completion, FinishReason, PolicyVersion, RolloutGroup, config::TrainConfig};
 
 use crate::{
-    advantage::{Advantages, group_advantages, weighted_reward},
+    advantage::{CreditOptions, RewardSummary, Sample},
     batch::Sequence,
 };
 
@@ -42,8 +39,8 @@ impl<'a> Row<'a> {
 pub struct StepBatch<'a> {
     /// Completions, group after group in prompt order, `num_generations` each.
     pub rows: Vec<Row<'a>>,
-    /// One entry per row.
-    pub advantages: Advantages,
+    /// What the rows earned.
+    pub rewards: RewardSummary,
     /// Versions that the learner is ahead of each group's policy.
     pub staleness: Vec<u64>,
     /// Number of completions left out because their group was too old.
@@ -74,8 +71,14 @@ impl<'a> StepBatch<'a> {
             .filter(|(_, age)| **age > config.max_staleness)
             .map(|(group, _)| group.completions.len())
             .sum();
-        let advantages = advantages(&rows, config.num_generations as usize, config.scale_rewards);
-        Self { rows, advantages, staleness, stale }
+        let rewards = RewardSummary::new(&CreditOptions::from_config(config), &samples(&rows));
+        Self { rows, rewards, staleness, stale }
+    }
+
+    /// The rows as the advantage estimators see them.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample<'a>> {
+        samples(&self.rows)
     }
 
     /// Valid rows.
@@ -96,14 +99,20 @@ impl<'a> StepBatch<'a> {
     }
 }
 
-fn advantages(rows: &[Row<'_>], group_size: usize, scale: ScaleRewards) -> Advantages {
-    let rewards = rows
-        .iter()
-        .map(|row| {
-            let scores: Vec<Option<f64>> = row.completion.rewards.iter().map(|r| r.score()).collect();
-            let weights: Vec<f64> = row.group.reward_names.iter().map(|(_, weight)| *weight).collect();
-            row.valid.then(|| weighted_reward(&scores, &weights)).flatten()
+fn samples<'a>(rows: &[Row<'a>]) -> Vec<Sample<'a>> {
+    let mut group = 0;
+    rows.iter()
+        .enumerate()
+        .map(|(i, row)| {
+            group += usize::from(i > 0 && !std::ptr::eq(rows[i - 1].group, row.group));
+            Sample {
+                group,
+                tokens: row.completion.token_ids.len(),
+                valid: row.valid,
+                trained: row.trained,
+                outcomes: &row.completion.rewards,
+                weights: row.group.reward_names.iter().map(|(_, weight)| *weight).collect(),
+            }
         })
-        .collect();
-    group_advantages(rewards, group_size, scale)
+        .collect()
 }

@@ -42,9 +42,9 @@ pub fn record(batch: &StepBatch<'_>, stats: &StepStats, beta: f64) -> MetricReco
 }
 
 fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
-    let advantages = &batch.advantages;
-    record.set("reward", advantages.reward_mean).set("reward_std", advantages.reward_std);
-    record.set("frac_reward_zero_std", advantages.frac_zero_std());
+    let rewards = &batch.rewards;
+    record.set("reward", rewards.reward_mean).set("reward_std", rewards.reward_std);
+    record.set("frac_reward_zero_std", rewards.frac_zero_std());
     let mut by_function: BTreeMap<&str, (Vec<Option<f64>>, u64)> = BTreeMap::new();
     for row in batch.valid() {
         for ((name, _), outcome) in row.group.reward_names.iter().zip(&row.completion.rewards) {

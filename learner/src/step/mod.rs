@@ -19,6 +19,7 @@ pub use passes::{Evaluation, evaluate};
 pub use stats::{ClipStats, Mean, Mismatch, StepStats, Times};
 
 use crate::{
+    advantage::{self, CreditOptions, credit},
     batch::Sequence,
     error::LearnerError,
     loss::{
@@ -57,6 +58,7 @@ impl Trainer {
     /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
         check(config)?;
+        advantage::check(config)?;
         let objective = Objective::from_config(config);
         if objective.beta != 0.0 && reference.is_none() {
             return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
@@ -115,6 +117,7 @@ impl Trainer {
         let mut stats = StepStats { old_logprobs: vec![Vec::new(); batch.rows.len()], ..StepStats::default() };
         let ref_logprobs = self.ref_logprobs(batch, &sequences, &mut stats)?;
         self.old_logprobs(batch, &sequences, &updates, &mut stats)?;
+        stats.advantages = credit(&CreditOptions::from_config(&self.config), &batch.samples(), None, None).advantages;
         let objective = self.objective;
         for iteration in 0..self.config.num_iterations {
             for (number, rows) in updates.iter().enumerate() {

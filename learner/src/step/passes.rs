@@ -75,10 +75,9 @@ impl Pass<'_> {
         rows: &[usize],
         stats: &mut StepStats,
     ) -> Result<f64, LearnerError> {
-        let advantage = |r: usize| self.batch.advantages.advantages[r];
         let valid: Vec<usize> = rows.iter().copied().filter(|&r| self.batch.rows[r].valid).collect();
         let (training, idle): (Vec<usize>, Vec<usize>) =
-            valid.into_iter().partition(|&r| self.batch.rows[r].trained && self.objective.trains(advantage(r)));
+            valid.into_iter().partition(|&r| self.batch.rows[r].trained && self.teaches(r, stats));
         let mut loss = 0.0;
         for rows in split(self.sequences, &training, self.budget) {
             loss += self.differentiate(policy, gradients, &rows, stats)?;
@@ -161,7 +160,7 @@ impl Pass<'_> {
         Tokens {
             old_logprobs_N: (!self.on_policy).then(|| gather(&stats.old_logprobs)),
             ref_logprobs_N: has_reference.then(|| gather(self.ref_logprobs)),
-            advantages_N: Tensor::from_slice(&micro.per_token(|r| self.batch.advantages.advantages[r])),
+            advantages_N: gather(&stats.advantages),
             importance_N: None,
             weights_N: Tensor::from_slice(&micro.per_token(|r| self.weights[r])),
         }
@@ -169,12 +168,16 @@ impl Pass<'_> {
     }
 
     fn count_clipped(&self, row: usize, logprobs: &[f64], stats: &mut StepStats) {
-        let advantage = self.batch.advantages.advantages[row];
         let (floor, ceiling) = (1.0 - self.objective.epsilon_low, 1.0 + self.objective.epsilon_high);
         let ratios = logprobs.iter().zip(&stats.old_logprobs[row]).map(|(now, old)| (now - old).exp());
-        let clipped = |outside: &dyn Fn(f64) -> bool| ratios.clone().filter(|&ratio| outside(ratio)).count();
-        let low = if advantage < 0.0 { clipped(&|ratio| ratio < floor) } else { 0 };
-        let high = if advantage > 0.0 { clipped(&|ratio| ratio > ceiling) } else { 0 };
+        let tokens = || ratios.clone().zip(&stats.advantages[row]);
+        let low = tokens().filter(|&(ratio, &advantage)| advantage < 0.0 && ratio < floor).count();
+        let high = tokens().filter(|&(ratio, &advantage)| advantage > 0.0 && ratio > ceiling).count();
         stats.clip.add(low, high, logprobs.len());
+    }
+
+    /// Whether any token of a row can contribute to the gradient.
+    fn teaches(&self, row: usize, stats: &StepStats) -> bool {
+        stats.advantages[row].iter().any(|&advantage| self.objective.trains(advantage))
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use shared::metrics::MetricRecord;
+
 use crate::kl::k3_value;
 
 /// Figures of a training step.
@@ -18,6 +20,10 @@ pub struct StepStats {
     /// Log-probs of each row's tokens under the policy that the step began with; empty for rows that were not
     /// evaluated.
     pub old_logprobs: Vec<Vec<f64>>,
+    /// Advantage of each row's tokens.
+    pub advantages: Vec<Vec<f64>>,
+    /// What KL penalty and critic say, with verl's keys.
+    pub credit: MetricRecord,
     /// Entropies along the first pass over each completion.
     pub entropy: Mean,
     /// KL estimates of all passes.

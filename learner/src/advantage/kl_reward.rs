@@ -1,0 +1,96 @@
+//! The KL penalty that PPO takes off each token's reward, and the controller of its weight.
+
+use shared::config::{KlController as Kind, KlEstimator, TrainConfig};
+
+/// Bounds of k3's log-ratio and value in verl's `kl_penalty`.
+const K3_LOG_RATIO: f64 = 20.0;
+const K3_VALUE: f64 = 10.0;
+
+/// Largest relative error that the adaptive controller acts on in one step (Ziegler et al. 2019).
+const ERROR_LIMIT: f64 = 0.2;
+
+/// Estimate of the KL divergence at one token, from its log-probs. In the reward nothing is differentiated, so the
+/// straight-through forms equal their values. verl `kl_penalty`.
+#[must_use]
+pub fn estimate(estimator: KlEstimator, logprob: f64, ref_logprob: f64) -> f64 {
+    let difference = logprob - ref_logprob;
+    match estimator {
+        KlEstimator::K1 | KlEstimator::K1Plus => difference,
+        KlEstimator::K2 | KlEstimator::Mse => 0.5 * difference * difference,
+        KlEstimator::Abs => difference.abs(),
+        KlEstimator::K3 | KlEstimator::K3Plus => {
+            let ratio = (-difference).clamp(-K3_LOG_RATIO, K3_LOG_RATIO);
+            (ratio.exp_m1() - ratio).clamp(-K3_VALUE, K3_VALUE)
+        }
+    }
+}
+
+/// Penalties of a generation batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KlPenalty {
+    /// What each token's reward is lowered by, one list per completion.
+    pub penalties: Vec<Vec<f64>>,
+    /// KL estimate: mean over a completion's tokens, then over completions. NaN without any. verl
+    /// `actor/reward_kl_penalty`.
+    pub mean_kl: f64,
+    /// Weight of the estimates. verl `actor/reward_kl_penalty_coeff`.
+    pub coef: f64,
+    /// Completions that were compared.
+    pub completions: usize,
+}
+
+/// The weight of the penalty over the steps of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KlController {
+    /// Current weight.
+    pub coef: f64,
+    estimator: KlEstimator,
+    kind: Kind,
+    target: f64,
+    horizon: f64,
+}
+
+impl KlController {
+    /// The controller of a run that has the penalty in its rewards, `beta` to begin with.
+    #[must_use]
+    pub fn from_config(config: &TrainConfig) -> Option<Self> {
+        (config.use_kl_in_reward && config.beta != 0.0).then_some(Self {
+            coef: config.beta,
+            estimator: config.kl_estimator,
+            kind: config.kl_controller,
+            target: config.kl_target,
+            horizon: config.kl_horizon,
+        })
+    }
+
+    /// Penalties at the current weight. Completions without log-probs on both sides have none.
+    #[must_use]
+    pub fn penalise(&self, old_logprobs: &[Vec<f64>], ref_logprobs: &[Vec<f64>]) -> KlPenalty {
+        let estimates: Vec<Vec<f64>> = old_logprobs
+            .iter()
+            .zip(ref_logprobs)
+            .map(|(old, reference)| {
+                let tokens = old.iter().zip(reference);
+                tokens.map(|(old, reference)| estimate(self.estimator, *old, *reference)).collect()
+            })
+            .collect();
+        let compared = estimates.iter().filter(|tokens| !tokens.is_empty());
+        let means: Vec<f64> = compared.map(|tokens| tokens.iter().sum::<f64>() / tokens.len() as f64).collect();
+        let weigh = |tokens: Vec<f64>| tokens.into_iter().map(|kl| self.coef * kl).collect();
+        KlPenalty {
+            penalties: estimates.into_iter().map(weigh).collect(),
+            mean_kl: means.iter().sum::<f64>() / means.len() as f64,
+            coef: self.coef,
+            completions: means.len(),
+        }
+    }
+
+    /// Moves the weight after a batch of `completions` whose mean KL was `kl`; a fixed one stays. verl
+    /// `AdaptiveKLController.update`.
+    pub fn update(&mut self, kl: f64, completions: usize) {
+        if self.kind == Kind::Adaptive && kl.is_finite() {
+            let error = (kl / self.target - 1.0).clamp(-ERROR_LIMIT, ERROR_LIMIT);
+            self.coef *= 1.0 + error * completions as f64 / self.horizon;
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Group advantages of rewards for whole completions, with TRL 1.16's semantics
+//! (`GRPOTrainer._generate_and_score_completions`): weighted sum of the reward functions in which abstentions are left
+//! out, centring on the group's mean, scaling by a standard deviation with n − 1.
+
+use shared::config::ScaleRewards;
+
+use super::moments::{Moments, members, pick};
+
+/// What a completion is compared with when it is the only one of its group that has a reward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lone {
+    /// With itself: advantage 0 (TRL).
+    Itself,
+    /// With nothing: it keeps its reward (verl: mean 0, standard deviation 1).
+    Nothing,
+}
+
+/// Advantages with what they were divided by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Normalised {
+    /// One per completion; 0 where there is nothing to compare with.
+    pub advantages: Vec<f64>,
+    /// Standard deviation that goes with each completion; NaN where there is none. With [`ScaleRewards::None`] it is the
+    /// group's, which nothing is divided by.
+    pub stds: Vec<f64>,
+}
+
+/// Weighted sum of one completion's rewards; `None` when every function abstained. TRL `sum_then_normalize`.
+#[must_use]
+pub fn weighted_reward(scores: &[Option<f64>], weights: &[f64]) -> Option<f64> {
+    let scored = scores.iter().zip(weights).filter_map(|(score, weight)| Some(score.as_ref()? * weight));
+    scores.iter().any(Option::is_some).then(|| scored.sum())
+}
+
+/// Reward minus the group's mean, over a standard deviation plus `eps` (DeepSeekMath eq. 3; Dr. GRPO without scaling).
+/// `groups[i]` names the group of completion i.
+#[must_use]
+pub fn grpo(rewards: &[Option<f64>], groups: &[usize], scale: ScaleRewards, eps: f64, lone: Lone) -> Normalised {
+    let all = Moments::of(rewards);
+    let batch_std = if rewards.len() > 1 { all.std } else { 0.0 };
+    let mut found = Normalised { advantages: vec![0.0; rewards.len()], stds: vec![f64::NAN; rewards.len()] };
+    for rows in members(groups) {
+        let own = Moments::of(&pick(rewards, &rows));
+        let alone = lone == Lone::Nothing && own.count == 1;
+        let group_std = match rows.len() {
+            _ if alone => 1.0,
+            1 => 0.0,
+            _ => own.std,
+        };
+        let mean = if alone { 0.0 } else { own.mean };
+        let std = if scale == ScaleRewards::Batch { batch_std } else { group_std };
+        let divisor = if scale == ScaleRewards::None { 1.0 } else { std + eps };
+        for row in rows {
+            found.stds[row] = std;
+            found.advantages[row] = rewards[row].map_or(0.0, |reward| zero_if_nan((reward - mean) / divisor));
+        }
+    }
+    found
+}
+
+/// Each reward function normalised in its group, their weighted sum normalised over the batch (GDPO). TRL
+/// `normalize_then_sum`. `scores[i][k]` is what function k said about completion i.
+#[must_use]
+pub fn normalize_then_sum(scores: &[Vec<Option<f64>>], weights: &[f64], groups: &[usize], eps: f64) -> Normalised {
+    let mut normalised = vec![vec![None; weights.len()]; scores.len()];
+    for function in 0..weights.len() {
+        let column: Vec<Option<f64>> = scores.iter().map(|row| row.get(function).copied().flatten()).collect();
+        let found = grpo(&column, groups, ScaleRewards::Group, eps, Lone::Itself);
+        for (row, score) in column.iter().enumerate() {
+            normalised[row][function] = score.map(|_| found.advantages[row]);
+        }
+    }
+    let sums: Vec<Option<f64>> = normalised.iter().map(|row| weighted_reward(row, weights)).collect();
+    // The whole batch as one group.
+    grpo(&sums, &vec![0; sums.len()], ScaleRewards::Group, eps, Lone::Itself)
+}
+
+fn zero_if_nan(value: f64) -> f64 {
+    if value.is_nan() { 0.0 } else { value }
+}
