@@ -1,8 +1,12 @@
 //! The group: one prompt with its completions, as it crosses from sampler to learner.
 
+mod contrast;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{GroupId, PolicyVersion, PromptId};
+
+pub use contrast::Contrast;
 
 /// Why a completion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -106,15 +110,25 @@ pub struct Completion {
     pub rewards: Vec<RewardOutcome>,
 }
 
-/// A group that dynamic sampling replaced, because its completions all earn the same.
+/// A group that dynamic sampling replaced, because its completions all earn the same or its weights were too old.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DroppedGroup {
     /// Row of the dataset.
     pub prompt_id: PromptId,
-    /// What every completion earned (weighted); `None` when no function had a score.
+    /// What its completions earned (weighted) on average; `None` when no function had a score.
     pub reward: Option<f64>,
     /// Completion tokens that were sampled for it.
     pub tokens: u64,
+    /// Whether it was older than `max_staleness` allows by the time a batch had room for it.
+    pub stale: bool,
+}
+
+impl Completion {
+    /// Whether it counts at all: complete and not empty.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.finish_reason != FinishReason::Aborted && !self.token_ids.is_empty()
+    }
 }
 
 /// One prompt with all its completions: the unit that crosses the channel.
@@ -136,7 +150,8 @@ pub struct RolloutGroup {
     pub reward_names: Vec<(String, f64)>,
     /// The oldest weight version that any token of the group was sampled from.
     pub policy_version: PolicyVersion,
-    /// Number of dataset positions used up once this group is consumed: where a restarted sampler goes on.
+    /// Number of dataset positions used up once this group is consumed, those of `dropped` included: where a restarted
+    /// sampler goes on.
     pub cursor: u64,
     /// Groups that dynamic sampling made between the group before and this one and did not use.
     pub dropped: Vec<DroppedGroup>,
@@ -145,4 +160,13 @@ pub struct RolloutGroup {
     pub filler: bool,
     /// Seconds from admission to the last token.
     pub generation_seconds: f64,
+}
+
+impl RolloutGroup {
+    /// Dataset position at which the group, with everything that was dropped on the way to it, begins: the `cursor` of
+    /// the group before.
+    #[must_use]
+    pub fn begin(&self) -> u64 {
+        self.cursor.saturating_sub(1 + self.dropped.len() as u64)
+    }
 }

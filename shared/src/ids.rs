@@ -43,9 +43,9 @@ id! {
 
 /// A group's place in the run: the step it was made for and its index within that step's generation batch.
 ///
-/// The pair (step, index) is decided by the dataset order alone, so a group that is generated or sent twice has the
-/// same id, and the learner can drop the copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// The pair (step, index) is decided by the dataset order alone (and with dynamic sampling by which groups are usable),
+/// so a group that is generated or sent twice has the same id, and the learner can drop the copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct GroupId {
     /// The step whose generation batch the group belongs to.
     pub step: Step,

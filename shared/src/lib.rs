@@ -20,7 +20,9 @@ pub mod rng;
 pub mod run_dir;
 pub mod sampling;
 
-pub use group::{Completion, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob};
+pub use group::{
+    Completion, Contrast, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
+};
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
 pub use model_config::{Architecture, Head, ModelConfig, RopeScaling};

@@ -11,11 +11,16 @@ use super::link::Link;
 use crate::error::LearnerError;
 
 /// Gathers groups by step and index; copies and leftovers of earlier steps are dropped, early ones wait.
+///
+/// With dynamic sampling, which prompt a group was made of depends on the groups before it: a group counts once it
+/// follows on, without a gap, from what has arrived. One that does not (a sampler that was killed left it behind) gives
+/// way to what the next sampler sends in its place.
 #[derive(Debug)]
 pub struct Collector {
     groups_per_step: u32,
     num_generations: usize,
     vocabulary: u32,
+    dynamic_sampling: bool,
     waiting: BTreeMap<Step, BTreeMap<u32, RolloutGroup>>,
 }
 
@@ -27,48 +32,81 @@ impl Collector {
             groups_per_step: config.groups_per_step(),
             num_generations: config.num_generations as usize,
             vocabulary: vocabulary as u32,
+            dynamic_sampling: config.dynamic_sampling,
             waiting: BTreeMap::new(),
         }
     }
 
-    /// Every group of `step`, in prompt order; none when `stop` was set first.
+    /// Every group of `step`, which begins at dataset position `cursor`, in prompt order; none when `stop` was set first.
     ///
     /// # Errors
     /// A failed channel, a silent sampler, or a group that breaks the contract.
     pub fn collect(
         &mut self,
         step: Step,
+        cursor: u64,
         link: &Link,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<RolloutGroup>>, LearnerError> {
         self.waiting.retain(|&s, _| s >= step);
-        self.acknowledge(step, link);
-        while self.waiting.get(&step).map_or(0, BTreeMap::len) < self.groups_per_step as usize {
-            if stop.load(Ordering::Relaxed) {
-                return Ok(None);
+        loop {
+            let arrived = self.arrived(step, cursor);
+            if arrived.indices.len() >= self.groups_per_step as usize {
+                return Ok(self.waiting.remove(&step).map(|groups| groups.into_values().collect()));
             }
+            link.announce(|status| {
+                status.received.clone_from(&arrived.indices);
+                status.next_cursor = arrived.next_cursor;
+            });
+            let Some(group) = self.wait(link, stop)? else {
+                return Ok(None);
+            };
+            self.admit(group, step, &arrived)?;
+        }
+    }
+
+    /// The next group; none when `stop` was set first.
+    fn wait(&self, link: &Link, stop: &AtomicBool) -> Result<Option<RolloutGroup>, LearnerError> {
+        while !stop.load(Ordering::Relaxed) {
             // Short waits: in between, stop requests and signs of life are looked at.
             if let Some(group) = link.receive(STATUS_INTERVAL)? {
-                self.admit(group, step)?;
-                self.acknowledge(step, link);
+                return Ok(Some(group));
             }
         }
-        Ok(self.waiting.remove(&step).map(|groups| groups.into_values().collect()))
+        Ok(None)
     }
 
-    fn acknowledge(&self, step: Step, link: &Link) {
-        let received = self.waiting.get(&step).map(|groups| groups.keys().copied().collect()).unwrap_or_default();
-        link.announce(|status| status.received = received);
+    fn arrived(&self, step: Step, cursor: u64) -> Arrived {
+        let groups = self.waiting.get(&step);
+        let all = || groups.into_iter().flatten();
+        if !self.dynamic_sampling {
+            return Arrived { indices: all().map(|(index, _)| *index).collect(), next_cursor: 0 };
+        }
+        let mut arrived = Arrived { indices: Vec::new(), next_cursor: cursor };
+        for ((index, group), expected) in all().zip(0..) {
+            if *index != expected || group.begin() != arrived.next_cursor {
+                break;
+            }
+            arrived.indices.push(*index);
+            arrived.next_cursor = group.cursor;
+        }
+        arrived
     }
 
-    fn admit(&mut self, group: RolloutGroup, step: Step) -> Result<(), LearnerError> {
+    fn admit(&mut self, group: RolloutGroup, step: Step, arrived: &Arrived) -> Result<(), LearnerError> {
         self.check(&group)?;
         let id = group.id;
         if id.step < step {
             tracing::debug!(group = %id, "a group of a step that is done came again");
             return Ok(());
         }
-        self.waiting.entry(id.step).or_default().entry(id.index).or_insert(group);
+        let known = id.step == step && arrived.indices.binary_search(&id.index).is_ok();
+        let groups = self.waiting.entry(id.step).or_default();
+        if self.dynamic_sampling && !known {
+            groups.insert(id.index, group);
+        } else {
+            groups.entry(id.index).or_insert(group);
+        }
         Ok(())
     }
 
@@ -82,6 +120,9 @@ impl Collector {
         }
         if group.prompt_ids.is_empty() {
             return fail("its prompt has no token".into());
+        }
+        if !self.dynamic_sampling && (group.filler || !group.dropped.is_empty()) {
+            return fail("it comes from dynamic sampling, which is off".into());
         }
         for completion in &group.completions {
             if completion.logprobs.len() != completion.token_ids.len() {
@@ -102,4 +143,13 @@ impl Collector {
         }
         Ok(())
     }
+}
+
+/// What counts of a step's groups.
+#[derive(Debug)]
+struct Arrived {
+    /// Ascending.
+    indices: Vec<u32>,
+    /// Where the first group that is missing begins (dynamic sampling).
+    next_cursor: u64,
 }

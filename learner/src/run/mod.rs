@@ -2,6 +2,7 @@
 
 mod collector;
 mod completions;
+mod ledger;
 mod link;
 
 use std::{
@@ -137,7 +138,8 @@ impl<'a> Run<'a> {
     ) -> Result<Outcome, LearnerError> {
         while self.state.step < self.state.total_steps {
             let start = Instant::now();
-            let Some(groups) = collector.collect(Step(self.state.step), link, stop)? else {
+            let step = Step(self.state.step);
+            let Some(groups) = collector.collect(step, self.state.cursor, link, stop)? else {
                 return Ok(Outcome::Stopped);
             };
             let waited = start.elapsed();
@@ -176,6 +178,7 @@ impl<'a> Run<'a> {
             status.step = Step(version.0);
             status.cursor = self.state.cursor;
             status.received.clear();
+            status.next_cursor = self.state.cursor;
         });
         Ok(start.elapsed())
     }
@@ -196,6 +199,7 @@ impl<'a> Run<'a> {
         line.set("epoch", self.state.cursor as f64 / self.prompts.max(1) as f64);
         line.count("num_tokens", self.state.num_tokens);
         line.extend(record(batch, stats, self.config.beta));
+        line.extend(ledger::record(batch, self.config, step));
         line.set("perf/rollout_wait_s", durations.waited.as_secs_f64());
         line.set("perf/publish_s", durations.published.as_secs_f64());
         if let Some(now) = link.sampler() {

@@ -2,11 +2,17 @@
 //! without engine, channel or clock.
 //!
 //! A group's identity, (step, index), and its dataset position follow from the learner's status alone, so a plan can be
-//! thrown away and built again from the next status: that is all a restarted sampler does.
+//! thrown away and built again from the next status: that is all a restarted sampler does. With dynamic sampling they
+//! follow from the status and from which groups are usable: then [`candidates`] decides.
+
+mod candidates;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use shared::{GroupId, PolicyVersion, RolloutGroup, Step, channel::LearnerStatus};
+
+pub use candidates::DynamicSampling;
+use candidates::{Candidates, Place};
 
 /// Sizes that a plan works with.
 #[derive(Debug, Clone, Copy)]
@@ -20,12 +26,15 @@ pub struct PlanOptions {
     /// Bytes of groups that are kept although the learner has trained on them, for the case that it falls back to a
     /// checkpoint. What does not fit is made again in that case.
     pub kept_bytes: usize,
+    /// Replace groups whose rewards do not differ.
+    pub dynamic_sampling: Option<DynamicSampling>,
 }
 
 /// A group to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admission {
-    /// Its place in the run.
+    /// Its place in the run; with dynamic sampling the first one that is open, and the group gets its own when it is
+    /// known to be usable.
     pub id: GroupId,
     /// Its position in the endless sequence of prompts, from 0.
     pub position: u64,
@@ -50,13 +59,17 @@ pub struct Plan {
     learner: Option<LearnerStatus>,
     groups: BTreeMap<GroupId, State>,
     kept_bytes: usize,
+    candidates: Option<Candidates>,
 }
 
 impl Plan {
     /// An empty plan: nothing is admitted before the first status of the learner.
     #[must_use]
     pub fn new(options: PlanOptions) -> Self {
-        Self { options, learner: None, groups: BTreeMap::new(), kept_bytes: 0 }
+        let candidates = options
+            .dynamic_sampling
+            .map(|sampling| Candidates::new(sampling, options.groups_per_step, options.max_staleness));
+        Self { options, learner: None, groups: BTreeMap::new(), kept_bytes: 0, candidates }
     }
 
     /// The learner's newest status.
@@ -86,16 +99,69 @@ impl Plan {
                 State::Unsent(group) | State::Sending(group) | State::Sent(group) => self.release(&group),
             }
         }
+        if self.candidates.is_some() {
+            self.follow(&status);
+        }
         self.learner = Some(status);
         self.fit();
+    }
+
+    /// With dynamic sampling, a group's place depends on those before it. What the learner has received is what counts:
+    /// placed groups that do not follow on from it are forgotten.
+    fn follow(&mut self, status: &LearnerStatus) {
+        let arrived = status.received.len() as u32;
+        let mut place = Place { id: GroupId { step: status.step, index: 0 }, ..Place::default() };
+        (place.cursor, place.step_begin) = (status.cursor, status.cursor);
+        if arrived > 0 {
+            place.id.index = arrived - 1;
+            place = place.after(status.next_cursor, self.options.groups_per_step);
+        }
+        while let Some(State::Unsent(group) | State::Sending(group) | State::Sent(group)) = self.groups.get(&place.id)
+            && group.begin() == place.cursor
+        {
+            place = place.after(group.cursor, self.options.groups_per_step);
+        }
+        for state in self.groups.split_off(&place.id).into_values() {
+            if let State::Unsent(group) | State::Sending(group) | State::Sent(group) = state {
+                self.release(&group);
+            }
+        }
+        if let Some(candidates) = &mut self.candidates {
+            candidates.go_on_from(place);
+        }
+        self.place();
+    }
+
+    /// Gives candidates their places as far as they are known.
+    fn place(&mut self) {
+        while let Some(group) = self.candidates.as_mut().and_then(Candidates::place) {
+            self.kept_bytes += size(&group);
+            self.groups.insert(group.id, State::Unsent(Arc::new(group)));
+        }
     }
 
     /// The next group to begin with weights of the given version, if one may be begun. It counts as in work until
     /// [`Plan::finish`] or [`Plan::give_up`].
     pub fn admit(&mut self, version: PolicyVersion) -> Option<Admission> {
-        let admission = self.next(version)?;
-        self.groups.insert(admission.id, State::InWork);
+        let Some(candidates) = &self.candidates else {
+            let admission = self.next(version)?;
+            self.groups.insert(admission.id, State::InWork);
+            return Some(admission);
+        };
+        let admission = self.next_candidate(candidates, version)?;
+        self.candidates.as_mut()?.begin(admission.position);
         Some(admission)
+    }
+
+    fn next_candidate(&self, candidates: &Candidates, version: PolicyVersion) -> Option<Admission> {
+        let status = self.learner.as_ref().filter(|s| !s.finished && version <= s.version)?;
+        let end = Step((version.0 + self.options.max_staleness + 1).min(status.total_steps));
+        let position = candidates.wanted(end)?;
+        let Place { id, cursor, .. } = candidates.next();
+        // As without dynamic sampling: only what is beyond the step that the learner waits for may be held up.
+        let urgent = candidates.taking(cursor..position) < candidates.places(status.step.next());
+        let held = self.unsent() + candidates.waiting();
+        (urgent || held < self.options.max_unsent).then_some(Admission { id, position })
     }
 
     fn next(&self, version: PolicyVersion) -> Option<Admission> {
@@ -118,6 +184,12 @@ impl Plan {
 
     /// A group in work is complete and waits to be handed over.
     pub fn finish(&mut self, group: RolloutGroup) {
+        if let Some(candidates) = &mut self.candidates {
+            candidates.finish(group.cursor - 1, group);
+            self.place();
+            self.fit();
+            return;
+        }
         let id = group.id;
         let Some(state) = self.groups.get_mut(&id) else {
             return;
@@ -132,9 +204,11 @@ impl Plan {
     }
 
     /// A group in work will not be completed: it is admitted again later.
-    pub fn give_up(&mut self, id: GroupId) {
-        if matches!(self.groups.get(&id), Some(State::InWork)) {
-            self.groups.remove(&id);
+    pub fn give_up(&mut self, admission: Admission) {
+        if let Some(candidates) = &mut self.candidates {
+            candidates.give_up(admission.position);
+        } else if matches!(self.groups.get(&admission.id), Some(State::InWork)) {
+            self.groups.remove(&admission.id);
         }
     }
 
@@ -232,5 +306,7 @@ fn size(group: &RolloutGroup) -> usize {
     size_of_val(group) + group.prompt_text.len() + size_of_val(group.prompt_ids.as_slice()) + completions
 }
 
+#[cfg(test)]
+mod dynamic_tests;
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,7 @@ use super::{
     evaluation::Evaluation,
     link::{Link, LinkEvent},
     order::PromptOrder,
-    plan::{Plan, PlanOptions},
+    plan::{DynamicSampling, Plan, PlanOptions},
     sampler::{Sampler, silent},
     weights::WeightFollower,
 };
@@ -113,6 +113,10 @@ impl Inputs {
             max_staleness: config.max_staleness,
             max_unsent: config.groups_per_step() as usize,
             kept_bytes: KEPT_BYTES,
+            dynamic_sampling: config.dynamic_sampling.then(|| DynamicSampling {
+                max_attempts: config.dynamic_sampling_max_attempts,
+                contrast: config.contrast(),
+            }),
         });
         plan.observe(first);
         Ok(Sampler {

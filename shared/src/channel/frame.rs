@@ -21,7 +21,7 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 2;
+pub const FRAME_VERSION: u16 = 3;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 24;
 
@@ -207,7 +207,7 @@ mod tests {
             reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
             policy_version: PolicyVersion(299),
             cursor: 2403,
-            dropped: vec![DroppedGroup { prompt_id: PromptId(8), reward: Some(1.0), tokens: 300 }],
+            dropped: vec![DroppedGroup { prompt_id: PromptId(8), reward: Some(1.0), tokens: 300, stale: false }],
             filler: true,
             generation_seconds: 0.75,
         }
@@ -227,6 +227,7 @@ mod tests {
             cursor: 40,
             durable_step: Step(4),
             received: vec![0, 200],
+            next_cursor: 42,
             total_steps: 1000,
             finished: true,
         };
@@ -245,12 +246,12 @@ mod tests {
     }
 
     const GROUP: &str = "\
-        544e444d02000100a7000000000000005bae9d216bb71c36ac020207010201dba00904322b323d01000213dda0090200\
+        544e444d03000100a8000000000000008834d9eed995e736ac020207010201dba00904322b323d01000213dda0090200\
         0000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000040020307\
         74696d656f7574010101000000000000e03f030b636f72726563746e657373000000000000f03f06666f726d61740000\
-        00000000e03f066c656e677468000000000000f03fab02e312010801000000000000f03fac0201000000000000e83f";
-    const LEARNER: &str = "544e444d02000200140000000000000048b5fc4e1f0e0c71ef9bafcdf8acd19101050528040200c801e80701";
-    const SAMPLER: &str = "544e444d020003000c00000000000000a9c2167aa934e9d7090504c0843dac02b9600708";
+        00000000e03f066c656e677468000000000000f03fab02e312010801000000000000f03fac020001000000000000e83f";
+    const LEARNER: &str = "544e444d030002001500000000000000b824e1076dc7b070ef9bafcdf8acd19101050528040200c8012ae80701";
+    const SAMPLER: &str = "544e444d030003000c0000000000000076ea376a5994e858090504c0843dac02b9600708";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {
@@ -328,14 +329,19 @@ mod tests {
             prop::collection::vec(completion(), 0..4),
             prop::collection::vec(any::<(String, f64)>(), 0..3),
             any::<f64>(),
-            prop::collection::vec(any::<(u64, Option<f64>, u64)>(), 0..3),
+            prop::collection::vec(any::<(u64, Option<f64>, u64, bool)>(), 0..3),
             any::<bool>(),
         )
             .prop_map(
                 |(numbers, prompt_ids, prompt_text, completions, reward_names, generation_seconds, dropped, filler)| {
                     let dropped = dropped
                         .into_iter()
-                        .map(|(id, reward, tokens)| DroppedGroup { prompt_id: PromptId(id), reward, tokens })
+                        .map(|(id, reward, tokens, stale)| DroppedGroup {
+                            prompt_id: PromptId(id),
+                            reward,
+                            tokens,
+                            stale,
+                        })
                         .collect();
                     let (step, index, prompt_id, epoch, policy_version, cursor) = numbers;
                     RolloutGroup {

@@ -14,7 +14,7 @@ pub use choices::{
 };
 pub use options::TrainConfig;
 
-use crate::sampling::SamplingParams;
+use crate::{Contrast, sampling::SamplingParams};
 
 /// A configuration that makes no sense.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +87,16 @@ impl TrainConfig {
             let per_epoch = prompts as f64 / f64::from(self.groups_per_step());
             ((per_epoch * self.num_train_epochs).ceil() as u64).max(1)
         })
+    }
+
+    /// What has to differ within a group for it to teach anything.
+    #[must_use]
+    pub fn contrast(&self) -> Contrast {
+        match (self.advantage_estimator, self.multi_objective_aggregation) {
+            (AdvantageEstimator::Process, _) => Contrast::Steps,
+            (_, MultiObjectiveAggregation::NormalizeThenSum) => Contrast::AnyFunction,
+            (_, MultiObjectiveAggregation::SumThenNormalize) => Contrast::Total,
+        }
     }
 
     /// Weight of each reward function.

@@ -5,7 +5,8 @@ use shared::PromptId;
 
 use super::*;
 
-const OPTIONS: PlanOptions = PlanOptions { groups_per_step: 2, max_staleness: 0, max_unsent: 4, kept_bytes: 1 << 20 };
+const OPTIONS: PlanOptions =
+    PlanOptions { groups_per_step: 2, max_staleness: 0, max_unsent: 4, kept_bytes: 1 << 20, dynamic_sampling: None };
 
 fn status(incarnation: u64, step: u64, durable: u64) -> LearnerStatus {
     LearnerStatus {
@@ -99,7 +100,7 @@ fn a_group_given_up_is_made_again() {
     plan.observe(status(1, 0, 0));
     let first = plan.admit(PolicyVersion(0)).unwrap();
     assert_ne!(plan.admit(PolicyVersion(0)).unwrap(), first);
-    plan.give_up(first.id);
+    plan.give_up(first);
     assert_eq!(plan.admit(PolicyVersion(0)), Some(first));
 }
 
@@ -288,7 +289,7 @@ proptest! {
         events in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         let kept_bytes = kept * size(&group(Admission { id: id(0, 0), position: 0 }, 0));
-        let mut world = World::new(PlanOptions { groups_per_step, max_staleness, max_unsent, kept_bytes });
+        let mut world = World::new(PlanOptions { groups_per_step, max_staleness, max_unsent, kept_bytes, ..OPTIONS });
         for event in events {
             world.happen(event);
         }

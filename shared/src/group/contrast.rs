@@ -1,0 +1,161 @@
+//! Whether a group teaches anything: the test by which dynamic sampling keeps it or replaces it.
+
+use super::{Completion, DroppedGroup, RewardOutcome, RolloutGroup};
+
+/// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
+const ZERO_STD: f64 = 1e-8;
+
+/// What has to differ within a group, depending on how advantages are made of its rewards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contrast {
+    /// The completions' weighted rewards.
+    Total,
+    /// The rewards of any one function: each is normalised by itself (`normalize_then_sum`).
+    AnyFunction,
+    /// The scores that any one function gave to steps, over all steps of the group (`advantage_estimator` process).
+    Steps,
+}
+
+impl RolloutGroup {
+    /// Whether the rewards differ, so that some advantage is not 0. Aborted and empty completions are left out, as they
+    /// are from the baseline.
+    #[must_use]
+    pub fn has_contrast(&self, contrast: Contrast) -> bool {
+        let of_function = |scores: fn(&RewardOutcome, &mut Vec<f64>)| {
+            (0..self.reward_names.len()).any(|function| {
+                let mut found = Vec::new();
+                let outcomes = self.usable().filter_map(|completion| completion.rewards.get(function));
+                outcomes.for_each(|outcome| scores(outcome, &mut found));
+                differ(&found)
+            })
+        };
+        match contrast {
+            Contrast::Total => differ(&self.weighted_rewards()),
+            Contrast::AnyFunction => of_function(|outcome, found| found.extend(outcome.score())),
+            Contrast::Steps => of_function(|outcome, found| match outcome {
+                RewardOutcome::Steps(steps) => found.extend(steps.iter().map(|step| step.score)),
+                other => found.extend(other.score()),
+            }),
+        }
+    }
+
+    /// The record of this group as one that was not used.
+    #[must_use]
+    pub fn as_dropped(&self, stale: bool) -> DroppedGroup {
+        let rewards = self.weighted_rewards();
+        let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
+        DroppedGroup {
+            prompt_id: self.prompt_id,
+            reward: (!rewards.is_empty()).then_some(mean),
+            tokens: self.completions.iter().map(|completion| completion.token_ids.len() as u64).sum(),
+            stale,
+        }
+    }
+
+    fn usable(&self) -> impl Iterator<Item = &Completion> {
+        self.completions.iter().filter(|completion| completion.is_usable())
+    }
+
+    /// Weighted sums of the usable completions that any function has scored.
+    fn weighted_rewards(&self) -> Vec<f64> {
+        let weighted = |completion: &Completion| {
+            let scored = completion.rewards.iter().zip(&self.reward_names);
+            scored.filter_map(|(outcome, (_, weight))| Some(outcome.score()? * weight)).reduce(|sum, next| sum + next)
+        };
+        self.usable().filter_map(weighted).collect()
+    }
+}
+
+/// Whether the standard deviation (n − 1) is above 0; fewer than two numbers have none.
+fn differ(values: &[f64]) -> bool {
+    if values.len() < 2 || values.iter().all(|&value| value == values[0]) {
+        return false;
+    }
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() - 1) as f64).sqrt() > ZERO_STD
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FinishReason, GroupId, PolicyVersion, PromptId, Step, StepScore};
+
+    fn group(rewards: Vec<Vec<RewardOutcome>>) -> RolloutGroup {
+        let completions = rewards.into_iter().zip(0..).map(|(rewards, sample)| Completion {
+            sample,
+            token_ids: vec![1, 2],
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            text: String::new(),
+            finish_reason: FinishReason::Stop,
+            rewards,
+        });
+        RolloutGroup {
+            id: GroupId { step: Step(0), index: 0 },
+            prompt_id: PromptId(3),
+            epoch: 0,
+            prompt_ids: vec![1],
+            prompt_text: String::new(),
+            completions: completions.collect(),
+            reward_names: vec![("a".into(), 1.0), ("b".into(), 2.0)],
+            policy_version: PolicyVersion(0),
+            cursor: 5,
+            dropped: Vec::new(),
+            filler: false,
+            generation_seconds: 0.0,
+        }
+    }
+
+    fn scores(rows: &[[f64; 2]]) -> RolloutGroup {
+        group(rows.iter().map(|row| row.map(RewardOutcome::Score).to_vec()).collect())
+    }
+
+    #[test]
+    fn equal_totals_of_unequal_functions_have_contrast_only_per_function() {
+        let cancelling = scores(&[[2.0, 0.0], [0.0, 1.0]]);
+        assert!(!cancelling.has_contrast(Contrast::Total));
+        assert!(cancelling.has_contrast(Contrast::AnyFunction));
+        let flat = scores(&[[1.0, 0.1]; 3]);
+        assert!(!flat.has_contrast(Contrast::Total) && !flat.has_contrast(Contrast::AnyFunction));
+        let usable = scores(&[[1.0, 0.1], [1.0, 0.1], [1.0, 0.2]]);
+        assert!(usable.has_contrast(Contrast::Total) && usable.has_contrast(Contrast::AnyFunction));
+        // Rounding is no contrast.
+        assert!(!scores(&[[0.1 + 0.2, 0.0], [0.3, 0.0]]).has_contrast(Contrast::Total));
+    }
+
+    #[test]
+    fn what_is_left_out_of_the_baseline_makes_no_contrast() {
+        use RewardOutcome::{NotApplicable, Score};
+        let mut two = scores(&[[1.0, 0.0], [0.0, 0.0]]);
+        two.completions[1].finish_reason = FinishReason::Aborted;
+        assert!(!two.has_contrast(Contrast::Total));
+        let mut two = scores(&[[1.0, 0.0], [0.0, 0.0]]);
+        two.completions[0].token_ids.clear();
+        assert!(!two.has_contrast(Contrast::Total));
+        let one_scored = group(vec![vec![Score(1.0), NotApplicable], vec![NotApplicable, NotApplicable]]);
+        assert!(!one_scored.has_contrast(Contrast::Total));
+        let abstaining = group(vec![vec![Score(1.0), Score(1.0)], vec![Score(1.0), NotApplicable]]);
+        assert!(abstaining.has_contrast(Contrast::Total), "an abstention is left out of the sum");
+    }
+
+    #[test]
+    fn steps_may_differ_where_their_means_do_not() {
+        let steps = |list: [f64; 2]| {
+            let steps = list.into_iter().zip(0..).map(|(score, end)| StepScore { end, score });
+            vec![RewardOutcome::Steps(steps.collect()), RewardOutcome::NotApplicable]
+        };
+        let same_means = group(vec![steps([0.0, 1.0]), steps([1.0, 0.0])]);
+        assert!(!same_means.has_contrast(Contrast::Total));
+        assert!(same_means.has_contrast(Contrast::Steps));
+        assert!(!group(vec![steps([1.0, 1.0]), steps([1.0, 1.0])]).has_contrast(Contrast::Steps));
+    }
+
+    #[test]
+    fn a_dropped_group_leaves_its_reward_and_its_tokens() {
+        let found = scores(&[[1.0, 0.5], [1.0, 0.5]]).as_dropped(false);
+        assert_eq!(found, DroppedGroup { prompt_id: PromptId(3), reward: Some(2.0), tokens: 4, stale: false });
+        let silent = group(vec![vec![RewardOutcome::NotApplicable; 2]]).as_dropped(true);
+        assert_eq!(silent, DroppedGroup { prompt_id: PromptId(3), reward: None, tokens: 2, stale: true });
+    }
+}
