@@ -4,6 +4,7 @@
 //! those that a network computes and [`command`] those of another process. [`RewardPool`] runs them beside generation,
 //! and [`weighted_sum`] makes one number of their scores. `docs/rewards.md` describes them for users.
 
+pub mod command;
 pub mod model;
 mod pool;
 pub mod registry;

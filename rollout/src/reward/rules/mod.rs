@@ -15,7 +15,7 @@ use std::sync::Arc;
 use shared::RewardOutcome;
 
 use super::{
-    Reward, RewardCompletion, RewardInput, model,
+    Reward, RewardCompletion, RewardInput, command, model,
     registry::{Entry, Parameter, Parameters},
 };
 
@@ -195,6 +195,13 @@ pub(super) const ENTRIES: &[Entry] = &[
             Parameter { name: "threads", default: Some("0"), about: "threads of the model, 0 = one per core" },
         ],
         build: model::build,
+    },
+    Entry {
+        name: "command",
+        about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
+        columns: &[],
+        parameters: &[Parameter { name: "run", default: None, about: "the command line, for /bin/sh" }],
+        build: command::build,
     },
 ];
 
