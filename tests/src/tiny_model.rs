@@ -87,8 +87,16 @@ impl Qwen2 {
                 .collect();
             (name, shape, values)
         });
-        fs::write(dir.join("model.safetensors"), safetensors(tensors)).expect("model.safetensors can be written");
+        write_safetensors(dir, tensors);
     }
+}
+
+/// Writes `model.safetensors` with float32 tensors: names, shapes, values.
+///
+/// # Panics
+/// When the file cannot be written.
+pub fn write_safetensors(dir: &Path, tensors: impl Iterator<Item = (String, Vec<usize>, Vec<f32>)>) {
+    fs::write(dir.join("model.safetensors"), safetensors(tensors)).expect("model.safetensors can be written");
 }
 
 /// Number of tokens of [`write_tokenizer`].

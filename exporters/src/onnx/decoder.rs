@@ -1,10 +1,11 @@
-//! The decoder graph: one model for prefill and decode, with the KV cache updated in place.
+//! The decoder graph: one model for prefill and decode, with the KV cache updated in place. A model with a score head
+//! (a reward model) has the same layers, but sees its sequences whole and keeps no cache.
 //!
 //! Activations are two-dimensional, `[tokens, features]` with tokens = batch × sequence, so that every linear layer
 //! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
 //! straight copy. Attention is com.microsoft `GroupQueryAttention`, the only node that sees batch and sequence apart.
 
-use shared::{Architecture, Dtype, ModelConfig, TensorEntry};
+use shared::{Architecture, Dtype, Head, ModelConfig, TensorEntry};
 
 use super::{
     builder::{Dim, GraphBuilder, data_type, float, int},
@@ -24,6 +25,7 @@ const FUSED_ROTARY_MULTIPLE: usize = 16;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const BATCH: Dim<'_> = Dim::Named("batch");
 const SEQUENCE: Dim<'_> = Dim::Named("sequence");
+const SCORES: Dim<'_> = Dim::Named("scores");
 
 /// Whether `GroupQueryAttention` rotates q and k itself. If not, the graph has an input `position_ids`.
 #[must_use]
@@ -40,6 +42,10 @@ pub fn fused_rotary(config: &ModelConfig) -> bool {
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
 /// buffers of the past.
+///
+/// With [`Head::Score`], there is no cache, and in place of `last_index` and `logits` there are an input `score_index`
+/// i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. Attention is causal, so whatever
+/// stands to the right of a position does not change its scores: rows may be padded there.
 pub(crate) fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
     let mut graph = GraphBuilder::default();
     for tensor in tensors {
@@ -53,7 +59,8 @@ struct Inputs {
     input_ids: String,
     seqlens_k: String,
     total_sequence_length: String,
-    last_index: String,
+    /// What the head reads: `last_index` or `score_index`.
+    index: String,
     position_ids: Option<String>,
 }
 
@@ -63,7 +70,10 @@ impl Inputs {
             input_ids: graph.input("input_ids", DataType::Int64, &[BATCH, SEQUENCE]),
             seqlens_k: graph.input("seqlens_k", DataType::Int32, &[BATCH]),
             total_sequence_length: graph.input("total_sequence_length", DataType::Int32, &[]),
-            last_index: graph.input("last_index", DataType::Int64, &[BATCH]),
+            index: match config.head {
+                Head::LanguageModel => graph.input("last_index", DataType::Int64, &[BATCH]),
+                Head::Score { .. } => graph.input("score_index", DataType::Int64, &[SCORES]),
+            },
             position_ids: (!fused_rotary(config))
                 .then(|| graph.input("position_ids", DataType::Int64, &[BATCH, SEQUENCE])),
         }
@@ -108,7 +118,12 @@ struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     fn new(config: &'a ModelConfig, dtype: Dtype, mut graph: GraphBuilder) -> Self {
         let inputs = Inputs::declare(config, &mut graph);
-        graph.output("logits", DataType::Float, &[BATCH, Dim::Fixed(config.vocab_size)]);
+        match config.head {
+            Head::LanguageModel => {
+                graph.output("logits", DataType::Float, &[BATCH, Dim::Fixed(config.vocab_size)]);
+            }
+            Head::Score { labels } => graph.output("scores", DataType::Float, &[SCORES, Dim::Fixed(labels)]),
+        }
         let shapes = Shapes::declare(config, &inputs.input_ids, &mut graph);
         Self { config, dtype, graph, inputs, shapes }
     }
@@ -125,7 +140,10 @@ impl<'a> Decoder<'a> {
             let gamma = self.norm_before(layer + 1);
             (normed, residual) = self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, &gamma);
         }
-        self.head(&normed);
+        match self.config.head {
+            Head::LanguageModel => self.language_model_head(&normed),
+            Head::Score { .. } => self.score_head(&normed),
+        }
         self.graph.finish("decoder")
     }
 
@@ -217,9 +235,16 @@ impl<'a> Decoder<'a> {
 
     fn grouped_query_attention(&mut self, layer: usize, q: &str, k: &str, v: &str) -> String {
         let name = format!("layers.{layer}.attended");
-        let past = self.cache_names("past_key_values", layer);
+        // The kernel writes the keys and values of a call in any case; without a cache they are values like others.
         let present = self.cache_names("present", layer);
-        self.declare_cache(&past, &present);
+        let past = match self.config.head {
+            Head::LanguageModel => {
+                let past = self.cache_names("past_key_values", layer);
+                self.declare_cache(&past, &present);
+                past
+            }
+            Head::Score { .. } => Default::default(),
+        };
         let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
         let fused = fused_rotary(self.config);
         if fused {
@@ -263,17 +288,28 @@ impl<'a> Decoder<'a> {
     }
 
     /// Logits of each row's last token; the other rows never reach the large projection.
-    fn head(&mut self, normed: &str) {
+    fn language_model_head(&mut self, normed: &str) {
         let rows = self.as_batch("final.batch", normed);
         let last_axis = self.graph.integers("axis.last", &[-1]);
-        let index = self.graph.node("Unsqueeze", "last_index.column", &[&self.inputs.last_index, &last_axis], &[]);
+        let index = self.graph.node("Unsqueeze", "last_index.column", &[&self.inputs.index, &last_axis], &[]);
         let last = self.graph.node("GatherND", "final.last", &[&rows, &index], &[int("batch_dims", 1)]);
         let weight = if self.config.tie_word_embeddings { EMBEDDING } else { "lm_head.weight" };
+        self.output_gemm("logits", "lm_head", &last, weight);
+    }
+
+    /// Scores of the tokens that are asked for.
+    fn score_head(&mut self, normed: &str) {
+        let tokens = self.graph.node("Gather", "final.scored", &[normed, &self.inputs.index], &[]);
+        self.output_gemm("scores", "score", &tokens, "score.weight");
+    }
+
+    /// `input @ weight.T` as the fp32 output `name`; `inner` names the product where it is of another type.
+    fn output_gemm(&mut self, name: &str, inner: &str, input: &str, weight: &str) {
         if self.dtype == Dtype::Fp32 {
-            self.gemm("logits", &last, weight, None);
+            self.gemm(name, input, weight, None);
         } else {
-            let logits = self.gemm("lm_head", &last, weight, None);
-            self.graph.node("Cast", "logits", &[&logits], &[int("to", DataType::Float as i64)]);
+            let product = self.gemm(inner, input, weight, None);
+            self.graph.node("Cast", name, &[&product], &[int("to", DataType::Float as i64)]);
         }
     }
 }

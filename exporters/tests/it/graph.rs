@@ -278,3 +278,15 @@ fn golden_models_are_exported() {
 fn assert_attention_per_layer(dir: &Path, layers: usize) {
     assert_eq!(nodes(&graph(dir), "GroupQueryAttention").len(), layers);
 }
+
+#[test]
+fn a_score_head_gives_scores_of_any_token_and_keeps_no_cache() {
+    let changes = json!({"architectures": ["LlamaForSequenceClassification"], "num_labels": 1, "num_hidden_layers": 1});
+    let (graph, manifest) = exported(&changes, &ExportOptions::default());
+    assert_eq!(manifest.tensor("score.weight").unwrap().shape, [1, 16]);
+    assert!(manifest.tensor("lm_head.weight").is_none());
+    assert_eq!(inputs(&graph), ["input_ids", "seqlens_k", "total_sequence_length", "score_index"]);
+    assert_eq!(graph.output.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(), ["scores"]);
+    let attention = nodes(&graph, "GroupQueryAttention");
+    assert_eq!(attention[0].input[3..5], ["", ""]);
+}

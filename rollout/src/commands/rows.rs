@@ -99,6 +99,18 @@ fn row(prompt: &PromptRow, index: usize, sample: &Sample, scoring: &Scoring) -> 
     row["reward"] = weighted_sum(&sample.rewards, &scoring.weights).into();
     row["rewards"] =
         named.clone().map(|(name, outcome)| (name.clone(), outcome.score().into())).collect::<Map<_, Value>>().into();
+    let steps: Map<String, Value> = named
+        .clone()
+        .filter_map(|(name, outcome)| match outcome {
+            RewardOutcome::Steps(steps) => {
+                Some((name.clone(), steps.iter().map(|s| json!([s.end, s.score])).collect::<Value>()))
+            }
+            _ => None,
+        })
+        .collect();
+    if !steps.is_empty() {
+        row["reward_steps"] = steps.into();
+    }
     let errors: Map<String, Value> = named
         .filter_map(|(name, outcome)| match outcome {
             RewardOutcome::Failed(reason) => Some((name.clone(), reason.clone().into())),

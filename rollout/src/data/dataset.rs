@@ -69,6 +69,8 @@ pub struct PromptRow {
     pub prefill: String,
     /// Every other column of the row.
     pub columns: Arc<Map<String, Value>>,
+    /// What made the tokens.
+    pub tokenizer: Tokenizer,
 }
 
 impl PromptRow {
@@ -81,6 +83,10 @@ impl PromptRow {
         let prompt = self.prompt_text.strip_suffix(self.prefill.as_str()).unwrap_or(&self.prompt_text);
         RewardInput {
             prompt: prompt.into(),
+            prompt_ids: self.prompt_ids.clone(),
+            prefill: self.prefill.len(),
+            tokenizer: Some(self.tokenizer.clone()),
+            deadline: None,
             columns: self.columns.clone(),
             completions: completions
                 .into_iter()
@@ -186,6 +192,7 @@ fn prompt_row(
         prompt_ids: ids[ids.len() - kept..].into(),
         prefill,
         columns: Arc::new(row.columns),
+        tokenizer: tokenizer.clone(),
     })
 }
 

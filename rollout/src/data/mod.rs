@@ -14,4 +14,4 @@ mod tokenizer;
 
 pub use chat::{ChatTemplate, TemplateError};
 pub use dataset::{Dataset, DatasetError, PromptOptions, PromptRow};
-pub use tokenizer::{Tokenizer, TokenizerError};
+pub use tokenizer::{TextToken, Tokenizer, TokenizerError};

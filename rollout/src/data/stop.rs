@@ -12,7 +12,7 @@ pub type StopWatchFactory = Arc<dyn Fn() -> Box<dyn StopWatch> + Send + Sync>;
 ///
 /// Two windows of tokens are decoded, one with and one without the new tokens, and the texts compared: decoders treat
 /// the start of a sequence specially (a leading space falls away), so a token cannot be decoded on its own.
-struct TextStream {
+pub(super) struct TextStream {
     tokenizer: Tokenizer,
     /// Tokens of the last settled piece and everything after it.
     window: Vec<u32>,
@@ -21,13 +21,14 @@ struct TextStream {
 }
 
 impl TextStream {
-    fn new(tokenizer: Tokenizer) -> Self {
+    /// At the start of a text.
+    pub(super) fn new(tokenizer: Tokenizer) -> Self {
         Self { tokenizer, window: Vec::new(), settled: 0 }
     }
 
     /// Takes a token; returns the text since the last settled piece, and whether it is settled with this token (it is
     /// not while it ends in the middle of a character).
-    fn push(&mut self, token: u32) -> (String, bool) {
+    pub(super) fn push(&mut self, token: u32) -> (String, bool) {
         let before = self.decode(self.settled);
         self.window.push(token);
         let all = self.decode(self.window.len());

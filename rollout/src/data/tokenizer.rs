@@ -7,7 +7,7 @@ use shared::{ModelDir, model_dir::ModelDirError};
 
 use super::{
     chat::{ChatTemplate, TemplateError},
-    stop::{StopStrings, StopWatchFactory},
+    stop::{StopStrings, StopWatchFactory, TextStream},
 };
 
 /// A tokenizer that cannot be loaded, or a text that it cannot handle.
@@ -41,11 +41,37 @@ pub enum TokenizerError {
     Decode(String),
 }
 
-/// Text to token ids and back. Cheap to clone.
+/// Text to token ids and back. Cheap to clone; two of them are equal when their `tokenizer.json` is the same.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// blake3 of `tokenizer.json`.
+    content: [u8; 32],
+}
+
+impl PartialEq for Tokenizer {
+    fn eq(&self, other: &Self) -> bool {
+        self.content == other.content
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
+
+/// A token of an encoded text, with the bytes of the text that it stands for. All tokens of a character that was cut
+/// into several stand for the whole character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextToken {
+    /// Token id.
+    pub id: u32,
+    /// First byte.
+    pub start: usize,
+    /// End of its bytes.
+    pub end: usize,
 }
 
 impl Tokenizer {
@@ -56,7 +82,8 @@ impl Tokenizer {
     pub fn open(model: &ModelDir) -> Result<Self, TokenizerError> {
         let path = model.tokenizer()?;
         let fail = |message: String| TokenizerError::File { path: path.display().to_string(), message };
-        let mut inner = tokenizers::Tokenizer::from_file(&path).map_err(|e| fail(e.to_string()))?;
+        let bytes = std::fs::read(&path).map_err(|e| fail(e.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| fail(e.to_string()))?;
         // Settings that were saved with the tokenizer must not cut or fill prompts behind the user's back.
         inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
         inner.with_padding(None);
@@ -64,7 +91,7 @@ impl Tokenizer {
             Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?)?)),
             None => None,
         };
-        Ok(Self { inner: Arc::new(inner), template })
+        Ok(Self { inner: Arc::new(inner), template, content: *blake3::hash(&bytes).as_bytes() })
     }
 
     /// Token ids of a text. `add_special_tokens` is for plain text; a rendered chat template brings its own.
@@ -75,6 +102,37 @@ impl Tokenizer {
         let encoding =
             self.inner.encode_fast(text, add_special_tokens).map_err(|e| TokenizerError::Encode(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Tokens of a text, without special tokens around it, and where in the text they are.
+    ///
+    /// # Errors
+    /// When the tokenizer's model cannot represent the text.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<TextToken>, TokenizerError> {
+        let encoding = self.inner.encode(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(tokens.map(|(&id, &(start, end))| TextToken { id, start, end }).collect())
+    }
+
+    /// For each token, how many bytes of the decoded text there are once it was decoded; a character that was cut into
+    /// several tokens counts with the last of them. Formally: the length of what the decoded prefix that ends with the
+    /// token and the decoded whole have in common.
+    ///
+    /// # Errors
+    /// When the decoder of the tokenizer fails.
+    pub fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, TokenizerError> {
+        let text = self.decode(ids)?;
+        let mut stream = TextStream::new(self.clone());
+        let mut settled = 0;
+        let end = |&id: &u32| {
+            let (piece, whole) = stream.push(id);
+            let end = settled + common_prefix(&piece, &text[settled..]);
+            if whole {
+                settled = end;
+            }
+            end
+        };
+        Ok(ids.iter().map(end).collect())
     }
 
     /// Text of token ids, special tokens left out.
@@ -120,12 +178,42 @@ impl Tokenizer {
     }
 }
 
+/// Bytes of the characters that two texts begin with alike.
+fn common_prefix(a: &str, b: &str) -> usize {
+    a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
     use crate::data::testing::{BOS, byte_tokenizer};
+
+    #[test]
+    fn a_character_cut_into_tokens_ends_with_the_last_of_them() {
+        let tokenizer = byte_tokenizer(None);
+        let mut ids = tokenizer.encode("aé\u{1F600}b", false).unwrap();
+        ids.push(BOS);
+        assert_eq!(tokenizer.token_ends(&ids).unwrap(), [1, 1, 3, 3, 3, 3, 7, 8, 8]);
+        let tokens = tokenizer.encode_with_offsets("aé").unwrap();
+        assert_eq!(tokens.iter().map(|t| (t.start, t.end)).collect::<Vec<_>>(), [(0, 1), (1, 3), (1, 3)]);
+    }
+
+    proptest! {
+        /// Any sequence of tokens, also one that is no valid UTF-8, against decoding every prefix from its start.
+        #[test]
+        fn ends_of_tokens_agree_with_decoding_everything(
+            ids in proptest::collection::vec(prop_oneof![64u32..72, 0u32..257], 0..40),
+        ) {
+            let tokenizer = byte_tokenizer(None);
+            let text = tokenizer.decode(&ids).unwrap();
+            let expected: Vec<usize> =
+                (1..=ids.len()).map(|n| common_prefix(&tokenizer.decode(&ids[..n]).unwrap(), &text)).collect();
+            prop_assert_eq!(tokenizer.token_ends(&ids).unwrap(), expected);
+        }
+    }
 
     #[test]
     fn special_tokens_come_with_plain_text_only_and_go_when_decoding() {

@@ -75,7 +75,7 @@ pub enum EngineError {
 
 impl EngineError {
     /// For `map_err`: names what was being done when ONNX Runtime failed.
-    pub(super) fn runtime<E: std::fmt::Display>(doing: &str) -> impl FnOnce(E) -> Self + '_ {
+    pub(crate) fn runtime<E: std::fmt::Display>(doing: &str) -> impl FnOnce(E) -> Self + '_ {
         move |error| {
             // Messages of ONNX Runtime may span lines; an error of ours is one line.
             let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");

@@ -36,6 +36,7 @@ pub mod types;
 pub use error::EngineError;
 pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, plan_memory};
 pub use profile::Profile;
+pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;
 pub use types::{EngineOptions, FinishedSequence, GroupRequest, StopWatch, SwapReport, WeightSource};
 

@@ -13,7 +13,7 @@ use ort::{
     value::TensorElementType,
 };
 use shared::{
-    ModelConfig, WeightManifest,
+    Head, ModelConfig, WeightManifest,
     config::Device,
     manifest::{Dtype, MODEL_FILE},
 };
@@ -33,7 +33,7 @@ const SPIN_MICROSECONDS: &str = "100";
 
 /// How sessions are made; the same for every version of an engine.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SessionOptions {
+pub(crate) struct SessionOptions {
     pub device: Device,
     pub threads: usize,
     pub spinning: bool,
@@ -65,11 +65,14 @@ unsafe impl Send for GraphSession {}
 /// Checks that a folder of weights belongs to the model and reads its manifest.
 pub(super) fn read_manifest(source: &WeightSource, config: &ModelConfig) -> Result<WeightManifest, EngineError> {
     let manifest = WeightManifest::read(&source.dir)?;
+    let refuse = |message: &str| {
+        Err(EngineError::Weights { path: source.dir.display().to_string(), message: message.to_owned() })
+    };
+    if config.head != Head::LanguageModel {
+        return refuse("is a reward model, which generates nothing; it can be a reward function, `model:path=DIR`");
+    }
     if !manifest.is_of(config) {
-        return Err(EngineError::Weights {
-            path: source.dir.display().to_string(),
-            message: "the parameters are not those of the model's config.json".into(),
-        });
+        return refuse("the parameters are not those of the model's config.json");
     }
     Ok(manifest)
 }
@@ -227,7 +230,8 @@ impl Integer for i32 {
     const ELEMENT: TensorElementType = TensorElementType::Int32;
 }
 
-fn load(path: &Path, options: SessionOptions, environment: &Environment) -> ort::Result<Session> {
+/// A session for a graph.
+pub(crate) fn load(path: &Path, options: SessionOptions, environment: &Environment) -> ort::Result<Session> {
     let builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(options.threads)?

@@ -1,17 +1,23 @@
 //! Rewards: functions of a prompt and its completions.
 //!
-//! [`Reward`] is the trait, [`registry`] knows every function by name, [`rules`] holds the functions themselves,
-//! [`RewardPool`] runs them beside generation, and [`weighted_sum`] makes one number of their scores.
+//! [`Reward`] is the trait, [`registry`] knows every function by name, [`rules`] holds the functions themselves, [`model`]
+//! those that a network computes and [`command`] those of another process. [`RewardPool`] runs them beside generation,
+//! and [`weighted_sum`] makes one number of their scores. `docs/rewards.md` describes them for users.
 
+pub mod command;
+pub mod model;
 mod pool;
 pub mod registry;
 pub mod rules;
+pub mod steps;
 mod total;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use serde_json::{Map, Value};
 use shared::{FinishReason, RewardOutcome};
+
+use crate::data::Tokenizer;
 
 pub use pool::{RewardPool, ScoredGroup};
 pub use registry::{RewardError, RewardFunction};
@@ -22,6 +28,14 @@ pub use total::weighted_sum;
 pub struct RewardInput {
     /// The prompt as text, chat template applied, without a prefill of the answer.
     pub prompt: Arc<str>,
+    /// The tokens that the policy saw, those of a prefill included.
+    pub prompt_ids: Arc<[u32]>,
+    /// Bytes of a prefill at the start of every completion's text.
+    pub prefill: usize,
+    /// The policy's tokenizer; absent where only texts are known.
+    pub tokenizer: Option<Tokenizer>,
+    /// When the call is given up. The pool sets it; functions that wait for something should stop waiting then.
+    pub deadline: Option<Instant>,
     /// The other columns of the dataset row.
     pub columns: Arc<Map<String, Value>>,
     /// Completions of this prompt.
@@ -29,6 +43,29 @@ pub struct RewardInput {
 }
 
 impl RewardInput {
+    /// Texts without tokens, for functions that need no more.
+    #[must_use]
+    pub fn of_texts<'a>(
+        prompt: &str,
+        columns: Map<String, Value>,
+        completions: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let completion = |text: &str| RewardCompletion {
+            text: text.to_owned(),
+            token_ids: Vec::new(),
+            finish_reason: FinishReason::Stop,
+        };
+        Self {
+            prompt: prompt.into(),
+            prompt_ids: Arc::new([]),
+            prefill: 0,
+            tokenizer: None,
+            deadline: None,
+            columns: Arc::new(columns),
+            completions: completions.into_iter().map(completion).collect(),
+        }
+    }
+
     /// A column as text; whole numbers are written out, since datasets store answers either way.
     #[must_use]
     pub fn text_column(&self, name: &str) -> Option<String> {
@@ -68,6 +105,11 @@ pub trait Reward: Send + Sync {
     /// What [`Reward::score`] is called with: one completion (the default) or the group.
     fn scope(&self) -> Scope {
         Scope::Completion
+    }
+
+    /// How many calls may run at once; further ones wait, and their deadlines with them.
+    fn concurrency(&self) -> usize {
+        usize::MAX
     }
 
     /// The score from which a completion counts as correct in `rollout eval`.

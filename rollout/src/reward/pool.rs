@@ -16,12 +16,15 @@ use std::{
 
 use crossbeam::channel::{Receiver, Sender, at, never, select, unbounded};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
-use shared::RewardOutcome;
+use shared::{RewardOutcome, StepScore};
 
 use super::{RewardFunction, RewardInput, Scope};
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
+
+/// What a call gets after its deadline to come back by itself, before its thread is given up.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// The scores of one group.
 #[derive(Debug, Clone, PartialEq)]
@@ -131,8 +134,9 @@ struct Running {
     group: u64,
     function: usize,
     first: usize,
-    completions: usize,
-    deadline: Option<Instant>,
+    /// Tokens of each completion.
+    tokens: Vec<usize>,
+    given_up_at: Option<Instant>,
 }
 
 /// A group whose scores are being collected.
@@ -188,7 +192,7 @@ impl Dispatcher {
         let done = self.done.1.clone();
         loop {
             self.start_items();
-            let earliest = self.running.values().filter_map(|item| item.deadline).min();
+            let earliest = self.running.values().filter_map(|item| item.given_up_at).min();
             let alarm = earliest.map_or_else(never, at);
             select! {
                 recv(submitted) -> group => match group {
@@ -224,15 +228,17 @@ impl Dispatcher {
 
     fn start_items(&mut self) {
         while self.running.len() < self.threads
-            && let Some(item) = self.queue.pop_front()
+            && let Some(place) = self.queue.iter().position(|item| self.may_start(item.function))
+            && let Some(mut item) = self.queue.remove(place)
         {
             let id = self.number();
+            item.input.deadline = Instant::now().checked_add(self.deadline);
             let running = Running {
                 group: item.group,
                 function: item.function,
                 first: item.first,
-                completions: item.input.completions.len(),
-                deadline: Instant::now().checked_add(self.deadline),
+                tokens: item.input.completions.iter().map(|c| c.token_ids.len()).collect(),
+                given_up_at: item.input.deadline.and_then(|deadline| deadline.checked_add(GRACE)),
             };
             self.running.insert(id, running);
             let lost = self.lost.values().filter(|&&function| function == item.function).count();
@@ -246,6 +252,11 @@ impl Dispatcher {
         }
     }
 
+    fn may_start(&self, function: usize) -> bool {
+        let limit = self.functions[function].reward().concurrency().max(1);
+        limit >= self.threads || self.running.values().filter(|item| item.function == function).count() < limit
+    }
+
     fn finish_item(&mut self, id: u64, outcomes: Result<Vec<RewardOutcome>, String>) {
         let Some(item) = self.running.remove(&id) else {
             // A call that was given up has come back after all; its thread ends with its pool.
@@ -253,16 +264,16 @@ impl Dispatcher {
             return;
         };
         let outcomes = outcomes.and_then(|found| {
-            if found.len() == item.completions {
+            if found.len() == item.tokens.len() {
                 Ok(found)
             } else {
-                Err(format!("returned {} outcomes for {} completions", found.len(), item.completions))
+                Err(format!("returned {} outcomes for {} completions", found.len(), item.tokens.len()))
             }
         });
-        let outcomes = outcomes.unwrap_or_else(|reason| vec![RewardOutcome::Failed(reason); item.completions]);
+        let outcomes = outcomes.unwrap_or_else(|reason| vec![RewardOutcome::Failed(reason); item.tokens.len()]);
         let group = self.open.get_mut(&item.group).expect("a group stays open until its last item");
         for (offset, outcome) in outcomes.into_iter().enumerate() {
-            group.outcomes[item.first + offset][item.function] = finite(outcome);
+            group.outcomes[item.first + offset][item.function] = checked(outcome, item.tokens[offset]);
         }
         group.missing -= 1;
         self.close_if_complete(item.group);
@@ -284,7 +295,7 @@ impl Dispatcher {
         let overdue: Vec<u64> = self
             .running
             .iter()
-            .filter(|(_, item)| item.deadline.is_some_and(|deadline| deadline <= now))
+            .filter(|(_, item)| item.given_up_at.is_some_and(|at| at <= now))
             .map(|(id, _)| *id)
             .collect();
         for id in &overdue {
@@ -320,6 +331,10 @@ fn single(input: &RewardInput) -> impl Iterator<Item = RewardInput> + '_ {
         prompt: input.prompt.clone(),
         columns: input.columns.clone(),
         completions: vec![completion.clone()],
+        prompt_ids: input.prompt_ids.clone(),
+        prefill: input.prefill,
+        tokenizer: input.tokenizer.clone(),
+        deadline: input.deadline,
     })
 }
 
@@ -331,11 +346,25 @@ fn call(function: &RewardFunction, input: &RewardInput) -> Result<Vec<RewardOutc
     })
 }
 
-fn finite(outcome: RewardOutcome) -> RewardOutcome {
-    match outcome {
-        RewardOutcome::Score(score) if !score.is_finite() => RewardOutcome::Failed(format!("returned {score}")),
-        outcome => outcome,
+/// The outcome, or a failure where it is none: scores must be finite, steps in order and within the completion.
+fn checked(outcome: RewardOutcome, tokens: usize) -> RewardOutcome {
+    let wrong = match &outcome {
+        RewardOutcome::Score(score) if !score.is_finite() => Some(format!("returned {score}")),
+        RewardOutcome::Steps(steps) => wrong_steps(steps, tokens),
+        _ => None,
+    };
+    wrong.map_or(outcome, RewardOutcome::Failed)
+}
+
+fn wrong_steps(steps: &[StepScore], tokens: usize) -> Option<String> {
+    if let Some(step) = steps.iter().find(|step| !step.score.is_finite()) {
+        return Some(format!("returned {} for the step that ends with token {}", step.score, step.end));
     }
+    if let Some(step) = steps.iter().find(|step| step.end as usize >= tokens) {
+        return Some(format!("returned a step that ends with token {} of a completion of {tokens} tokens", step.end));
+    }
+    let unordered = steps.windows(2).any(|pair| pair[0].end >= pair[1].end);
+    unordered.then(|| "returned steps whose ends do not ascend".to_owned())
 }
 
 #[cfg(test)]

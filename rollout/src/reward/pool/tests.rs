@@ -2,10 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shared::FinishReason;
-
 use super::*;
-use crate::reward::{Reward, RewardCompletion};
+use crate::reward::Reward;
 
 /// A function of each completion's text.
 struct OfText<F>(F);
@@ -43,12 +41,7 @@ fn of_text(f: impl Fn(&str) -> RewardOutcome + Send + Sync + 'static) -> RewardF
 }
 
 fn input(texts: &[&str]) -> RewardInput {
-    let completion = |text: &&str| RewardCompletion {
-        text: (*text).to_owned(),
-        token_ids: Vec::new(),
-        finish_reason: FinishReason::Stop,
-    };
-    RewardInput { prompt: "p".into(), columns: Arc::default(), completions: texts.iter().map(completion).collect() }
+    RewardInput::of_texts("p", serde_json::Map::new(), texts.iter().copied())
 }
 
 fn length(text: &str) -> RewardOutcome {

@@ -86,8 +86,6 @@ fn task(input: &RewardInput) -> Option<(Vec<i64>, i64)> {
 
 #[cfg(test)]
 mod tests {
-    use shared::FinishReason;
-
     use super::*;
     use crate::reward::RewardFunction;
 
@@ -117,9 +115,7 @@ mod tests {
 
     fn score(prompt: &str, completion: &str) -> RewardOutcome {
         let columns = serde_json::json!({"nums": [1, 2, 3], "target": 9}).as_object().unwrap().clone();
-        let completion =
-            RewardCompletion { text: completion.into(), token_ids: Vec::new(), finish_reason: FinishReason::Stop };
-        let input = RewardInput { prompt: prompt.into(), columns: columns.into(), completions: vec![completion] };
+        let input = RewardInput::of_texts(prompt, columns, [completion]);
         RewardFunction::from_spec("countdown").unwrap().reward().score(&input).remove(0)
     }
 

@@ -26,7 +26,9 @@ impl Number {
         }
     }
 
-    fn as_f64(self) -> f64 {
+    /// The nearest float.
+    #[must_use]
+    pub fn as_f64(self) -> f64 {
         match self {
             Self::Int(n) => n as f64,
             Self::Float(x) => x,

@@ -1,6 +1,7 @@
 //! The reward functions that come with the sampler.
 
 pub mod answer;
+pub mod arithmetic;
 pub mod countdown;
 pub mod expression;
 pub mod gsm8k;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use shared::RewardOutcome;
 
 use super::{
-    Reward, RewardCompletion, RewardInput,
+    Reward, RewardCompletion, RewardInput, command, model,
     registry::{Entry, Parameter, Parameters},
 };
 
@@ -36,6 +37,8 @@ where
         self.correct_at
     }
 }
+
+pub(super) use arithmetic::separator;
 
 type Built = Result<Arc<dyn Reward>, String>;
 
@@ -168,7 +171,42 @@ pub(super) const ENTRIES: &[Entry] = &[
         parameters: &[Parameter { name: "word", default: None, about: "the word, in any case" }],
         build: text::build,
     },
+    Entry {
+        name: "step_arithmetic",
+        about: "process reward: each step with an equation of numbers earns 1 if all its equations hold, else 0",
+        columns: &[],
+        parameters: &[SEPARATOR],
+        build: arithmetic::build,
+    },
+    Entry {
+        name: "model",
+        about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
+        columns: &[],
+        parameters: &[
+            Parameter { name: "path", default: None, about: "Hugging Face directory of the model" },
+            Parameter { name: "scope", default: Some("outcome"), about: "outcome or steps" },
+            SEPARATOR,
+            Parameter {
+                name: "max_length",
+                default: Some("0"),
+                about: "longest prompt and completion, 0 = the model's",
+            },
+            Parameter { name: "batch", default: Some("8"), about: "completions of a forward pass" },
+            Parameter { name: "threads", default: Some("0"), about: "threads of the model, 0 = one per core" },
+        ],
+        build: model::build,
+    },
+    Entry {
+        name: "command",
+        about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
+        columns: &[],
+        parameters: &[Parameter { name: "run", default: None, about: "the command line, for /bin/sh" }],
+        build: command::build,
+    },
 ];
+
+const SEPARATOR: Parameter =
+    Parameter { name: "separator", default: Some("\\n"), about: "what closes a step; \\n is a line break" };
 
 /// A parameter that must be a whole number of at least 1.
 fn positive(parameters: &Parameters, name: &str) -> Result<usize, String> {

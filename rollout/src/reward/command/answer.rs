@@ -1,0 +1,75 @@
+//! The line that a command answers.
+
+use serde_json::Value;
+use shared::{RewardOutcome, StepScore};
+
+/// Longest piece of an answer that is quoted in a message.
+const QUOTED: usize = 60;
+
+/// The outcomes in a line.
+///
+/// # Errors
+/// A line that is no list with one entry per completion.
+pub(super) fn outcomes(line: &str, completions: usize) -> Result<Vec<RewardOutcome>, String> {
+    let answer = parse(line)?;
+    let Value::Array(entries) = answer else {
+        return Err(format!("answered {} and not a list", describe(&answer)));
+    };
+    if entries.len() != completions {
+        return Err(format!("answered {} entries for {completions} completions", entries.len()));
+    }
+    Ok(entries.iter().map(outcome).collect())
+}
+
+/// Python writes what is no number as `NaN` and `Infinity`, which JSON does not know; read as texts, they fail where they
+/// stand and not the whole line.
+fn parse(line: &str) -> Result<Value, String> {
+    let lenient = || {
+        let line = line.replace("NaN", "\"NaN\"").replace("-Infinity", "\"-inf\"").replace("Infinity", "\"inf\"");
+        serde_json::from_str(&line).ok()
+    };
+    match serde_json::from_str(line) {
+        Ok(answer) => Ok(answer),
+        Err(e) => lenient().ok_or_else(|| format!("answered `{}`, which is no JSON: {e}", shortened(line.trim()))),
+    }
+}
+
+fn outcome(entry: &Value) -> RewardOutcome {
+    match entry {
+        Value::Null => RewardOutcome::NotApplicable,
+        Value::Array(steps) => match steps.iter().map(step).collect() {
+            Some(steps) => RewardOutcome::Steps(steps),
+            None => RewardOutcome::Failed(format!("answered {}; a step is [end, score]", describe(entry))),
+        },
+        entry => match entry.as_f64() {
+            Some(score) => RewardOutcome::Score(score),
+            None => RewardOutcome::Failed(format!("answered {} and not a number", describe(entry))),
+        },
+    }
+}
+
+fn step(entry: &Value) -> Option<StepScore> {
+    match entry.as_array()?.as_slice() {
+        [end, score] => Some(StepScore { end: u32::try_from(end.as_u64()?).ok()?, score: score.as_f64()? }),
+        _ => None,
+    }
+}
+
+fn describe(value: &Value) -> String {
+    let kind = match value {
+        Value::Null => return "null".to_owned(),
+        Value::Bool(_) => "the truth value",
+        Value::Number(_) => "the number",
+        Value::String(_) => "the text",
+        Value::Array(_) => "the list",
+        Value::Object(_) => "the object",
+    };
+    format!("{kind} {}", shortened(&value.to_string()))
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(QUOTED) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

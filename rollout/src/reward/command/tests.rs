@@ -1,0 +1,171 @@
+//! Programs that answer well, badly, late and never.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use shared::StepScore;
+
+use super::*;
+use crate::reward::{RewardCompletion, RewardFunction, RewardPool};
+
+/// A shell program that runs `answer` for each line that it reads, which is in `$line`.
+fn program(answer: &str) -> String {
+    format!("command:run=while read -r line; do {answer}; done")
+}
+
+fn pool(specs: &[String], deadline: f64) -> RewardPool {
+    let functions = RewardFunction::from_specs(specs).unwrap();
+    RewardPool::new(functions, 1, Duration::from_secs_f64(deadline)).unwrap()
+}
+
+fn input(texts: &[&str]) -> RewardInput {
+    let mut input = RewardInput::of_texts("p", serde_json::Map::new(), texts.iter().copied());
+    for completion in &mut input.completions {
+        completion.token_ids = vec![1, 2, 3];
+    }
+    input
+}
+
+/// The outcomes of the first function for a group of two; the second function, always asked too, must be untouched.
+fn scored(pool: &mut RewardPool) -> Vec<RewardOutcome> {
+    pool.submit(0, input(&["a", "b"]));
+    let group = pool.recv().unwrap();
+    assert!(group.outcomes.iter().all(|outcomes| outcomes[1] == RewardOutcome::Score(1.0)), "{group:?}");
+    group.outcomes.into_iter().map(|mut outcomes| outcomes.remove(0)).collect()
+}
+
+fn answer(answer: &str) -> Vec<RewardOutcome> {
+    scored(&mut pool(&[program(&format!("echo '{answer}'")), "finished".into()], 10.0))
+}
+
+fn failed(reason: &str) -> RewardOutcome {
+    RewardOutcome::Failed(reason.into())
+}
+
+#[test]
+fn numbers_nulls_and_steps_are_outcomes() {
+    assert_eq!(answer("[1, -0.5]"), [RewardOutcome::Score(1.0), RewardOutcome::Score(-0.5)]);
+    let step = |end, score| StepScore { end, score };
+    let steps = RewardOutcome::Steps(vec![step(0, 1.0), step(2, 0.5)]);
+    assert_eq!(answer("[null, [[0, 1], [2, 0.5]]]"), [RewardOutcome::NotApplicable, steps]);
+}
+
+#[test]
+fn what_is_no_score_fails_where_it_stands() {
+    let one = RewardOutcome::Score(1.0);
+    for (line, reason) in [
+        ("[\"x\", 1]", "answered the text \"x\" and not a number"),
+        ("[NaN, 1]", "answered the text \"NaN\" and not a number"),
+        ("[-Infinity, 1]", "answered the text \"-inf\" and not a number"),
+        ("[true, 1]", "answered the truth value true and not a number"),
+        ("[[[0]], 1]", "answered the list [[0]]; a step is [end, score]"),
+        ("[[[3, 1]], 1]", "returned a step that ends with token 3 of a completion of 3 tokens"),
+        ("[[[1, 1], [1, 1]], 1]", "returned steps whose ends do not ascend"),
+    ] {
+        assert_eq!(answer(line), [failed(reason), one.clone()], "{line}");
+    }
+}
+
+#[test]
+fn a_line_that_is_no_list_of_that_length_fails_the_group() {
+    for (line, reason) in [
+        ("[1]", "answered 1 entries for 2 completions"),
+        ("[1, 2, 3]", "answered 3 entries for 2 completions"),
+        ("1", "answered the number 1 and not a list"),
+        ("oops", "answered `oops`, which is no JSON: expected value at line 1 column 1"),
+    ] {
+        assert_eq!(answer(line), [failed(reason), failed(reason)], "{line}");
+    }
+    let missing = scored(&mut pool(&["command:run=exit 3".into(), "finished".into()], 10.0));
+    assert_eq!(missing[0], failed("the command ended without an answer (exit status: 3)"));
+}
+
+#[test]
+fn the_request_has_prompt_completions_and_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let seen = folder.path().join("seen");
+    let spec = program(&format!("printf \"%s\\n\" \"$line\" > {}; echo [0]", seen.display()));
+    let mut pool = pool(&[spec], 10.0);
+    let columns = serde_json::json!({"answer": "4"}).as_object().unwrap().clone();
+    let completion = |text: &str| RewardCompletion {
+        text: text.into(),
+        token_ids: vec![5, 6],
+        finish_reason: shared::FinishReason::Length,
+    };
+    let completions = vec![completion("2+2\n\"=\" 4 \\")];
+    pool.submit(0, RewardInput { completions, ..RewardInput::of_texts("é?", columns, []) });
+    assert_eq!(pool.recv().unwrap().outcomes, [[RewardOutcome::Score(0.0)]]);
+    let request: serde_json::Value = serde_json::from_str(&fs::read_to_string(seen).unwrap()).unwrap();
+    let expected = serde_json::json!({
+        "prompt": "é?",
+        "completions": [{"text": "2+2\n\"=\" 4 \\", "token_ids": [5, 6], "finish_reason": "length"}],
+        "columns": {"answer": "4"},
+    });
+    assert_eq!(request, expected);
+}
+
+fn numbers(path: &Path) -> Vec<i32> {
+    fs::read_to_string(path).unwrap().lines().map(|line| line.trim().parse().unwrap()).collect()
+}
+
+fn runs(process: i32) -> bool {
+    // A process that was killed and not yet waited for by init is a zombie.
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+#[test]
+fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pids, hung) = (folder.path().join("pids"), folder.path().join("hung"));
+    // The first process hangs in a child of its own; the next ones answer.
+    let run = format!(
+        "command:run=echo $$ >> {pids}; while read -r line; do if [ -e {hung} ]; then echo [1, 2]; \
+         else touch {hung}; sleep 1000 & echo $! >> {pids}; wait; fi; done",
+        pids = pids.display(),
+        hung = hung.display()
+    );
+    let mut pool = pool(&[run, "finished".into()], 1.0);
+    let started = Instant::now();
+    let late = failed("no answer within the deadline; the command was killed and is started again for the next call");
+    assert_eq!(scored(&mut pool), [late.clone(), late]);
+    assert!(started.elapsed() < Duration::from_secs(5));
+    let first = numbers(&pids);
+    assert_eq!(first.len(), 2);
+    assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+    assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+    let all = numbers(&pids);
+    assert_eq!(all.len(), 3, "the second process is kept");
+    drop(pool);
+    let killed = Instant::now();
+    while all.iter().any(|&process| runs(process)) {
+        assert!(killed.elapsed() < Duration::from_secs(10), "{all:?} still run");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
+    // Each process answers once.
+    let mut once = pool(&["command:run=read -r line; echo [1, 2]".into(), "finished".into()], 10.0);
+    let mut twice = pool(&[program("echo [1, 2]; echo [3, 4]"), "finished".into()], 10.0);
+    for _ in 0..3 {
+        assert_eq!(scored(&mut once), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+        assert_eq!(scored(&mut twice), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_program_that_does_not_read_blocks_nobody() {
+    let long = "x".repeat(1 << 20);
+    let mut pool = pool(&["command:run=sleep 1000".into(), "finished".into()], 0.5);
+    let started = Instant::now();
+    pool.submit(0, input(&[&long, "b"]));
+    let group = pool.recv().unwrap();
+    assert!(matches!(&group.outcomes[0][0], RewardOutcome::Failed(reason) if reason.contains("within the deadline")));
+    assert!(started.elapsed() < Duration::from_secs(5));
+}

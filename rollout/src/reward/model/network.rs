@@ -1,0 +1,114 @@
+//! The network of a reward model: one ONNX Runtime session.
+
+use std::{
+    path::Path,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+use exporters::{ExportOptions, ensure_export, fused_rotary};
+use ort::{session::Session, value::Tensor};
+use shared::{Head, ModelDir, config::Device, manifest::MODEL_FILE};
+
+use super::sequence::Sequence;
+use crate::engine::{self, SessionOptions, runtime};
+
+/// How the network is run.
+#[derive(Debug, Clone, Copy)]
+pub struct NetworkOptions {
+    /// Threads of the graph; 0 = one per core.
+    pub threads: usize,
+}
+
+/// A loaded reward model.
+pub(super) struct Network {
+    session: Mutex<Session>,
+    wants_positions: bool,
+    vocab_size: usize,
+    positions: usize,
+    labels: usize,
+}
+
+impl Network {
+    /// Exports the model if need be and loads it.
+    pub fn open(model: &ModelDir, options: NetworkOptions) -> Result<Self, String> {
+        let at = model.path().display();
+        let config = model.config();
+        let Head::Score { labels } = config.head else {
+            return Err(format!(
+                "{at}: is a language model; a reward model is a ...ForSequenceClassification (`architectures` in \
+                 config.json) with score.weight"
+            ));
+        };
+        let export = ExportOptions::default();
+        let positions = export.positions(config).map_err(|e| format!("{at}: {e}"))?;
+        let dir = ensure_export(model, &export).map_err(|e| format!("{at}: {e}"))?;
+        let session = load(&dir, options).map_err(|e| format!("{at}: {e}"))?;
+        Ok(Self {
+            session: Mutex::new(session),
+            wants_positions: !fused_rotary(config),
+            vocab_size: config.vocab_size,
+            positions,
+            labels,
+        })
+    }
+
+    /// Number of token ids.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Longest sequence.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// The first label at every place of every row. Rows are padded on the right, which no score can see.
+    pub fn scores(&self, rows: &[&Sequence]) -> Result<Vec<Vec<f32>>, String> {
+        let width = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
+        let flat = self.run(rows, width).map_err(|e| {
+            let message = e.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            format!("the reward model failed: {message}")
+        })?;
+        let mut first_labels = flat.into_iter().step_by(self.labels);
+        Ok(rows.iter().map(|row| first_labels.by_ref().take(row.places.len()).collect()).collect())
+    }
+
+    /// `[places, labels]`, flat.
+    fn run(&self, rows: &[&Sequence], width: usize) -> ort::Result<Vec<f32>> {
+        let batch = rows.len();
+        let padded = |row: &&Sequence| {
+            let padding = width - row.ids.len();
+            row.ids.iter().map(|&id| i64::from(id)).chain(std::iter::repeat_n(0, padding)).collect::<Vec<_>>()
+        };
+        let input_ids: Vec<i64> = rows.iter().flat_map(padded).collect();
+        let places =
+            rows.iter().enumerate().flat_map(|(i, row)| row.places.iter().map(move |p| (i * width + p) as i64));
+        let places: Vec<i64> = places.collect();
+        let places = Tensor::from_array(([places.len()], places))?;
+        // The padding counts as text: attention is causal, so nothing before it changes.
+        let mut inputs = ort::inputs![
+            "input_ids" => Tensor::from_array(([batch, width], input_ids))?,
+            "seqlens_k" => Tensor::from_array(([batch], vec![width as i32 - 1; batch]))?,
+            "total_sequence_length" => Tensor::from_array(([0_usize; 0], vec![width as i32]))?,
+            "score_index" => places,
+        ];
+        if self.wants_positions {
+            let positions: Vec<i64> = (0..batch).flat_map(|_| 0..width as i64).collect();
+            inputs.push(("position_ids".into(), Tensor::from_array(([batch, width], positions))?.into()));
+        }
+        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let outputs = session.run(inputs)?;
+        Ok(outputs["scores"].try_extract_tensor::<f32>()?.1.to_vec())
+    }
+}
+
+fn load(dir: &Path, options: NetworkOptions) -> Result<Session, engine::EngineError> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = if options.threads == 0 { cores } else { options.threads };
+    // The engine generates at the same time: a thread that spins would take a core from it.
+    let options = SessionOptions { device: Device::Cpu, threads, spinning: false };
+    let path = dir.join(MODEL_FILE);
+    let doing = format!("cannot load {}", path.display());
+    engine::load(&path, options, runtime::environment()?).map_err(engine::EngineError::runtime(&doing))
+}
