@@ -4,6 +4,7 @@
 //! missing before anything long begins.
 
 mod bench;
+mod docs;
 mod host;
 mod prerequisites;
 mod setup;
@@ -49,6 +50,8 @@ enum Command {
         #[arg(long)]
         model: Option<PathBuf>,
     },
+    /// Write `docs/configuration.md` from the options in the code.
+    Docs,
     /// Check the house rules that no other tool checks.
     Tidy,
 }
@@ -72,6 +75,7 @@ fn run(command: Command) -> Result<()> {
         Command::Test => steps::test(&host),
         Command::Ci => steps::ci(&host),
         Command::Bench { model } => bench::run_matrix(&host, model),
+        Command::Docs => docs::write(&host),
         Command::Tidy => tidy::check(&host.root),
     }
 }

@@ -10,8 +10,8 @@ use super::{ConfigError, TrainConfig};
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
 
-/// TRL and vLLM spellings of options that have another name here.
-const ALIASES: &[(&str, &str)] = &[
+/// Spellings of TRL, vLLM, verl, RLinf and OpenRLHF for options that have another name here and the same meaning.
+pub(super) const ALIASES: &[(&str, &str)] = &[
     ("model_name_or_path", "model"),
     ("dataset_name", "dataset"),
     ("vllm_max_model_length", "max_model_len"),
@@ -27,6 +27,26 @@ const ALIASES: &[(&str, &str)] = &[
     ("kl_penalty_type", "kl_estimator"),
     ("entropy_bonus", "entropy_coef"),
     ("group_size", "num_generations"),
+    ("n_samples_per_prompt", "num_generations"),
+    ("max_response_length", "max_completion_length"),
+    ("max_num_gen_batches", "dynamic_sampling_max_attempts"),
+    ("total_epochs", "num_train_epochs"),
+    ("total_training_steps", "max_steps"),
+    ("ppo_epochs", "num_iterations"),
+    ("loss_mode", "loss_type"),
+    ("clip_ratio", "epsilon"),
+    ("clip_ratio_low", "epsilon"),
+    ("ratio_clip_eps", "epsilon"),
+    ("eps_clip", "epsilon"),
+    ("clip_ratio_high", "epsilon_high"),
+    ("eps_clip_high", "epsilon_high"),
+    ("entropy_coeff", "entropy_coef"),
+    ("kl_beta", "beta"),
+    ("kl_loss_coef", "beta"),
+    ("target_kl", "kl_target"),
+    ("critic_warmup", "critic_warmup_steps"),
+    ("use_decoupled_loss", "decoupled_objective"),
+    ("grad_clip", "max_grad_norm"),
 ];
 
 /// Options that are paths: relative ones in a file are relative to the file's folder.
@@ -95,7 +115,7 @@ pub fn known_keys() -> Vec<String> {
     defaults().keys().cloned().collect()
 }
 
-fn defaults() -> serde_json::Map<String, Json> {
+pub(super) fn defaults() -> serde_json::Map<String, Json> {
     match serde_json::to_value(TrainConfig::default()) {
         Ok(Json::Object(map)) => map,
         _ => unreachable!("a flat structure serialises to an object"),
