@@ -3,6 +3,7 @@
 mod binaries;
 mod demo;
 mod doctor;
+mod import_config;
 mod report;
 mod summary;
 mod supervise;
@@ -29,6 +30,8 @@ enum Command {
     Demo(demo::Args),
     /// Write the report of a run (again).
     Report(report::Args),
+    /// Turn a configuration of TRL, verl or RLinf into a run.toml, and list what has no counterpart.
+    ImportConfig(import_config::Args),
     /// Check the machine: native libraries, processor, memory, shared memory, GPU, disk.
     Doctor(doctor::Args),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::ImportConfig(args) => import_config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     result.unwrap_or_else(|error| {

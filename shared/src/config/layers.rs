@@ -1,6 +1,6 @@
 //! Defaults, then the file, then the command line; unknown keys are refused with the nearest known one.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::LazyLock};
 
 use serde_json::Value as Json;
 use toml::{Table, Value};
@@ -115,6 +115,14 @@ pub fn known_keys() -> Vec<String> {
     defaults().keys().cloned().collect()
 }
 
+/// The option that a spelling stands for, if there is one.
+#[must_use]
+pub fn option_named(spelling: &str) -> Option<&'static str> {
+    static KEYS: LazyLock<Vec<String>> = LazyLock::new(known_keys);
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == spelling).map(|(_, name)| *name);
+    alias.or_else(|| KEYS.iter().map(String::as_str).find(|key| *key == spelling))
+}
+
 pub(super) fn defaults() -> serde_json::Map<String, Json> {
     match serde_json::to_value(TrainConfig::default()) {
         Ok(Json::Object(map)) => map,
@@ -165,14 +173,10 @@ fn one_line(message: &str) -> String {
 }
 
 fn canonical(key: &str, origin: &str) -> Result<String, ConfigError> {
-    if let Some((_, name)) = ALIASES.iter().find(|(alias, _)| *alias == key) {
-        return Ok((*name).to_owned());
+    if let Some(name) = option_named(key) {
+        return Ok(name.to_owned());
     }
-    let known = known_keys();
-    if known.iter().any(|k| k == key) {
-        return Ok(key.to_owned());
-    }
-    let suggestion = known
+    let suggestion = known_keys()
         .into_iter()
         .map(|k| (strsim::jaro_winkler(&k, key), k))
         .max_by(|a, b| a.0.total_cmp(&b.0))
