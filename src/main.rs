@@ -3,6 +3,7 @@
 mod binaries;
 mod demo;
 mod doctor;
+mod import_config;
 mod iterate;
 mod report;
 mod summary;
@@ -33,6 +34,8 @@ enum Command {
     Demo(demo::Args),
     /// Write the report of a run (again).
     Report(report::Args),
+    /// Turn a configuration of TRL, verl or RLinf into a run.toml, and list what has no counterpart.
+    ImportConfig(import_config::Args),
     /// Check the machine: native libraries, processor, memory, shared memory, GPU, disk.
     Doctor(doctor::Args),
 }
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::ImportConfig(args) => import_config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     result.unwrap_or_else(|error| {

@@ -100,6 +100,9 @@ pub struct Summary {
 /// Resolves the configuration, runs the pair to its end and writes the report.
 pub fn train(config: TrainConfig) -> Result<Trained> {
     let config = resolve::resolve(config)?;
+    for warning in config.warnings() {
+        eprintln!("warning: {warning}");
+    }
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
     let begin = Instant::now();

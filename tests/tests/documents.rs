@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use shared::config::layers;
+use shared::config::{layers, reference};
 use tests::cli;
 
 fn document(name: &str) -> String {
@@ -43,4 +43,10 @@ fn the_subcommands_of_the_readme_exist() {
             let _ = cli::run(binary, [subcommand, &"--help"]).success();
         }
     }
+}
+
+#[test]
+fn the_page_of_options_is_what_the_code_says() {
+    let stale = document("docs/configuration.md") != reference::page();
+    assert!(!stale, "docs/configuration.md is stale: run `cargo xtask docs` and commit the page");
 }

@@ -4,6 +4,7 @@
 //! missing before anything long begins.
 
 mod bench;
+mod docs;
 mod host;
 mod methods;
 mod prerequisites;
@@ -56,6 +57,8 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Write `docs/configuration.md` from the options in the code.
+    Docs,
     /// Check the house rules that no other tool checks.
     Tidy,
 }
@@ -80,6 +83,7 @@ fn run(command: Command) -> Result<()> {
         Command::Ci => steps::ci(&host),
         Command::Bench { model } => bench::run_matrix(&host, model),
         Command::Methods { only } => methods::run(&host, only.as_deref()),
+        Command::Docs => docs::write(&host),
         Command::Tidy => tidy::check(&host.root),
     }
 }

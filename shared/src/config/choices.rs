@@ -80,8 +80,10 @@ pub enum AdvantageEstimator {
     /// Reward minus the mean of the group's other rewards (RLOO).
     Rloo,
     /// Discounted reward-to-go, whitened over the batch (REINFORCE++).
+    #[serde(alias = "reinforce++", alias = "reinpp")]
     ReinforcePlusPlus,
     /// Reward minus the group's mean, whitened over the batch (REINFORCE++ with baseline).
+    #[serde(alias = "reinforce++-baseline", alias = "reinpp_baseline")]
     ReinforcePlusPlusBaseline,
     /// Reward minus the group's length-weighted mean (OPO).
     Opo,

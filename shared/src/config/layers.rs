@@ -1,6 +1,6 @@
 //! Defaults, then the file, then the command line; unknown keys are refused with the nearest known one.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::LazyLock};
 
 use serde_json::Value as Json;
 use toml::{Table, Value};
@@ -10,8 +10,8 @@ use super::{ConfigError, TrainConfig};
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
 
-/// TRL and vLLM spellings of options that have another name here.
-const ALIASES: &[(&str, &str)] = &[
+/// Spellings of TRL, vLLM, verl, RLinf and OpenRLHF for options that have another name here and the same meaning.
+pub(super) const ALIASES: &[(&str, &str)] = &[
     ("model_name_or_path", "model"),
     ("dataset_name", "dataset"),
     ("vllm_max_model_length", "max_model_len"),
@@ -27,6 +27,26 @@ const ALIASES: &[(&str, &str)] = &[
     ("kl_penalty_type", "kl_estimator"),
     ("entropy_bonus", "entropy_coef"),
     ("group_size", "num_generations"),
+    ("n_samples_per_prompt", "num_generations"),
+    ("max_response_length", "max_completion_length"),
+    ("max_num_gen_batches", "dynamic_sampling_max_attempts"),
+    ("total_epochs", "num_train_epochs"),
+    ("total_training_steps", "max_steps"),
+    ("ppo_epochs", "num_iterations"),
+    ("loss_mode", "loss_type"),
+    ("clip_ratio", "epsilon"),
+    ("clip_ratio_low", "epsilon"),
+    ("ratio_clip_eps", "epsilon"),
+    ("eps_clip", "epsilon"),
+    ("clip_ratio_high", "epsilon_high"),
+    ("eps_clip_high", "epsilon_high"),
+    ("entropy_coeff", "entropy_coef"),
+    ("kl_beta", "beta"),
+    ("kl_loss_coef", "beta"),
+    ("target_kl", "kl_target"),
+    ("critic_warmup", "critic_warmup_steps"),
+    ("use_decoupled_loss", "decoupled_objective"),
+    ("grad_clip", "max_grad_norm"),
 ];
 
 /// Options that are paths: relative ones in a file are relative to the file's folder.
@@ -95,7 +115,15 @@ pub fn known_keys() -> Vec<String> {
     defaults().keys().cloned().collect()
 }
 
-fn defaults() -> serde_json::Map<String, Json> {
+/// The option that a spelling stands for, if there is one.
+#[must_use]
+pub fn option_named(spelling: &str) -> Option<&'static str> {
+    static KEYS: LazyLock<Vec<String>> = LazyLock::new(known_keys);
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == spelling).map(|(_, name)| *name);
+    alias.or_else(|| KEYS.iter().map(String::as_str).find(|key| *key == spelling))
+}
+
+pub(super) fn defaults() -> serde_json::Map<String, Json> {
     match serde_json::to_value(TrainConfig::default()) {
         Ok(Json::Object(map)) => map,
         _ => unreachable!("a flat structure serialises to an object"),
@@ -145,14 +173,10 @@ fn one_line(message: &str) -> String {
 }
 
 fn canonical(key: &str, origin: &str) -> Result<String, ConfigError> {
-    if let Some((_, name)) = ALIASES.iter().find(|(alias, _)| *alias == key) {
-        return Ok((*name).to_owned());
+    if let Some(name) = option_named(key) {
+        return Ok(name.to_owned());
     }
-    let known = known_keys();
-    if known.iter().any(|k| k == key) {
-        return Ok(key.to_owned());
-    }
-    let suggestion = known
+    let suggestion = known_keys()
         .into_iter()
         .map(|k| (strsim::jaro_winkler(&k, key), k))
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -1,11 +1,13 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
 //! [`TrainConfig`] is flat, like TRL's `GRPOConfig`, and is the single place where an option is declared and described.
-//! [`layers`] merges file and command line; [`TrainConfig::validate`] checks the result.
+//! [`layers`] merges file and command line; [`TrainConfig::validate`] checks the result; [`reference`] writes the page of
+//! all options.
 
 mod choices;
 pub mod layers;
 mod options;
+pub mod reference;
 mod validate;
 
 pub use choices::{

@@ -59,7 +59,8 @@ pub struct TrainConfig {
     /// Texts that end a completion.
     pub stop: Vec<String>,
     /// Replace groups whose completions all earn the same, which teach nothing, by groups of further prompts until the
-    /// batch is full (DAPO section 3.2). verl `filter_groups.enable`.
+    /// batch is full (DAPO section 3.2). A step then uses up more prompts, so that a given number of steps takes more
+    /// epochs. verl `filter_groups.enable`.
     pub dynamic_sampling: bool,
     /// With `dynamic_sampling`: at most this many times `generation_batch_size` completions are sampled for one step;
     /// then groups without contrast fill the batch and the run goes on with a warning. verl

@@ -1,4 +1,12 @@
-//! Ranges and combinations of options.
+//! Ranges and combinations of options: what is refused, and in [`warnings`] what is only remarked on.
+
+mod method;
+mod mismatch;
+#[cfg(test)]
+mod testing;
+mod warnings;
+
+use serde::Serialize;
 
 use super::{ConfigError, Device, TrainConfig};
 
@@ -12,11 +20,27 @@ impl TrainConfig {
         self.check_batch()?;
         self.check_optimiser()?;
         self.check_pair()?;
+        self.check_sampling()?;
+        self.check_advantages()?;
+        self.check_critic()?;
+        self.check_objective()?;
+        self.check_entropy()?;
+        self.check_reference()?;
+        self.check_mismatch()
+    }
+
+    fn check_sampling(&self) -> Result<(), ConfigError> {
         require(
             self.temperature > 0.0,
             "`temperature` must be above 0: greedy completions of a prompt are all the same and teach nothing",
         )?;
-        self.sampling().validate().map_err(ConfigError::Value)
+        self.sampling().validate().map_err(ConfigError::Value)?;
+        require(
+            self.repetition_penalty == 1.0,
+            "`repetition_penalty` must be 1 in training: with a penalty, completions come from a distribution that \
+             changes with every token and whose log-probs the learner does not have; punish repetition with the reward \
+             function repetition_penalty instead",
+        )
     }
 
     fn check_data(&self) -> Result<(), ConfigError> {
@@ -62,6 +86,8 @@ impl TrainConfig {
             ("save_total_limit", self.save_total_limit.map(u64::from)),
             ("eval_steps", self.eval_steps),
             ("logging_steps", Some(self.logging_steps)),
+            ("dynamic_sampling_max_attempts", Some(u64::from(self.dynamic_sampling_max_attempts))),
+            ("ref_model_sync_steps", Some(self.ref_model_sync_steps)),
         ] {
             require(value != Some(0), format!("`{key}` must be at least 1"))?;
         }
@@ -80,21 +106,15 @@ impl TrainConfig {
             ("epsilon", self.epsilon),
             ("epsilon_high", self.epsilon_high.unwrap_or(0.0)),
         ] {
-            require(value >= 0.0 && value.is_finite(), format!("`{key}` must be a number of at least 0, got {value}"))?;
+            not_negative(key, value)?;
         }
         for (key, value) in
             [("adam_beta1", self.adam_beta1), ("adam_beta2", self.adam_beta2), ("epsilon", self.epsilon)]
         {
             require((0.0..1.0).contains(&value), format!("`{key}` must be in [0, 1), got {value}"))?;
         }
-        require(
-            self.adam_epsilon > 0.0 && self.adam_epsilon.is_finite(),
-            format!("`adam_epsilon` must be a number above 0, got {}", self.adam_epsilon),
-        )?;
-        require(
-            (0.0..=1.0).contains(&self.warmup_ratio),
-            format!("`warmup_ratio` must be in [0, 1], got {}", self.warmup_ratio),
-        )
+        positive("adam_epsilon", self.adam_epsilon)?;
+        share("warmup_ratio", self.warmup_ratio)
     }
 
     fn check_pair(&self) -> Result<(), ConfigError> {
@@ -111,22 +131,41 @@ impl TrainConfig {
     }
 }
 
+/// A number of at least 0.
+fn not_negative(key: &str, value: f64) -> Result<(), ConfigError> {
+    require(value >= 0.0 && value.is_finite(), format!("`{key}` must be a number of at least 0, got {value}"))
+}
+
+/// A number above 0.
+fn positive(key: &str, value: f64) -> Result<(), ConfigError> {
+    require(value > 0.0 && value.is_finite(), format!("`{key}` must be a number above 0, got {value}"))
+}
+
+/// A number above 1: the bound of a ratio.
+fn above_one(key: &str, value: f64) -> Result<(), ConfigError> {
+    require(
+        value > 1.0 && value.is_finite(),
+        format!("`{key}` bounds a ratio and must be a number above 1, got {value}"),
+    )
+}
+
+/// A share.
+fn share(key: &str, value: f64) -> Result<(), ConfigError> {
+    require((0.0..=1.0).contains(&value), format!("`{key}` must be in [0, 1], got {value}"))
+}
+
+/// The name of a choice as it is written in `run.toml`.
+fn word(choice: impl Serialize) -> String {
+    serde_json::to_value(choice).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
 fn require(condition: bool, message: impl Into<String>) -> Result<(), ConfigError> {
     if condition { Ok(()) } else { Err(ConfigError::Value(message.into())) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn valid() -> TrainConfig {
-        TrainConfig {
-            model: "model".into(),
-            dataset: "train.jsonl".into(),
-            reward_funcs: vec!["format".into()],
-            ..TrainConfig::default()
-        }
-    }
+    use super::{testing::valid, *};
 
     #[test]
     fn the_defaults_with_model_dataset_and_reward_are_valid() {
@@ -136,7 +175,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 22] = [
+        let cases: [(&str, Break); 23] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("output_dir", |c| c.output_dir = "".into()),
@@ -157,6 +196,7 @@ mod tests {
             ("temperature", |c| c.temperature = 0.0),
             ("temperature", |c| c.temperature = f32::NAN),
             ("top_p", |c| c.top_p = 0.0),
+            ("repetition_penalty", |c| c.repetition_penalty = 1.1),
             ("peer_timeout", |c| c.peer_timeout = 0.0),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
         ];

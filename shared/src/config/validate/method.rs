@@ -1,0 +1,305 @@
+//! Advantages, critic, objective, entropy and reference policy.
+
+use super::{above_one, not_negative, positive, require, share, word};
+use crate::config::{
+    AdvantageEstimator, ConfigError, ImportanceSamplingLevel, KlController, LossAggregation, LossType,
+    MultiObjectiveAggregation, ScaleRewards, TrainConfig,
+};
+
+impl TrainConfig {
+    pub(super) fn check_advantages(&self) -> Result<(), ConfigError> {
+        use AdvantageEstimator::{Gae, Gpg, Grpo, GrpoPassk, Opo, Process, ReinforcePlusPlus, Rloo};
+        share("gamma", self.gamma)?;
+        share("lam", self.lam)?;
+        let estimator = self.advantage_estimator;
+        let name = word(estimator);
+        require(
+            estimator == Grpo || self.multi_objective_aggregation == MultiObjectiveAggregation::SumThenNormalize,
+            format!(
+                "`multi_objective_aggregation` normalize_then_sum is an advantage of its own and cannot be combined with \
+                 `advantage_estimator` {name}; use sum_then_normalize, or the estimator grpo"
+            ),
+        )?;
+        let scales = matches!(estimator, Grpo | GrpoPassk | Process);
+        require(
+            scales || self.scale_rewards == ScaleRewards::default(),
+            format!(
+                "`scale_rewards` {} has no effect with `advantage_estimator` {name}, which does its own scaling; remove \
+                 it, or use the estimator grpo",
+                word(self.scale_rewards)
+            ),
+        )?;
+        require(
+            !(self.dynamic_sampling && estimator == Gae),
+            "`dynamic_sampling` cannot be combined with `advantage_estimator` gae: the critic's advantages do not need \
+             completions of one prompt to differ; switch one of them off",
+        )?;
+        let in_reward = matches!(estimator, Gae | Grpo | Rloo | Opo | ReinforcePlusPlus)
+            || estimator == AdvantageEstimator::ReinforcePlusPlusBaseline;
+        require(
+            in_reward || !self.use_kl_in_reward,
+            format!(
+                "`use_kl_in_reward` cannot be combined with `advantage_estimator` {name}, which {}; leave the penalty in \
+                 the loss",
+                match estimator {
+                    Process => "takes its rewards step by step",
+                    Gpg => "counts the rewards that are not 0",
+                    _ => "only looks at the best completions",
+                }
+            ),
+        )?;
+        require(
+            !(self.use_kl_in_reward && self.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum),
+            "`use_kl_in_reward` needs one reward per completion to subtract the penalty from, which \
+             `multi_objective_aggregation` normalize_then_sum does not have; leave the penalty in the loss",
+        )
+    }
+
+    pub(super) fn check_critic(&self) -> Result<(), ConfigError> {
+        not_negative("critic_learning_rate", self.critic_learning_rate)?;
+        positive("cliprange_value", self.cliprange_value)?;
+        if self.advantage_estimator == AdvantageEstimator::Gae {
+            return Ok(());
+        }
+        let plain = Self::default();
+        for (key, given) in [
+            ("critic_model", self.critic_model.is_some()),
+            ("critic_learning_rate", self.critic_learning_rate != plain.critic_learning_rate),
+            ("critic_warmup_steps", self.critic_warmup_steps != 0),
+            ("cliprange_value", self.cliprange_value != plain.cliprange_value),
+        ] {
+            require(
+                !given,
+                format!(
+                    "`{key}` is an option of the critic, and `advantage_estimator` {} has none; remove it, or use the \
+                     estimator gae",
+                    word(self.advantage_estimator)
+                ),
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_objective(&self) -> Result<(), ConfigError> {
+        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, GeoMean, Gpg, Grpo, Gspo, Luspo, Vanilla, VerlCispo};
+        let name = word(self.loss_type);
+        for (key, value) in
+            [("sapo_temperature_pos", self.sapo_temperature_pos), ("sapo_temperature_neg", self.sapo_temperature_neg)]
+        {
+            positive(key, value)?;
+        }
+        for (key, value) in [
+            ("vespo_k_pos", self.vespo_k_pos),
+            ("vespo_k_neg", self.vespo_k_neg),
+            ("vespo_lambda_pos", self.vespo_lambda_pos),
+            ("vespo_lambda_neg", self.vespo_lambda_neg),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold.unwrap_or(0.0)),
+        ] {
+            not_negative(key, value)?;
+        }
+        above_one("clip_ratio_c", self.clip_ratio_c)?;
+        self.early_stop_imp_ratio.map_or(Ok(()), |bound| above_one("early_stop_imp_ratio", bound))?;
+        require(
+            self.top_entropy_quantile > 0.0 && self.top_entropy_quantile <= 1.0,
+            format!("`top_entropy_quantile` must be in (0, 1], got {}", self.top_entropy_quantile),
+        )?;
+        require(
+            self.loss_type != Cispo || self.epsilon_high.is_some(),
+            "`loss_type` cispo needs `epsilon_high`: it is the cap of the ratio itself, not a distance from 1 (TRL \
+             recommends 5.0)",
+        )?;
+        if let Some(delta) = self.delta {
+            require(
+                matches!(self.loss_type, Grpo | Bnpo | DrGrpo | Dapo | Luspo),
+                format!(
+                    "`delta` has no effect with `loss_type` {name}: two-sided clipping belongs to grpo, bnpo, dr_grpo, \
+                     dapo and luspo"
+                ),
+            )?;
+            let ceiling = 1.0 + self.epsilon_high.unwrap_or(self.epsilon);
+            require(
+                delta >= ceiling && delta.is_finite(),
+                format!(
+                    "`delta` must be at least 1 + `epsilon_high` ({ceiling}), or that is never reached; got {delta}"
+                ),
+            )?;
+        }
+        let token_only = matches!(self.loss_type, Vanilla | Gspo | VerlCispo | GeoMean | Gpg);
+        require(
+            !(token_only && self.importance_sampling_level == ImportanceSamplingLevel::Sequence),
+            format!(
+                "`importance_sampling_level` sequence cannot be combined with `loss_type` {name}, which defines its ratio \
+                 itself; for a ratio per sequence use gspo as it is, or sequence with grpo or dapo"
+            ),
+        )?;
+        require(
+            self.loss_aggregation.is_none() || !matches!(self.loss_type, GeoMean | Gspo),
+            format!("`loss_aggregation` has no effect with `loss_type` {name}, which fixes its own; remove it"),
+        )?;
+        let Some(factor) = self.loss_scale_factor else {
+            return Ok(());
+        };
+        positive("loss_scale_factor", factor)?;
+        require(
+            self.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm),
+            "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect without it",
+        )
+    }
+
+    pub(super) fn check_entropy(&self) -> Result<(), ConfigError> {
+        for (key, value) in [
+            ("entropy_coef", self.entropy_coef),
+            ("entropy_coef_min", self.entropy_coef_min),
+            ("entropy_coef_max", self.entropy_coef_max),
+            ("entropy_coef_delta", self.entropy_coef_delta),
+            ("entropy_target", self.entropy_target),
+        ] {
+            not_negative(key, value)?;
+        }
+        require(
+            self.entropy_coef_min <= self.entropy_coef_max,
+            format!(
+                "`entropy_coef_min` ({}) must not be above `entropy_coef_max` ({})",
+                self.entropy_coef_min, self.entropy_coef_max
+            ),
+        )
+    }
+
+    pub(super) fn check_reference(&self) -> Result<(), ConfigError> {
+        share("ref_model_mixup_alpha", self.ref_model_mixup_alpha)?;
+        positive("kl_target", self.kl_target)?;
+        positive("kl_horizon", self.kl_horizon)?;
+        require(
+            self.beta != 0.0 || !self.use_kl_in_reward,
+            "`use_kl_in_reward` needs `beta` above 0: it is the weight of the penalty",
+        )?;
+        require(
+            self.use_kl_in_reward || self.kl_controller == KlController::Fixed,
+            "`kl_controller` adaptive moves the weight of the penalty in the reward; set `use_kl_in_reward` too, or leave \
+             the controller fixed",
+        )?;
+        require(
+            self.beta != 0.0 || !self.sync_ref_model,
+            "`sync_ref_model` needs `beta` above 0: without a KL penalty there is no reference policy to move",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::validate::testing::{accepted, refused};
+
+    #[test]
+    fn advantages_that_contradict_themselves_are_refused() {
+        refused("normalize_then_sum", |c| {
+            c.advantage_estimator = AdvantageEstimator::Gae;
+            c.multi_objective_aggregation = MultiObjectiveAggregation::NormalizeThenSum;
+        });
+        refused("`scale_rewards` none has no effect with `advantage_estimator` rloo", |c| {
+            c.advantage_estimator = AdvantageEstimator::Rloo;
+            c.scale_rewards = ScaleRewards::None;
+        });
+        refused("`dynamic_sampling` cannot", |c| {
+            c.advantage_estimator = AdvantageEstimator::Gae;
+            c.dynamic_sampling = true;
+        });
+        refused("`dynamic_sampling_max_attempts`", |c| c.dynamic_sampling_max_attempts = 0);
+        refused("step by step", |c| {
+            c.advantage_estimator = AdvantageEstimator::Process;
+            (c.beta, c.use_kl_in_reward) = (0.1, true);
+        });
+        refused("one reward per completion", |c| {
+            c.multi_objective_aggregation = MultiObjectiveAggregation::NormalizeThenSum;
+            (c.beta, c.use_kl_in_reward) = (0.1, true);
+        });
+        refused("`gamma`", |c| c.gamma = 1.1);
+        refused("`lam`", |c| c.lam = -0.1);
+        accepted(|c| {
+            c.advantage_estimator = AdvantageEstimator::Opo;
+            c.dynamic_sampling = true;
+        });
+        accepted(|c| {
+            (c.scale_rewards, c.dynamic_sampling) = (ScaleRewards::Batch, true);
+        });
+        accepted(|c| c.multi_objective_aggregation = MultiObjectiveAggregation::NormalizeThenSum);
+    }
+
+    #[test]
+    fn options_of_the_critic_need_one() {
+        refused("`critic_model`", |c| c.critic_model = Some("m".into()));
+        refused("`critic_learning_rate`", |c| c.critic_learning_rate = 1e-4);
+        refused("`critic_warmup_steps`", |c| c.critic_warmup_steps = 3);
+        refused("`cliprange_value`", |c| c.cliprange_value = 0.5);
+        refused("`cliprange_value`", |c| c.cliprange_value = 0.0);
+        accepted(|c| {
+            c.advantage_estimator = AdvantageEstimator::Gae;
+            (c.critic_learning_rate, c.critic_warmup_steps, c.cliprange_value) = (1e-4, 3, 0.5);
+        });
+    }
+
+    #[test]
+    fn clipping_that_cannot_work_is_refused() {
+        refused("`loss_type` cispo needs `epsilon_high`", |c| c.loss_type = LossType::Cispo);
+        accepted(|c| (c.loss_type, c.epsilon_high) = (LossType::Cispo, Some(5.0)));
+        refused("`delta` has no effect with `loss_type` sapo", |c| {
+            (c.loss_type, c.delta) = (LossType::Sapo, Some(4.0));
+        });
+        refused("`delta` must be at least", |c| c.delta = Some(1.1));
+        refused("`delta` must be at least", |c| (c.epsilon_high, c.delta) = (Some(4.0), Some(4.0)));
+        accepted(|c| c.delta = Some(4.0));
+        refused("`clip_ratio_c`", |c| c.clip_ratio_c = 1.0);
+        refused("`early_stop_imp_ratio`", |c| c.early_stop_imp_ratio = Some(0.5));
+        accepted(|c| c.early_stop_imp_ratio = Some(5.0));
+    }
+
+    #[test]
+    fn ratio_and_reduction_must_fit_the_loss() {
+        for loss_type in [LossType::Vanilla, LossType::Gspo, LossType::VerlCispo, LossType::GeoMean, LossType::Gpg] {
+            let config = move |c: &mut TrainConfig| {
+                c.loss_type = loss_type;
+                c.importance_sampling_level = ImportanceSamplingLevel::Sequence;
+            };
+            refused("`importance_sampling_level` sequence", config);
+        }
+        accepted(|c| c.importance_sampling_level = ImportanceSamplingLevel::Sequence);
+        for loss_type in [LossType::GeoMean, LossType::Gspo] {
+            refused("`loss_aggregation` has no effect", move |c| {
+                (c.loss_type, c.loss_aggregation) = (loss_type, Some(LossAggregation::TokenMean));
+            });
+        }
+        refused("`loss_scale_factor` is the divisor", |c| c.loss_scale_factor = Some(100.0));
+        let norm = |factor: f64| {
+            move |c: &mut TrainConfig| {
+                c.loss_aggregation = Some(LossAggregation::SeqMeanTokenSumNorm);
+                c.loss_scale_factor = Some(factor);
+            }
+        };
+        refused("`loss_scale_factor` must be", norm(0.0));
+        accepted(norm(100.0));
+    }
+
+    #[test]
+    fn shares_and_coefficients_have_ranges() {
+        refused("`top_entropy_quantile`", |c| c.top_entropy_quantile = 0.0);
+        refused("`top_entropy_quantile`", |c| c.top_entropy_quantile = 1.5);
+        refused("`off_policy_mask_threshold`", |c| c.off_policy_mask_threshold = Some(-1.0));
+        refused("`sapo_temperature_neg`", |c| c.sapo_temperature_neg = 0.0);
+        refused("`vespo_k_pos`", |c| c.vespo_k_pos = f64::NAN);
+        refused("`entropy_coef_min` (2) must not be above", |c| c.entropy_coef_min = 2.0);
+        refused("`entropy_coef`", |c| c.entropy_coef = -0.1);
+        refused("`ref_model_mixup_alpha`", |c| c.ref_model_mixup_alpha = 1.5);
+    }
+
+    #[test]
+    fn a_reference_policy_is_there_only_with_beta() {
+        refused("`use_kl_in_reward` needs `beta`", |c| c.use_kl_in_reward = true);
+        refused("`sync_ref_model` needs `beta`", |c| c.sync_ref_model = true);
+        refused("`kl_controller` adaptive", |c| (c.beta, c.kl_controller) = (0.1, KlController::Adaptive));
+        refused("`kl_target`", |c| c.kl_target = 0.0);
+        accepted(|c| {
+            (c.beta, c.use_kl_in_reward, c.kl_controller) = (0.1, true, KlController::Adaptive);
+            (c.sync_ref_model, c.advantage_estimator) = (true, AdvantageEstimator::Gae);
+        });
+    }
+}

@@ -1,0 +1,78 @@
+//! `tandem import-config`: a configuration of TRL, verl or RLinf as `run.toml`, with an account of every key.
+
+mod dialect;
+mod read;
+mod rlinf;
+mod rules;
+mod translate;
+mod trl;
+mod verl;
+
+use std::{fmt::Write, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result, bail};
+use shared::atomic;
+
+use dialect::Dialect;
+use translate::Translation;
+
+/// Words of `tandem import-config`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The configuration: YAML, JSON, or a list of a.b.c=value (a whole command will do).
+    file: PathBuf,
+    /// Whose it is; told by its keys when not given.
+    #[arg(long)]
+    from: Option<Dialect>,
+    /// Where to write the run.toml; standard output when not given.
+    #[arg(long, short)]
+    output: Option<PathBuf>,
+}
+
+/// Runs `tandem import-config`. The account goes to stderr.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(path) = args.output.as_ref().filter(|path| path.exists()) {
+        bail!("{}: there is such a file; name another with --output, or remove it", path.display());
+    }
+    let name = || args.file.display().to_string();
+    let entries = read::read(&args.file).with_context(name)?;
+    let dialect = args.from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
+    let translation = translate::translate(&entries, dialect.rules());
+    let toml = format!("# From {} of {}.\n{}", name(), dialect.name(), translation.to_toml());
+    match &args.output {
+        None => print!("{toml}"),
+        Some(path) => atomic::write(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
+    }
+    eprint!("{}", account(&translation, dialect));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Every key, and what has become of it.
+fn account(translation: &Translation, dialect: Dialect) -> String {
+    let mut text = String::new();
+    let mut line = |words: String| writeln!(text, "{words}").expect("writing to a String");
+    line(format!("{} options taken over from {}:", translation.mapped.len(), dialect.name()));
+    for (key, option) in &translation.mapped {
+        match key.as_str() {
+            "" => line(format!("  {option} (a default of {} that differs from ours)", dialect.name())),
+            key if key == option => line(format!("  {option}")),
+            key => line(format!("  {key} -> {option}")),
+        }
+    }
+    if !translation.left_out.is_empty() {
+        line(format!("{} keys without a counterpart:", translation.left_out.len()));
+    }
+    for (key, reason) in &translation.left_out {
+        line(format!("  {key}: {reason}"));
+    }
+    if let Err(error) = translation.config.validate() {
+        line(format!("before training: {error}"));
+    }
+    for warning in translation.config.warnings() {
+        line(format!("warning: {warning}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

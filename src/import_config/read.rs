@@ -1,0 +1,151 @@
+//! Reading a foreign configuration: YAML, JSON or a list of Hydra overrides, as dotted keys with values.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value};
+
+/// A dotted key and its value.
+pub type Entry = (String, Value);
+
+/// Reads a file; mappings within mappings become dotted keys.
+///
+/// # Errors
+/// When it cannot be read or is neither a mapping nor a list of overrides.
+pub fn read(path: &Path) -> Result<Vec<Entry>> {
+    let text = fs::read_to_string(path).context("cannot be read")?;
+    let overrides = overrides(&text)?;
+    let entries = if overrides.is_empty() { mapping(&text)? } else { overrides };
+    if entries.is_empty() {
+        bail!("holds no options");
+    }
+    Ok(resolved(entries))
+}
+
+fn mapping(text: &str) -> Result<Vec<Entry>> {
+    let value: Value =
+        serde_saphyr::from_str(text).map_err(|e| anyhow::anyhow!("is no valid YAML: {}", one_line(&e.to_string())))?;
+    let Value::Object(map) = value else {
+        bail!("must hold a mapping of options to values, or overrides of the form a.b.c=value");
+    };
+    let mut entries = Vec::new();
+    flatten("", map, &mut entries);
+    Ok(entries)
+}
+
+fn one_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().trim().trim_end_matches(':').to_owned()
+}
+
+fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
+    for (key, value) in map {
+        let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
+        match value {
+            Value::Object(inner) if !inner.is_empty() => flatten(&key, inner, entries),
+            value => entries.push((key, value)),
+        }
+    }
+}
+
+/// The words of the form `a.b=value` of a command or a list; empty when there are none.
+fn overrides(text: &str) -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    for word in words(text) {
+        let Some((key, value)) = word.split_once('=') else { continue };
+        let key = key.trim_start_matches('+');
+        let dotted = key.contains('.') && !key.starts_with('.');
+        if !dotted || !key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')) {
+            continue;
+        }
+        let value = serde_saphyr::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        // As in Hydra, the last one wins.
+        entries.retain(|(known, _)| known != key);
+        entries.push((key.to_owned(), value));
+    }
+    Ok(entries)
+}
+
+/// Words as a shell would split them: quotes taken off, comments and line continuations left out.
+fn words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for line in text.lines() {
+        let mut word = String::new();
+        let mut quote = None;
+        for letter in line.chars() {
+            match (quote, letter) {
+                (Some(open), _) if letter == open => quote = None,
+                (None, '\'' | '"') => quote = Some(letter),
+                (None, '#') if word.is_empty() => break,
+                (None, _) if letter.is_whitespace() => words.push(std::mem::take(&mut word)),
+                _ => word.push(letter),
+            }
+        }
+        words.push(word);
+    }
+    words.retain(|word| !word.is_empty() && word != "\\");
+    words
+}
+
+/// Replaces `${a.b.c}` by the value of that key.
+fn resolved(entries: Vec<Entry>) -> Vec<Entry> {
+    let known = entries.clone();
+    let lookup = |value: &Value| -> Option<Value> {
+        let key = value.as_str()?.strip_prefix("${")?.strip_suffix('}')?;
+        known.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    };
+    entries.into_iter().map(|(key, value)| (key, lookup(&value).unwrap_or(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(text: &str) -> Result<Vec<Entry>> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, text).unwrap();
+        read(&path)
+    }
+
+    fn entry(key: &str, value: Value) -> Entry {
+        (key.to_owned(), value)
+    }
+
+    #[test]
+    fn mappings_become_dotted_keys_in_order() {
+        let expected = [entry("a", json!(1e-6)), entry("b.c", json!([1, 2])), entry("b.d", json!(1e-6))];
+        assert_eq!(of("a: 1e-6\nb:\n  c: [1, 2]\n  d: ${a}\n").unwrap(), expected);
+        assert_eq!(of(r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#).unwrap(), expected);
+    }
+
+    #[test]
+    fn overrides_are_found_in_a_command() {
+        let text = "python3 -m verl.trainer.main_ppo \\\n  algorithm.adv_estimator=grpo \\ # a comment=1\n  \
+                    +data.files=\"['a b.parquet']\" data.n=1 data.n=2 actor.flag=True x.y=$HOME/z $@\n";
+        let found = of(text).unwrap();
+        let expected = [
+            entry("algorithm.adv_estimator", json!("grpo")),
+            entry("data.files", json!(["a b.parquet"])),
+            entry("data.n", json!(2)),
+            entry("actor.flag", json!(true)),
+            entry("x.y", json!("$HOME/z")),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn other_content_is_refused_in_one_line() {
+        for (text, words) in [
+            ("- a\n- b\n", "must hold a mapping"),
+            ("just words", "must hold a mapping"),
+            ("a: [1, 2\nb: 3", "no valid YAML"),
+            ("a: 1\na: 2", "no valid YAML"),
+            ("{}", "no options"),
+        ] {
+            let message = of(text).unwrap_err().to_string();
+            assert!(message.contains(words) && !message.contains('\n'), "{text}: {message}");
+        }
+    }
+}

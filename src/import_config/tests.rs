@@ -1,0 +1,225 @@
+//! One realistic file of each system.
+
+use std::fs;
+
+use shared::config::{
+    AdvantageEstimator, KlEstimator, LossAggregation, LossType, LrSchedulerType, ScaleRewards, TrainConfig, layers,
+};
+
+use super::*;
+
+fn import(text: &str) -> (Dialect, Translation) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, text).unwrap();
+    let entries = read::read(&path).unwrap();
+    let dialect = Dialect::detect(&entries).unwrap();
+    let translation = translate::translate(&entries, dialect.rules());
+    // Every key is accounted for.
+    for (key, _) in &entries {
+        let mapped = translation.mapped.iter().any(|(from, _)| from.split(" + ").any(|part| part == key));
+        let left_out = translation.left_out.iter().any(|(from, _)| from == key);
+        let combined = matches!(dialect.rules().find(key), Some(rules::Rule::Combined));
+        assert!(mapped || left_out || combined, "{key} is dropped in silence");
+    }
+    // What is written is what was understood.
+    fs::write(dir.path().join("run.toml"), translation.to_toml()).unwrap();
+    let read_back = layers::load(Some(&dir.path().join("run.toml")), &Vec::new()).unwrap();
+    assert_eq!(without_paths(read_back), without_paths(translation.config.clone()));
+    (dialect, translation)
+}
+
+fn without_paths(config: TrainConfig) -> TrainConfig {
+    let empty = PathBuf::new;
+    TrainConfig { model: empty(), dataset: empty(), eval_dataset: None, output_dir: empty(), ..config }
+}
+
+fn reason<'a>(translation: &'a Translation, key: &str) -> &'a str {
+    translation.left_out.iter().find(|(name, _)| name == key).map_or("", |(_, reason)| reason)
+}
+
+const TRL: &str = "\
+# GRPOConfig and script arguments
+model_name_or_path: Qwen2.5-0.5B-Instruct
+dataset_name: gsm8k.jsonl
+dataset_train_split: train
+reward_funcs: [accuracy_reward, think_format_reward]
+reward_weights: [1.0, 0.5]
+output_dir: out
+learning_rate: 1e-5
+lr_scheduler_type: cosine
+warmup_ratio: 0.03
+max_steps: -1
+num_train_epochs: 2
+num_generations: 16
+max_completion_length: 1024
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+beta: 0.04
+loss_type: dr_grpo
+scale_rewards: false
+epsilon: 0.2
+epsilon_high: 0.28
+temperature: 0.9
+top_k:
+use_vllm: true
+vllm_mode: colocate
+vllm_gpu_memory_utilization: 0.3
+vllm_importance_sampling_mode: token_truncate
+vllm_importance_sampling_clip_max: 2.0
+bf16: true
+gradient_checkpointing: true
+report_to: [wandb]
+logging_steps: 1
+save_strategy: steps
+save_steps: 50
+unheard_of_option: 3
+";
+
+#[test]
+fn a_config_of_trl() {
+    let (dialect, found) = import(TRL);
+    assert_eq!(dialect, Dialect::Trl);
+    let config = &found.config;
+    assert_eq!(config.reward_funcs, ["accuracy_reward", "think_format_reward"]);
+    assert_eq!((config.learning_rate, config.lr_scheduler_type), (1e-5, LrSchedulerType::Cosine));
+    assert_eq!((config.max_steps, config.num_generations, config.top_k), (None, 16, 0));
+    assert_eq!((config.loss_type, config.scale_rewards), (LossType::DrGrpo, ScaleRewards::None));
+    assert_eq!((config.beta, config.epsilon_high), (0.04, Some(0.28)));
+    assert_eq!(config.importance_sampling_clip_max, 2.0);
+    assert_eq!(config.logging_steps, 1);
+    config.validate().unwrap();
+    assert!(reason(&found, "use_vllm").contains("ONNX Runtime"));
+    assert!(reason(&found, "vllm_gpu_memory_utilization").contains("ONNX Runtime"));
+    assert_eq!(reason(&found, "unheard_of_option"), "not known");
+    assert!(!found.to_toml().contains("max_steps"));
+}
+
+#[test]
+fn values_that_mean_nothing_here_are_left_out_with_the_reason() {
+    let (_, found) = import("learning_rate: fast\nloss_type: other\nreward_funcs: [my_lib.rewards.f]\nseed: 3\n");
+    assert!(reason(&found, "learning_rate").contains("`learning_rate`"));
+    assert!(reason(&found, "loss_type").contains("unknown variant"));
+    assert!(reason(&found, "reward_funcs").contains("Python"));
+    assert_eq!(found.to_toml(), "seed = 3\n");
+}
+
+const VERL: &str = "\
+set -x
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/gsm8k/train.parquet \\
+    data.val_files=test.jsonl \\
+    data.train_batch_size=256 \\
+    data.max_prompt_length=512 \\
+    data.max_response_length=1024 \\
+    data.truncation='error' \\
+    actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
+    actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.kl_loss_coef=0.001 \\
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl \\
+    actor_rollout_ref.actor.clip_ratio_low=0.2 \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28 \\
+    actor_rollout_ref.actor.loss_agg_mode=token-mean \\
+    actor_rollout_ref.actor.entropy_coeff=0 \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.n=5 \\
+    algorithm.use_kl_in_reward=False \\
+    +algorithm.filter_groups.enable=True \\
+    +algorithm.filter_groups.max_num_gen_batches=10 \\
+    trainer.logger='[\"console\",\"wandb\"]' \\
+    trainer.n_gpus_per_node=8 \\
+    trainer.save_freq=20 \\
+    trainer.test_freq=5 \\
+    trainer.total_epochs=15 $@
+";
+
+#[test]
+fn a_command_of_verl() {
+    let (dialect, found) = import(VERL);
+    assert_eq!(dialect, Dialect::Verl);
+    let config = &found.config;
+    assert_eq!(config.advantage_estimator, AdvantageEstimator::Grpo);
+    assert_eq!((config.loss_type, config.loss_aggregation), (LossType::Vanilla, Some(LossAggregation::TokenMean)));
+    assert_eq!((config.num_generations, config.groups_per_step()), (5, 256));
+    assert_eq!((config.per_device_train_batch_size, config.updates_per_step()), (320, 4));
+    assert_eq!((config.beta, config.kl_estimator), (0.001, KlEstimator::K3));
+    assert_eq!((config.epsilon, config.epsilon_high), (0.2, Some(0.28)));
+    assert_eq!((config.dynamic_sampling, config.dynamic_sampling_max_attempts), (true, 10));
+    assert_eq!((config.save_steps, config.eval_steps, config.num_train_epochs), (20, Some(5), 15.0));
+    assert!(!config.importance_sampling_correction, "verl corrects nothing unless told to");
+    assert_eq!(config.weight_decay, 0.01, "a default of verl's");
+    assert!(reason(&found, "data.train_files").contains("shell variable"));
+    assert!(reason(&found, "trainer.logger").contains("metrics.jsonl"));
+    assert!(reason(&found, "actor_rollout_ref.actor.fsdp_config.param_offload").contains("sharding"));
+    let shown = account(&found, dialect);
+    assert!(shown.contains("algorithm.adv_estimator -> advantage_estimator\n"), "{shown}");
+    assert!(shown.contains("before training: `dataset` is missing"), "{shown}");
+}
+
+const RLINF: &str = "\
+defaults:
+  - model/qwen2.5@actor.model
+runner:
+  task_type: math
+  max_epochs: 10
+  max_steps: -1
+  save_interval: 50
+cluster: {num_nodes: 1}
+algorithm:
+  group_size: 8
+  n_minibatches: 4
+  kl_beta: 0.01
+  kl_penalty_type: low_var_kl
+  ratio_clip_eps: 0.2
+  clip_ratio_c: 3.0
+  entropy_bonus: 0.001
+  adv_type: grpo
+  normalize_advantages: true
+  early_stop_imp_ratio: 5.0
+  use_valid_token_scale: false
+  loss_type: actor
+  loss_agg_func: token-mean
+  sampling_params:
+    temperature: 0.9
+    top_k: 1000000
+    max_new_tokens: 2048
+data:
+  rollout_batch_size: 64
+  max_prompt_length: 256
+  train_data_paths: [train.jsonl]
+  seed: 1234
+actor:
+  model: {model_path: Qwen2.5-1.5B, precision: bf16}
+  optim: {lr: 2e-6, adam_eps: 1e-5, clip_grad: 0.5, weight_decay: 0.01}
+rollout:
+  model: {model_path: '${actor.model.model_path}'}
+  tensor_parallel_size: 1
+";
+
+#[test]
+fn a_config_of_rlinf() {
+    let (dialect, found) = import(RLINF);
+    assert_eq!(dialect, Dialect::Rlinf);
+    let config = &found.config;
+    assert_eq!((config.num_generations, config.groups_per_step(), config.updates_per_step()), (8, 64, 4));
+    assert_eq!((config.model.to_str(), config.dataset.to_str()), (Some("Qwen2.5-1.5B"), Some("train.jsonl")));
+    assert_eq!((config.loss_type, config.clip_ratio_c), (LossType::Vanilla, 3.0));
+    assert_eq!((config.top_k, config.temperature, config.max_completion_length), (0, 0.9, 2048));
+    assert_eq!((config.beta, config.entropy_coef, config.early_stop_imp_ratio), (0.01, 0.001, Some(5.0)));
+    assert_eq!((config.learning_rate, config.adam_epsilon, config.max_grad_norm), (2e-6, 1e-5, 0.5));
+    assert!(config.normalize_advantages && config.max_steps.is_none());
+    assert!(reason(&found, "defaults").contains("composed"));
+    assert!(reason(&found, "cluster.num_nodes").contains("sharding"));
+}
+
+#[test]
+fn an_unknown_system_is_refused() {
+    let entries = vec![("a.b".to_owned(), 1.into())];
+    let message = Dialect::detect(&entries).unwrap_err().to_string();
+    assert!(message.contains("--from"), "{message}");
+}

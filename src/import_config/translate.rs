@@ -1,0 +1,99 @@
+//! From foreign keys to a configuration, with an account of every key.
+
+use serde_json::Value;
+use shared::config::{TrainConfig, layers};
+
+use super::{
+    read::Entry,
+    rules::{Options, Rule, Rules},
+};
+
+/// What has become of a foreign configuration.
+#[derive(Debug)]
+pub struct Translation {
+    /// Our defaults with everything that was taken over.
+    pub config: TrainConfig,
+    /// Options that were taken over, as (foreign key, option); a key that stands for its dialect's default is empty.
+    pub mapped: Vec<(String, String)>,
+    /// Keys without a counterpart, with the reason or the way.
+    pub left_out: Vec<(String, String)>,
+}
+
+const UNKNOWN: &str = "not known";
+
+/// Translates every key; what our own loader refuses is left out with its reason.
+pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
+    let mut translation = Translation { config: TrainConfig::default(), mapped: Vec::new(), left_out: Vec::new() };
+    let mut overrides = layers::Overrides::new();
+    for (option, value) in rules.implied {
+        translation.take(&mut overrides, "", option, &Value::from(*value));
+    }
+    let mut combined = Vec::new();
+    for (key, value) in entries {
+        match rules.find(key) {
+            Some(Rule::Option(option)) => translation.take(&mut overrides, key, option, value),
+            Some(Rule::Convert(option, convert)) => match convert(value) {
+                Ok(value) => translation.take(&mut overrides, key, option, &value),
+                Err(reason) => translation.leave_out(key, reason),
+            },
+            Some(Rule::Combined) => combined.push(key.as_str()),
+            Some(Rule::Hint(hint)) => translation.leave_out(key, hint),
+            None => translation.leave_out(key, UNKNOWN),
+        }
+    }
+    let get = |key: &str| entries.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
+    let options: Options = (rules.combine)(&get);
+    let source = combined.join(" + ");
+    for (option, value) in options {
+        translation.take(&mut overrides, &source, &option, &value);
+    }
+    translation.config = layers::load(None, &overrides).expect("each option was accepted by itself");
+    translation
+}
+
+impl Translation {
+    fn take(&mut self, overrides: &mut layers::Overrides, key: &str, option: &str, value: &Value) {
+        let Some(text) = text(value) else {
+            // Absent there and here.
+            self.mapped.push((key.to_owned(), format!("{option} (absent)")));
+            return;
+        };
+        let given = (option.to_owned(), text);
+        match layers::load(None, &vec![given.clone()]) {
+            Ok(_) => {
+                overrides.retain(|(known, _)| known != option);
+                self.mapped.retain(|(from, known)| !(from.is_empty() && known == option));
+                self.mapped.push((key.to_owned(), option.to_owned()));
+                overrides.push(given);
+            }
+            Err(error) => self.leave_out(key, &error.to_string()),
+        }
+    }
+
+    fn leave_out(&mut self, key: &str, reason: &str) {
+        self.left_out.push((key.to_owned(), reason.to_owned()));
+    }
+
+    /// The taken over options as `run.toml`, in the order in which they are declared.
+    pub fn to_toml(&self) -> String {
+        let text = layers::to_toml(&self.config);
+        let taken = |line: &&str| {
+            let key = line.split(" = ").next().unwrap_or_default();
+            self.mapped.iter().any(|(_, option)| option == key)
+        };
+        text.lines().filter(taken).map(|line| format!("{line}\n")).collect()
+    }
+}
+
+/// A value as it is written on our command line; none when it is absent.
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        Value::Array(list) => {
+            let items: Vec<String> = list.iter().map(ToString::to_string).collect();
+            Some(format!("[{}]", items.join(", ")))
+        }
+        value => Some(value.to_string()),
+    }
+}
