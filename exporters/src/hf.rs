@@ -22,6 +22,14 @@ pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<
     atomic::write_dir(out, |dir| fill_hf(model, dir, read))
 }
 
+/// As [`write_hf`], for a model of [`fill_hf_scorer`].
+///
+/// # Errors
+/// As [`write_hf`].
+pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+    atomic::write_dir(out, |dir| fill_hf_scorer(model, dir, read))
+}
+
 /// As [`write_hf`], into a folder that is there: one part of a larger [`atomic::write_dir`], such as a checkpoint.
 ///
 /// # Errors
