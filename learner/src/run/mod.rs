@@ -14,7 +14,7 @@ use exporters::{ExportOptions, ensure_export};
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus},
-    config::TrainConfig,
+    config::{AdvantageEstimator, TrainConfig},
     metrics::{MetricRecord, MetricsFile},
     rng,
 };
@@ -25,6 +25,7 @@ pub use link::Link;
 
 use crate::{
     checkpoint::{self, TrainerState},
+    critic::{CRITIC_DIR, Critic},
     error::LearnerError,
     model::{self, LoadOptions},
     publish::Publisher,
@@ -105,6 +106,10 @@ impl<'a> Run<'a> {
             .then(|| model::load(&model, LoadOptions { trainable: false, ..options }))
             .transpose()?;
         let mut trainer = Trainer::new(config, policy, reference)?;
+        if config.advantage_estimator == AdvantageEstimator::Gae {
+            let critic = Critic::open(config, found.as_deref(), model.config().vocab_size, options)?;
+            trainer.credit_mut().set_critic(critic);
+        }
         let total_steps = config.max_steps.unwrap_or_default();
         let state = match &found {
             None => TrainerState::start(config, total_steps),
@@ -163,6 +168,7 @@ impl<'a> Run<'a> {
         self.state.step += 1;
         self.state.cursor = batch.cursor();
         self.state.updates = self.trainer.updates();
+        self.state.kl_coef = self.trainer.credit().kl_coef();
         let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
@@ -248,6 +254,10 @@ fn resume(
         tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
     }
     trainer.restore(saved.updates, &checkpoint::read_optimizer(path)?)?;
+    trainer.credit_mut().restore_kl_coef(saved.kl_coef);
+    if let Some(critic) = trainer.credit_mut().critic_mut() {
+        critic.restore(saved.updates, &checkpoint::read_optimizer(&path.join(CRITIC_DIR))?)?;
+    }
     tracing::info!("going on from {} after step {}", path.display(), saved.step);
     let config = TrainerState::start(config, total_steps).config;
     Ok(TrainerState { total_steps, config, ..saved })
