@@ -21,6 +21,8 @@ use crate::{
 
 /// AdamW's moments and step count.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Folder of the reference policy, where it is not simply the model that the run started from.
+pub const REFERENCE_DIR: &str = "reference";
 /// Where the run is.
 pub const STATE_FILE: &str = "trainer_state.json";
 /// Version of the format of [`STATE_FILE`].
@@ -125,6 +127,12 @@ pub fn save(
             share(&version_dir.join(name), &dir.join(name))?;
         }
         Tensor::write_safetensors(&trainer.optimizer().state(parameters), dir.join(OPTIMIZER_FILE))?;
+        if let Some(reference) = trainer.moving_reference() {
+            let parameters = reference.parameters();
+            let folder = dir.join(REFERENCE_DIR);
+            fs::create_dir(&folder)?;
+            exporters::fill_hf(model, &folder, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+        }
         if let Some(critic) = trainer.credit().critic() {
             save_critic(critic, &dir.join(CRITIC_DIR))?;
         }

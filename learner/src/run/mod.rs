@@ -24,7 +24,7 @@ pub use collector::Collector;
 pub use link::Link;
 
 use crate::{
-    checkpoint::{self, TrainerState},
+    checkpoint::{self, REFERENCE_DIR, TrainerState},
     critic::{CRITIC_DIR, Critic},
     error::LearnerError,
     model::{self, LoadOptions},
@@ -101,9 +101,11 @@ impl<'a> Run<'a> {
         let options = LoadOptions { kind: Kind::Float, device, trainable: true };
         let weights = found.as_ref().map(ModelDir::open).transpose()?;
         let policy = model::load(weights.as_ref().unwrap_or(&model), options)?;
-        // The reference is the model the run started from, not the checkpoint it goes on from.
+        // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.
+        let moved = found.as_ref().filter(|_| config.sync_ref_model).map(|path| path.join(REFERENCE_DIR));
+        let moved = moved.filter(|path| path.is_dir()).map(ModelDir::open).transpose()?;
         let reference = (config.beta != 0.0)
-            .then(|| model::load(&model, LoadOptions { trainable: false, ..options }))
+            .then(|| model::load(moved.as_ref().unwrap_or(&model), LoadOptions { trainable: false, ..options }))
             .transpose()?;
         let mut trainer = Trainer::new(config, policy, reference)?;
         if config.advantage_estimator == AdvantageEstimator::Gae {

@@ -93,6 +93,12 @@ impl Trainer {
         &self.optimizer
     }
 
+    /// The reference policy, if it moves (`sync_ref_model`), so that a checkpoint must hold it.
+    #[must_use]
+    pub fn moving_reference(&self) -> Option<&Decoder> {
+        self.reference.as_ref().filter(|_| self.config.sync_ref_model)
+    }
+
     /// KL penalty and critic.
     #[must_use]
     pub fn credit(&self) -> &CreditAssigner {
