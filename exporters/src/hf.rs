@@ -22,13 +22,21 @@ pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<
     atomic::write_dir(out, |dir| fill_hf(model, dir, read))
 }
 
+/// As [`write_hf`], for a model of [`fill_hf_scorer`].
+///
+/// # Errors
+/// As [`write_hf`].
+pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+    atomic::write_dir(out, |dir| fill_hf_scorer(model, dir, read))
+}
+
 /// As [`write_hf`], into a folder that is there: one part of a larger [`atomic::write_dir`], such as a checkpoint.
 ///
 /// # Errors
 /// As [`write_hf`]; the folder may then have some of the files.
 pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
     write_safetensors(model.config(), &dir.join("model.safetensors"), read)?;
-    copy_companions(model, dir, &mut |path, content| as_float32(path, content))
+    copy_companions(model, dir, as_float32)
 }
 
 /// As [`fill_hf`], for the transformer of `model` under `score.weight` with one label, whatever head `model` has itself:
@@ -39,13 +47,13 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(
 pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
     write_safetensors(&config, &dir.join("model.safetensors"), read)?;
-    copy_companions(model, dir, &mut |path, content| as_scorer(path, as_float32(path, content)?, model))
+    copy_companions(model, dir, |path, content| as_scorer(path, as_float32(path, content)?, model))
 }
 
 fn copy_companions(
     model: &ModelDir,
     dir: &Path,
-    rewrite: &mut dyn FnMut(&Path, Vec<u8>) -> Result<Vec<u8>, ExportError>,
+    rewrite: impl Fn(&Path, Vec<u8>) -> Result<Vec<u8>, ExportError>,
 ) -> Result<(), ExportError> {
     for source in model.companions() {
         let name = source.file_name().expect("a companion is a file of the model directory");

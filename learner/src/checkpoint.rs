@@ -13,10 +13,16 @@ use shared::{
 };
 use tch::Tensor;
 
-use crate::{error::LearnerError, step::Trainer};
+use crate::{
+    critic::{CRITIC_DIR, Critic},
+    error::LearnerError,
+    step::Trainer,
+};
 
 /// AdamW's moments and step count.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Folder of the reference policy, where it is not simply the model that the run started from.
+pub const REFERENCE_DIR: &str = "reference";
 /// Where the run is.
 pub const STATE_FILE: &str = "trainer_state.json";
 /// Version of the format of [`STATE_FILE`].
@@ -55,6 +61,9 @@ pub struct TrainerState {
     pub updates: u64,
     /// Prompt and completion tokens seen. TRL `num_tokens`.
     pub num_tokens: u64,
+    /// Weight of the KL penalty in the reward, which an adaptive controller moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_coef: Option<f64>,
     /// The configuration of the run.
     pub config: serde_json::Value,
 }
@@ -64,7 +73,7 @@ impl TrainerState {
     #[must_use]
     pub fn start(config: &TrainConfig, total_steps: u64) -> Self {
         let config = serde_json::to_value(config).expect("a configuration is serialisable");
-        Self { format: STATE_FORMAT, step: 0, total_steps, cursor: 0, updates: 0, num_tokens: 0, config }
+        Self { format: STATE_FORMAT, step: 0, total_steps, cursor: 0, updates: 0, num_tokens: 0, kl_coef: None, config }
     }
 
     /// Reads the state of a checkpoint.
@@ -118,6 +127,15 @@ pub fn save(
             share(&version_dir.join(name), &dir.join(name))?;
         }
         Tensor::write_safetensors(&trainer.optimizer().state(parameters), dir.join(OPTIMIZER_FILE))?;
+        if let Some(reference) = trainer.moving_reference() {
+            let parameters = reference.parameters();
+            let folder = dir.join(REFERENCE_DIR);
+            fs::create_dir(&folder)?;
+            exporters::fill_hf(model, &folder, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+        }
+        if let Some(critic) = trainer.credit().critic() {
+            save_critic(critic, &dir.join(CRITIC_DIR))?;
+        }
         let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
         fs::write(dir.join(STATE_FILE), text)?;
         Ok::<_, LearnerError>(())
@@ -133,12 +151,21 @@ pub fn save(
     Ok(())
 }
 
+/// The critic as a Hugging Face directory of its own, with the state of its optimiser.
+fn save_critic(critic: &Critic, dir: &Path) -> Result<(), LearnerError> {
+    fs::create_dir(dir)?;
+    let parameters = critic.parameters();
+    exporters::fill_hf_scorer(critic.model(), dir, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+    Tensor::write_safetensors(&critic.optimizer().state(parameters), dir.join(OPTIMIZER_FILE))?;
+    Ok(())
+}
+
 /// Version files never change, so one copy on disk serves both names.
 fn share(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()))
 }
 
-/// The optimiser state of a checkpoint.
+/// The optimiser state of a checkpoint, or of a critic's folder in one.
 ///
 /// # Errors
 /// A missing or damaged file.

@@ -2,7 +2,8 @@
 //!
 //! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
 //! [`optimizer`] and [`schedule`] the update; [`step`] joins them into a training step. [`publish`] and [`checkpoint`]
-//! write what others read, [`run`] is the learner's half of the pair, [`commands`] the command line.
+//! write what others read, [`run`] is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's
+//! value model; [`sft`] and [`reward_model`] train without a sampler.
 //!
 //! Past [`advantage`] and [`loss`] nothing knows which method is being trained. Nothing here loads ONNX Runtime.
 
@@ -13,6 +14,7 @@ pub mod advantage;
 pub mod batch;
 pub mod checkpoint;
 pub mod commands;
+pub mod critic;
 pub mod device;
 pub mod error;
 pub mod kl;
@@ -20,9 +22,11 @@ pub mod loss;
 pub mod model;
 pub mod optimizer;
 pub mod publish;
+pub mod reward_model;
 pub mod run;
 pub mod schedule;
 pub mod sft;
 pub mod step;
+pub mod text;
 
 pub use error::LearnerError;

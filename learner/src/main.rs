@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use learner::commands::{bench, init, logprobs, run, sft};
+use learner::commands::{bench, init, logprobs, reward_model, run, score, sft};
 
 /// Trains language models over libtorch.
 #[derive(Debug, Parser)]
@@ -19,6 +19,10 @@ enum Command {
     Run(run::Args),
     /// Supervised warm start on prompt/completion rows.
     Sft(sft::Args),
+    /// Train a reward model on pairs of completions, the better one first.
+    RewardModel(reward_model::Args),
+    /// Scores of given completions by a reward model.
+    Score(score::Args),
     /// Log-probs of given completions.
     Logprobs(logprobs::Args),
     /// Measure training steps on synthetic completions.
@@ -36,6 +40,8 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(args) => run::run(&args),
         Command::Sft(args) => sft::run(&args),
+        Command::RewardModel(args) => reward_model::run(&args),
+        Command::Score(args) => score::run(&args),
         Command::Logprobs(args) => logprobs::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Init(args) => init::run(&args),

@@ -7,7 +7,7 @@ use shared::{
 
 use super::{
     estimators,
-    gae::{gae, rewards_to_go, whiten},
+    gae::{gae, normalise, rewards_to_go, whiten},
     moments::{Moments, is_zero, members, pick},
     outcome::{Lone, Normalised, grpo, normalize_then_sum, weighted_reward},
     process::{Deviation, process},
@@ -76,7 +76,7 @@ pub struct CreditOptions {
     pub gamma: f64,
     /// λ of gae.
     pub lam: f64,
-    /// Whiten whatever comes out over the trained tokens. RLinf `normalize_advantages`.
+    /// Normalise whatever comes out over the trained tokens. RLinf `normalize_advantages`.
     pub normalize: bool,
 }
 
@@ -95,6 +95,12 @@ impl CreditOptions {
             lam: config.lam,
             normalize: config.normalize_advantages,
         }
+    }
+
+    /// Whether whitening is part of the method.
+    fn whitens(&self) -> bool {
+        use Estimator::{Gae, ReinforcePlusPlus, ReinforcePlusPlusBaseline};
+        matches!(self.estimator, Gae | ReinforcePlusPlus | ReinforcePlusPlusBaseline)
     }
 }
 
@@ -187,68 +193,115 @@ pub fn credit(
     penalties: Option<&[Vec<f64>]>,
     values: Option<&[Vec<f64>]>,
 ) -> Credit {
-    let rewards: Vec<Option<f64>> = samples.iter().map(Sample::reward).collect();
-    let groups: Vec<usize> = samples.iter().map(|sample| sample.group).collect();
-    let counts: Vec<bool> = samples.iter().zip(&rewards).map(|(s, reward)| s.trained && reward.is_some()).collect();
-    let penalty = |row: usize, t: usize| penalties.and_then(|all| all[row].get(t)).copied().unwrap_or(0.0);
-    let lowered: Vec<Option<f64>> = rewards
-        .iter()
-        .enumerate()
-        .map(|(row, reward)| reward.map(|r| r - (0..samples[row].tokens).map(|t| penalty(row, t)).sum::<f64>()))
-        .collect();
-    // The score sits on the last token.
-    let token_rewards = |row: usize| -> Option<Vec<f64>> {
-        let last = samples[row].tokens.checked_sub(1)?;
-        let score = rewards[row]?;
-        Some((0..=last).map(|t| if t == last { score } else { 0.0 } - penalty(row, t)).collect())
+    let batch = Batch {
+        samples,
+        rewards: samples.iter().map(Sample::reward).collect(),
+        groups: samples.iter().map(|sample| sample.group).collect(),
+        penalties,
+        values,
     };
-    let tokens = |of: &dyn Fn(usize, &[f64]) -> Vec<f64>| -> Vec<Vec<f64>> {
-        let row = |row| token_rewards(row).map_or(vec![0.0; samples[row].tokens], |rewards| of(row, &rewards));
-        (0..samples.len()).map(row).collect()
-    };
-    let spread = |each: Vec<f64>| -> Vec<Vec<f64>> {
-        samples.iter().zip(each).map(|(sample, advantage)| vec![advantage; sample.tokens]).collect()
-    };
-    let mut returns = None;
-    let mut whitened = options.normalize;
-    let mut advantages = match options.estimator {
-        Estimator::Grpo => spread(trl(options, samples, &lowered).advantages),
-        Estimator::Rloo => spread(estimators::rloo(&lowered, &groups)),
-        Estimator::ReinforcePlusPlusBaseline => {
-            whitened = true;
-            spread(estimators::centred(&lowered, &groups))
-        }
-        Estimator::Opo => {
-            let lengths: Vec<usize> = samples.iter().map(|sample| sample.tokens).collect();
-            spread(estimators::opo(&lowered, &lengths, &groups))
-        }
-        Estimator::Gpg => spread(estimators::gpg(&lowered, &groups)),
-        Estimator::GrpoPassk => spread(estimators::grpo_passk(&lowered, &groups, options.eps)),
-        Estimator::Process => process_advantages(options, samples),
+    let (mut advantages, returns) = match options.estimator {
+        Estimator::Gae => batch.gae(options),
         Estimator::ReinforcePlusPlus => {
-            whitened = true;
-            let found = tokens(&|_, rewards| rewards_to_go(rewards, options.gamma));
-            returns.insert(found).clone()
+            let returns = batch.tokens(&|_, rewards| rewards_to_go(rewards, options.gamma));
+            (returns.clone(), Some(returns))
         }
-        Estimator::Gae => {
-            whitened = true;
-            let value = |row: usize, t: usize| values.and_then(|all| all[row].get(t)).copied().unwrap_or(0.0);
-            let own = |row: usize| (0..samples[row].tokens).map(|t| value(row, t)).collect::<Vec<f64>>();
-            let found = tokens(&|row, rewards| gae(rewards, &own(row), options.gamma, options.lam));
-            let sums = found.iter().enumerate().map(|(row, a)| a.iter().zip(own(row)).map(|(a, v)| a + v).collect());
-            returns = Some(sums.collect());
-            found
-        }
+        Estimator::Process => (process_advantages(options, samples), None),
+        _ => (batch.spread(&batch.outcome(options)), None),
     };
-    if whitened {
-        whiten(&mut advantages, &counts);
-        for (row, advantages) in advantages.iter_mut().enumerate().filter(|(row, _)| rewards[*row].is_none()) {
-            advantages.clear();
-            advantages.resize(samples[row].tokens, 0.0);
-        }
+    if options.whitens() {
+        whiten(&mut advantages, &batch.counts());
     }
+    if options.normalize {
+        normalise(&mut advantages, &batch.counts());
+    }
+    batch.clear_unrewarded(&mut advantages);
     let returns = returns.unwrap_or_else(|| advantages.clone());
     Credit { advantages, returns }
+}
+
+/// A generation batch with everything that lowers or completes its rewards.
+struct Batch<'a> {
+    samples: &'a [Sample<'a>],
+    rewards: Vec<Option<f64>>,
+    groups: Vec<usize>,
+    penalties: Option<&'a [Vec<f64>]>,
+    values: Option<&'a [Vec<f64>]>,
+}
+
+impl Batch<'_> {
+    /// Advantages of estimators that know only whole completions.
+    fn outcome(&self, options: &CreditOptions) -> Vec<f64> {
+        let (rewards, groups) = (self.lowered(), &self.groups);
+        match options.estimator {
+            Estimator::Rloo => estimators::rloo(&rewards, groups),
+            Estimator::ReinforcePlusPlusBaseline => estimators::centred(&rewards, groups),
+            Estimator::Opo => {
+                let lengths: Vec<usize> = self.samples.iter().map(|sample| sample.tokens).collect();
+                estimators::opo(&rewards, &lengths, groups)
+            }
+            Estimator::Gpg => estimators::gpg(&rewards, groups),
+            Estimator::GrpoPassk => estimators::grpo_passk(&rewards, groups, options.eps),
+            Estimator::Grpo | Estimator::ReinforcePlusPlus | Estimator::Process | Estimator::Gae => {
+                trl(options, self.samples, &rewards).advantages
+            }
+        }
+    }
+
+    /// Advantages and returns.
+    fn gae(&self, options: &CreditOptions) -> (Vec<Vec<f64>>, Option<Vec<Vec<f64>>>) {
+        let values = |row: usize| -> Vec<f64> {
+            let known = self.values.map_or(&[][..], |values| &values[row]);
+            (0..self.samples[row].tokens).map(|t| known.get(t).copied().unwrap_or(0.0)).collect()
+        };
+        let advantages = self.tokens(&|row, rewards| gae(rewards, &values(row), options.gamma, options.lam));
+        let sum = |(row, own): (usize, &Vec<f64>)| own.iter().zip(values(row)).map(|(a, v)| a + v).collect();
+        let returns = advantages.iter().enumerate().map(sum).collect();
+        (advantages, Some(returns))
+    }
+
+    fn penalty(&self, row: usize, t: usize) -> f64 {
+        self.penalties.and_then(|penalties| penalties[row].get(t)).copied().unwrap_or(0.0)
+    }
+
+    /// Rewards of completions, less the sum of their penalties.
+    fn lowered(&self) -> Vec<Option<f64>> {
+        let sum = |row: usize| (0..self.samples[row].tokens).map(|t| self.penalty(row, t)).sum::<f64>();
+        self.rewards.iter().enumerate().map(|(row, reward)| reward.map(|reward| reward - sum(row))).collect()
+    }
+
+    /// Rewards of a completion's tokens: the score sits on the last one, the penalties on each.
+    fn token_rewards(&self, row: usize) -> Option<Vec<f64>> {
+        let (score, tokens) = (self.rewards[row]?, self.samples[row].tokens);
+        let at = |t: usize| if t + 1 == tokens { score } else { 0.0 };
+        Some((0..tokens).map(|t| at(t) - self.penalty(row, t)).collect())
+    }
+
+    /// `of` the token rewards of each completion; 0 for those without a reward.
+    fn tokens(&self, of: &dyn Fn(usize, &[f64]) -> Vec<f64>) -> Vec<Vec<f64>> {
+        let row = |row: usize| match self.token_rewards(row) {
+            Some(rewards) => of(row, &rewards),
+            None => vec![0.0; self.samples[row].tokens],
+        };
+        (0..self.samples.len()).map(row).collect()
+    }
+
+    /// The same for each token of a completion.
+    fn spread(&self, each: &[f64]) -> Vec<Vec<f64>> {
+        self.samples.iter().zip(each).map(|(sample, &advantage)| vec![advantage; sample.tokens]).collect()
+    }
+
+    /// Whether a completion's tokens count in whitening.
+    fn counts(&self) -> Vec<bool> {
+        self.samples.iter().zip(&self.rewards).map(|(sample, reward)| sample.trained && reward.is_some()).collect()
+    }
+
+    /// A completion without a reward has nothing to learn from, wherever whitening may have shifted it.
+    fn clear_unrewarded(&self, advantages: &mut [Vec<f64>]) {
+        for (advantages, _) in advantages.iter_mut().zip(&self.rewards).filter(|(_, reward)| reward.is_none()) {
+            advantages.fill(0.0);
+        }
+    }
 }
 
 /// TRL's advantages of whole completions, for either way to combine reward functions.
@@ -307,180 +360,5 @@ fn process_zero_std(samples: &[Sample<'_>]) -> Vec<bool> {
 }
 
 #[cfg(test)]
-mod tests {
-    use shared::StepScore;
-
-    use super::*;
-
-    const SCORES: [f64; 4] = [1.0, 0.0, 2.0, 2.0];
-
-    fn options(estimator: Estimator) -> CreditOptions {
-        CreditOptions::from_config(&TrainConfig { advantage_estimator: estimator, ..TrainConfig::default() })
-    }
-
-    fn samples(outcomes: &[[RewardOutcome; 1]]) -> Vec<Sample<'_>> {
-        outcomes
-            .iter()
-            .enumerate()
-            .map(|(i, outcomes)| Sample {
-                group: i / 3,
-                tokens: 1 + i,
-                valid: true,
-                trained: true,
-                outcomes,
-                weights: vec![1.0],
-            })
-            .collect()
-    }
-
-    fn scores(scores: &[f64]) -> Vec<[RewardOutcome; 1]> {
-        scores.iter().map(|&score| [RewardOutcome::Score(score)]).collect()
-    }
-
-    #[test]
-    fn the_worked_example() {
-        let outcomes = scores(&SCORES[..3]);
-        let plain = CreditOptions { scale: ScaleRewards::None, ..options(Estimator::Grpo) };
-        let found = credit(&plain, &samples(&outcomes), None, None);
-        assert_eq!(found.advantages, [vec![0.0], vec![-1.0; 2], vec![1.0; 3]]);
-        let scaled = credit(&options(Estimator::Grpo), &samples(&outcomes), None, None).advantages;
-        assert!((scaled[2][0] - 1.0 / 1.0001).abs() < 1e-12 && scaled[0][0] == 0.0);
-    }
-
-    #[test]
-    fn equal_rewards_give_exactly_zero_with_every_group_baseline() {
-        for reward in [0.1, 1.0 / 3.0, 0.7] {
-            let outcomes = scores(&[reward; 3]);
-            for estimator in [
-                Estimator::Grpo,
-                Estimator::Rloo,
-                Estimator::Opo,
-                Estimator::Gpg,
-                Estimator::GrpoPassk,
-                Estimator::Process,
-                Estimator::ReinforcePlusPlusBaseline,
-            ] {
-                let found = credit(&options(estimator), &samples(&outcomes), None, None);
-                assert!(found.advantages.iter().flatten().all(|&a| a == 0.0), "{estimator:?}: {found:?}");
-                let summary = RewardSummary::new(&options(estimator), &samples(&outcomes));
-                assert_eq!(summary.frac_zero_std(), 1.0, "{estimator:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_completion_without_a_reward_changes_nothing_for_the_others() {
-        let all = [
-            Estimator::Grpo,
-            Estimator::Rloo,
-            Estimator::ReinforcePlusPlus,
-            Estimator::ReinforcePlusPlusBaseline,
-            Estimator::Opo,
-            Estimator::Gpg,
-            Estimator::GrpoPassk,
-            Estimator::Process,
-            Estimator::Gae,
-        ];
-        let clean = scores(&SCORES);
-        let failed = [RewardOutcome::Failed("no".into())];
-        for estimator in all {
-            let without = samples(&clean);
-            let mut with = samples(&clean);
-            with.push(Sample { group: 0, tokens: 2, outcomes: &failed, ..without[0].clone() });
-            with.push(Sample { group: 0, tokens: 2, valid: false, trained: false, ..without[2].clone() });
-            let (a, b) =
-                (credit(&options(estimator), &without, None, None), credit(&options(estimator), &with, None, None));
-            assert_eq!(a.advantages, b.advantages[..4], "{estimator:?}");
-            assert_eq!(b.advantages[4..], [vec![0.0; 2], vec![0.0; 2]], "{estimator:?}");
-            assert!(a.advantages.iter().flatten().any(|&a| a != 0.0), "{estimator:?}");
-        }
-    }
-
-    #[test]
-    fn the_penalty_lowers_the_reward_of_a_sequence_by_its_sum() {
-        let outcomes = scores(&SCORES);
-        let samples = samples(&outcomes);
-        let penalties: Vec<Vec<f64>> =
-            samples.iter().map(|s| (0..s.tokens).map(|t| 0.1 * (t as f64 + 1.0) - 0.15).collect()).collect();
-        let lowered: Vec<[RewardOutcome; 1]> = SCORES
-            .iter()
-            .zip(&penalties)
-            .map(|(score, penalties)| [RewardOutcome::Score(score - penalties.iter().sum::<f64>())])
-            .collect();
-        let replaced: Vec<Sample<'_>> =
-            samples.iter().zip(&lowered).map(|(s, outcomes)| Sample { outcomes, ..s.clone() }).collect();
-        for estimator in [Estimator::Grpo, Estimator::Rloo, Estimator::Opo, Estimator::Gpg, Estimator::GrpoPassk] {
-            let found = credit(&options(estimator), &samples, Some(&penalties), None);
-            assert_eq!(found, credit(&options(estimator), &replaced, None, None), "{estimator:?}");
-        }
-        // Undiscounted, the first token's return is the total reward of the sequence: score minus the sum.
-        let found = credit(&options(Estimator::ReinforcePlusPlus), &samples, Some(&penalties), None);
-        let mut gae = options(Estimator::Gae);
-        gae.lam = 1.0;
-        let values: Vec<Vec<f64>> = samples.iter().map(|s| vec![0.3; s.tokens]).collect();
-        let returns = credit(&gae, &samples, Some(&penalties), Some(&values)).returns;
-        for (row, score) in SCORES.iter().enumerate() {
-            let total = score - penalties[row].iter().sum::<f64>();
-            assert!((found.returns[row][0] - total).abs() < 1e-12);
-            assert!((returns[row][0] - total).abs() < 1e-12);
-        }
-    }
-
-    #[test]
-    fn rewards_of_steps_and_of_completions_stand_side_by_side() {
-        let step = |end, score| StepScore { end, score };
-        let outcomes = [
-            [RewardOutcome::Steps(vec![step(1, 1.0), step(3, 0.0)])],
-            [RewardOutcome::Score(1.0)],
-            [RewardOutcome::NotApplicable],
-        ];
-        let mut samples = samples(&outcomes);
-        samples[0].tokens = 4;
-        let found = credit(&options(Estimator::Process), &samples, None, None).advantages;
-        // DeepSeekMath: (r - 2/3) / 0.57735, summed over the steps to come.
-        let (high, low) = (1.0 / 3.0 / (1.0 / 3.0f64.sqrt() + 1e-4), -2.0 / 3.0 / (1.0 / 3.0f64.sqrt() + 1e-4));
-        for (token, expected) in found[0].iter().zip([high + low, high + low, low, low]) {
-            assert!((token - expected).abs() < 1e-12);
-        }
-        assert!(found[1].iter().all(|token| (token - high).abs() < 1e-12) && found[2] == [0.0; 3]);
-        let mut twice = samples.clone();
-        twice.iter_mut().for_each(|sample| sample.weights = vec![2.0]);
-        let doubled = credit(&options(Estimator::Process), &twice, None, None).advantages;
-        assert!((doubled[0][3] - 2.0 * low).abs() < 1e-12);
-    }
-
-    #[test]
-    fn normalised_advantages_have_mean_0_and_std_1_over_trained_tokens() {
-        let outcomes = scores(&SCORES);
-        let mut samples = samples(&outcomes);
-        samples[1].trained = false;
-        let found = credit(&CreditOptions { normalize: true, ..options(Estimator::Grpo) }, &samples, None, None);
-        let trained: Vec<Option<f64>> =
-            [0, 2, 3].iter().flat_map(|&row: &usize| found.advantages[row].iter().map(|&a| Some(a))).collect();
-        let moments = Moments::of(&trained);
-        assert!(moments.mean.abs() < 1e-7 && (moments.std - 1.0).abs() < 1e-6, "{moments:?}");
-    }
-
-    #[test]
-    fn combinations_without_a_meaning_are_refused() {
-        let kl = TrainConfig { use_kl_in_reward: true, beta: 0.1, ..TrainConfig::default() };
-        check(&kl).unwrap();
-        let separate = MultiObjectiveAggregation::NormalizeThenSum;
-        for (config, word) in [
-            (TrainConfig { beta: 0.0, ..kl.clone() }, "beta"),
-            (TrainConfig { advantage_estimator: Estimator::Process, ..kl.clone() }, "process"),
-            (TrainConfig { multi_objective_aggregation: separate, ..kl.clone() }, "normalize_then_sum"),
-            (
-                TrainConfig {
-                    multi_objective_aggregation: separate,
-                    advantage_estimator: Estimator::Rloo,
-                    ..TrainConfig::default()
-                },
-                "grpo",
-            ),
-        ] {
-            let message = check(&config).unwrap_err().to_string();
-            assert!(message.contains(word), "{message}");
-        }
-    }
-}
+#[path = "credit_tests.rs"]
+mod tests;

@@ -3,6 +3,9 @@
 /// Kept away from 0 in whitening, as in verl's `masked_whiten`.
 const EPSILON: f64 = 1e-8;
 
+/// Added to the standard deviation in normalisation, as in RLinf.
+const NORMALISE_EPSILON: f64 = 1e-5;
+
 /// Generalised advantage estimation (Schulman et al. 2016) of one completion: `A_t = δ_t + γλ A_{t+1}` with
 /// `δ_t = r_t + γ V_{t+1} − V_t`; after the last token there is nothing. Returns are `A_t + V_t`.
 #[must_use]
@@ -42,6 +45,17 @@ pub fn whiten(rows: &mut [Vec<f64>], counts: &[bool]) {
     let variance = squares / (tokens + EPSILON) * tokens / (tokens - 1.0);
     let scale = (variance + EPSILON).sqrt();
     rows.iter_mut().flatten().for_each(|value| *value = (*value - mean) / scale);
+}
+
+/// As [`whiten`], with RLinf's moments (`masked_normalization`): the variance of n, and an ε added to its root.
+pub fn normalise(rows: &mut [Vec<f64>], counts: &[bool]) {
+    let counted = rows.iter().zip(counts).filter(|(_, counts)| **counts);
+    let tokens: Vec<f64> = counted.flat_map(|(row, _)| row.iter().copied()).collect();
+    let count = tokens.len().max(1) as f64;
+    let mean = tokens.iter().sum::<f64>() / count;
+    let variance = tokens.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+    let divisor = variance.sqrt() + NORMALISE_EPSILON;
+    rows.iter_mut().flatten().for_each(|value| *value = (*value - mean) / divisor);
 }
 
 #[cfg(test)]

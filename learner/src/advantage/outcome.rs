@@ -62,15 +62,15 @@ pub fn grpo(rewards: &[Option<f64>], groups: &[usize], scale: ScaleRewards, eps:
 /// `normalize_then_sum`. `scores[i][k]` is what function k said about completion i.
 #[must_use]
 pub fn normalize_then_sum(scores: &[Vec<Option<f64>>], weights: &[f64], groups: &[usize], eps: f64) -> Normalised {
-    let mut normalised = vec![vec![None; weights.len()]; scores.len()];
-    for function in 0..weights.len() {
-        let column: Vec<Option<f64>> = scores.iter().map(|row| row.get(function).copied().flatten()).collect();
-        let found = grpo(&column, groups, ScaleRewards::Group, eps, Lone::Itself);
-        for (row, score) in column.iter().enumerate() {
-            normalised[row][function] = score.map(|_| found.advantages[row]);
-        }
-    }
-    let sums: Vec<Option<f64>> = normalised.iter().map(|row| weighted_reward(row, weights)).collect();
+    let normalised: Vec<Vec<Option<f64>>> = (0..weights.len())
+        .map(|function| {
+            let column: Vec<Option<f64>> = scores.iter().map(|row| row[function]).collect();
+            let found = grpo(&column, groups, ScaleRewards::Group, eps, Lone::Itself);
+            column.iter().zip(found.advantages).map(|(score, advantage)| score.map(|_| advantage)).collect()
+        })
+        .collect();
+    let sum = |row: usize| weighted_reward(&normalised.iter().map(|column| column[row]).collect::<Vec<_>>(), weights);
+    let sums: Vec<Option<f64>> = (0..scores.len()).map(sum).collect();
     // The whole batch as one group.
     grpo(&sums, &vec![0; sums.len()], ScaleRewards::Group, eps, Lone::Itself)
 }

@@ -3,7 +3,9 @@
 pub mod bench;
 pub mod init;
 pub mod logprobs;
+pub mod reward_model;
 pub mod run;
+pub mod score;
 pub mod sft;
 
 use std::path::PathBuf;

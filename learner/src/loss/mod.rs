@@ -34,7 +34,8 @@ impl Objective {
         Self {
             epsilon_low: config.epsilon,
             epsilon_high: config.epsilon_high.unwrap_or(config.epsilon),
-            beta: config.beta,
+            // In the reward or in the loss, never in both.
+            beta: if config.use_kl_in_reward { 0.0 } else { config.beta },
             bias_corrected_kl: config.use_bias_correction_kl,
         }
     }

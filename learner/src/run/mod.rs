@@ -15,7 +15,7 @@ use exporters::{ExportOptions, ensure_export};
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus},
-    config::TrainConfig,
+    config::{AdvantageEstimator, TrainConfig},
     metrics::{MetricRecord, MetricsFile},
     rng,
 };
@@ -25,7 +25,8 @@ pub use collector::Collector;
 pub use link::Link;
 
 use crate::{
-    checkpoint::{self, TrainerState},
+    checkpoint::{self, REFERENCE_DIR, TrainerState},
+    critic::{CRITIC_DIR, Critic},
     error::LearnerError,
     model::{self, LoadOptions},
     publish::Publisher,
@@ -101,11 +102,17 @@ impl<'a> Run<'a> {
         let options = LoadOptions { kind: Kind::Float, device, trainable: true };
         let weights = found.as_ref().map(ModelDir::open).transpose()?;
         let policy = model::load(weights.as_ref().unwrap_or(&model), options)?;
-        // The reference is the model the run started from, not the checkpoint it goes on from.
+        // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.
+        let moved = found.as_ref().filter(|_| config.sync_ref_model).map(|path| path.join(REFERENCE_DIR));
+        let moved = moved.filter(|path| path.is_dir()).map(ModelDir::open).transpose()?;
         let reference = (config.beta != 0.0)
-            .then(|| model::load(&model, LoadOptions { trainable: false, ..options }))
+            .then(|| model::load(moved.as_ref().unwrap_or(&model), LoadOptions { trainable: false, ..options }))
             .transpose()?;
         let mut trainer = Trainer::new(config, policy, reference)?;
+        if config.advantage_estimator == AdvantageEstimator::Gae {
+            let critic = Critic::open(config, found.as_deref(), model.config().vocab_size, options)?;
+            trainer.credit_mut().set_critic(critic);
+        }
         let total_steps = config.max_steps.unwrap_or_default();
         let state = match &found {
             None => TrainerState::start(config, total_steps),
@@ -165,6 +172,7 @@ impl<'a> Run<'a> {
         self.state.step += 1;
         self.state.cursor = batch.cursor();
         self.state.updates = self.trainer.updates();
+        self.state.kl_coef = self.trainer.credit().kl_coef();
         let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
@@ -252,6 +260,10 @@ fn resume(
         tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
     }
     trainer.restore(saved.updates, &checkpoint::read_optimizer(path)?)?;
+    trainer.credit_mut().restore_kl_coef(saved.kl_coef);
+    if let Some(critic) = trainer.credit_mut().critic_mut() {
+        critic.restore(saved.updates, &checkpoint::read_optimizer(&path.join(CRITIC_DIR))?)?;
+    }
     tracing::info!("going on from {} after step {}", path.display(), saved.step);
     let config = TrainerState::start(config, total_steps).config;
     Ok(TrainerState { total_steps, config, ..saved })

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 use shared::ModelDir;
-use tokenizers::Tokenizer;
 
-use crate::error::LearnerError;
+use crate::{error::LearnerError, text::TextIds};
 
 /// A tokenised row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +28,9 @@ struct Row {
 /// Turns rows into examples.
 #[derive(Debug)]
 pub struct Encoder {
-    tokenizer: Option<Tokenizer>,
+    text: TextIds,
     /// Every end-of-sequence id; the first is appended to completion texts that have none at their end.
     eos: Vec<u32>,
-    vocabulary: u32,
 }
 
 impl Encoder {
@@ -41,11 +39,7 @@ impl Encoder {
     /// # Errors
     /// A tokenizer that cannot be read, or `append_eos` for a model that names no end-of-sequence token.
     pub fn new(model: &ModelDir, append_eos: bool) -> Result<Self, LearnerError> {
-        let tokenizer = model
-            .tokenizer()
-            .ok()
-            .map(|path| Tokenizer::from_file(&path).map_err(|e| LearnerError::content(&path, e.to_string())))
-            .transpose()?;
+        let text = TextIds::open(model)?;
         let eos = if append_eos { model.generation().eos_token_ids.clone() } else { Vec::new() };
         if append_eos && eos.is_empty() {
             return Err(LearnerError::content(
@@ -54,7 +48,7 @@ impl Encoder {
                  --no-append-eos",
             ));
         }
-        Ok(Self { tokenizer, eos, vocabulary: model.config().vocab_size as u32 })
+        Ok(Self { text, eos })
     }
 
     /// Reads a JSONL file.
@@ -79,9 +73,9 @@ impl Encoder {
     fn encode(&self, line: &str) -> Result<Example, String> {
         let row: Row = serde_json::from_str(line).map_err(|e| e.to_string())?;
         // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
-        let prompt = self.ids(row.prompt_ids, row.prompt, "prompt", true)?;
+        let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", true)?;
         let from_text = row.completion_ids.is_none();
-        let mut completion = self.ids(row.completion_ids, row.completion, "completion", false)?;
+        let mut completion = self.text.ids(row.completion_ids, row.completion, "completion", false)?;
         if let Some(&eos) = self.eos.first()
             && from_text
             && !completion.last().is_some_and(|last| self.eos.contains(last))
@@ -91,21 +85,6 @@ impl Encoder {
         if prompt.is_empty() || completion.is_empty() {
             return Err("prompt and completion must have at least one token each".into());
         }
-        if let Some(token) = prompt.iter().chain(&completion).find(|&&token| token >= self.vocabulary) {
-            return Err(format!("token {token} is outside the model's vocabulary of {}", self.vocabulary));
-        }
         Ok(Example { prompt, completion })
-    }
-
-    fn ids(&self, ids: Option<Vec<u32>>, text: Option<String>, key: &str, special: bool) -> Result<Vec<u32>, String> {
-        match (ids, text, &self.tokenizer) {
-            (Some(ids), _, _) => Ok(ids),
-            (None, Some(text), Some(tokenizer)) => {
-                let encoding = tokenizer.encode_fast(text, special).map_err(|e| e.to_string())?;
-                Ok(encoding.get_ids().to_vec())
-            }
-            (None, Some(_), None) => Err(format!("`{key}` is text and the model has no tokenizer.json")),
-            (None, None, _) => Err(format!("neither `{key}` nor `{key}_ids`")),
-        }
     }
 }

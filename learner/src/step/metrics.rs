@@ -27,6 +27,7 @@ pub fn record(batch: &StepBatch<'_>, stats: &StepStats, beta: f64) -> MetricReco
     record.set("clip_ratio/low_mean", clip.low_mean()).set("clip_ratio/low_min", clip.low_min);
     record.set("clip_ratio/high_mean", clip.high_mean()).set("clip_ratio/high_max", clip.high_max);
     record.set("clip_ratio/region_mean", clip.region_mean());
+    record.extend(stats.credit.clone());
     mismatch(batch, stats, &mut record);
     record.set("sample/staleness_mean", batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
     record.count("sample/staleness_max", batch.staleness.iter().copied().max().unwrap_or(0));

@@ -1,6 +1,7 @@
 //! One training step: a generation batch, every optimiser update on it, one new policy version.
 
 mod batch;
+mod credit;
 mod metrics;
 mod passes;
 mod stats;
@@ -14,12 +15,12 @@ use shared::{
 use tch::Device;
 
 pub use batch::{Row, StepBatch};
+pub use credit::{Assignment, CreditAssigner};
 pub use metrics::record;
 pub use passes::{Evaluation, evaluate};
 pub use stats::{ClipStats, Mean, Mismatch, StepStats, Times};
 
 use crate::{
-    advantage::{self, CreditOptions, credit},
     batch::Sequence,
     error::LearnerError,
     loss::{
@@ -46,6 +47,7 @@ pub struct Trainer {
     reference: Option<Decoder>,
     optimizer: AdamW,
     gradients: Gradients,
+    credit: CreditAssigner,
     /// Optimiser updates done or skipped, which is what the schedule counts.
     updates: u64,
     device: Device,
@@ -58,9 +60,8 @@ impl Trainer {
     /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
         check(config)?;
-        advantage::check(config)?;
         let objective = Objective::from_config(config);
-        if objective.beta != 0.0 && reference.is_none() {
+        if config.beta != 0.0 && reference.is_none() {
             return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
         }
         let total_steps = config.max_steps.ok_or_else(|| {
@@ -71,6 +72,7 @@ impl Trainer {
             schedule: Schedule::from_config(config, total_steps * config.updates_per_step()),
             optimizer: AdamW::new(policy.parameters(), AdamWOptions::from_config(config)),
             gradients: policy.parameters().gradients(),
+            credit: CreditAssigner::from_config(config)?,
             updates: 0,
             device: policy.parameters().flat().device(),
             config: config.clone(),
@@ -89,6 +91,23 @@ impl Trainer {
     #[must_use]
     pub fn optimizer(&self) -> &AdamW {
         &self.optimizer
+    }
+
+    /// The reference policy, if it moves (`sync_ref_model`), so that a checkpoint must hold it.
+    #[must_use]
+    pub fn moving_reference(&self) -> Option<&Decoder> {
+        self.reference.as_ref().filter(|_| self.config.sync_ref_model)
+    }
+
+    /// KL penalty and critic.
+    #[must_use]
+    pub fn credit(&self) -> &CreditAssigner {
+        &self.credit
+    }
+
+    /// KL penalty and critic, to be set up.
+    pub fn credit_mut(&mut self) -> &mut CreditAssigner {
+        &mut self.credit
     }
 
     /// Optimiser updates so far, skipped ones included.
@@ -116,8 +135,16 @@ impl Trainer {
         let weights = self.weights(batch, &updates);
         let mut stats = StepStats { old_logprobs: vec![Vec::new(); batch.rows.len()], ..StepStats::default() };
         let ref_logprobs = self.ref_logprobs(batch, &sequences, &mut stats)?;
-        self.old_logprobs(batch, &sequences, &updates, &mut stats)?;
-        stats.advantages = credit(&CreditOptions::from_config(&self.config), &batch.samples(), None, None).advantages;
+        let trains_policy = self.credit.trains_policy(step);
+        // The first update's own pass gives the log-probs of its rows, unless they are needed before or it never comes.
+        let early = if self.credit.needs_logprobs() || !trains_policy {
+            &updates[..]
+        } else {
+            updates.get(1..).unwrap_or_default()
+        };
+        self.old_logprobs(batch, &sequences, early, &mut stats)?;
+        let mut assignment = self.credit.assign(batch, &sequences, &stats.old_logprobs, &ref_logprobs)?;
+        stats.advantages.clone_from(&assignment.advantages);
         let objective = self.objective;
         for iteration in 0..self.config.num_iterations {
             for (number, rows) in updates.iter().enumerate() {
@@ -134,9 +161,17 @@ impl Trainer {
                     // Nothing was updated yet: the current policy is the old one, and its log-probs are read off.
                     on_policy: iteration == 0 && number == 0,
                 };
-                self.update(&pass, rows, &mut stats)?;
+                if trains_policy {
+                    self.update(&pass, rows, &mut stats)?;
+                } else {
+                    // The schedule goes on in the critic's warm-up, so that it ends with the run.
+                    stats.learning_rate = self.schedule.rate(self.updates);
+                    self.updates += 1;
+                }
+                self.credit.update(&mut assignment, &sequences, rows)?;
             }
         }
+        stats.credit = assignment.record();
         Ok(stats)
     }
 
@@ -180,14 +215,16 @@ impl Trainer {
             return Ok(vec![Vec::new(); batch.rows.len()]);
         };
         let start = Instant::now();
-        let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].trained).collect();
+        // In the reward, the penalty is part of the baseline, to which completions outside the loss belong as well.
+        let all = self.credit.needs_logprobs();
+        let wanted = |row: &Row<'_>| row.trained || all && row.valid;
+        let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| wanted(&batch.rows[r])).collect();
         let found = self.evaluate(reference, sequences, &rows)?;
         stats.times.ref_logprobs = start.elapsed();
         Ok(found.into_iter().map(|e| e.logprobs).collect())
     }
 
-    /// Log-probs of the policy as it is now, for rows that only later updates see. The first update's own forward
-    /// pass gives those of its rows.
+    /// Log-probs of the policy as it is now, for the rows of the given updates.
     fn old_logprobs(
         &self,
         batch: &StepBatch<'_>,
@@ -196,8 +233,8 @@ impl Trainer {
         stats: &mut StepStats,
     ) -> Result<(), LearnerError> {
         let start = Instant::now();
-        let later: Vec<usize> = updates.iter().skip(1).flatten().copied().filter(|&r| batch.rows[r].valid).collect();
-        for (row, found) in self.evaluate(&self.policy, sequences, &later)?.into_iter().enumerate() {
+        let valid: Vec<usize> = updates.iter().flatten().copied().filter(|&r| batch.rows[r].valid).collect();
+        for (row, found) in self.evaluate(&self.policy, sequences, &valid)?.into_iter().enumerate() {
             if !found.logprobs.is_empty() {
                 stats.old_logprobs[row] = found.logprobs;
             }

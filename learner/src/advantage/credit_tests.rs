@@ -1,0 +1,177 @@
+//! Credit of small batches, worked out by hand.
+
+use shared::StepScore;
+
+use super::*;
+
+const SCORES: [f64; 4] = [1.0, 0.0, 2.0, 2.0];
+
+fn options(estimator: Estimator) -> CreditOptions {
+    CreditOptions::from_config(&TrainConfig { advantage_estimator: estimator, ..TrainConfig::default() })
+}
+
+fn samples(outcomes: &[[RewardOutcome; 1]]) -> Vec<Sample<'_>> {
+    outcomes
+        .iter()
+        .enumerate()
+        .map(|(i, outcomes)| Sample {
+            group: i / 3,
+            tokens: 1 + i,
+            valid: true,
+            trained: true,
+            outcomes,
+            weights: vec![1.0],
+        })
+        .collect()
+}
+
+fn scores(scores: &[f64]) -> Vec<[RewardOutcome; 1]> {
+    scores.iter().map(|&score| [RewardOutcome::Score(score)]).collect()
+}
+
+#[test]
+fn the_worked_example() {
+    let outcomes = scores(&SCORES[..3]);
+    let plain = CreditOptions { scale: ScaleRewards::None, ..options(Estimator::Grpo) };
+    let found = credit(&plain, &samples(&outcomes), None, None);
+    assert_eq!(found.advantages, [vec![0.0], vec![-1.0; 2], vec![1.0; 3]]);
+    let scaled = credit(&options(Estimator::Grpo), &samples(&outcomes), None, None).advantages;
+    assert!((scaled[2][0] - 1.0 / 1.0001).abs() < 1e-12 && scaled[0][0] == 0.0);
+}
+
+#[test]
+fn equal_rewards_give_exactly_zero_with_every_group_baseline() {
+    for reward in [0.1, 1.0 / 3.0, 0.7] {
+        let outcomes = scores(&[reward; 3]);
+        for estimator in [
+            Estimator::Grpo,
+            Estimator::Rloo,
+            Estimator::Opo,
+            Estimator::Gpg,
+            Estimator::GrpoPassk,
+            Estimator::Process,
+            Estimator::ReinforcePlusPlusBaseline,
+        ] {
+            let found = credit(&options(estimator), &samples(&outcomes), None, None);
+            assert!(found.advantages.iter().flatten().all(|&a| a == 0.0), "{estimator:?}: {found:?}");
+            let summary = RewardSummary::new(&options(estimator), &samples(&outcomes));
+            assert_eq!(summary.frac_zero_std(), 1.0, "{estimator:?}");
+        }
+    }
+}
+
+#[test]
+fn a_completion_without_a_reward_changes_nothing_for_the_others() {
+    let all = [
+        Estimator::Grpo,
+        Estimator::Rloo,
+        Estimator::ReinforcePlusPlus,
+        Estimator::ReinforcePlusPlusBaseline,
+        Estimator::Opo,
+        Estimator::Gpg,
+        Estimator::GrpoPassk,
+        Estimator::Process,
+        Estimator::Gae,
+    ];
+    let clean = scores(&SCORES);
+    let failed = [RewardOutcome::Failed("no".into())];
+    for estimator in all {
+        let without = samples(&clean);
+        let mut with = samples(&clean);
+        with.push(Sample { group: 0, tokens: 2, outcomes: &failed, ..without[0].clone() });
+        with.push(Sample { group: 0, tokens: 2, valid: false, trained: false, ..without[2].clone() });
+        let (a, b) =
+            (credit(&options(estimator), &without, None, None), credit(&options(estimator), &with, None, None));
+        assert_eq!(a.advantages, b.advantages[..4], "{estimator:?}");
+        assert_eq!(b.advantages[4..], [vec![0.0; 2], vec![0.0; 2]], "{estimator:?}");
+        assert!(a.advantages.iter().flatten().any(|&a| a != 0.0), "{estimator:?}");
+    }
+}
+
+#[test]
+fn the_penalty_lowers_the_reward_of_a_sequence_by_its_sum() {
+    let outcomes = scores(&SCORES);
+    let samples = samples(&outcomes);
+    let penalties: Vec<Vec<f64>> =
+        samples.iter().map(|s| (0..s.tokens).map(|t| 0.1 * (t as f64 + 1.0) - 0.15).collect()).collect();
+    let lowered: Vec<[RewardOutcome; 1]> = SCORES
+        .iter()
+        .zip(&penalties)
+        .map(|(score, penalties)| [RewardOutcome::Score(score - penalties.iter().sum::<f64>())])
+        .collect();
+    let replaced: Vec<Sample<'_>> =
+        samples.iter().zip(&lowered).map(|(s, outcomes)| Sample { outcomes, ..s.clone() }).collect();
+    for estimator in [Estimator::Grpo, Estimator::Rloo, Estimator::Opo, Estimator::Gpg, Estimator::GrpoPassk] {
+        let found = credit(&options(estimator), &samples, Some(&penalties), None);
+        assert_eq!(found, credit(&options(estimator), &replaced, None, None), "{estimator:?}");
+    }
+    // Undiscounted, the first token's return is the total reward of the sequence: score minus the sum.
+    let found = credit(&options(Estimator::ReinforcePlusPlus), &samples, Some(&penalties), None);
+    let mut gae = options(Estimator::Gae);
+    gae.lam = 1.0;
+    let values: Vec<Vec<f64>> = samples.iter().map(|s| vec![0.3; s.tokens]).collect();
+    let returns = credit(&gae, &samples, Some(&penalties), Some(&values)).returns;
+    for (row, score) in SCORES.iter().enumerate() {
+        let total = score - penalties[row].iter().sum::<f64>();
+        assert!((found.returns[row][0] - total).abs() < 1e-12);
+        assert!((returns[row][0] - total).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn rewards_of_steps_and_of_completions_stand_side_by_side() {
+    let step = |end, score| StepScore { end, score };
+    let outcomes = [
+        [RewardOutcome::Steps(vec![step(1, 1.0), step(3, 0.0)])],
+        [RewardOutcome::Score(1.0)],
+        [RewardOutcome::NotApplicable],
+    ];
+    let mut samples = samples(&outcomes);
+    samples[0].tokens = 4;
+    let found = credit(&options(Estimator::Process), &samples, None, None).advantages;
+    // DeepSeekMath: (r - 2/3) / 0.57735, summed over the steps to come.
+    let (high, low) = (1.0 / 3.0 / (1.0 / 3.0f64.sqrt() + 1e-4), -2.0 / 3.0 / (1.0 / 3.0f64.sqrt() + 1e-4));
+    for (token, expected) in found[0].iter().zip([high + low, high + low, low, low]) {
+        assert!((token - expected).abs() < 1e-12);
+    }
+    assert!(found[1].iter().all(|token| (token - high).abs() < 1e-12) && found[2] == [0.0; 3]);
+    let mut twice = samples.clone();
+    twice.iter_mut().for_each(|sample| sample.weights = vec![2.0]);
+    let doubled = credit(&options(Estimator::Process), &twice, None, None).advantages;
+    assert!((doubled[0][3] - 2.0 * low).abs() < 1e-12);
+}
+
+#[test]
+fn normalised_advantages_have_mean_0_and_std_1_over_trained_tokens() {
+    let outcomes = scores(&SCORES);
+    let mut samples = samples(&outcomes);
+    samples[1].trained = false;
+    let found = credit(&CreditOptions { normalize: true, ..options(Estimator::Grpo) }, &samples, None, None);
+    let trained: Vec<Option<f64>> =
+        [0, 2, 3].iter().flat_map(|&row: &usize| found.advantages[row].iter().map(|&a| Some(a))).collect();
+    let (moments, n) = (Moments::of(&trained), trained.len() as f64);
+    assert!(moments.mean.abs() < 1e-7 && (moments.std * ((n - 1.0) / n).sqrt() - 1.0).abs() < 1e-4, "{moments:?}");
+}
+
+#[test]
+fn combinations_without_a_meaning_are_refused() {
+    let kl = TrainConfig { use_kl_in_reward: true, beta: 0.1, ..TrainConfig::default() };
+    check(&kl).unwrap();
+    let separate = MultiObjectiveAggregation::NormalizeThenSum;
+    for (config, word) in [
+        (TrainConfig { beta: 0.0, ..kl.clone() }, "beta"),
+        (TrainConfig { advantage_estimator: Estimator::Process, ..kl.clone() }, "process"),
+        (TrainConfig { multi_objective_aggregation: separate, ..kl.clone() }, "normalize_then_sum"),
+        (
+            TrainConfig {
+                multi_objective_aggregation: separate,
+                advantage_estimator: Estimator::Rloo,
+                ..TrainConfig::default()
+            },
+            "grpo",
+        ),
+    ] {
+        let message = check(&config).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+    }
+}

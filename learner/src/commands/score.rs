@@ -1,0 +1,50 @@
+//! `learner score`: what a reward model says about given completions.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde_json::json;
+use shared::{ModelDir, atomic};
+use tch::Kind;
+
+use super::{ComputeArgs, word};
+use crate::{
+    model::{LoadOptions, load_scorer},
+    reward_model::{Level, Reader, score},
+};
+
+/// Flags of `learner score`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Reward model's directory.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// JSONL rows with `prompt` and `completion` as text, or `prompt_ids` and `completion_ids` or `token_ids`.
+    #[arg(long)]
+    pub input: PathBuf,
+    /// JSONL rows with `scores`, one for each end.
+    #[arg(long)]
+    pub output: PathBuf,
+    /// Where completions are scored: outcome (at the last token), or steps (at the token indexes in `ends`).
+    #[arg(long, default_value = "outcome", value_parser = word::<Level>)]
+    pub level: Level,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Writes the scores; the last line on stdout is a JSON summary.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let device = args.compute.open()?;
+    let model = ModelDir::open(&args.model)?;
+    let scorer = load_scorer(&model, LoadOptions { kind: Kind::Float, device, trainable: false })
+        .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
+    let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;
+    let found = score(&scorer, &answers, args.compute.micro_batch_tokens as usize)?;
+    let lines: String = found.iter().map(|scores| json!({"scores": scores}).to_string() + "\n").collect();
+    atomic::write(&args.output, lines.as_bytes())?;
+    println!("{}", json!({"rows": found.len()}));
+    Ok(())
+}

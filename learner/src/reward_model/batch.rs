@@ -1,0 +1,83 @@
+//! Answers to forward passes of a scorer.
+
+use tch::{Device, Tensor};
+
+use super::{Answer, Pair};
+
+/// Answers that go through the model together, padded on the right, with the places where scores are read off.
+#[derive(Debug)]
+pub struct AnswerBatch {
+    /// Inputs, `[B, S]`.
+    pub input_ids_BS: Tensor,
+    /// Flat positions (in `B·S`) of the ends of all answers, `[N]`.
+    pub positions_N: Tensor,
+    /// Number of ends of each answer.
+    counts: Vec<usize>,
+}
+
+impl AnswerBatch {
+    /// A batch of the given answers.
+    #[must_use]
+    pub fn new(answers: &[&Answer], device: Device) -> Self {
+        let width = answers.iter().map(|answer| answer.tokens.len()).max().unwrap_or(0);
+        let mut input_ids = vec![0i64; answers.len() * width];
+        let mut positions = Vec::new();
+        for (b, answer) in answers.iter().enumerate() {
+            for (slot, &id) in input_ids[b * width..].iter_mut().zip(&answer.tokens) {
+                *slot = i64::from(id);
+            }
+            positions.extend(answer.ends.iter().map(|end| (b * width + end) as i64));
+        }
+        Self {
+            input_ids_BS: Tensor::from_slice(&input_ids).view([answers.len() as i64, width as i64]).to_device(device),
+            positions_N: Tensor::from_slice(&positions).to_device(device),
+            counts: answers.iter().map(|answer| answer.ends.len()).collect(),
+        }
+    }
+
+    /// Scores at the ends, `[N]`, by answer.
+    #[must_use]
+    pub fn by_answer(&self, scores: &[f64]) -> Vec<Vec<f64>> {
+        let mut rest = scores;
+        self.counts
+            .iter()
+            .map(|&count| {
+                let (own, others) = rest.split_at(count);
+                rest = others;
+                own.to_vec()
+            })
+            .collect()
+    }
+
+    /// Derivatives with respect to each answer's mean score to derivatives with respect to the scores, `[N]`.
+    #[must_use]
+    pub fn per_end(&self, slopes: &[f64]) -> Vec<f64> {
+        let answers = self.counts.iter().zip(slopes);
+        answers.flat_map(|(&count, slope)| std::iter::repeat_n(slope / count as f64, count)).collect()
+    }
+}
+
+/// Splits items, given the length of each and the rows it takes, into passes of at most `budget` positions, padding
+/// included; a longer item goes alone. Items of like length come together.
+#[must_use]
+pub fn split(lengths: &[usize], rows_per_item: usize, budget: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|&item| (std::cmp::Reverse(lengths[item]), item));
+    let mut passes: Vec<Vec<usize>> = Vec::new();
+    for item in order {
+        match passes.last_mut() {
+            // The first item of a pass is its longest, so it sets the width.
+            Some(pass) if (pass.len() + 1) * rows_per_item * lengths[pass[0]] <= budget => pass.push(item),
+            _ => passes.push(vec![item]),
+        }
+    }
+    passes
+}
+
+/// As [`split`], for pairs, which are never torn apart.
+#[must_use]
+pub fn split_pairs(pairs: &[&Pair], budget: usize) -> Vec<Vec<usize>> {
+    let lengths: Vec<usize> =
+        pairs.iter().map(|pair| pair.chosen.tokens.len().max(pair.rejected.tokens.len())).collect();
+    split(&lengths, 2, budget)
+}

@@ -1,0 +1,170 @@
+//! Credit assignment of a step: KL penalty, critic and advantages, with the state that they carry from step to step.
+
+use shared::{
+    config::{AdvantageEstimator, TrainConfig},
+    metrics::MetricRecord,
+};
+
+use super::StepBatch;
+use crate::{
+    advantage::{self, CreditOptions, KlController, KlPenalty, credit},
+    batch::Sequence,
+    critic::{Critic, CriticStats, explained_variance, spread},
+    error::LearnerError,
+};
+
+/// Turns what a batch earned into advantages, and trains the critic if there is one.
+#[derive(Debug)]
+pub struct CreditAssigner {
+    options: CreditOptions,
+    kl: Option<KlController>,
+    critic: Option<Critic>,
+    critic_warmup_steps: u64,
+}
+
+/// Credit of one generation batch.
+#[derive(Debug, Default)]
+pub struct Assignment {
+    /// Advantage of each row's tokens.
+    pub advantages: Vec<Vec<f64>>,
+    penalty: Option<KlPenalty>,
+    values: Vec<Vec<f64>>,
+    returns: Vec<Vec<f64>>,
+    /// Rows that the critic learns from: trained, and with a reward.
+    learns: Vec<bool>,
+    stats: CriticStats,
+}
+
+impl CreditAssigner {
+    /// The assigner of a run. The critic comes later, since it is loaded like the policy: [`Self::set_critic`].
+    ///
+    /// # Errors
+    /// Options that have no meaning together.
+    pub fn from_config(config: &TrainConfig) -> Result<Self, LearnerError> {
+        advantage::check(config)?;
+        Ok(Self {
+            options: CreditOptions::from_config(config),
+            kl: KlController::from_config(config),
+            critic: None,
+            critic_warmup_steps: config.critic_warmup_steps,
+        })
+    }
+
+    /// Gives it the critic that gae needs.
+    pub fn set_critic(&mut self, critic: Critic) {
+        self.critic = Some(critic);
+    }
+
+    /// The critic.
+    #[must_use]
+    pub fn critic(&self) -> Option<&Critic> {
+        self.critic.as_ref()
+    }
+
+    /// The critic, to be restored.
+    pub fn critic_mut(&mut self) -> Option<&mut Critic> {
+        self.critic.as_mut()
+    }
+
+    /// Current weight of the KL penalty in the reward, if there is one.
+    #[must_use]
+    pub fn kl_coef(&self) -> Option<f64> {
+        self.kl.map(|controller| controller.coef)
+    }
+
+    /// Goes on from a saved weight of the KL penalty.
+    pub fn restore_kl_coef(&mut self, coef: Option<f64>) {
+        if let (Some(controller), Some(coef)) = (&mut self.kl, coef) {
+            controller.coef = coef;
+        }
+    }
+
+    /// Whether log-probs of the old and the reference policy must be known for every valid row before [`Self::assign`].
+    #[must_use]
+    pub fn needs_logprobs(&self) -> bool {
+        self.kl.is_some()
+    }
+
+    /// Whether the policy is updated in the step that follows `done` steps; in the critic's warm-up it is not.
+    #[must_use]
+    pub fn trains_policy(&self, done: u64) -> bool {
+        self.critic.is_none() || done >= self.critic_warmup_steps
+    }
+
+    /// Credit of a batch. Log-probs have one entry per row, empty where there are none.
+    ///
+    /// # Errors
+    /// When gae has no critic, or libtorch refuses an operation.
+    pub fn assign(
+        &mut self,
+        batch: &StepBatch<'_>,
+        sequences: &[Sequence<'_>],
+        old_logprobs: &[Vec<f64>],
+        ref_logprobs: &[Vec<f64>],
+    ) -> Result<Assignment, LearnerError> {
+        let samples = batch.samples();
+        let penalty = self.kl.map(|controller| controller.penalise(old_logprobs, ref_logprobs));
+        let penalties = penalty.as_ref().map(|penalty| penalty.penalties.as_slice());
+        if self.options.estimator == AdvantageEstimator::Gae && self.critic.is_none() {
+            return Err(LearnerError::Config("`advantage_estimator` gae needs a critic".into()));
+        }
+        let valid: Vec<usize> = (0..samples.len()).filter(|&row| samples[row].valid).collect();
+        let values = self.critic.as_ref().map(|critic| critic.values(sequences, &valid)).transpose()?;
+        let found = credit(&self.options, &samples, penalties, values.as_deref());
+        if let (Some(controller), Some(penalty)) = (&mut self.kl, &penalty) {
+            controller.update(penalty.mean_kl, penalty.completions);
+        }
+        let rewards = &batch.rewards.rewards;
+        Ok(Assignment {
+            advantages: found.advantages,
+            penalty,
+            values: values.unwrap_or_default(),
+            returns: found.returns,
+            learns: samples.iter().zip(rewards).map(|(s, reward)| s.trained && reward.is_some()).collect(),
+            stats: CriticStats::default(),
+        })
+    }
+
+    /// Trains the critic on the rows of one update.
+    ///
+    /// # Errors
+    /// When libtorch refuses an operation.
+    pub fn update(
+        &mut self,
+        assignment: &mut Assignment,
+        sequences: &[Sequence<'_>],
+        rows: &[usize],
+    ) -> Result<(), LearnerError> {
+        let Some(critic) = &mut self.critic else {
+            return Ok(());
+        };
+        let Assignment { values, returns, learns, stats, .. } = assignment;
+        let rows: Vec<usize> = rows.iter().copied().filter(|&row| learns[row]).collect();
+        critic.update(sequences, &rows, values, returns, stats)
+    }
+}
+
+impl Assignment {
+    /// The figures of the step, with verl's keys.
+    #[must_use]
+    pub fn record(&self) -> MetricRecord {
+        let mut record = MetricRecord::default();
+        if let Some(penalty) = &self.penalty {
+            record.set("actor/reward_kl_penalty", penalty.mean_kl);
+            record.set("actor/reward_kl_penalty_coeff", penalty.coef);
+        }
+        if self.values.is_empty() {
+            return record;
+        }
+        let tokens = |lists: &[Vec<f64>]| -> Vec<f64> {
+            lists.iter().zip(&self.learns).filter(|(_, learns)| **learns).flat_map(|(list, _)| list.clone()).collect()
+        };
+        let (values, returns) = (tokens(&self.values), tokens(&self.returns));
+        self.stats.record(&mut record);
+        record.set("critic/vf_explained_var", explained_variance(&returns, &values));
+        spread(&mut record, "returns", &returns);
+        spread(&mut record, "values", &values);
+        spread(&mut record, "advantages", &tokens(&self.advantages));
+        record
+    }
+}

@@ -1,0 +1,54 @@
+//! Token ids of a row's field: given as ids, or as text for the model's tokenizer.
+
+use shared::ModelDir;
+use tokenizers::Tokenizer;
+
+use crate::error::LearnerError;
+
+/// Turns fields of JSONL rows into token ids.
+#[derive(Debug)]
+pub struct TextIds {
+    tokenizer: Option<Tokenizer>,
+    vocabulary: u32,
+}
+
+impl TextIds {
+    /// With the model's tokenizer; without one, rows must carry token ids.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be read.
+    pub fn open(model: &ModelDir) -> Result<Self, LearnerError> {
+        let tokenizer = model
+            .tokenizer()
+            .ok()
+            .map(|path| Tokenizer::from_file(&path).map_err(|e| LearnerError::content(&path, e.to_string())))
+            .transpose()?;
+        Ok(Self { tokenizer, vocabulary: model.config().vocab_size as u32 })
+    }
+
+    /// The ids of the field `key`: `ids` as they are, else `text` tokenised, with special tokens if `special`.
+    ///
+    /// # Errors
+    /// The reason why there are none, or an id outside the vocabulary.
+    pub fn ids(
+        &self,
+        ids: Option<Vec<u32>>,
+        text: Option<String>,
+        key: &str,
+        special: bool,
+    ) -> Result<Vec<u32>, String> {
+        let ids = match (ids, text, &self.tokenizer) {
+            (Some(ids), _, _) => ids,
+            (None, Some(text), Some(tokenizer)) => {
+                let encoding = tokenizer.encode_fast(text, special).map_err(|e| e.to_string())?;
+                encoding.get_ids().to_vec()
+            }
+            (None, Some(_), None) => return Err(format!("`{key}` is text and the model has no tokenizer.json")),
+            (None, None, _) => return Err(format!("neither `{key}` nor `{key}_ids`")),
+        };
+        match ids.iter().find(|&&token| token >= self.vocabulary) {
+            None => Ok(ids),
+            Some(token) => Err(format!("token {token} is outside the model's vocabulary of {}", self.vocabulary)),
+        }
+    }
+}
