@@ -2,7 +2,7 @@
 
 #![allow(non_snake_case)]
 
-use learner::model::Head;
+use learner::model::{Head, Slopes, Span, Targets};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -20,19 +20,25 @@ fn close(found: &Tensor, expected: &[f64], tolerance: f64) {
 
 #[test]
 fn golden_logprob_entropy() {
-    let golden = tests::golden("logprob_entropy.json");
-    let cases = golden["cases"].as_array().unwrap();
-    assert!(!cases.is_empty());
-    for case in cases {
+    let cases = tests::golden::cases(
+        "logprob_entropy.json",
+        "logprob_entropy",
+        &["temperature"],
+        &["logits", "ids", "weights"],
+        &["logprobs", "entropies", "grad_logits_of_weighted_sum"],
+    );
+    for case in &cases {
         for (kind, tolerance) in [(Kind::Double, 1e-9), (Kind::Float, 1e-5)] {
             for chunk in [1, 3, 100] {
-                run(case, kind, tolerance, chunk);
+                for span in [Span::Run, Span::Whole] {
+                    run(case, kind, tolerance, chunk, span);
+                }
             }
         }
     }
 }
 
-fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64) {
+fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
     let (inputs, expected) = (&case["inputs"], &case["expected"]);
     let temperature = case["params"]["temperature"].as_f64().unwrap();
     let rows: Vec<f64> = inputs["logits"].as_array().unwrap().iter().flat_map(numbers).collect();
@@ -42,16 +48,17 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64) {
     let vocabulary = logits_NV.size()[1];
     // With the identity as the projection the hidden states are the logits.
     let head = Head::new(&Tensor::eye(vocabulary, (kind, Device::Cpu))).with_chunk(chunk);
-    let targets_N = Tensor::from_slice(&ids);
+    let ids_N = Tensor::from_slice(&ids);
+    let targets = Targets { ids_N: &ids_N, temperature, kept: None };
 
-    let stats = head.evaluate(&logits_NV, &targets_N, temperature);
+    let stats = head.evaluate(&logits_NV, &targets);
     close(&stats.logprobs_N, &numbers(&expected["logprobs"]), tolerance);
     close(&stats.entropies_N, &numbers(&expected["entropies"]), tolerance);
 
     let weights_N = Tensor::from_slice(&numbers(&inputs["weights"]));
     let mut weight_gradient = Tensor::zeros([vocabulary, vocabulary], (kind, Device::Cpu));
-    let gradient = head.differentiate(&logits_NV, &targets_N, temperature, &mut weight_gradient, &mut |run, _| {
-        weights_N.narrow(0, run.start, run.end - run.start)
+    let gradient = head.differentiate(&logits_NV, &targets, span, &mut weight_gradient, &mut |run, _| {
+        Slopes::from(weights_N.shallow_clone()).slice(&run)
     });
     let slopes: Vec<f64> =
         expected["grad_logits_of_weighted_sum"].as_array().unwrap().iter().flat_map(numbers).collect();

@@ -9,16 +9,19 @@ mod norm;
 mod parameters;
 mod rope;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use shared::ModelConfig;
 use tch::{Kind, Tensor};
 
-pub use head::{Head, TokenStats};
+pub use head::{Head, Slopes, Span, Targets, TokenStats};
 pub use load::{LoadOptions, has_weights, initialise, load};
 pub use parameters::{Gradients, Parameters};
 
-use crate::batch::MicroBatch;
+use crate::{
+    batch::MicroBatch,
+    kept::{Kept, Truncation},
+};
 use attention::Attention;
 use mlp::Mlp;
 use norm::RmsNorm;
@@ -115,20 +118,30 @@ impl Decoder {
     pub fn evaluate(&self, batch: &MicroBatch, temperature: f64) -> TokenStats {
         tch::no_grad(|| {
             let hidden_NH = self.select(&self.trunk(self.embed(&batch.input_ids_BS)), batch);
-            self.head.evaluate(&hidden_NH, &batch.targets_N, temperature)
+            self.head.evaluate(&hidden_NH, &batch.targets(temperature))
+        })
+    }
+
+    /// What truncated sampling keeps at each completion token of a micro-batch, the token itself always included.
+    #[must_use]
+    pub fn keep(&self, batch: &MicroBatch, temperature: f64, truncation: &Truncation) -> Vec<Arc<Kept>> {
+        tch::no_grad(|| {
+            let hidden_NH = self.select(&self.trunk(self.embed(&batch.input_ids_BS)), batch);
+            self.head.keep(&hidden_NH, &batch.targets(temperature), truncation)
         })
     }
 
     /// Forward and backward pass of a micro-batch.
     ///
-    /// `gradient_of` is called for consecutive runs of completion tokens with their statistics and returns the
-    /// derivative of the loss with respect to their log-probs, `[n]`. Parameter gradients are added to `gradients`.
+    /// `gradient_of` is called for consecutive runs of completion tokens (with [`Span::Whole`] once, for all) with
+    /// their statistics and returns the derivatives of the loss. Parameter gradients are added to `gradients`.
     pub fn differentiate(
         &self,
         batch: &MicroBatch,
         temperature: f64,
+        span: Span,
         gradients: &mut Gradients,
-        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Tensor,
+        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Slopes,
     ) {
         // The embedding is left out of the graph: autograd would make a dense [V, H] gradient of it every time.
         let embedded_BSH = tch::no_grad(|| self.embed(&batch.input_ids_BS)).set_requires_grad(true);
@@ -136,8 +149,8 @@ impl Decoder {
         let gradient_NH = tch::no_grad(|| {
             self.head.differentiate(
                 &hidden_NH.detach(),
-                &batch.targets_N,
-                temperature,
+                &batch.targets(temperature),
+                span,
                 gradients.leaf_mut(self.head_index),
                 gradient_of,
             )

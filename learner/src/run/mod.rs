@@ -195,7 +195,7 @@ impl<'a> Run<'a> {
         line.count("step", step).count("total_steps", self.state.total_steps);
         line.set("epoch", self.state.cursor as f64 / self.prompts.max(1) as f64);
         line.count("num_tokens", self.state.num_tokens);
-        line.extend(record(batch, stats, self.config.beta));
+        line.extend(record(batch, stats));
         line.set("perf/rollout_wait_s", durations.waited.as_secs_f64());
         line.set("perf/publish_s", durations.published.as_secs_f64());
         if let Some(now) = link.sampler() {

@@ -1,30 +1,32 @@
 //! One training step: a generation batch, every optimiser update on it, one new policy version.
 
+mod advantages;
 mod batch;
+mod forward;
 mod metrics;
 mod passes;
 mod stats;
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use shared::{
-    config::{LossType, TrainConfig},
-    rng,
-};
+use shared::{config::TrainConfig, rng};
 use tch::Device;
 
+pub use advantages::token_advantages;
 pub use batch::{Row, StepBatch};
+pub use forward::{Evaluation, Forward, evaluate};
 pub use metrics::record;
-pub use passes::{Evaluation, evaluate};
-pub use stats::{ClipStats, Mean, Mismatch, StepStats, Times};
+pub use stats::{Mean, Mismatch, StepStats, Times};
 
 use crate::{
-    batch::Sequence,
     error::LearnerError,
+    kept::{Kept, Truncation},
     loss::{
         Objective,
-        reduction::{Normaliser, row_weights},
+        entropy::EntropyController,
+        reduction::{Normaliser, RowWeights, update_weights},
     },
+    mismatch::{Correction, Weights},
     model::{Decoder, Gradients},
     optimizer::{AdamW, AdamWOptions, Update},
     schedule::Schedule,
@@ -39,9 +41,12 @@ const SHUFFLE_KEY: u64 = 0x7368_7566;
 pub struct Trainer {
     config: TrainConfig,
     objective: Objective,
+    entropy: EntropyController,
+    correction: Option<Correction>,
+    truncation: Option<Truncation>,
     schedule: Schedule,
     policy: Decoder,
-    /// The frozen starting policy; only there when the objective has a KL term.
+    /// The starting policy, frozen but for `sync_ref_model`; only there when there is a KL penalty.
     reference: Option<Decoder>,
     optimizer: AdamW,
     gradients: Gradients,
@@ -57,15 +62,17 @@ impl Trainer {
     /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
         check(config)?;
-        let objective = Objective::from_config(config);
-        if objective.beta != 0.0 && reference.is_none() {
+        if config.beta != 0.0 && reference.is_none() {
             return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
         }
         let total_steps = config.max_steps.ok_or_else(|| {
             LearnerError::Config("`max_steps` is missing; `tandem train` fills it in from the dataset".into())
         })?;
         Ok(Self {
-            objective,
+            objective: Objective::from_config(config),
+            entropy: EntropyController::from_config(config),
+            correction: Correction::from_config(config),
+            truncation: Truncation::of(&config.sampling()),
             schedule: Schedule::from_config(config, total_steps * config.updates_per_step()),
             optimizer: AdamW::new(policy.parameters(), AdamWOptions::from_config(config)),
             gradients: policy.parameters().gradients(),
@@ -89,6 +96,12 @@ impl Trainer {
         &self.optimizer
     }
 
+    /// The gradients of the last update, before clipping.
+    #[must_use]
+    pub fn gradients(&self) -> &Gradients {
+        &self.gradients
+    }
+
     /// Optimiser updates so far, skipped ones included.
     #[must_use]
     pub fn updates(&self) -> u64 {
@@ -104,29 +117,53 @@ impl Trainer {
         self.optimizer.restore(self.policy.parameters(), state)
     }
 
+    /// The reference policy. With `sync_ref_model` it moves, so that a checkpoint has to hold its parameters as well.
+    #[must_use]
+    pub fn reference(&self) -> Option<&Decoder> {
+        self.reference.as_ref()
+    }
+
+    /// The coefficient of the entropy bonus and the entropy that it goes by: what a checkpoint has to hold with
+    /// `use_adaptive_entropy`.
+    #[must_use]
+    pub fn entropy_controller(&self) -> &EntropyController {
+        &self.entropy
+    }
+
+    /// Goes on with a saved entropy coefficient and the entropy of the update before.
+    pub fn restore_entropy(&mut self, coef: f64, last_entropy: f64) {
+        (self.entropy.coef, self.entropy.last_entropy) = (coef, last_entropy);
+    }
+
     /// Trains on one generation batch. `step` is the number of steps done before it.
     ///
     /// # Errors
     /// When libtorch refuses an operation.
     pub fn step(&mut self, batch: &StepBatch<'_>, step: u64) -> Result<StepStats, LearnerError> {
-        let sequences: Vec<Sequence<'_>> = batch.rows.iter().map(Row::sequence).collect();
         let updates = self.plan(batch, step);
         let weights = self.weights(batch, &updates);
         let mut stats = StepStats { old_logprobs: vec![Vec::new(); batch.rows.len()], ..StepStats::default() };
-        let ref_logprobs = self.ref_logprobs(batch, &sequences, &mut stats)?;
-        self.old_logprobs(batch, &sequences, &updates, &mut stats)?;
-        let objective = self.objective;
+        let forward = self.forward(batch, &mut stats);
+        let ref_logprobs = self.ref_logprobs(batch, &forward, &mut stats)?;
+        self.old_logprobs(batch, &forward, &updates, &mut stats)?;
+        let advantages = token_advantages(batch, &self.config);
+        let importance = self.batch_importance(batch, &stats);
+        let sampling_logprobs = (!self.config.decoupled_objective).then(|| sampling_logprobs(batch));
+        let correction = self.correction;
         for iteration in 0..self.config.num_iterations {
             for (number, rows) in updates.iter().enumerate() {
+                let objective = Objective { entropy_coef: self.entropy.applied(), ..self.objective };
                 let pass = Pass {
                     objective: &objective,
                     batch,
-                    sequences: &sequences,
+                    forward: &forward,
+                    logical_rows: self.config.per_device_train_batch_size as usize,
                     weights: &weights,
+                    advantages: &advantages,
                     ref_logprobs: &ref_logprobs,
-                    temperature: f64::from(self.config.temperature),
-                    budget: self.config.micro_batch_tokens as usize,
-                    device: self.device,
+                    sampling_logprobs: sampling_logprobs.as_deref(),
+                    correction: correction.as_ref(),
+                    importance: importance.as_ref(),
                     first: iteration == 0,
                     // Nothing was updated yet: the current policy is the old one, and its log-probs are read off.
                     on_policy: iteration == 0 && number == 0,
@@ -134,6 +171,8 @@ impl Trainer {
                 self.update(&pass, rows, &mut stats)?;
             }
         }
+        stats.importance = importance.or_else(|| self.importance(batch, &stats));
+        self.sync_reference(step + 1);
         Ok(stats)
     }
 
@@ -147,30 +186,50 @@ impl Trainer {
     }
 
     /// Weight of each row's tokens in the loss of its update.
-    fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> Vec<f64> {
-        let mut weights = vec![0.0; batch.rows.len()];
+    fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> RowWeights {
+        let rows = batch.rows.len();
+        let mut weights = RowWeights { losses: vec![0.0; rows], entropies: vec![0.0; rows] };
+        let logical_rows = self.config.per_device_train_batch_size as usize;
         for rows in updates {
-            let logical: Vec<&[usize]> = rows.chunks(self.config.per_device_train_batch_size as usize).collect();
             let normaliser = Normaliser {
-                accumulation: logical.len() as f64,
+                accumulation: rows.len().div_ceil(logical_rows) as f64,
                 share: 1.0 / updates.len() as f64,
                 generation_tokens: batch.completion_tokens() as f64,
                 max_completion_length: f64::from(self.config.max_completion_length),
             };
-            for rows in logical {
-                let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
-                for (&row, weight) in rows.iter().zip(row_weights(self.config.loss_type, &lengths, &normaliser)) {
-                    weights[row] = weight;
-                }
+            let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
+            let found = update_weights(&self.config, &lengths, logical_rows, &normaliser);
+            for (i, &row) in rows.iter().enumerate() {
+                (weights.losses[row], weights.entropies[row]) = (found.losses[i], found.entropies[i]);
             }
         }
         weights
     }
 
+    /// The sequences of a step; with truncated sampling, their kept sets under the policy as it is now.
+    fn forward<'b>(&self, batch: &StepBatch<'b>, stats: &mut StepStats) -> Forward<'b> {
+        let mut forward = Forward {
+            sequences: batch.rows.iter().map(Row::sequence).collect(),
+            kept: None,
+            temperature: f64::from(self.config.temperature),
+            budget: self.config.micro_batch_tokens as usize,
+            device: self.device,
+        };
+        if let Some(truncation) = &self.truncation {
+            let start = Instant::now();
+            let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
+            forward.fix_kept_sets(&self.policy, &rows, truncation);
+            let differs = |(row, sets): (&Row<'_>, &Vec<_>)| kept_set_mismatch(row, sets);
+            stats.kept_set_mismatch = forward.kept.as_ref().map(|kept| batch.rows.iter().zip(kept).map(differs).sum());
+            stats.times.old_logprobs += start.elapsed();
+        }
+        forward
+    }
+
     fn ref_logprobs(
         &self,
         batch: &StepBatch<'_>,
-        sequences: &[Sequence<'_>],
+        forward: &Forward<'_>,
         stats: &mut StepStats,
     ) -> Result<Vec<Vec<f64>>, LearnerError> {
         let Some(reference) = &self.reference else {
@@ -178,44 +237,71 @@ impl Trainer {
         };
         let start = Instant::now();
         let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].trained).collect();
-        let found = self.evaluate(reference, sequences, &rows)?;
+        let found = forward.evaluate(reference, &rows)?;
         stats.times.ref_logprobs = start.elapsed();
         Ok(found.into_iter().map(|e| e.logprobs).collect())
     }
 
     /// Log-probs of the policy as it is now, for rows that only later updates see. The first update's own forward
-    /// pass gives those of its rows.
+    /// pass gives those of its rows, unless something needs them all at once.
     fn old_logprobs(
         &self,
         batch: &StepBatch<'_>,
-        sequences: &[Sequence<'_>],
+        forward: &Forward<'_>,
         updates: &[Vec<usize>],
         stats: &mut StepStats,
     ) -> Result<(), LearnerError> {
         let start = Instant::now();
-        let later: Vec<usize> = updates.iter().skip(1).flatten().copied().filter(|&r| batch.rows[r].valid).collect();
-        for (row, found) in self.evaluate(&self.policy, sequences, &later)?.into_iter().enumerate() {
+        let all_at_once = self.correction.is_some_and(|correction| correction.batch_normalize);
+        let later: Vec<usize> = updates
+            .iter()
+            .skip(usize::from(!all_at_once))
+            .flatten()
+            .copied()
+            .filter(|&r| batch.rows[r].valid)
+            .collect();
+        for (row, found) in forward.evaluate(&self.policy, &later)?.into_iter().enumerate() {
             if !found.logprobs.is_empty() {
                 stats.old_logprobs[row] = found.logprobs;
             }
         }
-        stats.times.old_logprobs = start.elapsed();
+        stats.times.old_logprobs += start.elapsed();
         Ok(())
     }
 
-    fn evaluate(
-        &self,
-        model: &Decoder,
-        sequences: &[Sequence<'_>],
-        rows: &[usize],
-    ) -> Result<Vec<Evaluation>, LearnerError> {
-        let temperature = f64::from(self.config.temperature);
-        evaluate(model, sequences, rows, temperature, self.config.micro_batch_tokens as usize, self.device)
+    /// The correction's weights, where they depend on all old log-probs.
+    fn batch_importance(&self, batch: &StepBatch<'_>, stats: &StepStats) -> Option<Weights> {
+        self.correction.filter(|correction| correction.batch_normalize).and(self.importance(batch, stats))
+    }
+
+    /// The correction's weights of the rows with old log-probs; none for other rows.
+    fn importance(&self, batch: &StepBatch<'_>, stats: &StepStats) -> Option<Weights> {
+        let correction = self.correction?;
+        let known: Vec<usize> = (0..batch.rows.len()).filter(|&r| !stats.old_logprobs[r].is_empty()).collect();
+        let log_ratios: Vec<Vec<f64>> =
+            known.iter().map(|&r| batch.rows[r].log_ratios(&stats.old_logprobs[r])).collect();
+        let weights = correction.weights(&log_ratios);
+        let mut rows = vec![Vec::new(); batch.rows.len()];
+        for (row, weights) in known.into_iter().zip(weights.rows) {
+            rows[row] = weights;
+        }
+        Some(Weights { rows, ..weights })
+    }
+
+    /// Moves the reference policy towards the policy, every `ref_model_sync_steps` steps (TRL `sync_ref_model`).
+    fn sync_reference(&self, steps: u64) {
+        let due = self.config.sync_ref_model && steps.is_multiple_of(self.config.ref_model_sync_steps);
+        let Some(reference) = self.reference.as_ref().filter(|_| due) else { return };
+        tch::no_grad(|| {
+            let mut flat = reference.parameters().flat().shallow_clone();
+            let _ = flat.lerp_(self.policy.parameters().flat(), self.config.ref_model_mixup_alpha);
+        });
     }
 
     fn update(&mut self, pass: &Pass<'_>, rows: &[usize], stats: &mut StepStats) -> Result<(), LearnerError> {
         let start = Instant::now();
         self.gradients.zero();
+        stats.begin_update();
         let loss = pass.run(&self.policy, &mut self.gradients, rows, stats)?;
         stats.times.forward_backward += start.elapsed();
 
@@ -223,6 +309,10 @@ impl Trainer {
         stats.learning_rate = self.schedule.rate(self.updates);
         self.updates += 1;
         stats.losses.push(loss);
+        if self.entropy.enabled() {
+            self.entropy.observe(stats.active_entropy.0 / stats.active_entropy.1);
+            stats.entropy_coef = Some(self.entropy.coef);
+        }
         let update = if loss.is_finite() {
             self.optimizer.update(self.policy.parameters(), &self.gradients, stats.learning_rate)
         } else {
@@ -238,16 +328,19 @@ impl Trainer {
     }
 }
 
+/// Log-probs under the laws that the tokens were drawn from: `[row][token]`.
+fn sampling_logprobs(batch: &StepBatch<'_>) -> Vec<Vec<f64>> {
+    batch.rows.iter().map(|row| row.sampling_logprobs().collect()).collect()
+}
+
+/// Tokens of a row of which sampler and learner keep sets of different sizes.
+fn kept_set_mismatch(row: &Row<'_>, sets: &[Arc<Kept>]) -> u64 {
+    let pairs = sets.iter().zip(&row.completion.logprobs);
+    pairs.filter(|(set, token)| set.count() != token.kept_count).count() as u64
+}
+
 /// What the learner cannot do is refused, rather than trained on a wrong ratio.
 fn check(config: &TrainConfig) -> Result<(), LearnerError> {
-    if !matches!(config.loss_type, LossType::Grpo | LossType::Bnpo | LossType::DrGrpo | LossType::Dapo) {
-        return Err(LearnerError::Config(format!("`loss_type` {:?} is not implemented yet", config.loss_type)));
-    }
-    if config.sampling().truncated() {
-        return Err(LearnerError::Config(
-            "the learner cannot train on truncated sampling: leave `top_k` 0, `top_p` 1 and `min_p` unset".into(),
-        ));
-    }
     if config.repetition_penalty != 1.0 {
         return Err(LearnerError::Config(
             "the learner cannot train on penalised sampling: leave `repetition_penalty` 1".into(),
