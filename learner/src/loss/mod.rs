@@ -149,3 +149,6 @@ impl LossGradient {
         self.slopes = zeros_N.into();
     }
 }
+
+#[cfg(test)]
+mod tests;

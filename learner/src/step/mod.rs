@@ -96,7 +96,7 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// The gradients of the last update, before clipping.
+    /// The gradients of the last update, multiplied by its clipping.
     #[must_use]
     pub fn gradients(&self) -> &Gradients {
         &self.gradients

@@ -17,6 +17,9 @@ use crate::{
     model::{Decoder, Gradients, Slopes, Span, TokenStats},
 };
 
+/// Entropies are rounded to multiples of this, in nats, before they are ranked.
+const ENTROPY_GRID: f64 = 1.0 / 16384.0;
+
 /// One pass over the rows of one optimiser update. Lists are indexed by row of the generation batch.
 pub(super) struct Pass<'a> {
     pub(super) objective: &'a Objective,
