@@ -1,8 +1,10 @@
 //! Sequences to micro-batches: what one forward pass holds.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use tch::{Device, Tensor};
+
+use crate::{kept::Kept, model::Targets};
 
 /// A prompt with its completion, as token ids.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +37,8 @@ pub struct MicroBatch {
     pub positions_N: Tensor,
     /// Completion token ids, `[N]`.
     pub targets_N: Tensor,
+    /// What truncated sampling kept at each completion token; absent without truncation.
+    pub kept: Option<Vec<Arc<Kept>>>,
 }
 
 impl MicroBatch {
@@ -62,7 +66,27 @@ impl MicroBatch {
             input_ids_BS: Tensor::from_slice(&input_ids).view([rows.len() as i64, width as i64]).to_device(device),
             positions_N: Tensor::from_slice(&positions).to_device(device),
             targets_N: Tensor::from_slice(&targets).to_device(device),
+            kept: None,
         }
+    }
+
+    /// With distributions limited to the kept sets of its rows: `[row][token]`, indexed as `sequences` is.
+    #[must_use]
+    pub fn with_kept(mut self, kept: Option<&[Vec<Arc<Kept>>]>) -> Self {
+        self.kept = kept.map(|kept| self.rows.iter().flat_map(|&row| kept[row].iter().cloned()).collect());
+        self
+    }
+
+    /// What the head needs to know about the completion tokens.
+    #[must_use]
+    pub fn targets(&self, temperature: f64) -> Targets<'_> {
+        Targets { ids_N: &self.targets_N, temperature, kept: self.kept.as_deref() }
+    }
+
+    /// Each token's entry of lists that are indexed as `sequences` is: `[N]` on the host.
+    #[must_use]
+    pub fn gather(&self, lists: &[Vec<f64>]) -> Vec<f64> {
+        self.rows.iter().flat_map(|&row| lists[row].iter().copied()).collect()
     }
 
     /// One value per row, repeated for each of the row's tokens: `[N]` on the host.

@@ -16,6 +16,7 @@ use tch::Tensor;
 use crate::{
     critic::{CRITIC_DIR, Critic},
     error::LearnerError,
+    loss::entropy::EntropyState,
     step::Trainer,
 };
 
@@ -64,6 +65,9 @@ pub struct TrainerState {
     /// Weight of the KL penalty in the reward, which an adaptive controller moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,
+    /// Coefficient of the entropy bonus, where it is adaptive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy: Option<EntropyState>,
     /// The configuration of the run.
     pub config: serde_json::Value,
 }
@@ -73,7 +77,17 @@ impl TrainerState {
     #[must_use]
     pub fn start(config: &TrainConfig, total_steps: u64) -> Self {
         let config = serde_json::to_value(config).expect("a configuration is serialisable");
-        Self { format: STATE_FORMAT, step: 0, total_steps, cursor: 0, updates: 0, num_tokens: 0, kl_coef: None, config }
+        Self {
+            format: STATE_FORMAT,
+            step: 0,
+            total_steps,
+            cursor: 0,
+            updates: 0,
+            num_tokens: 0,
+            kl_coef: None,
+            entropy: None,
+            config,
+        }
     }
 
     /// Reads the state of a checkpoint.

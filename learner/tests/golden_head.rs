@@ -2,7 +2,12 @@
 
 #![allow(non_snake_case)]
 
-use learner::model::Head;
+use std::sync::Arc;
+
+use learner::{
+    kept::{Kept, Truncation, kept_sets},
+    model::{Head, Slopes, Span, Targets},
+};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -20,19 +25,25 @@ fn close(found: &Tensor, expected: &[f64], tolerance: f64) {
 
 #[test]
 fn golden_logprob_entropy() {
-    let golden = tests::golden("logprob_entropy.json");
-    let cases = golden["cases"].as_array().unwrap();
-    assert!(!cases.is_empty());
-    for case in cases {
+    let cases = tests::golden::cases(
+        "logprob_entropy.json",
+        "logprob_entropy",
+        &["temperature"],
+        &["logits", "ids", "weights"],
+        &["logprobs", "entropies", "grad_logits_of_weighted_sum"],
+    );
+    for case in &cases {
         for (kind, tolerance) in [(Kind::Double, 1e-9), (Kind::Float, 1e-5)] {
             for chunk in [1, 3, 100] {
-                run(case, kind, tolerance, chunk);
+                for span in [Span::Run, Span::Whole] {
+                    run(case, kind, tolerance, chunk, span);
+                }
             }
         }
     }
 }
 
-fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64) {
+fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
     let (inputs, expected) = (&case["inputs"], &case["expected"]);
     let temperature = case["params"]["temperature"].as_f64().unwrap();
     let rows: Vec<f64> = inputs["logits"].as_array().unwrap().iter().flat_map(numbers).collect();
@@ -42,16 +53,17 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64) {
     let vocabulary = logits_NV.size()[1];
     // With the identity as the projection the hidden states are the logits.
     let head = Head::new(&Tensor::eye(vocabulary, (kind, Device::Cpu))).with_chunk(chunk);
-    let targets_N = Tensor::from_slice(&ids);
+    let ids_N = Tensor::from_slice(&ids);
+    let targets = Targets { ids_N: &ids_N, temperature, kept: None };
 
-    let stats = head.evaluate(&logits_NV, &targets_N, temperature);
+    let stats = head.evaluate(&logits_NV, &targets);
     close(&stats.logprobs_N, &numbers(&expected["logprobs"]), tolerance);
     close(&stats.entropies_N, &numbers(&expected["entropies"]), tolerance);
 
     let weights_N = Tensor::from_slice(&numbers(&inputs["weights"]));
     let mut weight_gradient = Tensor::zeros([vocabulary, vocabulary], (kind, Device::Cpu));
-    let gradient = head.differentiate(&logits_NV, &targets_N, temperature, &mut weight_gradient, &mut |run, _| {
-        weights_N.narrow(0, run.start, run.end - run.start)
+    let gradient = head.differentiate(&logits_NV, &targets, span, &mut weight_gradient, &mut |run, _| {
+        Slopes::from(weights_N.shallow_clone()).slice(&run)
     });
     let slopes: Vec<f64> =
         expected["grad_logits_of_weighted_sum"].as_array().unwrap().iter().flat_map(numbers).collect();
@@ -59,4 +71,107 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64) {
     // The weight's gradient is the logits' gradient, transposed, times the hidden states.
     let product = Tensor::from_slice(&slopes).view([tokens, -1]).tr().matmul(&logits_NV.to_kind(Kind::Double));
     close(&weight_gradient, &Vec::<f64>::try_from(product.reshape([-1])).unwrap(), 10.0 * tolerance);
+}
+
+/// The sampler's law without a repetition penalty: its kept set, and the log-probs of the truncated distribution through
+/// the head.
+#[test]
+fn golden_sampling_kept_sets() {
+    let cases = tests::golden::cases(
+        "sampling.json",
+        "sampling",
+        &["temperature", "top_k", "top_p", "min_p", "repetition_penalty"],
+        &["logits", "context_ids"],
+        &["kept", "probs", "logprobs_kept"],
+    );
+    let mut truncated = 0;
+    for case in cases.iter().filter(|case| case["params"]["repetition_penalty"] == 1.0) {
+        let (name, params, expected) = (&case["name"], &case["params"], &case["expected"]);
+        let truncation = Truncation {
+            top_k: params["top_k"].as_u64().unwrap() as u32,
+            top_p: params["top_p"].as_f64().unwrap(),
+            min_p: params["min_p"].as_f64(),
+        };
+        let temperature = params["temperature"].as_f64().unwrap();
+        let kept: Vec<u32> = numbers(&expected["kept"]).iter().map(|&id| id as u32).collect();
+        let logits = numbers(&case["inputs"]["logits"]);
+        let vocabulary = logits.len();
+        let logits_1V = Tensor::from_slice(&logits).view([1, -1]);
+        let likeliest_1 = logits_1V.argmax(1, false);
+        let found = kept_sets(&logits_1V, &likeliest_1, temperature, &truncation).remove(0);
+        assert_eq!(found.ids(), kept, "{name}");
+        assert_eq!(found.count() as usize, kept.len());
+        truncated += usize::from(kept.len() < vocabulary);
+
+        let head = Head::new(&Tensor::eye(vocabulary as i64, (Kind::Double, Device::Cpu)));
+        let ids_N = Tensor::from_slice(&kept.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>());
+        let sets = vec![Arc::new(found); kept.len()];
+        let targets = Targets { ids_N: &ids_N, temperature, kept: Some(&sets) };
+        let stats = head.evaluate(&logits_1V.repeat([kept.len() as i64, 1]), &targets);
+        let probs: Vec<f64> = kept.iter().map(|&id| expected["probs"][id as usize].as_f64().unwrap()).collect();
+        close(&stats.logprobs_N.exp(), &probs, 1e-9);
+        let found = Vec::<f64>::try_from(&stats.logprobs_N).unwrap();
+        for (found, expected) in found.iter().zip(expected["logprobs_kept"].as_array().unwrap()) {
+            match expected.as_f64() {
+                Some(expected) => {
+                    assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{name}: {found}")
+                }
+                // The log of a probability that is too small for a float64.
+                None => {
+                    assert!(expected == "-inf" && *found < f64::MIN_POSITIVE.ln(), "{name}: {found} is not {expected}")
+                }
+            }
+        }
+        let entropy: f64 = probs.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum();
+        close(&stats.entropies_N, &vec![entropy; kept.len()], 1e-9);
+    }
+    assert!(truncated > 0);
+}
+
+/// The closed form of the gradients of log-prob and entropy, over the whole vocabulary and over kept sets, against
+/// autograd of the definition.
+#[test]
+fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
+    let (tokens, vocabulary, temperature) = (5, 90, 0.7);
+    tch::manual_seed(3);
+    let hidden_NH = Tensor::randn([tokens, 8], (Kind::Double, Device::Cpu));
+    let weight_VH = Tensor::randn([vocabulary, 8], (Kind::Double, Device::Cpu));
+    let ids_N = Tensor::from_slice(&[3i64, 89, 17, 0, 42]);
+    let slopes = || Slopes {
+        logprobs_N: Tensor::from_slice(&[0.3, -1.2, 0.0, 2.0, 0.7]),
+        entropies_N: Some(Tensor::from_slice(&[-0.5, 0.25, 1.5, 0.0, -0.1])),
+    };
+    let truncation = Truncation { top_k: 40, top_p: 0.8, min_p: Some(0.01) };
+    let sets: Vec<Arc<Kept>> = {
+        let logits_NV = hidden_NH.linear(&weight_VH, None::<Tensor>);
+        kept_sets(&logits_NV, &ids_N, temperature, &truncation).into_iter().map(Arc::new).collect()
+    };
+    assert!(sets.iter().any(|set| set.count() < 30) && sets.iter().all(|set| set.count() < vocabulary as u32));
+    for kept in [None, Some(sets.as_slice())] {
+        let hidden = hidden_NH.copy().set_requires_grad(true);
+        let weight = weight_VH.copy().set_requires_grad(true);
+        let mut logits_NV = hidden.linear(&weight, None::<Tensor>) / temperature;
+        if let Some(sets) = kept {
+            let outside_NV = learner::kept::outside(sets, &logits_NV);
+            logits_NV = logits_NV.masked_fill(&outside_NV, -1e300);
+        }
+        let logs_NV = logits_NV.log_softmax(-1, None::<Kind>);
+        let logprobs_N = logs_NV.gather(1, &ids_N.unsqueeze(1), false).squeeze_dim(1);
+        let entropies_N = (logs_NV.exp() * &logs_NV).sum_dim_intlist([1i64].as_slice(), false, None::<Kind>).neg();
+        let loss = (logprobs_N * slopes().logprobs_N + entropies_N * slopes().entropies_N.unwrap()).sum(None::<Kind>);
+        let expected = Tensor::run_backward(&[loss], &[&hidden, &weight], false, false);
+
+        for chunk in [2, 100] {
+            for span in [Span::Run, Span::Whole] {
+                let head = Head::new(&weight_VH).with_chunk(chunk);
+                let targets = Targets { ids_N: &ids_N, temperature, kept };
+                let mut found_VH = weight_VH.zeros_like();
+                let found_NH =
+                    head.differentiate(&hidden_NH, &targets, span, &mut found_VH, &mut |run, _| slopes().slice(&run));
+                for (found, expected) in [(found_NH, &expected[0]), (found_VH, &expected[1])] {
+                    assert!((found - expected).abs().max().double_value(&[]) < 1e-12);
+                }
+            }
+        }
+    }
 }

@@ -1,153 +1,311 @@
-//! The objective against TRL's own loss (`trl_policy_loss.json`), in float64.
+//! The objective against TRL's and verl's own losses, in float64.
 
 #![allow(non_snake_case)]
 
-use learner::loss::{
-    Objective, Tokens,
-    reduction::{Normaliser, row_weights},
+#[path = "support/ragged.rs"]
+mod ragged;
+
+use learner::{
+    loss::{
+        Importance, LossGradient, Measures, Objective, Rows, Tokens,
+        ratio::VERL_BOUND,
+        reduction::{Normaliser, RowWeights, update_weights},
+    },
+    step::Mean,
 };
-use serde_json::Value;
-use shared::config::LossType;
-use tch::{Kind, Tensor};
+use ragged::{assert_close, lengths, number, optional, rows};
+use serde_json::{Value, json};
+use shared::{
+    config::{LossType, TrainConfig},
+    metrics::MetricRecord,
+};
+use tch::{Device, Kind, Tensor};
 
-/// The cases of the project's own set that the learner has the method for: token-level ratios with the four reductions,
-/// asymmetric clip, KL with and without bias correction, importance weights, accumulation, per-token advantages, and the
-/// edge cases.
-const CASES: [&str; 33] = [
-    "grpo_basic",
-    "grpo_asym_clip_kl",
-    "grpo_on_policy_old_none",
-    "grpo_grad_accum",
-    "grpo_importance_ratio",
-    "bnpo_basic",
-    "bnpo_asym_clip_kl",
-    "bnpo_on_policy_old_none",
-    "bnpo_grad_accum",
-    "bnpo_importance_ratio",
-    "dr_grpo_basic",
-    "dr_grpo_asym_clip_kl",
-    "dr_grpo_on_policy_old_none",
-    "dr_grpo_grad_accum",
-    "dr_grpo_importance_ratio",
-    "dapo_basic",
-    "dapo_asym_clip_kl",
-    "dapo_on_policy_old_none",
-    "dapo_grad_accum",
-    "dapo_importance_ratio",
-    "bias_corrected_kl",
-    "sequence_importance_ratio",
-    "grpo_per_token_advantages",
-    "dapo_per_token_advantages",
-    "grpo_edge_empty_row",
-    "bnpo_edge_empty_row",
-    "dr_grpo_edge_empty_row",
-    "dapo_edge_empty_row",
-    "edge_all_masked",
-    "edge_all_masked_dapo",
-    "edge_single_token",
-    "edge_zero_advantages_kl_only",
-    "edge_extreme_ratios",
-];
+const TOLERANCE: f64 = 1e-9;
+/// Metrics were averaged in float32.
+const METRIC_TOLERANCE: f64 = 1e-6;
 
-/// A `[B][T]` matrix, or a `[B]` or `[B][1]` column spread over the row, at the places where the mask is 1.
-fn masked(value: &Value, mask: &Value) -> Vec<f64> {
-    let mut list = Vec::new();
-    for (b, row) in mask.as_array().unwrap().iter().enumerate() {
-        for (t, m) in row.as_array().unwrap().iter().enumerate() {
-            if m.as_f64() != Some(0.0) {
-                let own = &value[b];
-                let entry = match own.as_array() {
-                    Some(columns) => &columns[t.min(columns.len() - 1)],
-                    None => own,
-                };
-                list.push(entry.as_f64().unwrap());
-            }
+/// The tokens of a case, flat and without padding.
+struct Case<'a> {
+    name: &'a str,
+    mask: &'a Value,
+    lengths: Vec<usize>,
+    logprobs_N: Tensor,
+    entropies_N: Tensor,
+    tokens: Tokens,
+}
+
+impl<'a> Case<'a> {
+    fn new(case: &'a Value, importance: Option<Importance>, weights: &RowWeights) -> Self {
+        let inputs = &case["inputs"];
+        let mask = &inputs["mask"];
+        let lengths = lengths(mask);
+        let flat = |value: &Value| Tensor::from_slice(&rows(value, mask).concat());
+        let given = |key: &str| inputs.get(key).filter(|value| !value.is_null()).map(flat);
+        let logprobs_N = flat(&inputs["logps"]);
+        Self {
+            name: case["name"].as_str().unwrap(),
+            mask,
+            entropies_N: given("entropies").unwrap_or_else(|| logprobs_N.zeros_like()),
+            tokens: Tokens {
+                rows: Rows::new(&lengths, Device::Cpu),
+                old_logprobs_N: given("old_logps"),
+                ref_logprobs_N: given("ref_logps"),
+                advantages_N: flat(&inputs["advantages"]),
+                importance,
+                weights_N: flat(&json!(weights.losses)),
+                entropy_weights_N: flat(&json!(weights.entropies)),
+            },
+            logprobs_N,
+            lengths,
         }
     }
-    list
-}
 
-fn assert_close(name: &str, what: &str, found: &[f64], expected: &[f64]) {
-    assert_eq!(found.len(), expected.len(), "{name}: {what}");
-    // Ratios of e^±30 occur: errors are measured against the largest entry.
-    let scale = expected.iter().fold(1.0f64, |m, e| m.max(e.abs()));
-    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
-        assert!((f - e).abs() <= 1e-9 * scale, "{name}: {what}[{i}] is {f}, expected {e}");
+    fn differentiate(&self, objective: &Objective) -> LossGradient {
+        objective.differentiate(&self.logprobs_N, &self.entropies_N, &self.tokens).unwrap()
+    }
+
+    fn compare(&self, what: &str, found: &Tensor, expected: &Value) {
+        let found = Vec::<f64>::try_from(found.to_kind(Kind::Double)).unwrap();
+        assert_close(&format!("{}: {what}", self.name), &found, &rows(expected, self.mask).concat(), TOLERANCE);
+    }
+
+    /// What training would write of this one batch.
+    fn metrics(&self, objective: &Objective, found: &LossGradient) -> MetricRecord {
+        let (mut measures, mut record) = (Measures::default(), MetricRecord::default());
+        for (measure, values_N) in &found.figures {
+            let values = Vec::<f64>::try_from(values_N.to_kind(Kind::Double)).unwrap();
+            let mut values = values.as_slice();
+            for &length in &self.lengths {
+                let (own, rest) = values.split_at(length);
+                measures.add(*measure, own, objective.per_sequence(*measure));
+                values = rest;
+            }
+        }
+        measures.record(&mut record);
+        record
     }
 }
 
-fn run(case: &Value) {
-    let (name, params, inputs, expected) =
-        (case["name"].as_str().unwrap(), &case["params"], &case["inputs"], &case["expected"]);
-    let number = |key: &str| params[key].as_f64().unwrap();
-    let mask = &inputs["mask"];
-    let tensor = |value: &Value| (!value.is_null()).then(|| Tensor::from_slice(&masked(value, mask)));
-    let loss_type: LossType = serde_json::from_value(params["loss_type"].clone()).unwrap();
+fn importance(inputs: &Value, key: &str, mask: &Value) -> Option<Importance> {
+    let value = inputs.get(key).filter(|value| !value.is_null())?;
+    let width = |value: &Value| value[0].as_array().map(Vec::len);
+    Some(Importance {
+        weights_N: Tensor::from_slice(&rows(value, mask).concat()),
+        per_sequence: width(value) == Some(1) && width(mask) != Some(1),
+    })
+}
+
+/// VESPO's sum of logs in TRL goes over the padding as well, whose ratios are 1 in training but not in the cases: their
+/// product at each row's first token, 1 at the others.
+fn padding(ratios: &Value, mask: &Value) -> Tensor {
+    let of_row = |(ratios, mask): (Vec<f64>, Vec<f64>)| {
+        let product: f64 = ratios.iter().zip(&mask).skip(1).filter(|(_, m)| **m == 0.0).map(|(r, _)| r).product();
+        let tokens = mask.iter().filter(|&&m| m != 0.0).count();
+        std::iter::once(product).chain(std::iter::repeat(1.0)).take(tokens).collect::<Vec<f64>>()
+    };
+    let rows: Vec<Vec<f64>> = ragged::matrix(ratios).into_iter().zip(ragged::matrix(mask)).map(of_row).collect();
+    Tensor::from_slice(&rows.concat())
+}
+
+fn trl_config(params: &Value, inputs: &Value) -> TrainConfig {
+    let float = |key: &str| number(&params[key]);
+    TrainConfig {
+        loss_type: serde_json::from_value(params["loss_type"].clone()).unwrap(),
+        importance_sampling_level: serde_json::from_value(params["importance_sampling_level"].clone()).unwrap(),
+        epsilon: float("epsilon_low"),
+        epsilon_high: Some(float("epsilon_high")),
+        delta: optional(&params["delta"]),
+        beta: float("beta"),
+        use_bias_correction_kl: params["use_bias_correction_kl"].as_bool().unwrap(),
+        sapo_temperature_pos: float("sapo_temperature_pos"),
+        sapo_temperature_neg: float("sapo_temperature_neg"),
+        vespo_k_pos: float("vespo_k_pos"),
+        vespo_lambda_pos: float("vespo_lambda_pos"),
+        vespo_k_neg: float("vespo_k_neg"),
+        vespo_lambda_neg: float("vespo_lambda_neg"),
+        top_entropy_quantile: float("top_entropy_quantile"),
+        off_policy_mask_threshold: optional(&params["off_policy_mask_threshold"]),
+        entropy_coef: float("entropy_coef"),
+        max_completion_length: inputs["max_completion_length"].as_u64().unwrap() as u32,
+        ..TrainConfig::default()
+    }
+}
+
+fn trl_case(case: &Value) {
+    let (params, inputs, expected) = (&case["params"], &case["inputs"], &case["expected"]);
+    let config = trl_config(params, inputs);
+    let accumulation = number(&params["gradient_accumulation_steps"]);
     let normaliser = Normaliser {
-        accumulation: number("gradient_accumulation_steps"),
-        share: number("gradient_accumulation_steps") / number("steps_per_generation"),
-        generation_tokens: inputs["num_items_in_batch"].as_f64().unwrap(),
-        max_completion_length: inputs["max_completion_length"].as_f64().unwrap(),
+        accumulation,
+        share: accumulation / number(&params["steps_per_generation"]),
+        generation_tokens: number(&inputs["num_items_in_batch"]),
+        max_completion_length: number(&inputs["max_completion_length"]),
     };
-    let lengths: Vec<usize> = mask
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| row.as_array().unwrap().iter().map(|m| m.as_u64().unwrap() as usize).sum())
-        .collect();
-    let weights = row_weights(loss_type, &lengths, &normaliser);
-    let objective = Objective {
-        epsilon_low: number("epsilon_low"),
-        epsilon_high: number("epsilon_high"),
-        beta: number("beta"),
-        bias_corrected_kl: params["use_bias_correction_kl"].as_bool().unwrap(),
-    };
-    let tokens = Tokens {
-        old_logprobs_N: tensor(&inputs["old_logps"]),
-        ref_logprobs_N: tensor(inputs.get("ref_logps").unwrap_or(&Value::Null)),
-        advantages_N: tensor(&inputs["advantages"]).unwrap(),
-        importance_N: params["use_importance_ratio"]
-            .as_bool()
-            .unwrap()
-            .then(|| tensor(&inputs["importance_ratio"]).unwrap()),
-        weights_N: tensor(&serde_json::json!(weights)).unwrap(),
-    };
-    let logprobs = tensor(&inputs["logps"]).unwrap();
-    let found = objective.differentiate(&logprobs, &tokens).unwrap();
-    assert_close(name, "loss", &[found.value], &[expected["loss"].as_f64().unwrap()]);
-    let slopes = Vec::<f64>::try_from(&found.slope_N).unwrap();
-    assert_close(name, "grad_logps", &slopes, &masked(&expected["grad_logps"], mask));
-
-    let parts = objective.per_token(&logprobs, &tokens);
-    let list = |x: &Tensor| Vec::<f64>::try_from(x.to_kind(Kind::Double)).unwrap();
-    assert_close(name, "per_token_loss", &list(&parts.loss_N), &masked(&expected["per_token_loss"], mask));
-    assert_close(name, "ratio", &list(&parts.ratio_N), &masked(&expected["ratio"], mask));
-    if let Some(kl) = expected.get("per_token_kl") {
-        assert_close(name, "per_token_kl", &list(&parts.kl_N.unwrap()), &masked(kl, mask));
+    let lengths = lengths(&inputs["mask"]);
+    let weights = update_weights(&config, &lengths, lengths.len(), &normaliser);
+    let mut importance = importance(inputs, "importance_ratio", &inputs["mask"]);
+    if let Some(importance) = importance.as_mut().filter(|_| config.loss_type == LossType::Vespo) {
+        importance.weights_N *= padding(&inputs["importance_ratio"], &inputs["mask"]);
     }
-}
+    assert_eq!(Some(importance.is_some()), params["use_importance_ratio"].as_bool());
+    let case = Case::new(case, importance, &weights);
+    let objective = Objective::from_config(&config);
+    let found = case.differentiate(&objective);
+    let name = case.name;
+    assert_close(&format!("{name}: loss"), &[found.value], &[number(&expected["loss"])], TOLERANCE);
+    case.compare("grad_logps", &found.slopes.logprobs_N, &expected["grad_logps"]);
 
-/// Whether the learner has the method that a case asks for.
-fn supported(params: &Value) -> bool {
-    ["grpo", "bnpo", "dr_grpo", "dapo"].contains(&params["loss_type"].as_str().unwrap())
-        && params["importance_sampling_level"] == "token"
-        && params["delta"].is_null()
-        && params["off_policy_mask_threshold"].is_null()
-        && params["top_entropy_quantile"].as_f64() == Some(1.0)
-        && params["entropy_coef"].as_f64() == Some(0.0)
+    let parts = objective.per_token(&case.logprobs_N, &case.entropies_N, &case.tokens);
+    case.compare("per_token_loss", &parts.loss_N, &expected["per_token_loss"]);
+    for (key, measure, masked) in [
+        ("ratio", "ratio", false),
+        ("per_token_kl", "kl", false),
+        ("phi_seq", "vespo/phi_seq_mean", false),
+        ("off_policy_mask", "off_policy_masked_frac", true),
+        ("entropy_mask", "low_entropy_masked_frac", true),
+    ] {
+        if let Some(expected) = expected.get(key) {
+            let (_, values_N) = found.figures.iter().find(|(m, _)| m.name() == measure).unwrap();
+            let values_N = values_N.to_kind(Kind::Double);
+            case.compare(key, &if masked { 1.0 - values_N } else { values_N }, expected);
+        }
+    }
+
+    let mut metrics = case.metrics(&objective, &found);
+    metrics.set("policy_loss", found.policy_value * accumulation).set("entropy_coef", objective.entropy_coef);
+    if inputs.get("entropies").is_some() {
+        let mut entropy = Mean::default();
+        entropy.extend(&Vec::<f64>::try_from(&case.entropies_N).unwrap());
+        metrics.set("entropy", entropy.get());
+    }
+    for (key, expected) in expected["metrics"].as_object().unwrap() {
+        // Without entropies in its inputs, a case says nothing about what their mean was made of.
+        if key == "entropy" && inputs.get("entropies").is_none() {
+            continue;
+        }
+        let found = metrics.values().get(key).unwrap_or_else(|| panic!("{name}: there is no metric {key}"));
+        assert_close(&format!("{name}: {key}"), &[number(found)], &[number(expected)], METRIC_TOLERANCE);
+    }
 }
 
 #[test]
 fn golden_trl_policy_loss() {
-    let golden = tests::golden("trl_policy_loss.json");
-    let cases: Vec<&Value> =
-        golden["cases"].as_array().unwrap().iter().filter(|case| supported(&case["params"])).collect();
-    assert!(!cases.is_empty());
-    if std::env::var_os("TANDEM_GOLDEN_DIR").is_none() {
-        let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().unwrap()).collect();
-        assert!(CASES.iter().all(|name| names.contains(name)) && names.len() == CASES.len(), "{names:?}");
+    let params = [
+        "loss_type",
+        "importance_sampling_level",
+        "epsilon_low",
+        "epsilon_high",
+        "delta",
+        "beta",
+        "use_bias_correction_kl",
+        "sapo_temperature_pos",
+        "sapo_temperature_neg",
+        "vespo_k_pos",
+        "vespo_lambda_pos",
+        "vespo_k_neg",
+        "vespo_lambda_neg",
+        "steps_per_generation",
+        "gradient_accumulation_steps",
+        "top_entropy_quantile",
+        "off_policy_mask_threshold",
+        "use_importance_ratio",
+        "entropy_coef",
+    ];
+    let inputs = [
+        "logps",
+        "old_logps",
+        "advantages",
+        "mask",
+        "lengths",
+        "num_items_in_batch",
+        "max_completion_length",
+        "ref_logps?",
+        "importance_ratio?",
+        "entropies?",
+    ];
+    let expected = [
+        "loss",
+        "grad_logps",
+        "per_token_loss",
+        "metrics",
+        "ratio",
+        "per_token_kl?",
+        "phi_seq?",
+        "off_policy_mask?",
+        "entropy_mask?",
+    ];
+    for case in tests::golden::cases("trl_policy_loss.json", "policy_loss", &params, &inputs, &expected) {
+        trl_case(&case);
     }
-    for case in cases {
-        run(case);
+}
+
+/// verl's name of a loss is ours, but for two that TRL has as well. verl's sapo is TRL's function with verl's bound on
+/// the log-ratio and verl's reduction.
+fn verl_config(params: &Value, width: usize) -> TrainConfig {
+    let float = |key: &str| params.get(key).and_then(optional);
+    let loss = params["loss"].as_str().unwrap();
+    let symmetric = number(&params["clip_ratio"]);
+    let fixed = match loss {
+        "gspo" | "sapo" => Some("seq-mean-token-mean"),
+        "geo_mean" => None,
+        _ => params["mode"].as_str(),
+    };
+    let own = if loss == "cispo" { "verl_cispo" } else { loss };
+    let defaults = TrainConfig::default();
+    TrainConfig {
+        loss_type: serde_json::from_value(json!(own)).unwrap(),
+        loss_aggregation: fixed.map(|mode| serde_json::from_value(json!(mode)).unwrap()),
+        max_completion_length: width as u32,
+        epsilon: float("clip_ratio_low").unwrap_or(symmetric),
+        epsilon_high: Some(float("clip_ratio_high").unwrap_or(symmetric)),
+        clip_ratio_c: number(&params["clip_ratio_c"]),
+        sapo_temperature_pos: float("tau_pos").unwrap_or(defaults.sapo_temperature_pos),
+        sapo_temperature_neg: float("tau_neg").unwrap_or(defaults.sapo_temperature_neg),
+        ..defaults
+    }
+}
+
+#[test]
+fn golden_verl_policy_loss() {
+    let params =
+        ["loss", "mode", "tau_pos?", "tau_neg?", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"];
+    let inputs = ["logps", "old_logps", "advantages", "mask", "lengths", "rollout_is_weights"];
+    let expected = ["loss", "grad_logps", "metrics"];
+    let kind = "verl_policy_loss";
+    for case in tests::golden::cases("verl_policy_loss.json", kind, &params, &inputs, &expected) {
+        verl_case(&case);
+    }
+}
+
+fn verl_case(case: &Value) {
+    let (params, inputs, expected) = (&case["params"], &case["inputs"], &case["expected"]);
+    let mask = &inputs["mask"];
+    let width = mask[0].as_array().unwrap().len();
+    let config = verl_config(params, width);
+    let lengths = lengths(mask);
+    let normaliser = Normaliser {
+        accumulation: 1.0,
+        share: 1.0,
+        generation_tokens: lengths.iter().sum::<usize>() as f64,
+        max_completion_length: width as f64,
+    };
+    let weights = update_weights(&config, &lengths, lengths.len(), &normaliser);
+    let case = Case::new(case, importance(inputs, "rollout_is_weights", mask), &weights);
+    let mut objective = Objective::from_config(&config);
+    let sapo = params["loss"] == "sapo";
+    if sapo {
+        objective.log_ratio_bound = Some(VERL_BOUND);
+    }
+    let found = case.differentiate(&objective);
+    let name = case.name;
+    assert_close(&format!("{name}: loss"), &[found.value], &[number(&expected["loss"])], TOLERANCE);
+    case.compare("grad_logps", &found.slopes.logprobs_N, &expected["grad_logps"]);
+    let metrics = case.metrics(&objective, &found);
+    for (key, expected) in expected["metrics"].as_object().unwrap() {
+        // What a method does not clip by, verl reports as 0.
+        let found = metrics.values().get(key).map_or(0.0, number);
+        assert!(key.starts_with("actor/"), "{name}: there is no metric {key}");
+        assert_close(&format!("{name}: {key}"), &[found], &[number(expected)], METRIC_TOLERANCE);
     }
 }

@@ -8,14 +8,17 @@ use learner::{
     batch::{MicroBatch, Sequence, split},
     kl,
     loss::{
-        Objective, Tokens,
-        reduction::{Normaliser, row_weights},
+        Objective, Rows, Tokens,
+        reduction::{Normaliser, update_weights},
     },
-    model::{Decoder, LoadOptions, load},
+    model::{Decoder, LoadOptions, Span, load},
     optimizer::{AdamW, AdamWOptions},
 };
 use serde_json::Value;
-use shared::{ModelDir, config::LossType};
+use shared::{
+    ModelDir,
+    config::{LossType, TrainConfig},
+};
 use tch::{Device, Kind, Tensor};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
@@ -172,13 +175,16 @@ fn train(case: &Value, budget: usize) {
         generation_tokens: lengths.iter().sum::<usize>() as f64,
         max_completion_length: 1.0,
     };
-    let weights = row_weights(loss_type, &lengths, &normaliser);
-    let objective = Objective {
-        epsilon_low: number("epsilon_low"),
-        epsilon_high: number("epsilon_high"),
+    let config = TrainConfig {
+        loss_type,
+        epsilon: number("epsilon_low"),
+        epsilon_high: Some(number("epsilon_high")),
         beta: number("beta_kl"),
-        bias_corrected_kl: false,
+        use_bias_correction_kl: false,
+        ..TrainConfig::default()
     };
+    let weights = update_weights(&config, &lengths, lengths.len(), &normaliser);
+    let objective = Objective::from_config(&config);
     let betas = numbers(&hyper["betas"]);
     let mut optimizer = AdamW::new(
         decoder.parameters(),
@@ -196,19 +202,23 @@ fn train(case: &Value, budget: usize) {
         for rows in split(&sequences, &rows, budget) {
             let batch = MicroBatch::new(&sequences, &rows, Device::Cpu);
             let old_N: Vec<f64> = batch.rows.iter().flat_map(|&r| old[r].clone()).collect();
+            let lengths: Vec<usize> = batch.rows.iter().map(|&r| lengths[r]).collect();
             let tokens = Tokens {
+                rows: Rows::new(&lengths, Device::Cpu),
                 old_logprobs_N: Some(Tensor::from_slice(&old_N)),
                 ref_logprobs_N: Some(Tensor::from_slice(&old_N)),
                 advantages_N: Tensor::from_slice(&batch.per_token(|r| advantages[r])),
-                importance_N: None,
-                weights_N: Tensor::from_slice(&batch.per_token(|r| weights[r])),
+                importance: None,
+                weights_N: Tensor::from_slice(&batch.per_token(|r| weights.losses[r])),
+                entropy_weights_N: Tensor::from_slice(&batch.per_token(|r| weights.entropies[r])),
             };
             let mut found = Vec::new();
-            decoder.differentiate(&batch, number("temperature"), &mut gradients, &mut |run, stats| {
+            decoder.differentiate(&batch, number("temperature"), Span::Run, &mut gradients, &mut |run, stats| {
                 found.extend(Vec::<f64>::try_from(stats.logprobs_N.to_kind(Kind::Double)).unwrap());
-                let result = objective.differentiate(&stats.logprobs_N, &tokens.slice(run)).unwrap();
+                let result =
+                    objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens.slice(&run)).unwrap();
                 loss += result.value;
-                result.slope_N
+                result.slopes
             });
             for (&row, span) in batch.rows.iter().zip(&batch.tokens) {
                 logps[row] = found[span.clone()].to_vec();

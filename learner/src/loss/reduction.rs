@@ -1,10 +1,13 @@
 //! Reductions: what a token's loss weighs in the loss of an optimiser update.
 //!
 //! Every reduction gives one weight to all tokens of a completion, and the weight is made of figures of the logical
-//! batch and of the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
+//! batch, the update and the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
 //! completions are spread over forward passes.
 
-use shared::config::LossType;
+use shared::config::{LossAggregation, LossType, TrainConfig};
+
+/// What verl adds to the length of a sequence before it divides by it.
+const VERL_EPSILON: f64 = 1e-8;
 
 /// Figures that are the same for every completion of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,7 +22,58 @@ pub struct Normaliser {
     pub max_completion_length: f64,
 }
 
-/// Weight of each completion's tokens, given the trained tokens of every completion of one logical batch.
+/// Weights of the rows of one optimiser update.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowWeights {
+    /// Of a row's token losses.
+    pub losses: Vec<f64>,
+    /// Of a row's entropies in the bonus: they make the mean over the tokens of each logical batch, and the mean of
+    /// those.
+    pub entropies: Vec<f64>,
+}
+
+/// Weights of an update's rows, given the trained tokens of each and the size of a logical batch.
+#[must_use]
+pub fn update_weights(
+    config: &TrainConfig,
+    lengths: &[usize],
+    logical_rows: usize,
+    normaliser: &Normaliser,
+) -> RowWeights {
+    let logical: Vec<&[usize]> = lengths.chunks(logical_rows).collect();
+    let mut losses = match aggregation(config, normaliser.max_completion_length) {
+        Some(aggregation) => aggregation.weights(lengths),
+        None if config.loss_type == LossType::GeoMean => sequence_weights(lengths),
+        None => logical.iter().flat_map(|rows| row_weights(config.loss_type, rows, normaliser)).collect(),
+    };
+    let mut entropies: Vec<f64> = logical.iter().flat_map(|rows| entropy_weights(rows, normaliser)).collect();
+    if config.use_valid_token_scale {
+        let total = lengths.iter().sum::<usize>().max(1) as f64;
+        let scales = logical.iter().flat_map(|rows| {
+            let share = rows.iter().sum::<usize>() as f64 / total;
+            vec![share * logical.len() as f64; rows.len()]
+        });
+        for ((loss, entropy), scale) in losses.iter_mut().zip(&mut entropies).zip(scales) {
+            *loss *= scale;
+            *entropy *= scale;
+        }
+    }
+    RowWeights { losses, entropies }
+}
+
+/// The aggregation that is asked for, or that a loss type of verl has.
+fn aggregation(config: &TrainConfig, max_completion_length: f64) -> Option<Aggregation> {
+    let own = match config.loss_type {
+        LossType::Vanilla | LossType::VerlCispo | LossType::Gpg => Some(LossAggregation::TokenMean),
+        LossType::Gspo => Some(LossAggregation::SeqMeanTokenMean),
+        _ => None,
+    };
+    let mode = config.loss_aggregation.or(own)?;
+    Some(Aggregation::new(mode, config.loss_scale_factor.unwrap_or(max_completion_length)))
+}
+
+/// TRL's reductions: weight of each completion's tokens, given the trained tokens of every completion of one logical
+/// batch.
 ///
 /// Source: TRL 1.16 `GRPOTrainer._compute_loss`. An empty row counts as 0 in `grpo`'s mean.
 #[must_use]
@@ -27,27 +81,108 @@ pub fn row_weights(loss_type: LossType, lengths: &[usize], normaliser: &Normalis
     let rows = lengths.len() as f64;
     let tokens = lengths.iter().sum::<usize>() as f64;
     let weight = |length: usize| match loss_type {
-        LossType::Grpo => 1.0 / (rows * (length as f64).max(1.0) * normaliser.accumulation),
+        LossType::Grpo | LossType::Sapo => 1.0 / (rows * (length as f64).max(1.0) * normaliser.accumulation),
         LossType::Bnpo => 1.0 / (tokens.max(1.0) * normaliser.accumulation),
         LossType::DrGrpo => 1.0 / (rows * normaliser.max_completion_length * normaliser.accumulation),
+        LossType::Luspo => 1.0 / (rows * normaliser.accumulation),
         _ => 1.0 / (normaliser.generation_tokens.max(1.0) * normaliser.share),
     };
     lengths.iter().map(|&length| weight(length)).collect()
+}
+
+/// The mean over rows of a value that is repeated at each of a row's tokens (GMPO). An empty row counts as 0.
+#[must_use]
+pub fn sequence_weights(lengths: &[usize]) -> Vec<f64> {
+    lengths.iter().map(|&length| 1.0 / (lengths.len() as f64 * (length as f64).max(1.0))).collect()
+}
+
+/// The mean over the tokens of a logical batch, divided by the number of logical batches. TRL's entropy bonus.
+#[must_use]
+pub fn entropy_weights(lengths: &[usize], normaliser: &Normaliser) -> Vec<f64> {
+    let tokens = lengths.iter().sum::<usize>().max(1) as f64;
+    vec![1.0 / (tokens * normaliser.accumulation); lengths.len()]
+}
+
+/// verl's reductions, over all completions of an optimiser update (`agg_loss`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Aggregation {
+    /// What is summed and what averaged.
+    pub mode: LossAggregation,
+    /// Tokens to divide by, where they are not those at hand.
+    pub batch_num_tokens: Option<f64>,
+    /// Sequences to divide by, where they are not those at hand.
+    pub global_batch_size: Option<f64>,
+    /// Divisor of `seq-mean-token-sum-norm`.
+    pub loss_scale_factor: f64,
+    /// Workers whose gradients are averaged afterwards.
+    pub dp_size: f64,
+}
+
+impl Aggregation {
+    /// Over what is at hand, on one worker.
+    #[must_use]
+    pub fn new(mode: LossAggregation, loss_scale_factor: f64) -> Self {
+        Self { mode, batch_num_tokens: None, global_batch_size: None, loss_scale_factor, dp_size: 1.0 }
+    }
+
+    /// Weight of each row's tokens. Unlike in TRL's reductions, a row without tokens is no sequence.
+    #[must_use]
+    pub fn weights(&self, lengths: &[usize]) -> Vec<f64> {
+        let tokens = self.batch_num_tokens.unwrap_or(lengths.iter().sum::<usize>() as f64);
+        let sequences = self.global_batch_size.unwrap_or(lengths.iter().filter(|&&length| length > 0).count() as f64);
+        let weight = |length: usize| match self.mode {
+            LossAggregation::TokenMean => self.dp_size / tokens,
+            LossAggregation::SeqMeanTokenSum => self.dp_size / sequences,
+            LossAggregation::SeqMeanTokenMean => self.dp_size / (sequences * (length as f64 + VERL_EPSILON)),
+            LossAggregation::SeqMeanTokenSumNorm => 1.0 / self.loss_scale_factor,
+        };
+        lengths.iter().map(|&length| weight(length)).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NORMALISER: Normaliser =
+        Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: 4.0, max_completion_length: 4.0 };
+
     /// Lengths 1 and 3 with per-token losses a and b.
     #[test]
     fn worked_examples() {
-        let normaliser =
-            Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: 4.0, max_completion_length: 4.0 };
-        let weights = |loss_type| row_weights(loss_type, &[1, 3], &normaliser);
+        let weights = |loss_type| row_weights(loss_type, &[1, 3], &NORMALISER);
         assert_eq!(weights(LossType::Grpo), [0.5, 1.0 / 6.0]);
         assert_eq!(weights(LossType::Bnpo), [0.25, 0.25]);
         assert_eq!(weights(LossType::Dapo), [0.25, 0.25]);
         assert_eq!(weights(LossType::DrGrpo), [0.125, 0.125]);
+        assert_eq!(weights(LossType::Luspo), [0.5, 0.5]);
+        assert_eq!(sequence_weights(&[1, 3]), [0.5, 1.0 / 6.0]);
+    }
+
+    /// With the scale, `bnpo` weighs every token of the update alike, whatever the logical batches.
+    #[test]
+    fn the_valid_token_scale_makes_a_token_mean_of_the_update() {
+        let config = TrainConfig { loss_type: LossType::Bnpo, use_valid_token_scale: true, ..TrainConfig::default() };
+        for logical_rows in [1, 2, 3] {
+            let accumulation = 3usize.div_ceil(logical_rows) as f64;
+            let normaliser = Normaliser { accumulation, ..NORMALISER };
+            let found = update_weights(&config, &[1, 3, 6], logical_rows, &normaliser);
+            assert!(found.losses.iter().chain(&found.entropies).all(|w| (w - 0.1).abs() < 1e-12), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn an_aggregation_replaces_that_of_the_loss_type() {
+        let config =
+            |loss_type, loss_aggregation| TrainConfig { loss_type, loss_aggregation, ..TrainConfig::default() };
+        let of = |config: &TrainConfig| update_weights(config, &[1, 3], 1, &NORMALISER).losses;
+        assert_eq!(of(&config(LossType::Grpo, Some(LossAggregation::TokenMean))), [0.25, 0.25]);
+        assert_eq!(of(&config(LossType::Vanilla, None)), [0.25, 0.25]);
+        assert_eq!(of(&config(LossType::Vanilla, Some(LossAggregation::SeqMeanTokenSum))), [0.5, 0.5]);
+        let norm = TrainConfig {
+            loss_scale_factor: Some(8.0),
+            ..config(LossType::GeoMean, Some(LossAggregation::SeqMeanTokenSumNorm))
+        };
+        assert_eq!(of(&norm), [0.125, 0.125]);
     }
 }

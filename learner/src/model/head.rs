@@ -6,9 +6,11 @@
 //! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing of the size of the
 //! vocabulary outlives its chunk, and nothing is computed twice.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use tch::{Kind, Tensor};
+
+use crate::kept::{self, Kept, Truncation};
 
 /// Largest `[tokens, vocabulary]` tensor, in bytes. Two of them live at a time.
 const CHUNK_BYTES: i64 = 1 << 28;
@@ -20,6 +22,65 @@ pub struct TokenStats {
     pub logprobs_N: Tensor,
     /// Entropy of the distribution that each token was drawn from, in nats, `[N]`.
     pub entropies_N: Tensor,
+}
+
+/// Derivatives of the loss with respect to what [`TokenStats`] holds.
+#[derive(Debug)]
+pub struct Slopes {
+    /// With respect to the log-probs, `[N]`.
+    pub logprobs_N: Tensor,
+    /// With respect to the entropies, `[N]`; absent = 0.
+    pub entropies_N: Option<Tensor>,
+}
+
+impl Slopes {
+    /// The tokens with the given numbers.
+    #[must_use]
+    pub fn slice(&self, run: &Range<i64>) -> Self {
+        let part = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
+        Self { logprobs_N: part(&self.logprobs_N), entropies_N: self.entropies_N.as_ref().map(part) }
+    }
+}
+
+impl From<Tensor> for Slopes {
+    /// Of a loss that does not depend on the entropies.
+    fn from(logprobs_N: Tensor) -> Self {
+        Self { logprobs_N, entropies_N: None }
+    }
+}
+
+/// How much of a micro-batch a loss has to see before it can say what the slopes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Span {
+    /// Any run of tokens: each chunk is projected once.
+    Run,
+    /// All tokens of the micro-batch: where they are more than one chunk, each chunk is projected twice.
+    Whole,
+}
+
+/// Which token each hidden state predicts, and out of which distribution.
+#[derive(Debug, Clone, Copy)]
+pub struct Targets<'a> {
+    /// Token ids, `[N]`.
+    pub ids_N: &'a Tensor,
+    /// Divides the logits.
+    pub temperature: f64,
+    /// The tokens that the distribution is limited to, one entry per token; absent = the whole vocabulary.
+    pub kept: Option<&'a [Arc<Kept>]>,
+}
+
+impl Targets<'_> {
+    fn chunk(&self, run: &Range<i64>) -> Self {
+        Self {
+            ids_N: self.ids_N,
+            temperature: self.temperature,
+            kept: self.kept.map(|kept| &kept[run.start as usize..run.end as usize]),
+        }
+    }
+
+    fn ids(&self, run: &Range<i64>) -> Tensor {
+        self.ids_N.narrow(0, run.start, run.end - run.start)
+    }
 }
 
 /// The projection from hidden states to the vocabulary.
@@ -51,43 +112,58 @@ impl Head {
 
     /// Log-probs and entropies, without gradients.
     #[must_use]
-    pub fn evaluate(&self, hidden_NH: &Tensor, targets_N: &Tensor, temperature: f64) -> TokenStats {
+    pub fn evaluate(&self, hidden_NH: &Tensor, targets: &Targets<'_>) -> TokenStats {
         let (logprobs, entropies) = self
-            .chunks(targets_N)
-            .map(|chunk| {
-                let (start, length) = (chunk.start, chunk.end - chunk.start);
-                let logs_nV = self.log_softmax(&hidden_NH.narrow(0, start, length), temperature);
-                let (stats, _) = stats(&logs_nV, &targets_N.narrow(0, start, length));
+            .chunks(hidden_NH)
+            .map(|run| {
+                let logs_nV = self.log_softmax(&part(hidden_NH, &run), targets, &run);
+                let (stats, _) = stats(&logs_nV, &targets.ids(&run));
                 (stats.logprobs_N, stats.entropies_N)
             })
             .unzip::<_, _, Vec<_>, Vec<_>>();
         TokenStats { logprobs_N: join(&logprobs, hidden_NH), entropies_N: join(&entropies, hidden_NH) }
     }
 
+    /// The tokens that truncated sampling keeps at each position; the position's own token always is. One entry per
+    /// token.
+    #[must_use]
+    pub fn keep(&self, hidden_NH: &Tensor, targets: &Targets<'_>, truncation: &Truncation) -> Vec<Arc<Kept>> {
+        // Sorting takes several times the memory of the logits.
+        let runs = chunks(hidden_NH.size()[0], (self.chunk / 8).max(1));
+        let sets = runs.flat_map(|run| {
+            let logits_nV = self.logits(&part(hidden_NH, &run));
+            kept::kept_sets(&logits_nV, &targets.ids(&run), targets.temperature, truncation)
+        });
+        sets.map(Arc::new).collect()
+    }
+
     /// Log-probs, entropies and gradients.
     ///
-    /// `gradient_of` receives the statistics of a run of tokens and returns the derivative of the loss with respect to
-    /// their log-probs, `[n]`. The weight's gradient is added to `weight_gradient_VH`; the hidden states' gradient,
-    /// `[N, hidden]`, is returned.
+    /// `gradient_of` receives the statistics of a run of tokens (with [`Span::Whole`] once, those of all) and returns
+    /// the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`; the hidden states'
+    /// gradient, `[N, hidden]`, is returned.
     pub fn differentiate(
         &self,
         hidden_NH: &Tensor,
-        targets_N: &Tensor,
-        temperature: f64,
+        targets: &Targets<'_>,
+        span: Span,
         weight_gradient_VH: &mut Tensor,
-        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Tensor,
+        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Slopes,
     ) -> Tensor {
+        let tokens = hidden_NH.size()[0];
+        let known = (span == Span::Whole && tokens > self.chunk)
+            .then(|| gradient_of(0..tokens, &self.evaluate(hidden_NH, targets)));
         let gradients: Vec<Tensor> = self
-            .chunks(targets_N)
-            .map(|chunk| {
-                let (start, length) = (chunk.start, chunk.end - chunk.start);
-                let (hidden_nH, targets_n) = (hidden_NH.narrow(0, start, length), targets_N.narrow(0, start, length));
-                let logs_nV = self.log_softmax(&hidden_nH, temperature);
-                let (stats, mut slopes_nV) = stats(&logs_nV, &targets_n);
-                drop(logs_nV);
-                let slope_n1 = (gradient_of(chunk, &stats).to_kind(hidden_NH.kind()) / temperature).unsqueeze(1);
-                let _ = slopes_nV.g_mul_(&slope_n1.neg());
-                let _ = slopes_nV.scatter_add_(1, &targets_n.unsqueeze(1), &slope_n1);
+            .chunks(hidden_NH)
+            .map(|run| {
+                let (hidden_nH, ids_n) = (part(hidden_NH, &run), targets.ids(&run));
+                let logs_nV = self.log_softmax(&hidden_nH, targets, &run);
+                let (stats, probabilities_nV) = stats(&logs_nV, &ids_n);
+                let slopes = match &known {
+                    Some(slopes) => slopes.slice(&run),
+                    None => gradient_of(run, &stats),
+                };
+                let slopes_nV = logit_slopes(logs_nV, probabilities_nV, &stats, &ids_n, &slopes, targets.temperature);
                 let _ = weight_gradient_VH.addmm_(&slopes_nV.tr(), &hidden_nH);
                 slopes_nV.mm(&self.weight_VH)
             })
@@ -95,18 +171,59 @@ impl Head {
         join(&gradients, hidden_NH)
     }
 
-    fn chunks(&self, targets_N: &Tensor) -> impl Iterator<Item = Range<i64>> {
-        let (tokens, chunk) = (targets_N.size()[0], self.chunk);
-        (0..tokens).step_by(chunk as usize).map(move |start| start..(start + chunk).min(tokens))
+    fn chunks(&self, hidden_NH: &Tensor) -> impl Iterator<Item = Range<i64>> + use<> {
+        chunks(hidden_NH.size()[0], self.chunk)
     }
 
-    fn log_softmax(&self, hidden_nH: &Tensor, temperature: f64) -> Tensor {
+    /// Log-probs of the vocabulary for a run of tokens; far below anything that counts outside the kept set.
+    fn log_softmax(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> Tensor {
         let mut logits_nV = self.logits(hidden_nH);
-        if temperature != 1.0 {
-            let _ = logits_nV.g_div_scalar_(temperature);
+        if targets.temperature != 1.0 {
+            let _ = logits_nV.g_div_scalar_(targets.temperature);
+        }
+        if let Some(sets) = targets.chunk(run).kept {
+            let _ = logits_nV.masked_fill_(&kept::outside(sets, &logits_nV), OUTSIDE);
         }
         logits_nV.log_softmax(-1, None::<Kind>)
     }
+}
+
+/// Logit of a token outside the kept set. Finite, because the entropy multiplies it by a probability of 0.
+const OUTSIDE: f64 = -1e30;
+
+/// `0..tokens` in runs of at most `chunk`.
+fn chunks(tokens: i64, chunk: i64) -> impl Iterator<Item = Range<i64>> {
+    (0..tokens).step_by(chunk as usize).map(move |start| start..(start + chunk).min(tokens))
+}
+
+fn part(hidden_NH: &Tensor, run: &Range<i64>) -> Tensor {
+    hidden_NH.narrow(0, run.start, run.end - run.start)
+}
+
+/// Derivatives of the loss with respect to the logits, `[n, V]`, in place of its first two arguments.
+///
+/// With p the probabilities and H the entropy: `∂logprob/∂z_j = (1[j = token] − p_j) / T` and
+/// `∂H/∂z_j = −p_j (log p_j + H) / T`.
+fn logit_slopes(
+    mut logs_nV: Tensor,
+    mut probabilities_nV: Tensor,
+    stats: &TokenStats,
+    ids_n: &Tensor,
+    slopes: &Slopes,
+    temperature: f64,
+) -> Tensor {
+    let column = |x: &Tensor| (x.to_kind(probabilities_nV.kind()) / temperature).unsqueeze(1);
+    let slope_n1 = column(&slopes.logprobs_N);
+    if let Some(entropies_N) = &slopes.entropies_N {
+        let entropy_slope_n1 = column(entropies_N);
+        let constant_n1 = &slope_n1 + &entropy_slope_n1 * stats.entropies_N.unsqueeze(1);
+        let _ = logs_nV.g_mul_(&entropy_slope_n1).g_add_(&constant_n1).neg_();
+        let _ = probabilities_nV.g_mul_(&logs_nV);
+    } else {
+        drop(logs_nV);
+        let _ = probabilities_nV.g_mul_(&slope_n1.neg());
+    }
+    probabilities_nV.scatter_add_(1, &ids_n.unsqueeze(1), &slope_n1)
 }
 
 /// The statistics of a chunk, and its probabilities `[n, V]`.

@@ -11,17 +11,20 @@ mod rope;
 mod scorer;
 mod trunk;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use shared::ModelConfig;
 use tch::Tensor;
 
-pub use head::{Head, TokenStats};
+pub use head::{Head, Slopes, Span, Targets, TokenStats};
 pub use load::{LoadOptions, has_weights, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;
 
-use crate::batch::MicroBatch;
+use crate::{
+    batch::MicroBatch,
+    kept::{Kept, Truncation},
+};
 use trunk::{EMBEDDING, Trunk};
 
 const UNTIED_HEAD: &str = "lm_head.weight";
@@ -66,27 +69,37 @@ impl Decoder {
     pub fn evaluate(&self, batch: &MicroBatch, temperature: f64) -> TokenStats {
         tch::no_grad(|| {
             let hidden_NH = self.trunk.selected(&batch.input_ids_BS, &batch.positions_N);
-            self.head.evaluate(&hidden_NH, &batch.targets_N, temperature)
+            self.head.evaluate(&hidden_NH, &batch.targets(temperature))
+        })
+    }
+
+    /// What truncated sampling keeps at each completion token of a micro-batch, the token itself always included.
+    #[must_use]
+    pub fn keep(&self, batch: &MicroBatch, temperature: f64, truncation: &Truncation) -> Vec<Arc<Kept>> {
+        tch::no_grad(|| {
+            let hidden_NH = self.trunk.selected(&batch.input_ids_BS, &batch.positions_N);
+            self.head.keep(&hidden_NH, &batch.targets(temperature), truncation)
         })
     }
 
     /// Forward and backward pass of a micro-batch.
     ///
-    /// `gradient_of` is called for consecutive runs of completion tokens with their statistics and returns the
-    /// derivative of the loss with respect to their log-probs, `[n]`. Parameter gradients are added to `gradients`.
+    /// `gradient_of` is called for consecutive runs of completion tokens (with [`Span::Whole`] once, for all) with
+    /// their statistics and returns the derivatives of the loss. Parameter gradients are added to `gradients`.
     pub fn differentiate(
         &self,
         batch: &MicroBatch,
         temperature: f64,
+        span: Span,
         gradients: &mut Gradients,
-        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Tensor,
+        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Slopes,
     ) {
         let tape = self.trunk.record(&batch.input_ids_BS, &batch.positions_N);
         let gradient_NH = tch::no_grad(|| {
             self.head.differentiate(
                 &tape.hidden(),
-                &batch.targets_N,
-                temperature,
+                &batch.targets(temperature),
+                span,
                 gradients.leaf_mut(self.head_index),
                 gradient_of,
             )

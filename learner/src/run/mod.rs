@@ -173,6 +173,7 @@ impl<'a> Run<'a> {
         self.state.cursor = batch.cursor();
         self.state.updates = self.trainer.updates();
         self.state.kl_coef = self.trainer.credit().kl_coef();
+        self.state.entropy = self.trainer.entropy().state();
         let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
@@ -206,7 +207,7 @@ impl<'a> Run<'a> {
         line.count("step", step).count("total_steps", self.state.total_steps);
         line.set("epoch", self.state.cursor as f64 / self.prompts.max(1) as f64);
         line.count("num_tokens", self.state.num_tokens);
-        line.extend(record(batch, stats, self.config.beta));
+        line.extend(record(batch, stats));
         line.extend(ledger::record(batch, self.config, step));
         line.set("perf/rollout_wait_s", durations.waited.as_secs_f64());
         line.set("perf/publish_s", durations.published.as_secs_f64());
@@ -261,6 +262,7 @@ fn resume(
     }
     trainer.restore(saved.updates, &checkpoint::read_optimizer(path)?)?;
     trainer.credit_mut().restore_kl_coef(saved.kl_coef);
+    trainer.entropy_mut().restore(saved.entropy);
     if let Some(critic) = trainer.credit_mut().critic_mut() {
         critic.restore(saved.updates, &checkpoint::read_optimizer(&path.join(CRITIC_DIR))?)?;
     }

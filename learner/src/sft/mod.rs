@@ -15,7 +15,7 @@ pub use data::{Encoder, Example};
 use crate::{
     batch::{MicroBatch, Sequence, split},
     error::LearnerError,
-    model::{Decoder, Gradients},
+    model::{Decoder, Gradients, Span},
     optimizer::{AdamW, AdamWOptions},
     schedule::Schedule,
 };
@@ -145,9 +145,9 @@ pub fn loss_and_gradients(
     let mut sum = Tensor::zeros([], (Kind::Double, device));
     for rows in split(sequences, rows, budget) {
         let micro = MicroBatch::new(sequences, &rows, device);
-        policy.differentiate(&micro, 1.0, gradients, &mut |_, stats| {
+        policy.differentiate(&micro, 1.0, Span::Run, gradients, &mut |_, stats| {
             sum += stats.logprobs_N.sum(Kind::Double);
-            stats.logprobs_N.full_like(-1.0 / total as f64)
+            stats.logprobs_N.full_like(-1.0 / total as f64).into()
         });
     }
     Ok(-f64::try_from(sum.to_device(Device::Cpu))? / total as f64)

@@ -10,7 +10,7 @@ use crate::advantage::Moments;
 /// Everything that batch and passes say about a step. Keys without a value (no terminated completion, no reward) are
 /// null.
 #[must_use]
-pub fn record(batch: &StepBatch<'_>, stats: &StepStats, beta: f64) -> MetricRecord {
+pub fn record(batch: &StepBatch<'_>, stats: &StepStats) -> MetricRecord {
     let mut record = MetricRecord::default();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     record.set("loss", mean(&stats.losses));
@@ -20,13 +20,11 @@ pub fn record(batch: &StepBatch<'_>, stats: &StepStats, beta: f64) -> MetricReco
     rewards(batch, &mut record);
     lengths(batch, &mut record);
     record.set("entropy", stats.entropy.get());
-    if beta != 0.0 {
-        record.set("kl", stats.kl.get());
+    if let Some(coef) = stats.entropy_coef {
+        record.set("policy_loss", mean(&stats.policy_losses)).set("entropy_coef", coef);
     }
-    let clip = &stats.clip;
-    record.set("clip_ratio/low_mean", clip.low_mean()).set("clip_ratio/low_min", clip.low_min);
-    record.set("clip_ratio/high_mean", clip.high_mean()).set("clip_ratio/high_max", clip.high_max);
-    record.set("clip_ratio/region_mean", clip.region_mean());
+    stats.measures.record(&mut record);
+    record.count("early_stopped_batches", stats.early_stopped);
     record.extend(stats.credit.clone());
     mismatch(batch, stats, &mut record);
     record.set("sample/staleness_mean", batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
@@ -80,9 +78,13 @@ fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
 fn mismatch(batch: &StepBatch<'_>, stats: &StepStats, record: &mut MetricRecord) {
     let mut mismatch = Mismatch::default();
     for (row, old) in batch.rows.iter().zip(&stats.old_logprobs) {
-        mismatch.add(old, row.completion.logprobs.iter().map(|token| f64::from(token.sampling_logprob())));
+        mismatch.add(&row.log_ratios(old));
     }
-    record.set("mismatch_kl", mismatch.kl());
-    record.set("sampling/sampling_logp_difference/mean", mismatch.mean());
-    record.set("sampling/sampling_logp_difference/max", mismatch.max);
+    mismatch.record(record);
+    if let Some(weights) = &stats.importance {
+        weights.record(record);
+    }
+    if let Some(tokens) = stats.kept_set_mismatch {
+        record.count("sampling/kept_set_mismatch", tokens);
+    }
 }

@@ -2,31 +2,31 @@
 
 mod batch;
 mod credit;
+mod forward;
 mod metrics;
 mod passes;
 mod stats;
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use shared::{
-    config::{LossType, TrainConfig},
-    rng,
-};
+use shared::{config::TrainConfig, rng};
 use tch::Device;
 
 pub use batch::{Row, StepBatch};
 pub use credit::{Assignment, CreditAssigner};
+pub use forward::{Evaluation, Forward, evaluate};
 pub use metrics::record;
-pub use passes::{Evaluation, evaluate};
-pub use stats::{ClipStats, Mean, Mismatch, StepStats, Times};
+pub use stats::{Mean, Mismatch, StepStats, Times};
 
 use crate::{
-    batch::Sequence,
     error::LearnerError,
+    kept::{Kept, Truncation},
     loss::{
         Objective,
-        reduction::{Normaliser, row_weights},
+        entropy::EntropyController,
+        reduction::{Normaliser, RowWeights, update_weights},
     },
+    mismatch::{Correction, Weights},
     model::{Decoder, Gradients},
     optimizer::{AdamW, AdamWOptions, Update},
     schedule::Schedule,
@@ -41,9 +41,12 @@ const SHUFFLE_KEY: u64 = 0x7368_7566;
 pub struct Trainer {
     config: TrainConfig,
     objective: Objective,
+    entropy: EntropyController,
+    correction: Option<Correction>,
+    truncation: Option<Truncation>,
     schedule: Schedule,
     policy: Decoder,
-    /// The frozen starting policy; only there when the objective has a KL term.
+    /// The starting policy, frozen but for `sync_ref_model`; only there when there is a KL penalty.
     reference: Option<Decoder>,
     optimizer: AdamW,
     gradients: Gradients,
@@ -60,7 +63,6 @@ impl Trainer {
     /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
         check(config)?;
-        let objective = Objective::from_config(config);
         if config.beta != 0.0 && reference.is_none() {
             return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
         }
@@ -68,7 +70,10 @@ impl Trainer {
             LearnerError::Config("`max_steps` is missing; `tandem train` fills it in from the dataset".into())
         })?;
         Ok(Self {
-            objective,
+            objective: Objective::from_config(config),
+            entropy: EntropyController::from_config(config),
+            correction: Correction::from_config(config),
+            truncation: Truncation::of(&config.sampling()),
             schedule: Schedule::from_config(config, total_steps * config.updates_per_step()),
             optimizer: AdamW::new(policy.parameters(), AdamWOptions::from_config(config)),
             gradients: policy.parameters().gradients(),
@@ -110,6 +115,12 @@ impl Trainer {
         &mut self.credit
     }
 
+    /// The gradients of the last update, multiplied by its clipping.
+    #[must_use]
+    pub fn gradients(&self) -> &Gradients {
+        &self.gradients
+    }
+
     /// Optimiser updates so far, skipped ones included.
     #[must_use]
     pub fn updates(&self) -> u64 {
@@ -125,38 +136,54 @@ impl Trainer {
         self.optimizer.restore(self.policy.parameters(), state)
     }
 
+    /// The coefficient of the entropy bonus.
+    #[must_use]
+    pub fn entropy(&self) -> &EntropyController {
+        &self.entropy
+    }
+
+    /// The coefficient of the entropy bonus, to be restored.
+    pub fn entropy_mut(&mut self) -> &mut EntropyController {
+        &mut self.entropy
+    }
+
     /// Trains on one generation batch. `step` is the number of steps done before it.
     ///
     /// # Errors
     /// When libtorch refuses an operation.
     pub fn step(&mut self, batch: &StepBatch<'_>, step: u64) -> Result<StepStats, LearnerError> {
-        let sequences: Vec<Sequence<'_>> = batch.rows.iter().map(Row::sequence).collect();
         let updates = self.plan(batch, step);
         let weights = self.weights(batch, &updates);
         let mut stats = StepStats { old_logprobs: vec![Vec::new(); batch.rows.len()], ..StepStats::default() };
-        let ref_logprobs = self.ref_logprobs(batch, &sequences, &mut stats)?;
+        let forward = self.forward(batch, &mut stats);
+        let ref_logprobs = self.ref_logprobs(batch, &forward, &mut stats)?;
         let trains_policy = self.credit.trains_policy(step);
         // The first update's own pass gives the log-probs of its rows, unless they are needed before or it never comes.
-        let early = if self.credit.needs_logprobs() || !trains_policy {
+        let normalised = self.correction.is_some_and(|correction| correction.batch_normalize);
+        let early = if self.credit.needs_logprobs() || normalised || !trains_policy {
             &updates[..]
         } else {
             updates.get(1..).unwrap_or_default()
         };
-        self.old_logprobs(batch, &sequences, early, &mut stats)?;
-        let mut assignment = self.credit.assign(batch, &sequences, &stats.old_logprobs, &ref_logprobs)?;
-        stats.advantages.clone_from(&assignment.advantages);
-        let objective = self.objective;
+        self.old_logprobs(batch, &forward, early, &mut stats)?;
+        let mut assignment = self.credit.assign(batch, &forward.sequences, &stats.old_logprobs, &ref_logprobs)?;
+        let importance = self.batch_importance(batch, &stats);
+        let sampling_logprobs = (!self.config.decoupled_objective).then(|| sampling_logprobs(batch));
+        let correction = self.correction;
         for iteration in 0..self.config.num_iterations {
             for (number, rows) in updates.iter().enumerate() {
+                let objective = Objective { entropy_coef: self.entropy.applied(), ..self.objective };
                 let pass = Pass {
                     objective: &objective,
                     batch,
-                    sequences: &sequences,
+                    forward: &forward,
+                    logical_rows: self.config.per_device_train_batch_size as usize,
                     weights: &weights,
+                    advantages: &assignment.advantages,
                     ref_logprobs: &ref_logprobs,
-                    temperature: f64::from(self.config.temperature),
-                    budget: self.config.micro_batch_tokens as usize,
-                    device: self.device,
+                    sampling_logprobs: sampling_logprobs.as_deref(),
+                    correction: correction.as_ref(),
+                    importance: importance.as_ref(),
                     first: iteration == 0,
                     // Nothing was updated yet: the current policy is the old one, and its log-probs are read off.
                     on_policy: iteration == 0 && number == 0,
@@ -168,10 +195,13 @@ impl Trainer {
                     stats.learning_rate = self.schedule.rate(self.updates);
                     self.updates += 1;
                 }
-                self.credit.update(&mut assignment, &sequences, rows)?;
+                self.credit.update(&mut assignment, &forward.sequences, rows)?;
             }
         }
         stats.credit = assignment.record();
+        stats.advantages = assignment.advantages;
+        stats.importance = importance.or_else(|| self.importance(batch, &stats));
+        self.sync_reference(step + 1);
         Ok(stats)
     }
 
@@ -185,30 +215,50 @@ impl Trainer {
     }
 
     /// Weight of each row's tokens in the loss of its update.
-    fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> Vec<f64> {
-        let mut weights = vec![0.0; batch.rows.len()];
+    fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> RowWeights {
+        let rows = batch.rows.len();
+        let mut weights = RowWeights { losses: vec![0.0; rows], entropies: vec![0.0; rows] };
+        let logical_rows = self.config.per_device_train_batch_size as usize;
         for rows in updates {
-            let logical: Vec<&[usize]> = rows.chunks(self.config.per_device_train_batch_size as usize).collect();
             let normaliser = Normaliser {
-                accumulation: logical.len() as f64,
+                accumulation: rows.len().div_ceil(logical_rows) as f64,
                 share: 1.0 / updates.len() as f64,
                 generation_tokens: batch.completion_tokens() as f64,
                 max_completion_length: f64::from(self.config.max_completion_length),
             };
-            for rows in logical {
-                let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
-                for (&row, weight) in rows.iter().zip(row_weights(self.config.loss_type, &lengths, &normaliser)) {
-                    weights[row] = weight;
-                }
+            let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
+            let found = update_weights(&self.config, &lengths, logical_rows, &normaliser);
+            for (i, &row) in rows.iter().enumerate() {
+                (weights.losses[row], weights.entropies[row]) = (found.losses[i], found.entropies[i]);
             }
         }
         weights
     }
 
+    /// The sequences of a step; with truncated sampling, their kept sets under the policy as it is now.
+    fn forward<'b>(&self, batch: &StepBatch<'b>, stats: &mut StepStats) -> Forward<'b> {
+        let mut forward = Forward {
+            sequences: batch.rows.iter().map(Row::sequence).collect(),
+            kept: None,
+            temperature: f64::from(self.config.temperature),
+            budget: self.config.micro_batch_tokens as usize,
+            device: self.device,
+        };
+        if let Some(truncation) = &self.truncation {
+            let start = Instant::now();
+            let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
+            forward.fix_kept_sets(&self.policy, &rows, truncation);
+            let differs = |(row, sets): (&Row<'_>, &Vec<_>)| kept_set_mismatch(row, sets);
+            stats.kept_set_mismatch = forward.kept.as_ref().map(|kept| batch.rows.iter().zip(kept).map(differs).sum());
+            stats.times.old_logprobs += start.elapsed();
+        }
+        forward
+    }
+
     fn ref_logprobs(
         &self,
         batch: &StepBatch<'_>,
-        sequences: &[Sequence<'_>],
+        forward: &Forward<'_>,
         stats: &mut StepStats,
     ) -> Result<Vec<Vec<f64>>, LearnerError> {
         let Some(reference) = &self.reference else {
@@ -219,7 +269,7 @@ impl Trainer {
         let all = self.credit.needs_logprobs();
         let wanted = |row: &Row<'_>| row.trained || all && row.valid;
         let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| wanted(&batch.rows[r])).collect();
-        let found = self.evaluate(reference, sequences, &rows)?;
+        let found = forward.evaluate(reference, &rows)?;
         stats.times.ref_logprobs = start.elapsed();
         Ok(found.into_iter().map(|e| e.logprobs).collect())
     }
@@ -228,34 +278,54 @@ impl Trainer {
     fn old_logprobs(
         &self,
         batch: &StepBatch<'_>,
-        sequences: &[Sequence<'_>],
+        forward: &Forward<'_>,
         updates: &[Vec<usize>],
         stats: &mut StepStats,
     ) -> Result<(), LearnerError> {
         let start = Instant::now();
         let valid: Vec<usize> = updates.iter().flatten().copied().filter(|&r| batch.rows[r].valid).collect();
-        for (row, found) in self.evaluate(&self.policy, sequences, &valid)?.into_iter().enumerate() {
+        for (row, found) in forward.evaluate(&self.policy, &valid)?.into_iter().enumerate() {
             if !found.logprobs.is_empty() {
                 stats.old_logprobs[row] = found.logprobs;
             }
         }
-        stats.times.old_logprobs = start.elapsed();
+        stats.times.old_logprobs += start.elapsed();
         Ok(())
     }
 
-    fn evaluate(
-        &self,
-        model: &Decoder,
-        sequences: &[Sequence<'_>],
-        rows: &[usize],
-    ) -> Result<Vec<Evaluation>, LearnerError> {
-        let temperature = f64::from(self.config.temperature);
-        evaluate(model, sequences, rows, temperature, self.config.micro_batch_tokens as usize, self.device)
+    /// The correction's weights, where they depend on all old log-probs.
+    fn batch_importance(&self, batch: &StepBatch<'_>, stats: &StepStats) -> Option<Weights> {
+        self.correction.filter(|correction| correction.batch_normalize).and(self.importance(batch, stats))
+    }
+
+    /// The correction's weights of the rows with old log-probs; none for other rows.
+    fn importance(&self, batch: &StepBatch<'_>, stats: &StepStats) -> Option<Weights> {
+        let correction = self.correction?;
+        let known: Vec<usize> = (0..batch.rows.len()).filter(|&r| !stats.old_logprobs[r].is_empty()).collect();
+        let log_ratios: Vec<Vec<f64>> =
+            known.iter().map(|&r| batch.rows[r].log_ratios(&stats.old_logprobs[r])).collect();
+        let weights = correction.weights(&log_ratios);
+        let mut rows = vec![Vec::new(); batch.rows.len()];
+        for (row, weights) in known.into_iter().zip(weights.rows) {
+            rows[row] = weights;
+        }
+        Some(Weights { rows, ..weights })
+    }
+
+    /// Moves the reference policy towards the policy, every `ref_model_sync_steps` steps (TRL `sync_ref_model`).
+    fn sync_reference(&self, steps: u64) {
+        let due = self.config.sync_ref_model && steps.is_multiple_of(self.config.ref_model_sync_steps);
+        let Some(reference) = self.reference.as_ref().filter(|_| due) else { return };
+        tch::no_grad(|| {
+            let mut flat = reference.parameters().flat().shallow_clone();
+            let _ = flat.lerp_(self.policy.parameters().flat(), self.config.ref_model_mixup_alpha);
+        });
     }
 
     fn update(&mut self, pass: &Pass<'_>, rows: &[usize], stats: &mut StepStats) -> Result<(), LearnerError> {
         let start = Instant::now();
         self.gradients.zero();
+        stats.begin_update();
         let loss = pass.run(&self.policy, &mut self.gradients, rows, stats)?;
         stats.times.forward_backward += start.elapsed();
 
@@ -263,6 +333,10 @@ impl Trainer {
         stats.learning_rate = self.schedule.rate(self.updates);
         self.updates += 1;
         stats.losses.push(loss);
+        if self.entropy.enabled() {
+            self.entropy.observe(stats.active_entropy.0 / stats.active_entropy.1);
+            stats.entropy_coef = Some(self.entropy.coef);
+        }
         let update = if loss.is_finite() {
             self.optimizer.update(self.policy.parameters(), &self.gradients, stats.learning_rate)
         } else {
@@ -278,16 +352,19 @@ impl Trainer {
     }
 }
 
+/// Log-probs under the laws that the tokens were drawn from: `[row][token]`.
+fn sampling_logprobs(batch: &StepBatch<'_>) -> Vec<Vec<f64>> {
+    batch.rows.iter().map(|row| row.sampling_logprobs().collect()).collect()
+}
+
+/// Tokens of a row of which sampler and learner keep sets of different sizes.
+fn kept_set_mismatch(row: &Row<'_>, sets: &[Arc<Kept>]) -> u64 {
+    let pairs = sets.iter().zip(&row.completion.logprobs);
+    pairs.filter(|(set, token)| set.count() != token.kept_count).count() as u64
+}
+
 /// What the learner cannot do is refused, rather than trained on a wrong ratio.
 fn check(config: &TrainConfig) -> Result<(), LearnerError> {
-    if !matches!(config.loss_type, LossType::Grpo | LossType::Bnpo | LossType::DrGrpo | LossType::Dapo) {
-        return Err(LearnerError::Config(format!("`loss_type` {:?} is not implemented yet", config.loss_type)));
-    }
-    if config.sampling().truncated() {
-        return Err(LearnerError::Config(
-            "the learner cannot train on truncated sampling: leave `top_k` 0, `top_p` 1 and `min_p` unset".into(),
-        ));
-    }
     if config.repetition_penalty != 1.0 {
         return Err(LearnerError::Config(
             "the learner cannot train on penalised sampling: leave `repetition_penalty` 1".into(),

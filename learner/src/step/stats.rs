@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use shared::metrics::MetricRecord;
 
-use crate::kl::k3_value;
+use crate::{
+    kl::k3_value,
+    loss::{LossGradient, Measures},
+    mismatch::Weights,
+};
 
 /// Figures of a training step.
 #[derive(Debug, Clone, Default)]
@@ -26,12 +30,37 @@ pub struct StepStats {
     pub credit: MetricRecord,
     /// Entropies along the first pass over each completion.
     pub entropy: Mean,
-    /// KL estimates of all passes.
-    pub kl: Mean,
-    /// Clipping in all passes.
-    pub clip: ClipStats,
+    /// What the losses of all passes count: ratio, clipping, KL and more.
+    pub measures: Measures,
+    /// Policy loss of each update, without the entropy bonus.
+    pub policy_losses: Vec<f64>,
+    /// Logical batches that `early_stop_imp_ratio` left out.
+    pub early_stopped: u64,
+    /// Coefficient of the entropy bonus after the last update; absent without a bonus.
+    pub entropy_coef: Option<f64>,
+    /// Weights of the correction for the mismatch, of the rows with old log-probs.
+    pub importance: Option<Weights>,
+    /// Tokens whose kept set has another size than the sampler's; absent without truncation.
+    pub kept_set_mismatch: Option<u64>,
+    /// Entropies of the update under way that the bonus is about: their sum and their number.
+    pub(super) active_entropy: (f64, f64),
     /// Where the time went.
     pub times: Times,
+}
+
+impl StepStats {
+    /// Begins an optimiser update.
+    pub(super) fn begin_update(&mut self) {
+        self.policy_losses.push(0.0);
+        self.active_entropy = (0.0, 0.0);
+    }
+
+    /// Adds a part of the loss of the update under way.
+    pub(super) fn add_loss(&mut self, found: &LossGradient) {
+        *self.policy_losses.last_mut().expect("an update has begun") += found.policy_value;
+        self.active_entropy.0 += found.active_entropy.0;
+        self.active_entropy.1 += found.active_entropy.1;
+    }
 }
 
 /// Seconds by phase.
@@ -68,56 +97,6 @@ impl Mean {
     }
 }
 
-/// Shares of clipped tokens, as TRL's `clip_ratio/*`.
-#[derive(Debug, Clone, Copy)]
-pub struct ClipStats {
-    low: usize,
-    high: usize,
-    tokens: usize,
-    /// Smallest share of low-clipped tokens of a completion.
-    pub low_min: f64,
-    /// Largest share of high-clipped tokens of a completion.
-    pub high_max: f64,
-}
-
-impl Default for ClipStats {
-    fn default() -> Self {
-        Self { low: 0, high: 0, tokens: 0, low_min: f64::INFINITY, high_max: f64::NEG_INFINITY }
-    }
-}
-
-impl ClipStats {
-    /// Adds one pass over one completion, of which `low` and `high` tokens were clipped.
-    pub fn add(&mut self, low: usize, high: usize, tokens: usize) {
-        if tokens == 0 {
-            return;
-        }
-        self.low += low;
-        self.high += high;
-        self.tokens += tokens;
-        self.low_min = self.low_min.min(low as f64 / tokens as f64);
-        self.high_max = self.high_max.max(high as f64 / tokens as f64);
-    }
-
-    /// Share of tokens clipped below.
-    #[must_use]
-    pub fn low_mean(&self) -> f64 {
-        self.low as f64 / self.tokens as f64
-    }
-
-    /// Share of tokens clipped above.
-    #[must_use]
-    pub fn high_mean(&self) -> f64 {
-        self.high as f64 / self.tokens as f64
-    }
-
-    /// Share of tokens clipped at all.
-    #[must_use]
-    pub fn region_mean(&self) -> f64 {
-        (self.low + self.high) as f64 / self.tokens as f64
-    }
-}
-
 /// How far the learner's log-probs are from the sampler's.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mismatch {
@@ -128,10 +107,10 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// Adds a completion: log-probs of the same distribution on both sides.
-    pub fn add(&mut self, old_logprobs: &[f64], sampling_logprobs: impl Iterator<Item = f64>) {
-        for (old, sampled) in old_logprobs.iter().zip(sampling_logprobs) {
-            let difference = old - sampled;
+    /// Adds a completion: `old_logprobs − sampling_logprobs` of each token, both of the same distribution. NaN, where
+    /// the sampler gave none, is left out.
+    pub fn add(&mut self, log_ratios: &[f64]) {
+        for &difference in log_ratios.iter().filter(|d| !d.is_nan()) {
             self.kl.extend(&[k3_value(difference)]);
             self.difference.extend(&[difference.abs()]);
             self.max = self.max.max(difference.abs());
@@ -148,5 +127,12 @@ impl Mismatch {
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.difference.get()
+    }
+
+    /// The mismatch as metrics.
+    pub fn record(&self, record: &mut MetricRecord) {
+        record.set("mismatch_kl", self.kl());
+        record.set("sampling/sampling_logp_difference/mean", self.mean());
+        record.set("sampling/sampling_logp_difference/max", self.max);
     }
 }

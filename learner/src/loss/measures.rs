@@ -1,0 +1,126 @@
+//! What the losses count, from tokens to metrics.
+
+use std::collections::BTreeMap;
+
+use shared::metrics::MetricRecord;
+
+/// A figure that a loss has for every token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Measure {
+    /// The importance ratio. TRL `ratio`.
+    Ratio,
+    /// The KL estimate, bias correction included.
+    Kl,
+    /// Ratio below its bound with a negative advantage.
+    ClipLow,
+    /// Ratio above its bound with a positive advantage.
+    ClipHigh,
+    /// TRL's cispo: ratio above its cap with a positive advantage.
+    CispoClip,
+    /// VESPO's weight of the sequence.
+    Phi,
+    /// verl: clipped.
+    PgClip,
+    /// verl: clipped by the second bound (dual clip), or on the side of negative advantages (geo_mean).
+    PgClipLower,
+    /// verl: `old_logprobs − logprobs`.
+    PpoKl,
+    /// Left out by `off_policy_mask_threshold`.
+    OffPolicy,
+    /// Left out by `top_entropy_quantile`.
+    LowEntropy,
+}
+
+impl Measure {
+    /// The name of its mean among the metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ratio => "ratio",
+            Self::Kl => "kl",
+            Self::ClipLow => "clip_ratio/low_mean",
+            Self::ClipHigh => "clip_ratio/high_mean",
+            Self::CispoClip => "cispo_clip_ratio",
+            Self::Phi => "vespo/phi_seq_mean",
+            Self::PgClip => "actor/pg_clipfrac",
+            Self::PgClipLower => "actor/pg_clipfrac_lower",
+            Self::PpoKl => "actor/ppo_kl",
+            Self::OffPolicy => "off_policy_masked_frac",
+            Self::LowEntropy => "low_entropy_masked_frac",
+        }
+    }
+
+    /// Its value for a row without tokens, where rows are what is counted.
+    fn of_nothing(self) -> f64 {
+        if self == Self::Phi { 1.0 } else { 0.0 }
+    }
+}
+
+/// Mean, and smallest and largest mean of a completion.
+#[derive(Debug, Clone, Copy)]
+struct Summary {
+    sum: f64,
+    count: f64,
+    smallest: f64,
+    largest: f64,
+}
+
+impl Default for Summary {
+    fn default() -> Self {
+        Self { sum: 0.0, count: 0.0, smallest: f64::INFINITY, largest: f64::NEG_INFINITY }
+    }
+}
+
+impl Summary {
+    fn add(&mut self, sum: f64, count: f64, row_mean: f64) {
+        self.sum += sum;
+        self.count += count;
+        self.smallest = self.smallest.min(row_mean);
+        self.largest = self.largest.max(row_mean);
+    }
+}
+
+/// The measures of a step, over all passes.
+#[derive(Debug, Clone, Default)]
+pub struct Measures(BTreeMap<Measure, Summary>);
+
+impl Measures {
+    /// Adds one pass over one completion: a value per token, which counts once per token or, `per_sequence`, once.
+    pub fn add(&mut self, measure: Measure, values: &[f64], per_sequence: bool) {
+        let summary = self.0.entry(measure).or_default();
+        let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);
+        match (per_sequence, values.is_empty()) {
+            (false, true) => {}
+            (false, false) => summary.add(sum, count, sum / count),
+            (true, true) => summary.add(measure.of_nothing(), 1.0, measure.of_nothing()),
+            (true, false) => summary.add(sum / count, 1.0, sum / count),
+        }
+    }
+
+    /// Mean of a measure; 0 when nothing was counted, absent when the method has no such measure.
+    #[must_use]
+    pub fn mean(&self, measure: Measure) -> Option<f64> {
+        self.0.get(&measure).map(|summary| summary.sum / summary.count.max(1.0))
+    }
+
+    /// Share of tokens that the surrogate clips on either side.
+    #[must_use]
+    pub fn clipped(&self) -> Option<f64> {
+        Some(self.mean(Measure::ClipLow)? + self.mean(Measure::ClipHigh)?)
+    }
+
+    /// Every measure as metrics.
+    pub fn record(&self, record: &mut MetricRecord) {
+        for (&measure, summary) in &self.0 {
+            record.set(measure.name(), summary.sum / summary.count.max(1.0));
+            match measure {
+                Measure::ClipLow => record.set("clip_ratio/low_min", summary.smallest),
+                Measure::ClipHigh => record.set("clip_ratio/high_max", summary.largest),
+                _ => record,
+            };
+        }
+        if let Some(clipped) = self.clipped() {
+            record.set("clip_ratio/region_mean", clipped);
+        }
+    }
+}

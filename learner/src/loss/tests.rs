@@ -1,0 +1,135 @@
+//! Worked examples of the objective.
+
+use shared::config::{LossType, TrainConfig};
+use tch::{Device, Tensor};
+
+use super::{LossGradient, Objective, Rows, Tokens};
+
+/// One row of tokens, of which every token weighs the same.
+fn tokens(old: Option<&[f64]>, reference: Option<&[f64]>, advantages: &[f64]) -> Tokens {
+    let n = advantages.len();
+    let mean = vec![1.0 / n as f64; n];
+    Tokens {
+        rows: Rows::new(&[n], Device::Cpu),
+        old_logprobs_N: old.map(Tensor::from_slice),
+        ref_logprobs_N: reference.map(Tensor::from_slice),
+        advantages_N: Tensor::from_slice(advantages),
+        importance: None,
+        weights_N: Tensor::from_slice(&mean),
+        entropy_weights_N: Tensor::from_slice(&mean),
+    }
+}
+
+fn run(config: &TrainConfig, logprobs: &[f64], tokens: &Tokens) -> (LossGradient, Vec<f64>) {
+    let logprobs_N = Tensor::from_slice(logprobs);
+    let found = Objective::from_config(config).differentiate(&logprobs_N, &logprobs_N.zeros_like(), tokens).unwrap();
+    let slopes = Vec::try_from(&found.slopes.logprobs_N).unwrap();
+    (found, slopes)
+}
+
+/// Loss of one token with the given ratio, and its derivative with respect to the log-prob.
+fn of_ratio(config: &TrainConfig, ratio: f64, advantage: f64) -> (f64, f64) {
+    let (found, slopes) = run(config, &[-1.0], &tokens(Some(&[-1.0 - ratio.ln()]), None, &[advantage]));
+    (found.value, slopes[0])
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-12
+}
+
+/// On policy the ratio is 1, yet its gradient is that of the log-prob: value −mean A + βKL, gradient −A∇log π
+/// (DeepSeekMath's form with the ratio to a policy without gradient).
+#[test]
+fn on_policy_the_value_is_minus_the_advantage_and_the_gradient_that_of_the_logprob() {
+    let advantages = [1.0, -1.0, 0.5, 2.0];
+    let (found, slopes) = run(&TrainConfig::default(), &[-0.3, -2.0, -7.5, -0.01], &tokens(None, None, &advantages));
+    assert!(close(found.value, -2.5 / 4.0));
+    assert!(slopes.iter().zip(advantages).all(|(slope, advantage)| close(*slope, -advantage / 4.0)));
+
+    let config = TrainConfig { beta: 0.1, use_bias_correction_kl: false, ..TrainConfig::default() };
+    let (found, slopes) = run(&config, &[-1.0], &tokens(None, Some(&[-1.5]), &[2.0]));
+    let kl = (-0.5f64).exp() + 0.5 - 1.0;
+    assert!(close(found.value, -2.0 + 0.1 * kl));
+    assert!(close(slopes[0], -2.0 + 0.1 * (1.0 - (-0.5f64).exp())));
+}
+
+/// Reading the old log-probs off the first pass, instead of computing them, must not change a bit.
+#[test]
+fn on_policy_without_old_logprobs_is_the_same_as_with_them() {
+    let logprobs = [-0.3, -2.0, -7.5, -0.01];
+    let config = TrainConfig { beta: 0.1, ..TrainConfig::default() };
+    let of = |old| {
+        let tokens = tokens(old, Some(&[-0.5, -1.0, -7.0, -0.02]), &[1.0, -1.0, 0.5, 0.0]);
+        let (found, slopes) = run(&config, &logprobs, &tokens);
+        (found.value, slopes)
+    };
+    assert_eq!(of(None), of(Some(&logprobs)));
+}
+
+/// Only the side on which the advantage pushes is clipped, and clip-higher moves that bound alone.
+#[test]
+fn clipping_is_one_sided() {
+    let symmetric = TrainConfig::default();
+    let higher = TrainConfig { epsilon_high: Some(0.28), ..symmetric.clone() };
+    let check = |config: &TrainConfig, ratio: f64, advantage: f64, value: f64, moves: bool| {
+        let (found, slope) = of_ratio(config, ratio, advantage);
+        assert!(close(found, value), "{ratio} {advantage}: {found}");
+        assert!(close(slope, if moves { -advantage * ratio } else { 0.0 }), "{ratio} {advantage}: {slope}");
+    };
+    check(&symmetric, 1.25, 1.0, -1.2, false);
+    check(&higher, 1.25, 1.0, -1.25, true);
+    for config in [&symmetric, &higher] {
+        check(config, 1.25, -1.0, 1.25, true);
+        check(config, 0.5, -1.0, 0.8, false);
+        check(config, 0.5, 1.0, -0.5, true);
+    }
+}
+
+/// δ caps the side that the clip leaves open; dual clip bounds the loss there.
+#[test]
+fn large_ratios_with_a_negative_advantage_are_bounded() {
+    let capped = TrainConfig { delta: Some(2.0), ..TrainConfig::default() };
+    assert_eq!(of_ratio(&TrainConfig::default(), 6.0, -1.0).0.round(), 6.0);
+    let (value, slope) = of_ratio(&capped, 6.0, -1.0);
+    assert!(close(value, 2.0) && slope == 0.0);
+    let dual = TrainConfig { loss_type: LossType::Vanilla, clip_ratio_c: 3.0, ..TrainConfig::default() };
+    let (value, slope) = of_ratio(&dual, 6.0, -1.0);
+    assert!(close(value, 3.0) && slope == 0.0);
+    assert!(close(of_ratio(&dual, 2.0, -1.0).0, 2.0));
+}
+
+/// A mean ratio of 6 is above 5: no loss, no gradient.
+#[test]
+fn early_stopping_leaves_everything_out() {
+    let config = TrainConfig { early_stop_imp_ratio: Some(5.0), entropy_coef: 0.1, ..TrainConfig::default() };
+    let of = |ratio: f64| {
+        run(&config, &[-1.0, -2.0], &tokens(Some(&[-1.0 - ratio.ln(), -2.0 - ratio.ln()]), None, &[-1.0; 2]))
+    };
+    let (found, slopes) = of(6.0);
+    assert!(found.stopped && found.value == 0.0 && found.slopes.entropies_N.is_none());
+    assert_eq!(slopes, [0.0, 0.0]);
+    let (found, slopes) = of(4.0);
+    assert!(!found.stopped && found.value > 0.0 && slopes[0] != 0.0);
+}
+
+/// The gradients of autograd are those of the loss: central differences, for every method that is differentiable
+/// where it is not clipped.
+#[test]
+fn gradients_are_finite_differences() {
+    use LossType::{Dapo, GeoMean, Sapo};
+    let (old, logprobs, step) = ([-1.2, -0.4, -2.0], [-1.1, -0.5, -2.1], 1e-6);
+    for loss_type in [Dapo, Sapo, GeoMean] {
+        let config = TrainConfig { loss_type, beta: 0.2, ..TrainConfig::default() };
+        let tokens = tokens(Some(&old), Some(&[-1.0, -0.6, -1.8]), &[1.0, 1.0, 1.0]);
+        let (_, slopes) = run(&config, &logprobs, &tokens);
+        for i in 0..3 {
+            let at = |offset: f64| {
+                let mut moved = logprobs;
+                moved[i] += offset;
+                run(&config, &moved, &tokens).0.value
+            };
+            let difference = (at(step) - at(-step)) / (2.0 * step);
+            assert!((difference - slopes[i]).abs() < 1e-8, "{loss_type:?}: {} is not {difference}", slopes[i]);
+        }
+    }
+}

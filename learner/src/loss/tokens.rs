@@ -1,0 +1,61 @@
+//! What an objective needs to know about tokens.
+
+use std::ops::Range;
+
+use tch::{Device, Tensor};
+
+use super::rows::Rows;
+
+/// Correction for the mismatch between sampler and learner.
+#[derive(Debug)]
+pub struct Importance {
+    /// Weight of each token, `[N]`.
+    pub weights_N: Tensor,
+    /// Whether a row's tokens share one weight, which then is that of the whole row.
+    pub per_sequence: bool,
+}
+
+/// A run of tokens; all `[N]` float64.
+#[derive(Debug)]
+pub struct Tokens {
+    /// Rows that they belong to.
+    pub rows: Rows,
+    /// Log-probs under the policy that the ratio is taken against; absent = the current policy is that one.
+    pub old_logprobs_N: Option<Tensor>,
+    /// Log-probs under the reference policy.
+    pub ref_logprobs_N: Option<Tensor>,
+    /// Advantages.
+    pub advantages_N: Tensor,
+    /// Multiplies the policy term (VESPO and GMPO have it inside).
+    pub importance: Option<Importance>,
+    /// Weights of the reduction.
+    pub weights_N: Tensor,
+    /// Weights of the entropies in the bonus when no token is masked.
+    pub entropy_weights_N: Tensor,
+}
+
+impl Tokens {
+    /// The run with the given numbers.
+    #[must_use]
+    pub fn slice(&self, run: &Range<i64>) -> Self {
+        let part = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);
+        Self {
+            rows: self.rows.slice(run),
+            old_logprobs_N: self.old_logprobs_N.as_ref().map(part),
+            ref_logprobs_N: self.ref_logprobs_N.as_ref().map(part),
+            advantages_N: part(&self.advantages_N),
+            importance: self
+                .importance
+                .as_ref()
+                .map(|i| Importance { weights_N: part(&i.weights_N), per_sequence: i.per_sequence }),
+            weights_N: part(&self.weights_N),
+            entropy_weights_N: part(&self.entropy_weights_N),
+        }
+    }
+
+    /// A tensor of host values on a device.
+    #[must_use]
+    pub fn column(values: &[f64], device: Device) -> Tensor {
+        Tensor::from_slice(values).to_device(device)
+    }
+}

@@ -1,0 +1,169 @@
+//! The mismatch between sampler and learner, and its correction.
+//!
+//! Two runtimes (and with staleness two versions) give one token different probabilities. What the sampler drew is
+//! therefore weighed by the ratio of the learner's probability to the sampler's, within bounds (truncated or masked
+//! importance sampling; TRL `vllm_importance_sampling_*`, verl `rollout_is`).
+
+use shared::{
+    config::{ImportanceSamplingMode, TrainConfig},
+    metrics::MetricRecord,
+};
+
+/// verl's bound on the log of a ratio.
+pub const VERL_BOUND: f64 = 20.0;
+
+/// verl's guard against division by 0.
+const VERL_EPSILON: f64 = 1e-8;
+
+/// How ratios become weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Correction {
+    /// What a ratio is taken over, and what happens outside the bounds.
+    pub mode: ImportanceSamplingMode,
+    /// Upper bound; infinite = none.
+    pub clip_max: f64,
+    /// Lower bound.
+    pub clip_min: Option<f64>,
+    /// Bound of the log of a ratio on both sides.
+    pub log_ratio_bound: Option<f64>,
+    /// Divide by the mean over the batch.
+    pub batch_normalize: bool,
+}
+
+impl Correction {
+    /// The correction that a configuration asks for. None without a decoupled objective, whose ratio already is that
+    /// to the sampler.
+    #[must_use]
+    pub fn from_config(config: &TrainConfig) -> Option<Self> {
+        let batch_normalize = config.importance_sampling_batch_normalize;
+        (config.importance_sampling_correction && config.decoupled_objective).then(|| Self {
+            mode: config.importance_sampling_mode,
+            clip_max: config.importance_sampling_clip_max,
+            clip_min: config.importance_sampling_clip_min,
+            log_ratio_bound: batch_normalize.then_some(VERL_BOUND),
+            batch_normalize,
+        })
+    }
+
+    /// Whether a sequence has one weight.
+    #[must_use]
+    pub fn per_sequence(&self) -> bool {
+        matches!(self.mode, ImportanceSamplingMode::SequenceTruncate | ImportanceSamplingMode::SequenceMask)
+    }
+
+    /// Weights of the rows whose log-ratios (old − sampling log-prob) are given. With `batch_normalize` they must be
+    /// all rows of the batch.
+    #[must_use]
+    pub fn weights(&self, log_ratios: &[Vec<f64>]) -> Weights {
+        let per_sequence = self.per_sequence();
+        let of_row = |row: &Vec<f64>| -> Vec<f64> {
+            let known = row.iter().map(|&d| if d.is_nan() { 0.0 } else { d });
+            if per_sequence { vec![self.weight(known.sum())] } else { known.map(|d| self.weight(d)).collect() }
+        };
+        let mut weights = Weights { per_sequence, rows: log_ratios.iter().map(of_row).collect() };
+        if self.batch_normalize {
+            let mean = weights.mean(log_ratios);
+            weights.rows.iter_mut().flatten().for_each(|weight| *weight /= mean);
+        }
+        weights
+    }
+
+    fn weight(&self, log_ratio: f64) -> f64 {
+        let bound = self.log_ratio_bound.unwrap_or(f64::INFINITY);
+        let ratio = log_ratio.clamp(-bound, bound).exp();
+        let least = self.clip_min.unwrap_or(f64::NEG_INFINITY);
+        match self.mode {
+            ImportanceSamplingMode::TokenTruncate | ImportanceSamplingMode::SequenceTruncate => {
+                ratio.max(least).min(self.clip_max)
+            }
+            ImportanceSamplingMode::TokenMask | ImportanceSamplingMode::SequenceMask => {
+                if ratio < least || ratio > self.clip_max { 0.0 } else { ratio }
+            }
+        }
+    }
+}
+
+/// Importance weights of rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weights {
+    /// Whether each row has exactly one.
+    pub per_sequence: bool,
+    /// One per token, or one per row.
+    pub rows: Vec<Vec<f64>>,
+}
+
+impl Weights {
+    /// The weight of each of a row's `tokens` tokens.
+    #[must_use]
+    pub fn of_row(&self, row: usize, tokens: usize) -> Vec<f64> {
+        if self.per_sequence { vec![self.rows[row][0]; tokens] } else { self.rows[row].clone() }
+    }
+
+    /// Mean over tokens, or over rows; verl's definition.
+    fn mean(&self, rows: &[Vec<f64>]) -> f64 {
+        if !self.per_sequence {
+            let tokens = rows.iter().map(Vec::len).sum::<usize>() as f64;
+            return self.rows.iter().flatten().sum::<f64>() / (tokens + VERL_EPSILON);
+        }
+        let of_row = |(weights, row): (&Vec<f64>, &Vec<f64>)| {
+            let tokens = row.len() as f64;
+            weights[0] * tokens / (tokens + VERL_EPSILON)
+        };
+        self.rows.iter().zip(rows).map(of_row).sum::<f64>() / rows.len() as f64
+    }
+
+    /// What the metrics say about the weights.
+    pub fn record(&self, record: &mut MetricRecord) {
+        let all: Vec<f64> = self.rows.iter().flatten().copied().collect();
+        let count = all.len() as f64;
+        let sum: f64 = all.iter().sum();
+        let squares: f64 = all.iter().map(|w| w * w).sum();
+        let key = |name: &str| format!("sampling/importance_sampling_ratio/{name}");
+        record.set(key("min"), all.iter().copied().fold(f64::INFINITY, f64::min));
+        record.set(key("mean"), sum / count);
+        record.set(key("max"), all.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        // 1 / mean((w / mean w)²): the share of the batch that as many unweighted samples would be worth.
+        record.set("rollout_corr/rollout_is_eff_sample_size", sum * sum / (count * squares));
+        let masked = all.iter().filter(|&&weight| weight == 0.0).count() as f64 / count;
+        let name = if self.per_sequence { "rollout_rs_seq_masked_fraction" } else { "rollout_rs_masked_fraction" };
+        record.set(format!("rollout_corr/{name}"), masked);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn correction(mode: ImportanceSamplingMode) -> Correction {
+        Correction { mode, clip_max: 3.0, clip_min: Some(0.5), log_ratio_bound: None, batch_normalize: false }
+    }
+
+    #[test]
+    fn sequences_outside_the_bounds_are_masked_or_bounded() {
+        let ratios = [vec![0.5, 0.5], vec![1.0, 1.0], vec![-2.0], Vec::new()];
+        let weights = |mode| correction(mode).weights(&ratios).rows.concat();
+        assert_eq!(weights(ImportanceSamplingMode::SequenceMask), [1f64.exp(), 0.0, 0.0, 1.0]);
+        assert_eq!(weights(ImportanceSamplingMode::SequenceTruncate), [1f64.exp(), 3.0, 0.5, 1.0]);
+        let tokens = correction(ImportanceSamplingMode::TokenMask).weights(&ratios);
+        assert_eq!(tokens.rows[2], [0.0]);
+        assert_eq!(tokens.rows[0], [0.5f64.exp(); 2]);
+    }
+
+    #[test]
+    fn the_effective_sample_size_of_equal_weights_is_everything() {
+        let size = |weights: Vec<f64>| {
+            let mut record = MetricRecord::default();
+            Weights { per_sequence: true, rows: weights.into_iter().map(|w| vec![w]).collect() }.record(&mut record);
+            record.get("rollout_corr/rollout_is_eff_sample_size").unwrap()
+        };
+        assert_eq!(size(vec![2.0; 5]), 1.0);
+        assert_eq!(size(vec![1.0, 0.0, 0.0, 0.0]), 0.25);
+    }
+
+    #[test]
+    fn an_objective_against_the_sampler_needs_no_correction() {
+        let config = TrainConfig { decoupled_objective: false, ..TrainConfig::default() };
+        assert!(Correction::from_config(&config).is_none());
+        assert!(Correction::from_config(&TrainConfig::default()).is_some());
+    }
+}

@@ -1,0 +1,175 @@
+//! The parts of the objective against golden figures: KL estimators, reductions, importance weights, defaults.
+
+#![allow(non_snake_case)]
+
+#[path = "support/ragged.rs"]
+mod ragged;
+
+use learner::{
+    kl,
+    loss::reduction::Aggregation,
+    mismatch::{Correction, VERL_BOUND},
+    step::Mismatch,
+};
+use ragged::{assert_close, lengths, matrix, number, numbers, optional, rows};
+use serde_json::{Value, json};
+use shared::{
+    config::{ImportanceSamplingMode, TrainConfig},
+    metrics::MetricRecord,
+};
+use tch::{Kind, Tensor};
+
+const TOLERANCE: f64 = 1e-9;
+
+#[test]
+fn golden_kl_estimators() {
+    let cases = tests::golden::cases(
+        "kl_estimators.json",
+        "kl_estimator",
+        &["estimator"],
+        &["logps", "ref_logps", "weights"],
+        &["kl", "grad_of_weighted_sum"],
+    );
+    for case in cases {
+        let (inputs, expected) = (&case["inputs"], &case["expected"]);
+        let estimator = serde_json::from_value(case["params"]["estimator"].clone()).unwrap();
+        let flat = |value: &Value| Tensor::from_slice(&matrix(value).concat());
+        let own_N = flat(&inputs["logps"]).set_requires_grad(true);
+        // The figures are verl's, whose k3 is bounded.
+        let kl_N = kl::estimate(estimator, &own_N, &flat(&inputs["ref_logps"]), true);
+        let sum = (&kl_N * flat(&inputs["weights"])).sum(None::<Kind>);
+        let slope_N = Tensor::run_backward(&[sum], &[&own_N], false, false).remove(0);
+        for (what, found_N) in [("kl", &kl_N.detach()), ("grad_of_weighted_sum", &slope_N)] {
+            let found = Vec::<f64>::try_from(found_N).unwrap();
+            let name = format!("{}: {what}", case["name"]);
+            assert_close(&name, &found, &matrix(&expected[what]).concat(), TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn golden_loss_aggregation() {
+    let cases = tests::golden::cases(
+        "loss_aggregation.json",
+        "aggregation",
+        &["mode", "batch_num_tokens?", "dp_size?", "global_batch_size?", "loss_scale_factor?"],
+        &["loss", "mask", "lengths"],
+        &["value", "grad"],
+    );
+    for case in cases {
+        let (params, inputs, expected) = (&case["params"], &case["inputs"], &case["expected"]);
+        let given = |key: &str| params.get(key).and_then(optional);
+        let width = inputs["mask"][0].as_array().unwrap().len() as f64;
+        let aggregation = Aggregation {
+            mode: serde_json::from_value(params["mode"].clone()).unwrap(),
+            batch_num_tokens: given("batch_num_tokens"),
+            global_batch_size: given("global_batch_size"),
+            loss_scale_factor: given("loss_scale_factor").unwrap_or(width),
+            dp_size: given("dp_size").unwrap_or(1.0),
+        };
+        let lengths = lengths(&inputs["mask"]);
+        let weights: Vec<f64> = aggregation
+            .weights(&lengths)
+            .into_iter()
+            .zip(&lengths)
+            .flat_map(|(weight, &length)| vec![weight; length])
+            .collect();
+        let losses = rows(&inputs["loss"], &inputs["mask"]).concat();
+        let value: f64 = losses.iter().zip(&weights).map(|(loss, weight)| loss * weight).sum();
+        let name = case["name"].as_str().unwrap();
+        assert_close(name, &[value], &[number(&expected["value"])], TOLERANCE);
+        assert_close(name, &weights, &rows(&expected["grad"], &inputs["mask"]).concat(), TOLERANCE);
+    }
+}
+
+/// The first `length` entries of each row of two matrices, subtracted.
+fn log_ratios(old: &Value, sampling: &Value, lengths: &[f64]) -> Vec<Vec<f64>> {
+    let pairs = matrix(old).into_iter().zip(matrix(sampling)).zip(lengths);
+    pairs.map(|((old, sampled), &n)| old.iter().zip(sampled).map(|(o, s)| o - s).take(n as usize).collect()).collect()
+}
+
+#[test]
+fn golden_trl_importance_ratio() {
+    let cases = tests::golden::cases(
+        "trl_importance_ratio.json",
+        "rollout_importance_ratio",
+        &["mode", "clip_max", "clip_min"],
+        &["old_logps", "sampling_logps", "lengths"],
+        &["ratio", "metrics"],
+    );
+    for case in cases {
+        let (params, inputs, expected) = (&case["params"], &case["inputs"], &case["expected"]);
+        let config = TrainConfig {
+            importance_sampling_mode: serde_json::from_value(params["mode"].clone()).unwrap(),
+            importance_sampling_clip_max: optional(&params["clip_max"]).unwrap_or(f64::INFINITY),
+            importance_sampling_clip_min: optional(&params["clip_min"]),
+            ..TrainConfig::default()
+        };
+        let log_ratios = log_ratios(&inputs["old_logps"], &inputs["sampling_logps"], &numbers(&inputs["lengths"]));
+        let weights = Correction::from_config(&config).unwrap().weights(&log_ratios);
+        let name = case["name"].as_str().unwrap();
+        for (row, found) in weights.rows.iter().enumerate() {
+            let expected = numbers(&expected["ratio"][row]);
+            assert_close(name, found, &expected[..found.len()], TOLERANCE);
+        }
+        let (mut mismatch, mut metrics) = (Mismatch::default(), MetricRecord::default());
+        log_ratios.iter().for_each(|row| mismatch.add(row));
+        mismatch.record(&mut metrics);
+        weights.record(&mut metrics);
+        for (key, expected) in expected["metrics"].as_object().unwrap() {
+            let found = metrics.values().get(key).unwrap_or_else(|| panic!("{name}: there is no metric {key}"));
+            assert_close(&format!("{name}: {key}"), &[number(found)], &[number(expected)], 1e-6);
+        }
+    }
+}
+
+#[test]
+fn golden_verl_rollout_is() {
+    let cases = tests::golden::cases(
+        "verl_rollout_is.json",
+        "verl_rollout_is",
+        &["level", "threshold", "batch_normalize"],
+        &["log_ratio", "mask", "lengths"],
+        &["weights"],
+    );
+    for case in cases {
+        let (params, inputs) = (&case["params"], &case["inputs"]);
+        let mode = match params["level"].as_str().unwrap() {
+            "token" => ImportanceSamplingMode::TokenTruncate,
+            "sequence" => ImportanceSamplingMode::SequenceTruncate,
+            other => panic!("there is no level {other}"),
+        };
+        let correction = Correction {
+            mode,
+            clip_max: number(&params["threshold"]),
+            clip_min: None,
+            log_ratio_bound: Some(VERL_BOUND),
+            batch_normalize: params["batch_normalize"].as_bool().unwrap(),
+        };
+        let log_ratios = rows(&inputs["log_ratio"], &inputs["mask"]);
+        let weights = correction.weights(&log_ratios);
+        let found: Vec<f64> =
+            log_ratios.iter().enumerate().flat_map(|(row, own)| weights.of_row(row, own.len())).collect();
+        let expected = rows(&case["expected"]["weights"], &inputs["mask"]).concat();
+        assert_close(case["name"].as_str().unwrap(), &found, &expected, TOLERANCE);
+    }
+}
+
+/// The golden file already has the defaults that differ on purpose as they are here.
+#[test]
+fn golden_trl_defaults() {
+    let golden = tests::golden("trl_1.16_defaults.json");
+    let own = serde_json::to_value(TrainConfig::default()).unwrap();
+    let golden = golden.as_object().unwrap();
+    assert!(!golden.is_empty());
+    for (key, expected) in golden {
+        let name = key.replace("vllm_importance_sampling", "importance_sampling");
+        let found = own.get(&name).unwrap_or_else(|| panic!("there is no option {name}"));
+        // Numbers compare as such: a single-precision 0.9 is written in full.
+        let equal = match (found.as_f64(), expected.as_f64()) {
+            (Some(f), Some(e)) => (f - e).abs() <= 1e-7 * e.abs(),
+            _ => found == expected || (found.is_null() && *expected == json!(null)),
+        };
+        assert!(equal, "{name} is {found}, TRL has {expected}");
+    }
+}

@@ -1,0 +1,206 @@
+//! Gradients do not depend on how completions are spread over forward passes, for any method.
+
+mod support;
+
+use learner::{
+    model::{LoadOptions, load},
+    step::{StepBatch, StepStats, Trainer},
+};
+use proptest::prelude::*;
+use shared::{
+    ModelDir, PolicyVersion, RolloutGroup,
+    config::{
+        ImportanceSamplingLevel::{self, Sequence, Token},
+        ImportanceSamplingMode, KlEstimator, LossAggregation,
+        LossType::{self, *},
+        TrainConfig,
+    },
+};
+use tch::{Kind, Tensor};
+
+const LOSS_TYPES: [LossType; 13] =
+    [Grpo, Bnpo, DrGrpo, Dapo, Luspo, Cispo, Sapo, Vespo, Vanilla, Gspo, VerlCispo, GeoMean, Gpg];
+
+fn config() -> TrainConfig {
+    TrainConfig { warmup_steps: 0, epsilon_high: Some(1.5), ..support::config("unused.jsonl".into()) }
+}
+
+/// A trainer after one step, with the figures of the step.
+fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, StepStats) {
+    tch::set_num_threads(1);
+    let model = ModelDir::open(&config.model).unwrap();
+    let options = LoadOptions { kind, ..LoadOptions::default() };
+    // Another model of the same shape would do; this one is the policy after a few steps.
+    let reference = (config.beta != 0.0).then(|| {
+        let reference = load(&model, LoadOptions { trainable: false, ..options }).unwrap();
+        let _ = reference.parameters().flat().shallow_clone().g_mul_scalar_(0.98);
+        reference
+    });
+    let mut trainer = Trainer::new(config, load(&model, options).unwrap(), reference).unwrap();
+    let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
+    (trainer, stats)
+}
+
+/// Largest relative L2 distance of a tensor's gradient.
+fn distance(a: &Trainer, b: &Trainer) -> f64 {
+    let norm = |x: &Tensor| x.norm().double_value(&[]);
+    let (a_flat, b_flat) = (a.gradients().flat(), b.gradients().flat());
+    let parameters = a.policy().parameters();
+    let of = |name: &str| {
+        let (a, b) = (parameters.slice_of(a_flat, name).unwrap(), parameters.slice_of(b_flat, name).unwrap());
+        norm(&(&a - &b)) / norm(&b).max(1e-6 * norm(b_flat)).max(f64::MIN_POSITIVE)
+    };
+    parameters.named().map(|(name, _)| of(name)).fold(0.0, f64::max)
+}
+
+/// Groups whose sampling log-probs lie around those of the model, so that ratios to them are of a usual size.
+fn groups(config: &TrainConfig, seed: u64) -> Vec<RolloutGroup> {
+    let mut groups = support::groups(config, seed);
+    let sequences: Vec<_> =
+        groups.iter().flat_map(|g| g.completions.iter().map(|c| (g.prompt_ids.clone(), c.token_ids.clone()))).collect();
+    let model = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
+    let sequences: Vec<_> =
+        sequences.iter().map(|(prompt, completion)| learner::batch::Sequence { prompt, completion }).collect();
+    let rows: Vec<usize> = (0..sequences.len()).collect();
+    let found = learner::step::evaluate(&model, &sequences, &rows, 1.0, 4096, tch::Device::Cpu).unwrap();
+    for (i, completion) in groups.iter_mut().flat_map(|g| &mut g.completions).enumerate() {
+        for (t, (token, own)) in completion.logprobs.iter_mut().zip(&found[i].logprobs).enumerate() {
+            token.logprob_at_temperature = *own as f32 + 0.3 * ((i * 7 + t * 3) as f32).sin();
+        }
+    }
+    groups
+}
+
+#[derive(Debug, Clone)]
+struct Options(TrainConfig);
+
+fn options() -> impl Strategy<Value = Options> {
+    let method = (
+        prop::sample::select(LOSS_TYPES.to_vec()),
+        prop::sample::select(vec![Token, Sequence]),
+        prop::option::weighted(0.3, 1.2f64..2.0),
+        prop::option::weighted(0.3, 0.0f64..0.2),
+        prop::sample::select(vec![1.0, 1.0, 0.4]),
+        prop::option::weighted(0.2, 0.9f64..1.1),
+        prop::sample::select(vec![0.0, 0.05]),
+        prop::option::weighted(
+            0.3,
+            prop::sample::select(vec![
+                LossAggregation::TokenMean,
+                LossAggregation::SeqMeanTokenSum,
+                LossAggregation::SeqMeanTokenMean,
+                LossAggregation::SeqMeanTokenSumNorm,
+            ]),
+        ),
+    );
+    let rest = (
+        prop::sample::select(vec![0.0, 0.05]),
+        prop::sample::select(vec![KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::K3Plus]),
+        any::<(bool, bool, bool, bool, bool)>(),
+        prop::sample::select(vec![
+            ImportanceSamplingMode::TokenTruncate,
+            ImportanceSamplingMode::TokenMask,
+            ImportanceSamplingMode::SequenceTruncate,
+            ImportanceSamplingMode::SequenceMask,
+        ]),
+        prop::sample::select(vec![1.0f32, 1.0, 0.9]),
+        (1u32..8, 1u32..4),
+        0u64..1000,
+    );
+    (method, rest).prop_map(|(method, rest)| {
+        let (loss_type, level, delta, off_policy, quantile, early_stop, entropy_coef, aggregation) = method;
+        let (beta, kl_estimator, flags, mode, top_p, (per_device, accumulation), seed) = rest;
+        let (scale, normalise, correct, decoupled, mask) = flags;
+        Options(TrainConfig {
+            loss_type,
+            importance_sampling_level: level,
+            delta,
+            off_policy_mask_threshold: off_policy,
+            top_entropy_quantile: quantile,
+            early_stop_imp_ratio: early_stop,
+            entropy_coef,
+            loss_aggregation: aggregation,
+            beta,
+            kl_estimator,
+            use_valid_token_scale: scale,
+            normalize_advantages: normalise,
+            importance_sampling_correction: correct,
+            importance_sampling_batch_normalize: scale,
+            decoupled_objective: decoupled,
+            mask_truncated_completions: mask,
+            importance_sampling_mode: mode,
+            top_p,
+            per_device_train_batch_size: per_device,
+            gradient_accumulation_steps: accumulation,
+            seed,
+            ..config()
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// In float64 losses, gradients and weights after a step are the same for every memory split.
+    #[test]
+    fn the_memory_split_changes_nothing(Options(config) in options(), budget in 1u32..120, num_iterations in 1u32..3) {
+        let split = TrainConfig { micro_batch_tokens: budget, num_iterations, ..config };
+        let whole = TrainConfig { micro_batch_tokens: 1 << 20, ..split.clone() };
+        let groups = groups(&split, split.seed);
+        let ((a, a_stats), (b, b_stats)) =
+            (step(&split, &groups, Kind::Double), step(&whole, &groups, Kind::Double));
+        prop_assert!(distance(&a, &b) < 1e-9, "gradients differ by {}", distance(&a, &b));
+        let weights = a.policy().parameters().flat() - b.policy().parameters().flat();
+        prop_assert!(weights.abs().max().double_value(&[]) < 1e-9);
+        prop_assert_eq!(a_stats.losses.len() as u64, split.updates_per_step());
+        prop_assert_eq!(a_stats.early_stopped, b_stats.early_stopped);
+        for (a, b) in [(&a_stats.losses, &b_stats.losses), (&a_stats.grad_norms, &b_stats.grad_norms)] {
+            for (x, y) in a.iter().zip(b) {
+                prop_assert!((x - y).abs() <= 1e-9 * y.abs().max(1.0), "{} is not {}", x, y);
+            }
+        }
+    }
+
+    /// In float32 the gradient of every tensor is the same up to rounding.
+    #[test]
+    fn the_memory_split_changes_nothing_in_single_precision(Options(config) in options(), budget in 1u32..120) {
+        // One update: a second would begin with weights that rounding has moved apart.
+        let split = TrainConfig {
+            micro_batch_tokens: budget,
+            num_iterations: 1,
+            gradient_accumulation_steps: 12,
+            ..config
+        };
+        let whole = TrainConfig { micro_batch_tokens: 1 << 20, ..split.clone() };
+        let groups = groups(&split, split.seed);
+        let ((a, _), (b, _)) = (step(&split, &groups, Kind::Float), step(&whole, &groups, Kind::Float));
+        prop_assert!(distance(&a, &b) < 1e-5, "gradients differ by {}", distance(&a, &b));
+    }
+}
+
+/// Reductions that are not defined by the logical batch give the same gradient however an update is accumulated.
+#[test]
+fn accumulation_changes_nothing() {
+    let of = |loss_type: LossType, level: ImportanceSamplingLevel, per_device: u32| {
+        let config = TrainConfig {
+            loss_type,
+            importance_sampling_level: level,
+            per_device_train_batch_size: per_device,
+            gradient_accumulation_steps: 12 / per_device,
+            decoupled_objective: false,
+            num_iterations: 1,
+            ..config()
+        };
+        step(&config, &groups(&config, 3), Kind::Double).0
+    };
+    for loss_type in LOSS_TYPES.into_iter().filter(|&loss_type| loss_type != Bnpo) {
+        for level in [Token, Sequence] {
+            let whole = of(loss_type, level, 12);
+            for per_device in [4, 1] {
+                let found = distance(&of(loss_type, level, per_device), &whole);
+                assert!(found < 1e-9, "{loss_type:?} {level:?} {per_device}: gradients differ by {found}");
+            }
+        }
+    }
+    assert!(distance(&of(Bnpo, Token, 1), &of(Bnpo, Token, 12)) > 1e-3, "bnpo is defined by the logical batch");
+}
