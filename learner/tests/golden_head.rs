@@ -105,7 +105,8 @@ fn golden_sampling_kept_sets() {
 
         let head = Head::new(&Tensor::eye(vocabulary as i64, (Kind::Double, Device::Cpu)));
         let ids_N = Tensor::from_slice(&kept.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>());
-        let sets = vec![Arc::new(found); kept.len()];
+        let set = Arc::new(found);
+        let sets: Vec<Arc<Kept>> = kept.iter().map(|_| Arc::clone(&set)).collect();
         let targets = Targets { ids_N: &ids_N, temperature, kept: Some(&sets) };
         let stats = head.evaluate(&logits_1V.repeat([kept.len() as i64, 1]), &targets);
         let probs: Vec<f64> = kept.iter().map(|&id| expected["probs"][id as usize].as_f64().unwrap()).collect();
@@ -113,9 +114,13 @@ fn golden_sampling_kept_sets() {
         let found = Vec::<f64>::try_from(&stats.logprobs_N).unwrap();
         for (found, expected) in found.iter().zip(expected["logprobs_kept"].as_array().unwrap()) {
             match expected.as_f64() {
-                Some(expected) => assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{name}: {found}"),
+                Some(expected) => {
+                    assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{name}: {found}")
+                }
                 // The log of a probability that is too small for a float64.
-                None => assert!(expected == "-inf" && *found < f64::MIN_POSITIVE.ln(), "{name}: {found} is not {expected}"),
+                None => {
+                    assert!(expected == "-inf" && *found < f64::MIN_POSITIVE.ln(), "{name}: {found} is not {expected}")
+                }
             }
         }
         let entropy: f64 = probs.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum();
