@@ -4,6 +4,8 @@
 //! learner therefore decides once per token, on the policy that the step begins with, and takes every later log-prob of
 //! that token (of the current and of the reference policy) over the same set: ratios compare like with like.
 
+use std::sync::Arc;
+
 use shared::SamplingParams;
 use tch::{Device, Kind, Tensor};
 
@@ -121,10 +123,9 @@ fn inside(scores_nV: &Tensor, truncation: &Truncation) -> Tensor {
 }
 
 /// Which entries of `[n, V]` logits lie outside the kept sets.
-#[must_use]
-pub fn outside(sets: &[std::sync::Arc<Kept>], logits_nV: &Tensor) -> Tensor {
+pub fn outside(sets: &[Arc<Kept>], logits_nV: &Tensor) -> Tensor {
     let vocabulary = logits_nV.size()[1];
-    let flat = |(row, set): (usize, &std::sync::Arc<Kept>)| {
+    let flat = |(row, set): (usize, &Arc<Kept>)| {
         set.ids().into_iter().map(move |id| row as i64 * vocabulary + i64::from(id)).collect::<Vec<i64>>()
     };
     let inside: Vec<i64> = sets.iter().enumerate().flat_map(flat).collect();

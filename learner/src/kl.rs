@@ -10,7 +10,6 @@ const VALUE_BOUND: f64 = 10.0;
 
 /// Estimates of each token, `[N]` to `[N]`. `bounded` gives k3 verl's bounds (log-ratio within ±20, value within ±10,
 /// no gradient beyond them); TRL's k3 has none.
-#[must_use]
 pub fn estimate(estimator: KlEstimator, logprobs_N: &Tensor, ref_logprobs_N: &Tensor, bounded: bool) -> Tensor {
     let difference_N = logprobs_N - ref_logprobs_N;
     match estimator {

@@ -105,7 +105,8 @@ fn golden_sampling_kept_sets() {
 
         let head = Head::new(&Tensor::eye(vocabulary as i64, (Kind::Double, Device::Cpu)));
         let ids_N = Tensor::from_slice(&kept.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>());
-        let sets = vec![Arc::new(found); kept.len()];
+        let set = Arc::new(found);
+        let sets: Vec<Arc<Kept>> = kept.iter().map(|_| Arc::clone(&set)).collect();
         let targets = Targets { ids_N: &ids_N, temperature, kept: Some(&sets) };
         let stats = head.evaluate(&logits_1V.repeat([kept.len() as i64, 1]), &targets);
         let probs: Vec<f64> = kept.iter().map(|&id| expected["probs"][id as usize].as_f64().unwrap()).collect();

@@ -6,7 +6,6 @@ use super::rows::Rows;
 
 /// 1 for the share `quantile` of tokens with the highest entropy, `[N]` float64 (Wang et al. 2025, "Beyond the 80/20
 /// rule"; TRL `top_entropy_quantile`). The threshold is interpolated linearly in float32, as torch and TRL do.
-#[must_use]
 pub fn top_entropy(entropies_N: &Tensor, quantile: f64) -> Tensor {
     if entropies_N.numel() == 0 {
         return entropies_N.to_kind(Kind::Double);
@@ -17,7 +16,6 @@ pub fn top_entropy(entropies_N: &Tensor, quantile: f64) -> Tensor {
 
 /// 0 for tokens with a negative advantage in rows whose mean `−log_ratio` is above the threshold, `[N]` float64
 /// (DeepSeek-V3.2 eq. 9; TRL `off_policy_mask_threshold`).
-#[must_use]
 pub fn off_policy(log_ratio_N: &Tensor, advantages_N: &Tensor, rows: &Rows, threshold: f64) -> Tensor {
     let distance_N = rows.spread(&rows.mean(&log_ratio_N.neg()));
     advantages_N.ge(0.0).logical_or(&distance_N.le(threshold)).to_kind(Kind::Double)

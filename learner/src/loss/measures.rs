@@ -103,6 +103,12 @@ impl Measures {
         self.0.get(&measure).map(|summary| summary.sum / summary.count.max(1.0))
     }
 
+    /// Smallest and largest mean of a completion.
+    #[must_use]
+    pub fn range(&self, measure: Measure) -> Option<(f64, f64)> {
+        self.0.get(&measure).map(|summary| (summary.smallest, summary.largest))
+    }
+
     /// Share of tokens that the surrogate clips on either side.
     #[must_use]
     pub fn clipped(&self) -> Option<f64> {

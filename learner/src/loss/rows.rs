@@ -24,25 +24,21 @@ impl Rows {
     }
 
     /// Number of tokens of each row, `[R]` float64.
-    #[must_use]
     pub fn lengths(&self) -> &Tensor {
         &self.lengths_R
     }
 
     /// Sums over rows, `[N]` to `[R]`.
-    #[must_use]
     pub fn sum(&self, values_N: &Tensor) -> Tensor {
         Tensor::zeros_like(&self.lengths_R).index_add(0, &self.row_N, &values_N.to_kind(Kind::Double))
     }
 
     /// Means over rows, `[N]` to `[R]`; 0 for an empty row.
-    #[must_use]
     pub fn mean(&self, values_N: &Tensor) -> Tensor {
         self.sum(values_N) / self.lengths_R.clamp_min(1.0)
     }
 
     /// Each row's value at each of its tokens, `[R]` to `[N]`.
-    #[must_use]
     pub fn spread(&self, values_R: &Tensor) -> Tensor {
         values_R.index_select(0, &self.row_N)
     }

@@ -54,7 +54,6 @@ impl Tokens {
     }
 
     /// A tensor of host values on a device.
-    #[must_use]
     pub fn column(values: &[f64], device: Device) -> Tensor {
         Tensor::from_slice(values).to_device(device)
     }

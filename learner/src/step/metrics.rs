@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shared::{FinishReason, RewardOutcome, metrics::MetricRecord};
 
-use super::{Mismatch, StepBatch, StepStats};
+use super::{Mismatch, Row, StepBatch, StepStats};
 use crate::advantage::Moments;
 
 /// Everything that batch and passes say about a step. Keys without a value (no terminated completion, no reward) are
@@ -84,7 +84,16 @@ fn mismatch(batch: &StepBatch<'_>, stats: &StepStats, record: &mut MetricRecord)
     if let Some(weights) = &stats.importance {
         weights.record(record);
     }
-    if let Some(tokens) = stats.kept_set_mismatch {
-        record.count("sampling/kept_set_mismatch", tokens);
+    if let Some(counts) = &stats.kept_counts {
+        record.count("sampling/kept_set_mismatch", kept_set_mismatch(batch, counts));
     }
+}
+
+/// Tokens of which sampler and learner keep sets of different sizes.
+#[must_use]
+pub fn kept_set_mismatch(batch: &StepBatch<'_>, kept_counts: &[Vec<u32>]) -> u64 {
+    let differing = |(row, counts): (&Row<'_>, &Vec<u32>)| {
+        row.completion.logprobs.iter().zip(counts).filter(|(token, count)| token.kept_count != **count).count()
+    };
+    batch.rows.iter().zip(kept_counts).map(differing).sum::<usize>() as u64
 }

@@ -248,8 +248,8 @@ impl Trainer {
             let start = Instant::now();
             let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
             forward.fix_kept_sets(&self.policy, &rows, truncation);
-            let differs = |(row, sets): (&Row<'_>, &Vec<_>)| kept_set_mismatch(row, sets);
-            stats.kept_set_mismatch = forward.kept.as_ref().map(|kept| batch.rows.iter().zip(kept).map(differs).sum());
+            let counts = |sets: &Vec<Arc<Kept>>| sets.iter().map(|set| set.count()).collect();
+            stats.kept_counts = forward.kept.as_ref().map(|kept| kept.iter().map(counts).collect());
             stats.times.old_logprobs += start.elapsed();
         }
         forward
@@ -355,12 +355,6 @@ impl Trainer {
 /// Log-probs under the laws that the tokens were drawn from: `[row][token]`.
 fn sampling_logprobs(batch: &StepBatch<'_>) -> Vec<Vec<f64>> {
     batch.rows.iter().map(|row| row.sampling_logprobs().collect()).collect()
-}
-
-/// Tokens of a row of which sampler and learner keep sets of different sizes.
-fn kept_set_mismatch(row: &Row<'_>, sets: &[Arc<Kept>]) -> u64 {
-    let pairs = sets.iter().zip(&row.completion.logprobs);
-    pairs.filter(|(set, token)| set.count() != token.kept_count).count() as u64
 }
 
 /// What the learner cannot do is refused, rather than trained on a wrong ratio.

@@ -175,7 +175,10 @@ impl Pass<'_> {
             outcome.entropies.extend(&found[row].entropies);
         }
         let tokens = self.tokens(rows, stats, Device::Cpu);
-        let (logprobs_N, entropies_N) = (Tensor::from_slice(&outcome.logprobs), Tensor::from_slice(&outcome.entropies));
+        let logprobs_N = Tensor::from_slice(&outcome.logprobs);
+        // Which tokens lie at the threshold of `top_entropy_quantile` must not hang on the last bits of an entropy.
+        let rounded = outcome.entropies.iter().map(|entropy| (entropy / ENTROPY_GRID).round() * ENTROPY_GRID);
+        let entropies_N = Tensor::from_slice(&rounded.collect::<Vec<f64>>());
         let gradient = self.objective.differentiate(&logprobs_N, &entropies_N, &tokens)?;
         stats.add_loss(&gradient);
         stats.early_stopped += u64::from(gradient.stopped);

@@ -40,8 +40,8 @@ pub struct StepStats {
     pub entropy_coef: Option<f64>,
     /// Weights of the correction for the mismatch, of the rows with old log-probs.
     pub importance: Option<Weights>,
-    /// Tokens whose kept set has another size than the sampler's; absent without truncation.
-    pub kept_set_mismatch: Option<u64>,
+    /// Size of each token's kept set, `[row][token]`; absent without truncation.
+    pub kept_counts: Option<Vec<Vec<u32>>>,
     /// Entropies of the update under way that the bonus is about: their sum and their number.
     pub(super) active_entropy: (f64, f64),
     /// Where the time went.

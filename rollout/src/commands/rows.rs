@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
-use shared::{RewardOutcome, atomic};
+use shared::{RewardOutcome, TokenLogprob, atomic};
 
 use super::complete::{Completions, Sample};
 use crate::{
@@ -79,7 +79,8 @@ pub fn write(path: &Path, dataset: &Dataset, completions: &Completions, scoring:
     .context("--output")
 }
 
-/// One completion. `logprobs` are those of the full distribution at temperature 1.
+/// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are
+/// also those under the law that the tokens were drawn from, and the sizes of the kept sets.
 fn row(prompt: &PromptRow, index: usize, sample: &Sample, scoring: &Scoring) -> Value {
     let logprobs: Vec<f32> = sample.logprobs.iter().map(|l| l.logprob).collect();
     let mut row = json!({
@@ -92,6 +93,10 @@ fn row(prompt: &PromptRow, index: usize, sample: &Sample, scoring: &Scoring) -> 
         "finish_reason": sample.finish_reason.as_str(),
         "logprobs": logprobs,
     });
+    if sample.logprobs.iter().any(|l| l.kept_count > 0) {
+        row["sampling_logprobs"] = sample.logprobs.iter().map(TokenLogprob::sampling_logprob).collect();
+        row["kept_counts"] = sample.logprobs.iter().map(|l| l.kept_count).collect();
+    }
     if scoring.names.is_empty() {
         return row;
     }
