@@ -192,7 +192,6 @@ fn the_penalty_reaches_the_advantages_once_the_policy_has_moved() {
     let kl = second.credit.get("actor/reward_kl_penalty").unwrap();
     let expected = coef * (1.0 + (kl / 1e-4 - 1.0).clamp(-0.2, 0.2) * 12.0 / 100.0);
     assert!((trainer.credit().kl_coef().unwrap() - expected).abs() < 1e-12);
-    assert!(second.kl.get().is_nan(), "the penalty is not in the loss as well");
 }
 
 #[test]

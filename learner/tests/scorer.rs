@@ -160,6 +160,9 @@ fn a_reward_model_learns_what_makes_a_completion_better() {
         // What was written is a reward model that ranks pairs it has never seen.
         let written = ModelDir::open(&output).unwrap();
         assert_eq!(written.config().head, Head::Score { labels: 1 });
+        let config: Value = serde_json::from_slice(&fs::read(written.path().join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["architectures"], json!(["Qwen2ForSequenceClassification"]));
+        assert_eq!(config["id2label"], json!({"0": "LABEL_0"}));
         let scorer = load_scorer(&written, LoadOptions::default()).unwrap();
         let reader = learner::reward_model::Reader::new(&written, word(level), None).unwrap();
         let unseen = reader.pairs(&folder.path().join("unseen.jsonl")).unwrap();
@@ -213,6 +216,29 @@ fn scores_of_completions_are_written_for_every_end() {
         assert!((found - expected).abs() < 1e-6 && *found != 0.0);
     }
     assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+}
+
+#[test]
+fn texts_become_tokens_as_they_stand_and_the_last_ones_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path());
+    tests::tiny_model::write_tokenizer(folder.path());
+    let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
+    fs::write(folder.path().join("config.json"), config.replace("\"vocab_size\":40", "\"vocab_size\":97")).unwrap();
+    let model = ModelDir::open(folder.path()).unwrap();
+    let row = json!({"prompt": "ab", "chosen": "cde", "rejected": "f", "chosen_ends": [0, 2], "rejected_ends": [0]});
+    let file = folder.path().join("pairs.jsonl");
+    fs::write(&file, row.to_string()).unwrap();
+    let read = |level, length| learner::reward_model::Reader::new(&model, word(level), length).unwrap().pairs(&file);
+    // One token per character, 2 for the space.
+    let ids = |text: &str| -> Vec<u32> { text.bytes().map(|b| u32::from(b) - 30).collect() };
+    let whole = read("outcome", None).unwrap().remove(0);
+    assert_eq!(whole.chosen, Answer { tokens: ids("abcde"), ends: vec![4] });
+    assert_eq!(whole.rejected, Answer { tokens: ids("abf"), ends: vec![2] });
+    assert_eq!(read("steps", None).unwrap()[0].chosen.ends, [2, 4]);
+    let cut = read("steps", Some(2)).unwrap().remove(0);
+    assert_eq!(cut.chosen, Answer { tokens: ids("de"), ends: vec![1] });
+    assert_eq!(cut.rejected, Answer { tokens: ids("bf"), ends: vec![1] });
 }
 
 #[test]
