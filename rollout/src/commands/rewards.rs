@@ -19,7 +19,10 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
     for entry in registry::entries() {
         text.push_str(&describe(entry));
     }
-    text.push_str("\nParameters are written name:key=value:key=value, for instance sentence_share:word=dog.\n");
+    text.push_str(
+        "\nParameters are written name:key=value:key=value, for instance sentence_share:word=dog; a colon within a value \
+         is written \\:.\n",
+    );
     io::stdout().write_all(text.as_bytes()).context("stdout")
 }
 
@@ -33,4 +36,27 @@ fn describe(entry: &Entry) -> String {
         text.push_str(&format!("    :{}=  {} ({default})\n", parameter.name, parameter.about));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_every_function_and_parameter() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/rewards.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for entry in registry::entries() {
+            let start = format!("| `{}` |", entry.name);
+            let row = page.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {start}"));
+            for parameter in entry.parameters {
+                let name = match parameter.default {
+                    Some(default) => format!("`{}` ({default})", parameter.name),
+                    None => format!("`{}`", parameter.name),
+                };
+                let plain = row.replace("(`", "(").replace("`)", ")");
+                assert!(plain.contains(&name), "{}: {name} is not in {row}", entry.name);
+            }
+        }
+    }
 }

@@ -1,8 +1,25 @@
-//! Comparing a mathematical answer with the expected one: `\boxed{}` and plain numbers.
+//! Comparing a mathematical answer with the expected one: the answer checker ([`accuracy`], [`compare`]) and plainer
+//! rules on `\boxed{}` and numbers.
+//!
+//! The checker reads an answer as tokens (`tokens`), these as a shape (`reader`) of expressions (`scalar`) with units
+//! (`units`), and compares expressions by an exact normal form (`value`, `polynomial`, `rational`).
+
+mod compare;
+mod polynomial;
+mod rational;
+mod reader;
+mod scalar;
+mod tokens;
+mod units;
+mod value;
 
 use std::sync::LazyLock;
 
 use regex::Regex;
+
+use super::{gsm8k, tags};
+
+pub use compare::{Verdict, compare};
 
 /// A number in running text, thousands separators allowed.
 static NUMBER: LazyLock<Regex> =
@@ -34,6 +51,38 @@ pub fn last_boxed(text: &str) -> Option<&str> {
     None
 }
 
+/// The final answer of a completion: the content of the last `\boxed{}`, else of the last `<answer>`, else the rest of the
+/// line after the last `####`. `None` without any, or when it is empty.
+#[must_use]
+pub fn final_answer(completion: &str) -> Option<&str> {
+    let marked = || completion.rsplit_once("####").and_then(|(_, rest)| rest.trim_start().lines().next());
+    let answer = last_boxed(completion).or_else(|| tags::extract_answer(completion)).or_else(marked);
+    answer.map(str::trim).filter(|answer| !answer.is_empty())
+}
+
+/// 1 if the final answer of a completion is the expected one, 0 if it surely is not or there is none, `None` when that
+/// cannot be told (TRL's `accuracy_reward`, which also abstains when it cannot read the solution). The expected answer
+/// may itself be a solution that ends as a completion does.
+#[must_use]
+pub fn accuracy(completion: &str, expected: &str) -> Option<f64> {
+    let Some(given) = final_answer(completion) else { return Some(0.0) };
+    match compare(given, final_answer(expected).unwrap_or(expected)) {
+        Verdict::Equal => Some(1.0),
+        Verdict::Different => Some(0.0),
+        Verdict::Unsure => None,
+    }
+}
+
+/// As [`accuracy`], of what follows the end of the reasoning; 0 when that never comes (TRL's
+/// `reasoning_accuracy_reward`).
+#[must_use]
+pub fn reasoning_accuracy(completion: &str, expected: &str, delimiter: &str) -> Option<f64> {
+    match completion.rsplit_once(delimiter) {
+        Some((_, answer)) => accuracy(answer, expected),
+        None => Some(0.0),
+    }
+}
+
 /// The value of a text that is a number: optional sign and `$`, thousands separators, a closing full stop or percent
 /// sign.
 #[must_use]
@@ -62,7 +111,7 @@ pub fn numeric(completion: &str, expected: &str) -> f64 {
 }
 
 fn gold(expected: &str) -> &str {
-    last_boxed(expected).or_else(|| super::gsm8k::answer(expected)).unwrap_or(expected).trim()
+    last_boxed(expected).or_else(|| gsm8k::answer(expected)).unwrap_or(expected).trim()
 }
 
 fn normalise(answer: &str) -> String {
@@ -102,6 +151,9 @@ fn value(text: &str) -> Option<f64> {
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1.0)
 }
+
+#[cfg(test)]
+mod checker_tests;
 
 #[cfg(test)]
 mod tests {

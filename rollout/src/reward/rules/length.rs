@@ -32,7 +32,7 @@ pub fn soft_overlong(tokens: usize, max: usize, cache: usize) -> f64 {
 
 pub(super) fn build_soft_overlong(parameters: &Parameters) -> Built {
     let max = positive(parameters, "max_completion_len")?;
-    let cache = positive(parameters, "soft_punish_cache")?;
+    let cache: usize = parameters.get("soft_punish_cache")?;
     if cache > max {
         return Err(format!("`soft_punish_cache` {cache} is larger than `max_completion_len` {max}"));
     }

@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod arithmetic;
+pub mod cosine;
 pub mod countdown;
 pub mod expression;
 pub mod gsm8k;
@@ -55,12 +56,21 @@ fn of_answer(
     columns: &'static [&'static str],
     rule: impl Fn(&str, &str) -> f64 + Send + Sync + 'static,
 ) -> Built {
-    let score = move |input: &RewardInput, completion: &RewardCompletion| match columns
-        .iter()
-        .find_map(|column| input.text_column(column))
-    {
-        Some(answer) => RewardOutcome::Score(rule(&completion.text, &answer)),
-        None => RewardOutcome::NotApplicable,
+    judged(correct_at, columns, move |completion, answer| Some(rule(&completion.text, answer)))
+}
+
+/// As [`of_answer`], with a rule that may abstain.
+fn judged(
+    correct_at: f64,
+    columns: &'static [&'static str],
+    rule: impl Fn(&RewardCompletion, &str) -> Option<f64> + Send + Sync + 'static,
+) -> Built {
+    let score = move |input: &RewardInput, completion: &RewardCompletion| {
+        let answer = columns.iter().find_map(|column| input.text_column(column));
+        match answer.and_then(|answer| rule(completion, &answer)) {
+            Some(score) => RewardOutcome::Score(score),
+            None => RewardOutcome::NotApplicable,
+        }
     };
     Ok(Arc::new(Rule { score, correct_at }))
 }
@@ -98,17 +108,47 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "accuracy",
-        about: "1 if the last \\boxed{} equals the row's answer or solution, as text or as a number, else 0",
-        columns: &["answer", "solution"],
+        about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains if unsure",
+        columns: ANSWER,
         parameters: &[],
-        build: |_| of_answer(1.0, &["answer", "solution"], answer::boxed),
+        build: |_| judged(1.0, ANSWER, |c, expected| answer::accuracy(&c.text, expected)),
+    },
+    Entry {
+        name: "reasoning_accuracy",
+        about: "TRL: as accuracy, of what follows the reasoning; 0 if that never ends",
+        columns: ANSWER,
+        parameters: &[Parameter { name: "delimiter", default: Some("</think>"), about: "what ends the reasoning" }],
+        build: |p| {
+            let delimiter: String = p.get("delimiter")?;
+            judged(1.0, ANSWER, move |c, expected| answer::reasoning_accuracy(&c.text, expected, &delimiter))
+        },
+    },
+    Entry {
+        name: "cosine_scaled",
+        about: "TRL: accuracy scaled by length along a cosine: short is best when right, long is best when wrong",
+        columns: ANSWER,
+        parameters: &[
+            Parameter { name: "max_len", default: None, about: "tokens at which the scale ends" },
+            Parameter { name: "min_value_wrong", default: Some("-1"), about: "wrong, no tokens" },
+            Parameter { name: "max_value_wrong", default: Some("-0.5"), about: "wrong, max_len tokens" },
+            Parameter { name: "min_value_correct", default: Some("0.5"), about: "right, max_len tokens" },
+            Parameter { name: "max_value_correct", default: Some("1"), about: "right, no tokens" },
+        ],
+        build: cosine::build,
+    },
+    Entry {
+        name: "boxed",
+        about: "1 if the last \\boxed{} equals the row's answer or solution, as text or as a number, else 0",
+        columns: ANSWER,
+        parameters: &[],
+        build: |_| of_answer(1.0, ANSWER, answer::boxed),
     },
     Entry {
         name: "numeric",
         about: "1 if the last number of the completion equals the row's answer, else 0",
-        columns: &["answer", "solution"],
+        columns: ANSWER,
         parameters: &[],
-        build: |_| of_answer(1.0, &["answer", "solution"], answer::numeric),
+        build: |_| of_answer(1.0, ANSWER, answer::numeric),
     },
     Entry {
         name: "countdown",
@@ -204,6 +244,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         build: command::build,
     },
 ];
+
+/// Columns with the right answer, by TRL's and by GSM8K's name.
+const ANSWER: &[&str] = &["answer", "solution"];
 
 const SEPARATOR: Parameter =
     Parameter { name: "separator", default: Some("\\n"), about: "what closes a step; \\n is a line break" };

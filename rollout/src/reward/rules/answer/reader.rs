@@ -1,0 +1,217 @@
+//! The shape of an answer: a quantity, several of them, or words.
+
+use super::{
+    scalar,
+    tokens::Token,
+    units::{self, Suffix},
+    value::Value,
+};
+
+/// Deepest nesting of tuples and sets.
+const MAX_DEPTH: usize = 6;
+/// Most elements of a list or set.
+const MAX_ITEMS: usize = 32;
+
+/// An answer that was understood.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Answer {
+    /// One value.
+    Quantity(Quantity),
+    /// Positive or negative infinity.
+    Infinity { negative: bool },
+    /// `1, 2`: several values without brackets.
+    List(Vec<Answer>),
+    /// `(1, 2)` or an interval: brackets and elements.
+    Bracket(char, char, Vec<Answer>),
+    /// `\{1, 2\}`.
+    Set(Vec<Answer>),
+    /// Intervals or sets joined by `\cup`.
+    Union(Vec<Answer>),
+    /// Words, in lower case.
+    Words(String),
+}
+
+/// A value with what stands around it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Quantity {
+    pub value: Value,
+    pub suffix: Suffix,
+    /// Digits after the point, if it is written as a plain number.
+    pub decimals: Option<usize>,
+    /// Whether it has thousands separators, so that it might be several numbers.
+    pub grouped: bool,
+    /// Whether it ends in a single letter, which might be a unit.
+    pub ends_in_letter: bool,
+}
+
+/// An answer with the name that it gives to its value (`x` in `x = 5`).
+pub(super) fn read(tokens: &[Token]) -> Option<(Option<String>, Answer)> {
+    let (name, tokens) = name(tokens);
+    Some((name, shape(tokens, 0)?))
+}
+
+/// Splits `x = …`, `f(x) = …` and `x \in …`.
+fn name(tokens: &[Token]) -> (Option<String>, &[Token]) {
+    let letter = |token: &Token| match token {
+        Token::Word(word) if word.chars().count() == 1 => Some(word.clone()),
+        _ => None,
+    };
+    match tokens {
+        [name, equals, rest @ ..] if equals.is('=') || equals.is_command("in") => match letter(name) {
+            Some(name) => (Some(name), rest),
+            None => (None, tokens),
+        },
+        [function, open, argument, close, equals, rest @ ..]
+            if open.is('(') && close.is(')') && equals.is('=') && letter(argument).is_some() =>
+        {
+            (letter(function), if letter(function).is_some() { rest } else { tokens })
+        }
+        _ => (None, tokens),
+    }
+}
+
+fn shape(tokens: &[Token], depth: usize) -> Option<Answer> {
+    if depth > MAX_DEPTH || tokens.is_empty() {
+        return None;
+    }
+    let unions = split(tokens, |token| token.is_command("cup"))?;
+    if unions.len() > 1 {
+        return items(unions, depth).map(Answer::Union);
+    }
+    if let Some(inner) = enclosed(tokens, |token| token.is_command("{"), |token| token.is_command("}")) {
+        return items(split(inner, is_comma)?, depth).map(Answer::Set);
+    }
+    if let Some(inner) = enclosed(tokens, |token| token.is('{'), |token| token.is('}')) {
+        let parts = split(inner, is_comma)?;
+        return match parts.len() {
+            1 if has_groups(inner) => None,
+            1 => shape(inner, depth + 1),
+            _ => items(parts, depth).map(Answer::Set),
+        };
+    }
+    let open = |token: &Token| token.is('(') || token.is('[');
+    if let Some(inner) = enclosed(tokens, open, |token| token.is(')') || token.is(']')) {
+        let parts = split(inner, is_comma)?;
+        if parts.len() == 1 && has_groups(inner) {
+            return None;
+        }
+        if let (true, Token::Symbol(open), Some(Token::Symbol(close))) = (parts.len() > 1, &tokens[0], tokens.last()) {
+            return items(parts, depth).map(|items| Answer::Bracket(*open, *close, items));
+        }
+    }
+    let parts = split(tokens, |token| is_comma(token) || is_and(token))?;
+    if parts.len() > 1 {
+        // `1, 2, and 3` has an empty place.
+        return items(parts.into_iter().filter(|part| !part.is_empty()).collect(), depth).map(Answer::List);
+    }
+    single(tokens)
+}
+
+fn is_comma(token: &Token) -> bool {
+    token.is(',')
+}
+
+fn is_and(token: &Token) -> bool {
+    matches!(token, Token::Word(word) | Token::Text(word) if word == "and" || word == "or")
+}
+
+fn items(parts: Vec<&[Token]>, depth: usize) -> Option<Vec<Answer>> {
+    if parts.len() > MAX_ITEMS {
+        return None;
+    }
+    let item = |part: &[Token]| {
+        let (_, part) = name(part);
+        if has_groups(part) { None } else { shape(part, depth + 1) }
+    };
+    parts.into_iter().map(item).collect()
+}
+
+/// Whether a number has thousands separators: within brackets and lists, `1,234` is one number or two.
+fn has_groups(tokens: &[Token]) -> bool {
+    tokens.iter().any(|token| matches!(token, Token::Number { grouped: true, .. }))
+}
+
+fn opens(token: &Token) -> bool {
+    matches!(token, Token::Symbol('(' | '[' | '{')) || token.is_command("{")
+}
+
+fn closes(token: &Token) -> bool {
+    matches!(token, Token::Symbol(')' | ']' | '}')) || token.is_command("}")
+}
+
+/// The parts between separators that are in no brackets; `None` when brackets do not match.
+fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Option<Vec<&[Token]>> {
+    let mut parts = Vec::new();
+    let (mut depth, mut start) = (0_usize, 0);
+    for (index, token) in tokens.iter().enumerate() {
+        if opens(token) {
+            depth += 1;
+        } else if closes(token) {
+            depth = depth.checked_sub(1)?;
+        } else if depth == 0 && separates(token) {
+            parts.push(&tokens[start..index]);
+            start = index + 1;
+        }
+    }
+    parts.push(&tokens[start..]);
+    (depth == 0).then_some(parts)
+}
+
+/// What is between a first and a last token that belong together.
+fn enclosed(tokens: &[Token], open: impl Fn(&Token) -> bool, close: impl Fn(&Token) -> bool) -> Option<&[Token]> {
+    let [first, inner @ .., last] = tokens else { return None };
+    (open(first) && close(last) && split(inner, |_| false).is_some()).then_some(inner)
+}
+
+fn single(tokens: &[Token]) -> Option<Answer> {
+    let infinity = |token: &Token| token.is_command("infty");
+    match tokens {
+        [token] if infinity(token) => return Some(Answer::Infinity { negative: false }),
+        [sign, token] if infinity(token) && (sign.is('-') || sign.is('+')) => {
+            return Some(Answer::Infinity { negative: sign.is('-') });
+        }
+        _ => {}
+    }
+    match letter_in_text(tokens) {
+        Some(letter) => quantity(&[letter]),
+        None => quantity(tokens).or_else(|| words(tokens)),
+    }
+}
+
+/// `\text{A}` is the letter.
+fn letter_in_text(tokens: &[Token]) -> Option<Token> {
+    let inner = enclosed(tokens, |token| token.is('('), |token| token.is(')')).unwrap_or(tokens);
+    let [Token::Text(text)] = inner else { return None };
+    let text = text.trim_start_matches('(').trim_end_matches(')');
+    (text.len() == 1 && text.bytes().all(|b| b.is_ascii_alphabetic())).then(|| Token::Word(text.to_owned()))
+}
+
+fn quantity(tokens: &[Token]) -> Option<Answer> {
+    let (value, used) = scalar::value(tokens)?;
+    let suffix = units::suffix(&tokens[used..])?;
+    let expression = &tokens[..used];
+    let unsigned = match expression {
+        [sign, rest @ ..] if sign.is('-') || sign.is('+') => rest,
+        all => all,
+    };
+    let decimals = match unsigned {
+        [Token::Number { text, .. }] => Some(text.split_once('.').map_or(0, |(_, decimals)| decimals.len())),
+        _ => None,
+    };
+    Some(Answer::Quantity(Quantity {
+        value,
+        suffix,
+        decimals,
+        grouped: has_groups(expression),
+        ends_in_letter: used > 1 && matches!(expression.last(), Some(Token::Word(word)) if word.chars().count() == 1),
+    }))
+}
+
+fn words(tokens: &[Token]) -> Option<Answer> {
+    let word = |token: &Token| match token {
+        Token::Word(word) | Token::Text(word) => Some(word.to_lowercase()),
+        _ => None,
+    };
+    let words: Vec<String> = tokens.iter().map(word).collect::<Option<_>>()?;
+    Some(Answer::Words(words.join(" ").split_whitespace().collect::<Vec<_>>().join(" ")))
+}
