@@ -59,6 +59,12 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
             key => line(format!("  {key} -> {option}")),
         }
     }
+    if !translation.combined.is_empty() {
+        line(format!("{} keys looked at together:", translation.combined.len()));
+    }
+    for key in &translation.combined {
+        line(format!("  {key}"));
+    }
     if !translation.left_out.is_empty() {
         line(format!("{} keys without a counterpart:", translation.left_out.len()));
     }

@@ -24,7 +24,10 @@ const KEYS: &[(&str, Rule)] = &[
     ("algorithm.group_size", To("num_generations")),
     ("algorithm.n_minibatches", Combined),
     ("algorithm.adv_type", Convert("advantage_estimator", adv_type)),
-    ("algorithm.loss_type", Combined),
+    (
+        "algorithm.loss_type",
+        Hint("clip_ratio_c makes it vanilla, else it is grpo; advantage_estimator gae adds a critic"),
+    ),
     ("algorithm.loss_agg_func", To("loss_aggregation")),
     ("algorithm.kl_beta", To("beta")),
     ("algorithm.kl_penalty_type", To("kl_estimator")),

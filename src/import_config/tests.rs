@@ -17,11 +17,11 @@ fn import(text: &str) -> (Dialect, Translation) {
     let translation = translate::translate(&entries, dialect.rules());
     // Every key is accounted for.
     for (key, _) in &entries {
-        let mapped = translation.mapped.iter().any(|(from, _)| from.split(" + ").any(|part| part == key));
-        let left_out = translation.left_out.iter().any(|(from, _)| from == key);
-        let combined = matches!(dialect.rules().find(key), Some(rules::Rule::Combined));
-        assert!(mapped || left_out || combined, "{key} is dropped in silence");
+        let named = translation.mapped.iter().chain(&translation.left_out).any(|(from, _)| from == key);
+        assert!(named || translation.combined.contains(key), "{key} is dropped in silence");
     }
+    let shown = account(&translation, dialect);
+    assert!(entries.iter().all(|(key, _)| shown.contains(key.as_str())), "{shown}");
     // What is written is what was understood.
     fs::write(dir.path().join("run.toml"), translation.to_toml()).unwrap();
     let read_back = layers::load(Some(&dir.path().join("run.toml")), &Vec::new()).unwrap();
@@ -215,6 +215,17 @@ fn a_config_of_rlinf() {
     assert!(config.normalize_advantages && config.max_steps.is_none());
     assert!(reason(&found, "defaults").contains("composed"));
     assert!(reason(&found, "cluster.num_nodes").contains("sharding"));
+}
+
+#[test]
+fn a_yaml_of_verl_means_what_its_overrides_mean() {
+    let yaml = "algorithm: {adv_estimator: rloo, lam: 0.9}\nactor_rollout_ref:\n  actor:\n    policy_loss: {loss_mode: \
+                cispo}\n    clip_ratio: 0.3\n    clip_ratio_high: 4.0\n  rollout: {n: 4, top_k: -1}\n";
+    let (dialect, found) = import(yaml);
+    assert_eq!(dialect, Dialect::Verl);
+    let config = &found.config;
+    assert_eq!((config.advantage_estimator, config.loss_type), (AdvantageEstimator::Rloo, LossType::VerlCispo));
+    assert_eq!((config.epsilon, config.epsilon_high, config.top_k, config.lam), (0.3, Some(4.0), 0, 0.9));
 }
 
 #[test]

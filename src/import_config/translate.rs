@@ -15,20 +15,25 @@ pub struct Translation {
     pub config: TrainConfig,
     /// Options that were taken over, as (foreign key, option); a key that stands for its dialect's default is empty.
     pub mapped: Vec<(String, String)>,
+    /// Keys that were looked at together: what they lead to is among `mapped` as [`TOGETHER`].
+    pub combined: Vec<String>,
     /// Keys without a counterpart, with the reason or the way.
     pub left_out: Vec<(String, String)>,
 }
+
+/// In place of a foreign key, for an option that follows from several.
+pub const TOGETHER: &str = "several keys";
 
 const UNKNOWN: &str = "not known";
 
 /// Translates every key; what our own loader refuses is left out with its reason.
 pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
-    let mut translation = Translation { config: TrainConfig::default(), mapped: Vec::new(), left_out: Vec::new() };
+    let mut translation =
+        Translation { config: TrainConfig::default(), mapped: Vec::new(), combined: Vec::new(), left_out: Vec::new() };
     let mut overrides = layers::Overrides::new();
     for (option, value) in rules.implied {
         translation.take(&mut overrides, "", option, &Value::from(*value));
     }
-    let mut combined = Vec::new();
     for (key, value) in entries {
         match rules.find(key) {
             Some(Rule::Option(option)) => translation.take(&mut overrides, key, option, value),
@@ -36,16 +41,15 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
                 Ok(value) => translation.take(&mut overrides, key, option, &value),
                 Err(reason) => translation.leave_out(key, reason),
             },
-            Some(Rule::Combined) => combined.push(key.as_str()),
+            Some(Rule::Combined) => translation.combined.push(key.clone()),
             Some(Rule::Hint(hint)) => translation.leave_out(key, hint),
             None => translation.leave_out(key, UNKNOWN),
         }
     }
     let get = |key: &str| entries.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
     let options: Options = (rules.combine)(&get);
-    let source = combined.join(" + ");
     for (option, value) in options {
-        translation.take(&mut overrides, &source, &option, &value);
+        translation.take(&mut overrides, TOGETHER, &option, &value);
     }
     translation.config = layers::load(None, &overrides).expect("each option was accepted by itself");
     translation
