@@ -30,7 +30,7 @@ pub const STATE_FILE: &str = "trainer_state.json";
 const STATE_FORMAT: u32 = 1;
 
 /// Options that may change between a checkpoint and its resumption without changing what is computed.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 15] = [
     "output_dir",
     "resume_from_checkpoint",
     "save_steps",
@@ -39,6 +39,7 @@ const HARMLESS: [&str; 14] = [
     "eval_dataset",
     "logging_steps",
     "log_completions",
+    "save_step_batches",
     "peer_timeout",
     "max_restarts",
     "max_num_seqs",
@@ -134,24 +135,11 @@ pub fn save(
     state: &TrainerState,
     limit: Option<u32>,
 ) -> Result<(), LearnerError> {
-    let parameters = trainer.policy().parameters();
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
-        exporters::fill_hf(model, dir, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+        fill(dir, model, trainer, state)?;
         for name in [MODEL_FILE, DATA_FILE, MANIFEST_FILE] {
             share(&version_dir.join(name), &dir.join(name))?;
         }
-        Tensor::write_safetensors(&trainer.optimizer().state(parameters), dir.join(OPTIMIZER_FILE))?;
-        if let Some(reference) = trainer.moving_reference() {
-            let parameters = reference.parameters();
-            let folder = dir.join(REFERENCE_DIR);
-            fs::create_dir(&folder)?;
-            exporters::fill_hf(model, &folder, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
-        }
-        if let Some(critic) = trainer.credit().critic() {
-            save_critic(critic, &dir.join(CRITIC_DIR))?;
-        }
-        let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
-        fs::write(dir.join(STATE_FILE), text)?;
         Ok::<_, LearnerError>(())
     })?;
     let Some(limit) = limit else {
@@ -162,6 +150,28 @@ pub fn save(
     for step in &steps[..surplus] {
         fs::remove_dir_all(run_dir.checkpoint(*step))?;
     }
+    Ok(())
+}
+
+/// Writes everything that training goes on from: policy, optimiser, critic, a reference that moves, and the state.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &TrainerState) -> Result<(), LearnerError> {
+    let parameters = trainer.policy().parameters();
+    exporters::fill_hf(model, dir, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+    Tensor::write_safetensors(&trainer.optimizer().state(parameters), dir.join(OPTIMIZER_FILE))?;
+    if let Some(reference) = trainer.moving_reference() {
+        let parameters = reference.parameters();
+        let folder = dir.join(REFERENCE_DIR);
+        fs::create_dir(&folder)?;
+        exporters::fill_hf(model, &folder, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+    }
+    if let Some(critic) = trainer.credit().critic() {
+        save_critic(critic, &dir.join(CRITIC_DIR))?;
+    }
+    let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
+    fs::write(dir.join(STATE_FILE), text)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use learner::commands::{bench, init, logprobs, reward_model, run, score, sft};
+use learner::commands::{bench, init, logprobs, replay, reward_model, run, score, sft};
 
 /// Trains language models over libtorch.
 #[derive(Debug, Parser)]
@@ -23,6 +23,8 @@ enum Command {
     RewardModel(reward_model::Args),
     /// Scores of given completions by a reward model.
     Score(score::Args),
+    /// Train a kept step of a run again, with any method, and compare.
+    Replay(replay::Args),
     /// Log-probs of given completions.
     Logprobs(logprobs::Args),
     /// Measure training steps on synthetic completions.
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Sft(args) => sft::run(&args),
         Command::RewardModel(args) => reward_model::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Logprobs(args) => logprobs::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Init(args) => init::run(&args),

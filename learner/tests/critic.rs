@@ -8,7 +8,6 @@ use std::{fs, sync::atomic::AtomicBool};
 
 use learner::{
     critic::{Critic, clip_fraction, row_weights, value_loss},
-    loss::Measure,
     model::{LoadOptions, load, load_scorer},
     run::{Outcome, run},
     step::{StepBatch, StepStats, Trainer},

@@ -120,6 +120,26 @@ impl RunDir {
         numbered(&self.root, |name| name.strip_prefix("checkpoint-").and_then(|n| n.parse().ok()))
     }
 
+    /// Folder of the steps that `save_step_batches` keeps.
+    #[must_use]
+    pub fn batches(&self) -> PathBuf {
+        self.root.join("batches")
+    }
+
+    /// What a step was trained on and the state it began with; `step` counts from 1, as in the metrics.
+    #[must_use]
+    pub fn step_batch(&self, step: u64) -> PathBuf {
+        self.batches().join(format!("step-{step}"))
+    }
+
+    /// Steps that were kept, ascending.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn step_batches(&self) -> io::Result<Vec<u64>> {
+        numbered(&self.batches(), |name| name.strip_prefix("step-").and_then(|n| n.parse().ok()))
+    }
+
     /// The self-contained report.
     #[must_use]
     pub fn report(&self) -> PathBuf {
@@ -131,7 +151,7 @@ impl RunDir {
     /// # Errors
     /// When a folder cannot be listed or an entry cannot be removed.
     pub fn remove_litter(&self) -> io::Result<()> {
-        for dir in [self.root.clone(), self.weights(), self.completions()] {
+        for dir in [self.root.clone(), self.weights(), self.completions(), self.batches()] {
             let Ok(entries) = fs::read_dir(&dir) else {
                 continue;
             };

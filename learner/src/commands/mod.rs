@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod init;
 pub mod logprobs;
+pub mod replay;
 pub mod reward_model;
 pub mod run;
 pub mod score;

@@ -4,6 +4,7 @@ mod collector;
 mod completions;
 mod ledger;
 mod link;
+mod open;
 
 use std::{
     path::Path,
@@ -15,21 +16,21 @@ use exporters::{ExportOptions, ensure_export};
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus},
-    config::{AdvantageEstimator, TrainConfig},
+    config::TrainConfig,
     metrics::{MetricRecord, MetricsFile},
     rng,
 };
-use tch::{Device, Kind};
+use tch::Device;
 
 pub use collector::Collector;
 pub use link::Link;
+pub use open::open_trainer;
 
 use crate::{
-    checkpoint::{self, REFERENCE_DIR, TrainerState},
-    critic::{CRITIC_DIR, Critic},
+    checkpoint::{self, TrainerState},
     error::LearnerError,
-    model::{self, LoadOptions},
     publish::Publisher,
+    replay,
     step::{StepBatch, StepStats, Trainer, record},
 };
 
@@ -99,25 +100,11 @@ impl<'a> Run<'a> {
     fn open(run_dir: &'a RunDir, config: &'a TrainConfig, device: Device) -> Result<Self, LearnerError> {
         let model = ModelDir::open(&config.model)?;
         let found = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
-        let options = LoadOptions { kind: Kind::Float, device, trainable: true };
-        let weights = found.as_ref().map(ModelDir::open).transpose()?;
-        let policy = model::load(weights.as_ref().unwrap_or(&model), options)?;
-        // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.
-        let moved = found.as_ref().filter(|_| config.sync_ref_model).map(|path| path.join(REFERENCE_DIR));
-        let moved = moved.filter(|path| path.is_dir()).map(ModelDir::open).transpose()?;
-        let reference = (config.beta != 0.0)
-            .then(|| model::load(moved.as_ref().unwrap_or(&model), LoadOptions { trainable: false, ..options }))
-            .transpose()?;
-        let mut trainer = Trainer::new(config, policy, reference)?;
-        if config.advantage_estimator == AdvantageEstimator::Gae {
-            let critic = Critic::open(config, found.as_deref(), model.config().vocab_size, options)?;
-            trainer.credit_mut().set_critic(critic);
+        let (trainer, state) = open_trainer(config, &model, found.as_deref(), device)?;
+        if let Some(path) = &found {
+            going_on(path, config, &state);
         }
-        let total_steps = config.max_steps.unwrap_or_default();
-        let state = match &found {
-            None => TrainerState::start(config, total_steps),
-            Some(path) => resume(path, config, &mut trainer, total_steps)?,
-        };
+        let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, ..state };
         let export = ExportOptions { dtype: config.rollout_device.rollout_dtype(), ..ExportOptions::default() };
         let base = ensure_export(&model, &export)?;
         let publisher = Publisher::new(run_dir.clone(), base);
@@ -150,6 +137,9 @@ impl<'a> Run<'a> {
                 return Ok(Outcome::Stopped);
             };
             let waited = start.elapsed();
+            if self.config.save_step_batches {
+                replay::save(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
+            }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
             let stats = self.trainer.step(&batch, self.state.step)?;
             self.advance(&batch);
@@ -249,26 +239,12 @@ struct Durations {
     published: Duration,
 }
 
-fn resume(
-    path: &Path,
-    config: &TrainConfig,
-    trainer: &mut Trainer,
-    total_steps: u64,
-) -> Result<TrainerState, LearnerError> {
-    let saved = TrainerState::read(path)?;
+fn going_on(path: &Path, config: &TrainConfig, saved: &TrainerState) {
     let changed = saved.changed_options(config);
     if !changed.is_empty() {
         tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
     }
-    trainer.restore(saved.updates, &checkpoint::read_optimizer(path)?)?;
-    trainer.credit_mut().restore_kl_coef(saved.kl_coef);
-    trainer.entropy_mut().restore(saved.entropy);
-    if let Some(critic) = trainer.credit_mut().critic_mut() {
-        critic.restore(saved.updates, &checkpoint::read_optimizer(&path.join(CRITIC_DIR))?)?;
-    }
     tracing::info!("going on from {} after step {}", path.display(), saved.step);
-    let config = TrainerState::start(config, total_steps).config;
-    Ok(TrainerState { total_steps, config, ..saved })
 }
 
 /// A number that no other process of the run is likely to draw.

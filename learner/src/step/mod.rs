@@ -53,6 +53,7 @@ pub struct Trainer {
     credit: CreditAssigner,
     /// Optimiser updates done or skipped, which is what the schedule counts.
     updates: u64,
+    keeps_gradient: bool,
     device: Device,
 }
 
@@ -79,6 +80,7 @@ impl Trainer {
             gradients: policy.parameters().gradients(),
             credit: CreditAssigner::from_config(config)?,
             updates: 0,
+            keeps_gradient: false,
             device: policy.parameters().flat().device(),
             config: config.clone(),
             policy,
@@ -145,6 +147,11 @@ impl Trainer {
     /// The coefficient of the entropy bonus, to be restored.
     pub fn entropy_mut(&mut self) -> &mut EntropyController {
         &mut self.entropy
+    }
+
+    /// Has the gradient of each step's first update left in [`StepStats::first_gradient`].
+    pub fn keep_first_gradient(&mut self) {
+        self.keeps_gradient = true;
     }
 
     /// Trains on one generation batch. `step` is the number of steps done before it.
@@ -329,6 +336,9 @@ impl Trainer {
         let loss = pass.run(&self.policy, &mut self.gradients, rows, stats)?;
         stats.times.forward_backward += start.elapsed();
 
+        if self.keeps_gradient && stats.first_gradient.is_none() {
+            stats.first_gradient = Some(self.gradients.flat().copy());
+        }
         let start = Instant::now();
         stats.learning_rate = self.schedule.rate(self.updates);
         self.updates += 1;

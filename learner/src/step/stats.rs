@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use shared::metrics::MetricRecord;
+use tch::Tensor;
 
 use crate::{
     kl::k3_value,
@@ -11,7 +12,7 @@ use crate::{
 };
 
 /// Figures of a training step.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct StepStats {
     /// Loss of each optimiser update.
     pub losses: Vec<f64>,
@@ -44,6 +45,8 @@ pub struct StepStats {
     pub kept_counts: Option<Vec<Vec<u32>>>,
     /// Entropies of the update under way that the bonus is about: their sum and their number.
     pub(super) active_entropy: (f64, f64),
+    /// Gradient of the first update, before clipping, where it is to be kept.
+    pub first_gradient: Option<Tensor>,
     /// Where the time went.
     pub times: Times,
 }

@@ -1,0 +1,125 @@
+//! `learner replay`: the loss lab's command line.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use serde_json::{Map, Value, json};
+use shared::{RunDir, config::layers};
+
+use crate::{
+    device,
+    replay::{Replayed, cosine, fingerprint, read_groups, replay},
+};
+
+/// Flags of `learner replay`.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "learner replay --run-dir DIR [--step N] [--device D] [--threads N] [--key value]...",
+    after_help = "Every option of run.toml that follows the flags above is another than the run's, for instance\n\
+                  --loss-type cispo --epsilon-high 5. The run must have been made with save_step_batches."
+)]
+pub struct Args {
+    /// Run directory.
+    #[arg(long)]
+    pub run_dir: PathBuf,
+    /// Step to train again, counted as in metrics.jsonl; the newest that was kept without it.
+    #[arg(long)]
+    pub step: Option<u64>,
+    /// Where to compute: cpu or cuda.
+    #[arg(long, default_value = "cpu", value_parser = super::word::<shared::config::Device>)]
+    pub device: shared::config::Device,
+    /// Threads; those of the run without it.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Options that differ from the run's.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    pub overrides: Vec<String>,
+}
+
+/// Figures of the table: key among the metrics, and what the line is called.
+const FIGURES: [(&str, &str); 11] = [
+    ("loss", "loss"),
+    ("grad_norm", "gradient norm (mean of the updates)"),
+    ("entropy", "entropy"),
+    ("kl", "KL to the reference"),
+    ("ratio", "ratio"),
+    ("clip_ratio/region_mean", "clipped tokens"),
+    ("actor/pg_clipfrac", "clipped tokens (verl)"),
+    ("cispo_clip_ratio", "capped tokens (cispo)"),
+    ("rollout_corr/rollout_is_eff_sample_size", "effective sample size"),
+    ("early_stopped_batches", "batches left out (early stop)"),
+    ("frac_reward_zero_std", "groups without contrast"),
+];
+
+/// Prints a table and, as the last line on stdout, one JSON object.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let run_dir = RunDir::new(&args.run_dir);
+    let original = layers::load(Some(&run_dir.config()), &Vec::new())?;
+    let changed = layers::load(Some(&run_dir.config()), &layers::parse_overrides(&args.overrides)?)?;
+    changed.validate()?;
+    let kept = run_dir.step_batches()?;
+    let Some(step) = args.step.or(kept.last().copied()) else {
+        bail!("{} keeps no step: train with --save_step_batches", args.run_dir.display());
+    };
+    if !kept.contains(&step) {
+        bail!(
+            "--step {step} was not kept; there are {}",
+            kept.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+        );
+    }
+    let dir = run_dir.step_batch(step);
+    let groups = read_groups(&dir)?;
+    let device = device::open(args.device)?;
+    device::set_threads(args.threads.or(original.learner_threads));
+    let first = replay(&dir, &groups, &original, device).with_context(|| format!("step {step} as it was"))?;
+    let second = replay(&dir, &groups, &changed, device).context("step with the changed options")?;
+    report(step, &args.overrides, &first, &second)
+}
+
+fn report(step: u64, overrides: &[String], original: &Replayed, changed: &Replayed) -> anyhow::Result<()> {
+    let (as_it_was, now) = (figures(original)?, figures(changed)?);
+    let gradient_cosine = cosine(&original.gradient, &changed.gradient);
+    let change_cosine = cosine(&original.change, &changed.change);
+    println!("step {step}; changed: {}", if overrides.is_empty() { "nothing".into() } else { overrides.join(" ") });
+    println!("{:<38} {:>16} {:>16}", "", "as it was", "changed");
+    for (key, name) in FIGURES {
+        if as_it_was[key].is_number() || now[key].is_number() {
+            println!("{name:<38} {:>16} {:>16}", shown(&as_it_was[key]), shown(&now[key]));
+        }
+    }
+    for (key, name) in [("change_norm", "change of the weights"), ("gradient", "bits of the first gradient")] {
+        println!("{name:<38} {:>16} {:>16}", shown(&as_it_was[key]), shown(&now[key]));
+    }
+    println!("{:<38} {:>16} {:>16}", "cosine of the first gradient", "", shown(&gradient_cosine.into()));
+    println!("{:<38} {:>16} {:>16}", "cosine of the change of the weights", "", shown(&change_cosine.into()));
+    let answer = json!({
+        "step": step,
+        "overrides": overrides,
+        "original": as_it_was,
+        "changed": now,
+        "gradient_cosine": gradient_cosine,
+        "change_cosine": change_cosine,
+    });
+    println!("{answer}");
+    Ok(())
+}
+
+fn figures(replayed: &Replayed) -> anyhow::Result<Value> {
+    let mut figures: Map<String, Value> =
+        FIGURES.iter().map(|(key, _)| ((*key).to_owned(), replayed.record.get(key).into())).collect();
+    figures.insert("gradient".into(), fingerprint(&replayed.gradient)?.into());
+    figures.insert("gradient_norm".into(), replayed.gradient.norm().double_value(&[]).into());
+    figures.insert("change_norm".into(), replayed.change.norm().double_value(&[]).into());
+    Ok(figures.into())
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Number(number) => format!("{:.6}", number.as_f64().unwrap_or(f64::NAN)),
+        Value::String(text) => text.clone(),
+        _ => "-".into(),
+    }
+}
