@@ -123,6 +123,19 @@ impl Trainer {
         self.reference.as_ref()
     }
 
+    /// Goes on with a saved reference policy: the flat buffer of its parameters.
+    ///
+    /// # Errors
+    /// When there is no reference, or the buffer is that of another model.
+    pub fn restore_reference(&mut self, flat: &tch::Tensor) -> Result<(), LearnerError> {
+        let Some(reference) = &self.reference else {
+            return Err(LearnerError::Config("a saved reference policy needs `beta` above 0".into()));
+        };
+        let mut own = reference.parameters().flat().detach();
+        tch::no_grad(|| own.f_copy_(flat))?;
+        Ok(())
+    }
+
     /// The coefficient of the entropy bonus and the entropy that it goes by: what a checkpoint has to hold with
     /// `use_adaptive_entropy`.
     #[must_use]
