@@ -41,14 +41,14 @@ fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, 
     (trainer, stats)
 }
 
-/// Largest relative L2 distance of a tensor's gradient.
-fn distance(a: &Trainer, b: &Trainer) -> f64 {
+/// Largest relative L2 distance of a tensor's gradient. Norms below the floor count as the floor.
+fn distance(a: &Trainer, b: &Trainer, floor: f64) -> f64 {
     let norm = |x: &Tensor| x.norm().double_value(&[]);
     let (a_flat, b_flat) = (a.gradients().flat(), b.gradients().flat());
     let parameters = a.policy().parameters();
     let of = |name: &str| {
         let (a, b) = (parameters.slice_of(a_flat, name).unwrap(), parameters.slice_of(b_flat, name).unwrap());
-        norm(&(&a - &b)) / norm(&b).max(1e-6 * norm(b_flat)).max(f64::MIN_POSITIVE)
+        norm(&(&a - &b)) / norm(&b).max(1e-6 * norm(b_flat)).max(floor)
     };
     parameters.named().map(|(name, _)| of(name)).fold(0.0, f64::max)
 }
@@ -149,7 +149,8 @@ proptest! {
         let groups = groups(&split, split.seed);
         let ((a, a_stats), (b, b_stats)) =
             (step(&split, &groups, Kind::Double), step(&whole, &groups, Kind::Double));
-        prop_assert!(distance(&a, &b) < 1e-9, "gradients differ by {}", distance(&a, &b));
+        let found = distance(&a, &b, f64::MIN_POSITIVE);
+        prop_assert!(found < 1e-9, "gradients differ by {}", found);
         let weights = a.policy().parameters().flat() - b.policy().parameters().flat();
         prop_assert!(weights.abs().max().double_value(&[]) < 1e-9);
         prop_assert_eq!(a_stats.losses.len() as u64, split.updates_per_step());
@@ -164,8 +165,12 @@ proptest! {
     /// In float32 the gradient of every tensor is the same up to rounding.
     #[test]
     fn the_memory_split_changes_nothing_in_single_precision(Options(config) in options(), budget in 1u32..120) {
-        // One update: a second would begin with weights that rounding has moved apart.
+        // One update: a second would begin with weights that rounding has moved apart. A threshold that a whole batch or
+        // completion crosses can lie within a rounding error of what is compared with it; double precision covers those.
         let split = TrainConfig {
+            top_entropy_quantile: 1.0,
+            early_stop_imp_ratio: None,
+            off_policy_mask_threshold: None,
             micro_batch_tokens: budget,
             num_iterations: 1,
             gradient_accumulation_steps: 12,
@@ -174,7 +179,9 @@ proptest! {
         let whole = TrainConfig { micro_batch_tokens: 1 << 20, ..split.clone() };
         let groups = groups(&split, split.seed);
         let ((a, _), (b, _)) = (step(&split, &groups, Kind::Float), step(&whole, &groups, Kind::Float));
-        prop_assert!(distance(&a, &b) < 1e-5, "gradients differ by {}", distance(&a, &b));
+        // Slopes that all but cancel are no more precise than the log-probs that they are made of.
+        let found = distance(&a, &b, 1e-3);
+        prop_assert!(found < 1e-5, "gradients differ by {}", found);
     }
 }
 
@@ -197,10 +204,13 @@ fn accumulation_changes_nothing() {
         for level in [Token, Sequence] {
             let whole = of(loss_type, level, 12);
             for per_device in [4, 1] {
-                let found = distance(&of(loss_type, level, per_device), &whole);
+                let found = distance(&of(loss_type, level, per_device), &whole, f64::MIN_POSITIVE);
                 assert!(found < 1e-9, "{loss_type:?} {level:?} {per_device}: gradients differ by {found}");
             }
         }
     }
-    assert!(distance(&of(Bnpo, Token, 1), &of(Bnpo, Token, 12)) > 1e-3, "bnpo is defined by the logical batch");
+    assert!(
+        distance(&of(Bnpo, Token, 1), &of(Bnpo, Token, 12), f64::MIN_POSITIVE) > 1e-3,
+        "bnpo is defined by the logical batch"
+    );
 }

@@ -201,7 +201,6 @@ fn a_silent_sampler_ends_the_run_with_a_clear_error() {
 fn what_the_learner_cannot_do_is_refused() {
     let folder = Folder::new();
     for (config, word) in [
-        (TrainConfig { top_p: 0.9, ..folder.config() }, "top_p"),
         (TrainConfig { repetition_penalty: 1.1, ..folder.config() }, "repetition_penalty"),
         (TrainConfig { max_steps: None, ..folder.config() }, "max_steps"),
         (TrainConfig { model: folder.root.path().join("nowhere"), ..folder.config() }, "nowhere"),

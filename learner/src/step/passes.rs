@@ -83,7 +83,9 @@ impl Pass<'_> {
         micro: &MicroBatch,
         stats: &mut StepStats,
     ) -> Result<f64, LearnerError> {
-        let whole = self.objective.scope() == Scope::Row || self.correction.is_some();
+        // The weights of the correction go over whole rows of old log-probs, which here may only just become known.
+        let weights_unknown = self.correction.is_some() && self.importance.is_none() && self.on_policy;
+        let whole = self.objective.scope() == Scope::Row || weights_unknown;
         let span = if whole { Span::Whole } else { Span::Run };
         let (mut loss, mut failure, mut outcome) = (0.0, None, Outcome::default());
         policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, token_stats| {

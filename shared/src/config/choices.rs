@@ -38,7 +38,7 @@ pub enum LossType {
     Gspo,
     /// verl's `cispo`: the detached ratio is clipped to [1 − `epsilon`, 1 + `epsilon_high`]; token mean over the update.
     VerlCispo,
-    /// verl's `geo_mean`: the clipped ratios' geometric mean over a sequence (GMPO).
+    /// verl's `geo_mean`: the clipped ratios' geometric mean over a sequence; mean over sequences (GMPO).
     #[serde(alias = "gmpo")]
     GeoMean,
     /// Plain policy gradient, `−logprob × advantage`; token mean over the update (GPG).
@@ -120,7 +120,8 @@ pub enum KlEstimator {
     K1,
     /// Half the squared difference: biased, of low variance.
     K2,
-    /// `exp(d) − d − 1` with `d = ref_logprob − logprob`: unbiased, never negative.
+    /// `exp(d) − d − 1` with `d = ref_logprob − logprob`: unbiased, never negative. With a loss type of verl (`vanilla`,
+    /// `gspo`, `verl_cispo`, `geo_mean`, `gpg`) and in the reward, d is bounded to ±20 and the value to ±10, as there.
     #[default]
     #[serde(alias = "low_var_kl")]
     K3,

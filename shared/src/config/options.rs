@@ -156,10 +156,11 @@ pub struct TrainConfig {
     pub early_stop_imp_ratio: Option<f64>,
     /// Weigh each logical micro-batch by its share of the update's trained tokens. RLinf `use_valid_token_scale`.
     pub use_valid_token_scale: bool,
-    /// Weight of the entropy bonus. TRL `entropy_coef`, RLinf `entropy_bonus`.
+    /// Weight of the entropy bonus: the mean entropy of the trained tokens of each logical batch, whatever the
+    /// reduction. TRL `entropy_coef`, RLinf `entropy_bonus`.
     pub entropy_coef: f64,
-    /// Move `entropy_coef` up while the entropy is below `entropy_target`, down while it is above. TRL
-    /// `use_adaptive_entropy`.
+    /// After each update, move `entropy_coef` up when its entropy was not above `entropy_target`, down otherwise; the
+    /// next update has a bonus only in the first case. TRL `use_adaptive_entropy`.
     pub use_adaptive_entropy: bool,
     /// Smallest adaptive coefficient. TRL `entropy_coef_min`.
     pub entropy_coef_min: f64,
@@ -204,7 +205,8 @@ pub struct TrainConfig {
     pub importance_sampling_clip_max: f64,
     /// Lower bound of the ratio; absent = none. TRL `vllm_importance_sampling_clip_min`.
     pub importance_sampling_clip_min: Option<f64>,
-    /// Divide the weights by their mean over the batch. verl `rollout_is_batch_normalize`.
+    /// Divide the weights by their mean over the generation batch, after bounding their logs to ±20. verl
+    /// `rollout_is_batch_normalize`.
     pub importance_sampling_batch_normalize: bool,
     /// Clip against the policy that the step began with and weigh by its distance from the one that sampled (the
     /// decoupled objective); false = clip against the sampler's log-probs. AReaL `use_decoupled_loss`.
