@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::rules::{
-    Options,
+    Lookup, Options,
     Rule::{self, Combined, Convert, Hint, Option as To},
     Rules, limit, one_path, top_k,
 };
@@ -98,7 +98,7 @@ const KEYS: &[(&str, Rule)] = &[
 ];
 
 /// Batch sizes count prompts in RLinf and completions here; its dual clip is our `loss_type` vanilla.
-fn combine(get: &dyn Fn(&str) -> Option<Value>) -> Options {
+fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     let mut set = |key: &str, value: Value| options.push((key.to_owned(), value));
     let number = |key: &str| get(key).and_then(|value| value.as_u64());

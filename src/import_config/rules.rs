@@ -19,6 +19,9 @@ pub enum Rule {
 /// Values on their way into `run.toml`: options in the order in which they were found.
 pub type Options = Vec<(String, Value)>;
 
+/// The value of a key, if it is given.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<Value>;
+
 /// The dictionary of a dialect.
 #[derive(Clone, Copy)]
 pub struct Rules {
@@ -29,7 +32,7 @@ pub struct Rules {
     /// Options that stand for defaults that differ from ours, for keys that are not given.
     pub implied: &'static [(&'static str, &'static str)],
     /// Options that follow from several keys.
-    pub combine: fn(&dyn Fn(&str) -> Option<Value>) -> Options,
+    pub combine: fn(Lookup<'_>) -> Options,
 }
 
 impl Rules {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::rules::{
-    Options,
+    Lookup, Options,
     Rule::{self, Combined, Convert, Hint, Option as To},
     Rules, limit, one_path, top_k,
 };
@@ -113,7 +113,7 @@ const KEYS: &[(&str, Rule)] = &[
 ];
 
 /// Batch sizes count prompts in verl and completions here; a KL coefficient counts only where it is switched on.
-fn combine(get: &dyn Fn(&str) -> Option<Value>) -> Options {
+fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     let mut set = |key: &str, value: Value| options.push((key.to_owned(), value));
     let actor = |key: &str| get(&format!("actor_rollout_ref.actor.{key}"));

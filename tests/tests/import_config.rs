@@ -19,9 +19,8 @@ fn what_is_written_is_a_run_toml_and_every_key_is_accounted_for() {
     let text = "num_generations: 4\nloss_type: grpo\nbeta: 0.04\nuse_vllm: true\nstrange: 1\n";
     let found = import(dir.path(), text, &more).success();
     assert_eq!(found.stdout, "");
-    for words in ["4 keys", "3 options taken over from TRL", "use_vllm: the sampler is ONNX", "strange: not known"] {
-        let counted = words == "4 keys";
-        assert!(counted != found.stderr.contains(words), "{words}: {}", found.stderr);
+    for words in ["3 options taken over from TRL", "use_vllm: the sampler is ONNX", "strange: not known"] {
+        assert!(found.stderr.contains(words), "{words}: {}", found.stderr);
     }
     let written = fs::read_to_string(&target).unwrap();
     assert!(written.ends_with("num_generations = 4\nloss_type = \"grpo\"\nbeta = 0.04\n"), "{written}");
