@@ -55,8 +55,11 @@ pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions)
     tracing::info!(model = %model.path().display(), export = %folder.display(), "exporting to ONNX, once per model");
     fs::create_dir_all(&exports).map_err(|e| ExportError::io(&exports, e))?;
     atomic::remove_abandoned(&exports)?;
-    write_export(model.config(), &checkpoint, &folder, options)?;
-    Ok(folder)
+    match write_export(model.config(), &checkpoint, &folder, options) {
+        // Another process may have put the same export there between the look at the folder and the renaming.
+        Err(_) if VersionDir::open(&folder).is_ok() => Ok(folder),
+        written => written.map(|_| folder),
+    }
 }
 
 fn has_export(dir: &Path) -> bool {

@@ -5,13 +5,16 @@ use std::{
     os::unix::process::CommandExt,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 /// Longest answer, in bytes.
 const MAX_LINE: u64 = 64 << 20;
+
+/// How long a process that has closed its output may take to end, so that its exit status can be told.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +89,13 @@ impl Process {
     }
 
     fn ended(&mut self) -> AskError {
-        let status = self.child.try_wait().ok().flatten();
+        // The output closes a moment before the process is gone.
+        let patience = Instant::now() + LAST_MOMENT;
+        let mut status = None;
+        while status.is_none() && Instant::now() < patience {
+            status = self.child.try_wait().ok().flatten();
+            thread::sleep(Duration::from_millis(1));
+        }
         AskError::Ended(status.map(|status| format!(" ({status})")).unwrap_or_default())
     }
 }
