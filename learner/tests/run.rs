@@ -55,11 +55,19 @@ fn train(run_dir: &RunDir, config: &TrainConfig, manners: Manners) -> LearnerSta
     sampler.join().unwrap()
 }
 
-/// Every file of a checkpoint with its bytes, the configuration's paths left out.
+/// Every file of a checkpoint with its bytes, those of its folders included.
 fn content(checkpoint: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let mut files: Vec<PathBuf> = fs::read_dir(checkpoint).unwrap().map(|e| e.unwrap().path()).collect();
-    files.sort();
-    files.into_iter().map(|f| (f.file_name().unwrap().into(), fs::read(f).unwrap())).collect()
+    let mut entries: Vec<PathBuf> = fs::read_dir(checkpoint).unwrap().map(|e| e.unwrap().path()).collect();
+    entries.sort();
+    let of = |path: PathBuf| {
+        let name = PathBuf::from(path.file_name().unwrap());
+        if path.is_dir() {
+            content(&path).into_iter().map(|(file, bytes)| (name.join(file), bytes)).collect()
+        } else {
+            vec![(name, fs::read(path).unwrap())]
+        }
+    };
+    entries.into_iter().flat_map(of).collect()
 }
 
 fn assert_same_checkpoint(a: &RunDir, b: &RunDir, step: u64) {
@@ -94,7 +102,16 @@ fn a_run_repeated_gives_the_same_bytes_whatever_order_groups_come_in() {
 #[test]
 fn a_stopped_run_goes_on_to_the_same_bytes() {
     let folder = Folder::new();
-    let config = TrainConfig { save_steps: 100, beta: 0.1, ..folder.config() };
+    let config = TrainConfig {
+        save_steps: 100,
+        beta: 0.1,
+        sync_ref_model: true,
+        ref_model_sync_steps: 2,
+        use_adaptive_entropy: true,
+        entropy_coef: 0.01,
+        entropy_target: 100.0,
+        ..folder.config()
+    };
     let (whole, parts) = (folder.run_dir("whole"), folder.run_dir("parts"));
     train(&whole, &config, Manners::default());
 
@@ -127,6 +144,7 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
 
     train(&parts, &config, Manners::default());
     assert_same_checkpoint(&whole, &parts, 6);
+    assert!(content(&parts.checkpoint(6)).iter().any(|(file, _)| file.starts_with("reference")));
     assert!(!parts.weights().join(".tmp-1-v000009").exists());
     let steps: Vec<f64> = metrics::read(&parts.metrics()).unwrap().iter().map(|r| r.get("step").unwrap()).collect();
     assert_eq!(steps, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
@@ -201,7 +219,6 @@ fn a_silent_sampler_ends_the_run_with_a_clear_error() {
 fn what_the_learner_cannot_do_is_refused() {
     let folder = Folder::new();
     for (config, word) in [
-        (TrainConfig { repetition_penalty: 1.1, ..folder.config() }, "repetition_penalty"),
         (TrainConfig { max_steps: None, ..folder.config() }, "max_steps"),
         (TrainConfig { model: folder.root.path().join("nowhere"), ..folder.config() }, "nowhere"),
         (TrainConfig { resume_from_checkpoint: Some("nowhere".into()), ..folder.config() }, "nowhere"),

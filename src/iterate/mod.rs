@@ -7,11 +7,7 @@
 
 mod comparisons;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -230,10 +226,11 @@ impl Job<'_> {
         config.model.clone_from(&self.policy);
         config.output_dir = self.path(round, "run");
         config.seed = self.config.seed + u64::from(round);
-        let weights = self.config.weighted_rewards();
-        let model = format!("model:path={}", path_in_spec(&self.path(round, "reward-model"))?);
-        config.reward_funcs = [model].into_iter().chain(weights.iter().map(|(name, _)| name.clone())).collect();
-        config.reward_weights = [1.0].into_iter().chain(weights.iter().map(|(_, weight)| *weight)).collect();
+        // A colon would end the parameter.
+        let path = self.path(round, "reward-model").display().to_string().replace(':', "\\:");
+        let weights = self.config.weighted_rewards().into_iter().map(|(_, weight)| weight);
+        config.reward_weights = [1.0].into_iter().chain(weights).collect();
+        config.reward_funcs.insert(0, format!("model:path={path}"));
         let interrupted = !RunDir::new(&config.output_dir).checkpoints().unwrap_or_default().is_empty();
         config.resume_from_checkpoint = interrupted.then(|| "latest".to_owned());
         if !interrupted && config.output_dir.exists() {
@@ -242,11 +239,4 @@ impl Job<'_> {
         }
         Ok(config)
     }
-}
-
-/// Specifications of reward functions separate their parameters by colons.
-fn path_in_spec(path: &Path) -> Result<String> {
-    let text = path.display().to_string();
-    ensure!(!text.contains(':'), "`output_dir` {text}: a path with a colon cannot name a reward model");
-    Ok(text)
 }

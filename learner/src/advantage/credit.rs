@@ -12,7 +12,6 @@ use super::{
     outcome::{Lone, Normalised, grpo, normalize_then_sum, weighted_reward},
     process::{Deviation, process},
 };
-use crate::error::LearnerError;
 
 /// TRL's addition to standard deviations.
 const TRL_EPSILON: f64 = 1e-4;
@@ -102,30 +101,6 @@ impl CreditOptions {
         use Estimator::{Gae, ReinforcePlusPlus, ReinforcePlusPlusBaseline};
         matches!(self.estimator, Gae | ReinforcePlusPlus | ReinforcePlusPlusBaseline)
     }
-}
-
-/// Refuses combinations of credit options that have no meaning.
-///
-/// # Errors
-/// [`LearnerError::Config`] with the options and the way out.
-pub fn check(config: &TrainConfig) -> Result<(), LearnerError> {
-    let refuse = |message: &str| Err(LearnerError::Config(message.to_owned()));
-    let estimator = config.advantage_estimator;
-    let separate = config.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum;
-    if separate && estimator != Estimator::Grpo {
-        return refuse("`multi_objective_aggregation` normalize_then_sum needs `advantage_estimator` grpo");
-    }
-    if config.use_kl_in_reward && (separate || estimator == Estimator::Process) {
-        return refuse(
-            "`use_kl_in_reward` needs one reward per completion, but each function is normalised on its own with \
-             `advantage_estimator` process and `multi_objective_aggregation` normalize_then_sum; leave the penalty in \
-             the loss",
-        );
-    }
-    if config.use_kl_in_reward && config.beta == 0.0 {
-        return refuse("`use_kl_in_reward` needs `beta` above 0, the weight of the penalty");
-    }
-    Ok(())
 }
 
 /// What a generation batch earned, before the step looks at it.

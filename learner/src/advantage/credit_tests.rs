@@ -152,26 +152,3 @@ fn normalised_advantages_have_mean_0_and_std_1_over_trained_tokens() {
     let (moments, n) = (Moments::of(&trained), trained.len() as f64);
     assert!(moments.mean.abs() < 1e-7 && (moments.std * ((n - 1.0) / n).sqrt() - 1.0).abs() < 1e-4, "{moments:?}");
 }
-
-#[test]
-fn combinations_without_a_meaning_are_refused() {
-    let kl = TrainConfig { use_kl_in_reward: true, beta: 0.1, ..TrainConfig::default() };
-    check(&kl).unwrap();
-    let separate = MultiObjectiveAggregation::NormalizeThenSum;
-    for (config, word) in [
-        (TrainConfig { beta: 0.0, ..kl.clone() }, "beta"),
-        (TrainConfig { advantage_estimator: Estimator::Process, ..kl.clone() }, "process"),
-        (TrainConfig { multi_objective_aggregation: separate, ..kl.clone() }, "normalize_then_sum"),
-        (
-            TrainConfig {
-                multi_objective_aggregation: separate,
-                advantage_estimator: Estimator::Rloo,
-                ..TrainConfig::default()
-            },
-            "grpo",
-        ),
-    ] {
-        let message = check(&config).unwrap_err().to_string();
-        assert!(message.contains(word), "{message}");
-    }
-}

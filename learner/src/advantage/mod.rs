@@ -13,6 +13,6 @@ mod moments;
 pub mod outcome;
 pub mod process;
 
-pub use credit::{Credit, CreditOptions, RewardSummary, Sample, check, credit};
+pub use credit::{Credit, CreditOptions, RewardSummary, Sample, credit};
 pub use kl_reward::{KlController, KlPenalty};
 pub use moments::Moments;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use shared::{FinishReason, atomic};
+use shared::{FinishReason, RewardOutcome, atomic};
 
 use crate::step::{StepBatch, StepStats};
 
@@ -17,6 +17,9 @@ struct Record<'a> {
     prompt: &'a str,
     completion: &'a str,
     rewards: Map<String, Value>,
+    /// Why reward functions failed, where any did.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    reward_errors: Map<String, Value>,
     reward: Option<f64>,
     /// Mean over its tokens; null for a completion without tokens.
     advantage: Option<f64>,
@@ -39,6 +42,7 @@ pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, stats: &StepStats) -
             sample: row.completion.sample,
             prompt: &row.group.prompt_text,
             completion: &row.completion.text,
+            reward_errors: outcomes.clone().filter_map(failure).collect(),
             rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
             reward: batch.rewards.rewards[i],
             advantage: mean(&stats.advantages[i]),
@@ -50,6 +54,13 @@ pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, stats: &StepStats) -
         text.push(b'\n');
     }
     atomic::write(path, &text)
+}
+
+fn failure(((name, _), outcome): (&(String, f64), &RewardOutcome)) -> Option<(String, Value)> {
+    match outcome {
+        RewardOutcome::Failed(reason) => Some((name.clone(), reason.clone().into())),
+        _ => None,
+    }
 }
 
 fn mean(values: &[f64]) -> Option<f64> {

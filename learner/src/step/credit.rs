@@ -7,7 +7,7 @@ use shared::{
 
 use super::StepBatch;
 use crate::{
-    advantage::{self, CreditOptions, KlController, KlPenalty, credit},
+    advantage::{CreditOptions, KlController, KlPenalty, credit},
     batch::Sequence,
     critic::{Critic, CriticStats, explained_variance, spread},
     error::LearnerError,
@@ -41,7 +41,6 @@ impl CreditAssigner {
     /// # Errors
     /// Options that have no meaning together.
     pub fn from_config(config: &TrainConfig) -> Result<Self, LearnerError> {
-        advantage::check(config)?;
         Ok(Self {
             options: CreditOptions::from_config(config),
             kl: KlController::from_config(config),

@@ -44,18 +44,21 @@ fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     let rewards = &batch.rewards;
     record.set("reward", rewards.reward_mean).set("reward_std", rewards.reward_std);
     record.set("frac_reward_zero_std", rewards.frac_zero_std());
-    let mut by_function: BTreeMap<&str, (Vec<Option<f64>>, u64)> = BTreeMap::new();
+    let mut by_function: BTreeMap<&str, (Vec<Option<f64>>, u64, u64)> = BTreeMap::new();
     for row in batch.valid() {
         for ((name, _), outcome) in row.group.reward_names.iter().zip(&row.completion.rewards) {
-            let (scores, failed) = by_function.entry(name).or_default();
+            let (scores, failed, abstained) = by_function.entry(name).or_default();
             scores.push(outcome.score());
-            *failed += u64::from(matches!(outcome, RewardOutcome::Failed(_)));
+            let has_failed = matches!(outcome, RewardOutcome::Failed(_));
+            *failed += u64::from(has_failed);
+            *abstained += u64::from(!has_failed && outcome.score().is_none());
         }
     }
-    for (name, (scores, failed)) in by_function {
+    for (name, (scores, failed, abstained)) in by_function {
         let moments = Moments::of(&scores);
         record.set(format!("rewards/{name}/mean"), moments.mean).set(format!("rewards/{name}/std"), moments.std);
         record.count(format!("rewards/{name}/failed"), failed);
+        record.count(format!("rewards/{name}/abstained"), abstained);
     }
 }
 

@@ -63,7 +63,6 @@ impl Trainer {
     /// # Errors
     /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
-        check(config)?;
         if config.beta != 0.0 && reference.is_none() {
             return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
         }
@@ -365,14 +364,4 @@ impl Trainer {
 /// Log-probs under the laws that the tokens were drawn from: `[row][token]`.
 fn sampling_logprobs(batch: &StepBatch<'_>) -> Vec<Vec<f64>> {
     batch.rows.iter().map(|row| row.sampling_logprobs().collect()).collect()
-}
-
-/// What the learner cannot do is refused, rather than trained on a wrong ratio.
-fn check(config: &TrainConfig) -> Result<(), LearnerError> {
-    if config.repetition_penalty != 1.0 {
-        return Err(LearnerError::Config(
-            "the learner cannot train on penalised sampling: leave `repetition_penalty` 1".into(),
-        ));
-    }
-    Ok(())
 }

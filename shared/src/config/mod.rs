@@ -101,14 +101,15 @@ impl TrainConfig {
         }
     }
 
-    /// Weight of each reward function.
+    /// Each reward function as metrics call it, with its weight: the name without parameters where that is enough to
+    /// tell it from the others, else the whole specification.
     #[must_use]
     pub fn weighted_rewards(&self) -> Vec<(String, f64)> {
-        self.reward_funcs
-            .iter()
-            .enumerate()
-            .map(|(i, name)| (name.clone(), self.reward_weights.get(i).copied().unwrap_or(1.0)))
-            .collect()
+        let bare = |spec: &str| spec.split(':').next().unwrap_or_default().to_owned();
+        let alone = |name: &str| self.reward_funcs.iter().filter(|spec| bare(spec) == name).count() == 1;
+        let shown = |spec: &String| Some(bare(spec)).filter(|name| alone(name)).unwrap_or_else(|| spec.clone());
+        let weight = |i: usize| self.reward_weights.get(i).copied().unwrap_or(1.0);
+        self.reward_funcs.iter().enumerate().map(|(i, spec)| (shown(spec), weight(i))).collect()
     }
 
     /// Threads of (sampler, learner) on a machine with `cores` cores.
@@ -116,5 +117,21 @@ impl TrainConfig {
     pub fn threads(&self, cores: usize) -> (usize, usize) {
         let share = if self.max_staleness == 0 { cores } else { (cores / 2).max(1) };
         (self.rollout_threads.unwrap_or(share), self.learner_threads.unwrap_or(share))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewards_are_called_by_their_names_where_those_differ() {
+        let names = |specs: &[&str]| -> Vec<String> {
+            let reward_funcs = specs.iter().map(|s| (*s).to_owned()).collect();
+            let config = TrainConfig { reward_funcs, ..TrainConfig::default() };
+            config.weighted_rewards().into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(&["format", "model:path=/m"]), ["format", "model"]);
+        assert_eq!(names(&["length:target=9", "length:target=5"]), ["length:target=9", "length:target=5"]);
     }
 }
