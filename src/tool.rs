@@ -1,4 +1,4 @@
-//! Runs one of the other programs to its end and takes the JSON of its last line.
+//! Runs one of the other programs to its end.
 
 use std::{fs, fs::File, path::Path};
 
@@ -7,24 +7,36 @@ use serde_json::Value;
 
 use crate::{binaries, supervise::describe};
 
-/// Runs `name` with the given words; its log goes to a file.
+/// Runs `name` with the given words and returns what it wrote on stdout; its log goes to a file.
 ///
 /// # Errors
-/// When the program fails, with its own error line, or says something else than JSON at its end.
-pub fn run(name: &str, args: &[&str], log: &Path) -> Result<Value> {
+/// When the program fails, with its own error line.
+pub fn run(name: &str, args: &[&str], log: &Path) -> Result<String> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
     let mut command = binaries::command(&binaries::find(name)?);
     let output = command.args(args).stderr(file).output().with_context(|| format!("cannot start {name}"))?;
-    let verb = args.first().copied().unwrap_or_default();
     if !output.status.success() {
         let text = fs::read_to_string(log).unwrap_or_default();
         let reason = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned);
         let reason = reason.unwrap_or_else(|| describe(output.status));
-        bail!("{name} {verb}: {reason} (log: {})", log.display());
+        bail!("{name} {}: {reason} (log: {})", verb(args), log.display());
     }
-    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// As [`run`], for programs whose last line is a JSON document.
+///
+/// # Errors
+/// When the program fails or ends with anything else.
+pub fn answer(name: &str, args: &[&str], log: &Path) -> Result<Value> {
+    let text = run(name, args, log)?;
     let last = text.trim_end().lines().last().unwrap_or_default();
-    serde_json::from_str(last).with_context(|| format!("{name} {verb} did not end with JSON, but with `{last}`"))
+    serde_json::from_str(last)
+        .with_context(|| format!("{name} {} did not end with JSON, but with `{last}`", verb(args)))
+}
+
+fn verb<'a>(args: &[&'a str]) -> &'a str {
+    args.first().copied().unwrap_or_default()
 }
 
 /// A number of such an answer.

@@ -185,7 +185,7 @@ fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
         "--max-num-seqs",
         "100",
     ];
-    let answer = tool::run("rollout", &args, &place.path(&format!("logs/eval_{when}.log")))?;
+    let answer = tool::answer("rollout", &args, &place.path(&format!("logs/eval_{when}.log")))?;
     tool::number(&answer, "avg@1")
 }
 

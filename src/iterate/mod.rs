@@ -214,7 +214,7 @@ impl Job<'_> {
             flag("history-share", self.args.history_share.to_string());
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let learned = tool::run("learner", &words, &self.path(round, "reward-model.log"))?;
+        let learned = tool::answer("learner", &words, &self.path(round, "reward-model.log"))?;
         atomic::write(&figures, learned.to_string().as_bytes())?;
         Ok(learned)
     }
