@@ -34,9 +34,9 @@ fn the_configuration_of_the_readme_is_accepted() {
 fn the_subcommands_of_the_readme_exist() {
     let text = document("README.md");
     for (binary, subcommands) in [
-        ("tandem", &["train", "demo", "report", "doctor"][..]),
+        ("tandem", &["train", "iterate", "demo", "report", "import-config", "doctor"][..]),
         ("rollout", &["generate", "bench", "eval", "rewards"]),
-        ("learner", &["logprobs"]),
+        ("learner", &["reward-model", "replay", "logprobs"]),
     ] {
         for subcommand in subcommands {
             assert!(text.contains(&format!("{binary} {subcommand}")), "README.md does not name {binary} {subcommand}");
