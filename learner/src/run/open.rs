@@ -37,6 +37,8 @@ pub fn open_trainer(
         .transpose()?;
     let mut trainer = Trainer::new(config, policy, reference)?;
     if config.advantage_estimator == AdvantageEstimator::Gae {
+        // A checkpoint of a run without one leaves the critic to begin anew.
+        let checkpoint = checkpoint.filter(|path| path.join(CRITIC_DIR).is_dir());
         let critic = Critic::open(config, checkpoint, model.config().vocab_size, options)?;
         trainer.credit_mut().set_critic(critic);
     }
@@ -53,8 +55,9 @@ fn restore(checkpoint: &Path, trainer: &mut Trainer) -> Result<TrainerState, Lea
     trainer.restore(saved.updates, &checkpoint::read_optimizer(checkpoint)?)?;
     trainer.credit_mut().restore_kl_coef(saved.kl_coef);
     trainer.entropy_mut().restore(saved.entropy);
-    if let Some(critic) = trainer.credit_mut().critic_mut() {
-        critic.restore(saved.updates, &checkpoint::read_optimizer(&checkpoint.join(CRITIC_DIR))?)?;
+    let critic_dir = checkpoint.join(CRITIC_DIR);
+    if let Some(critic) = trainer.credit_mut().critic_mut().filter(|_| critic_dir.is_dir()) {
+        critic.restore(saved.updates, &checkpoint::read_optimizer(&critic_dir)?)?;
     }
     Ok(saved)
 }
