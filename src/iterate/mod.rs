@@ -62,7 +62,9 @@ struct Round {
     round: u32,
     /// Judge's mean reward of the policy's completions before the round.
     judged: Option<f64>,
+    /// Fresh comparisons; what the reward model trained on in all its passes, and how much of that was replayed.
     pairs: u64,
+    trained: u64,
     replayed: u64,
     /// Share of the comparisons that the reward model ranks right, before and after its training.
     accuracy_before: f64,
@@ -141,6 +143,7 @@ impl Job<'_> {
             round,
             judged: judged.and_then(|j| j.reward),
             pairs: number("pairs")? as u64,
+            trained: number("trained")? as u64,
             replayed: number("replayed")? as u64,
             accuracy_before: number("accuracy_before")?,
             accuracy_after: number("accuracy_after")?,

@@ -53,7 +53,9 @@ pub struct Options {
 pub struct Summary {
     /// Fresh pairs.
     pub pairs: usize,
-    /// Old pairs that were trained on, counted as often as they were.
+    /// Pairs that were trained on, counted as often as they were.
+    pub trained: usize,
+    /// Old pairs among them.
     pub replayed: usize,
     /// Optimiser updates.
     pub updates: u64,
@@ -138,6 +140,7 @@ pub fn train(
     let after = rank(scorer, pairs, options.micro_batch_tokens)?;
     Ok(Summary {
         pairs: pairs.len(),
+        trained: total,
         replayed,
         updates,
         accuracy_before: before.accuracy,
