@@ -1,0 +1,137 @@
+//! Weights in the layout of the product: panels of [`PANEL`] columns, each panel row by row of the depth.
+//!
+//! A Hugging Face weight is `[out, in]`, one output per row. In a panel 32 neighbouring outputs lie side by side for each
+//! input: `panel[k][column]`. The loop of the product then reads a panel from end to end. Columns beyond the last
+//! output are zero.
+
+use super::{
+    parallel::{Claims, Shared, Threads},
+    simd::LANES,
+    tile::PANEL,
+};
+
+/// How several weights become the columns of one product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Columns {
+    /// One after the other.
+    Joined,
+    /// In turns of [`LANES`] columns: of two weights, gate and up, each panel holds the same outputs.
+    Gated,
+}
+
+/// Sizes of a packed product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedShape {
+    /// Inputs.
+    pub depth: usize,
+    /// Outputs of the layer (after the activation).
+    pub outputs: usize,
+    /// How the columns were made.
+    pub columns: Columns,
+}
+
+impl PackedShape {
+    /// Outputs of one panel.
+    #[must_use]
+    pub fn panel_outputs(&self) -> usize {
+        match self.columns {
+            Columns::Joined => PANEL,
+            Columns::Gated => LANES,
+        }
+    }
+
+    /// Number of panels.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.outputs.div_ceil(self.panel_outputs())
+    }
+
+    /// Elements of one panel.
+    #[must_use]
+    pub fn panel_len(&self) -> usize {
+        self.depth * PANEL
+    }
+
+    /// Elements of all panels.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.panels() * self.panel_len()
+    }
+
+    /// Whether there is nothing to multiply.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where column `lane` of a panel comes from: (output, block), with the block telling gate (0) from up (1).
+    fn source(&self, panel: usize, lane: usize) -> (usize, usize) {
+        match self.columns {
+            Columns::Joined => (panel * PANEL + lane, 0),
+            Columns::Gated => (panel * LANES + lane % LANES, lane / LANES),
+        }
+    }
+
+    /// One row of `weights` (`[out, depth]` each) for a column; `None` beyond the last output.
+    fn row<'a>(&self, weights: &[&'a [f32]], row_len: usize, panel: usize, lane: usize) -> Option<&'a [f32]> {
+        let (mut output, block) = self.source(panel, lane);
+        if output >= self.outputs {
+            return None;
+        }
+        let weight = match self.columns {
+            Columns::Gated => weights[block],
+            Columns::Joined => {
+                let mut rest = weights.iter();
+                loop {
+                    let weight = rest.next()?;
+                    let rows = weight.len() / row_len;
+                    if output < rows {
+                        break weight;
+                    }
+                    output -= rows;
+                }
+            }
+        };
+        Some(&weight[output * row_len..(output + 1) * row_len])
+    }
+
+    /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::len`] elements).
+    pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &dyn Threads) {
+        assert_eq!(panels.len(), self.len(), "the panels have another size");
+        let shared = Shared::new(panels);
+        let claims = Claims::new(self.panels());
+        threads.run(&|| {
+            claims.run_all(|panel| {
+                // SAFETY: each panel is claimed once, and panels do not overlap.
+                let out =
+                    unsafe { std::slice::from_raw_parts_mut(shared.at(panel * self.panel_len()), self.panel_len()) };
+                let rows: [_; PANEL] = std::array::from_fn(|lane| self.row(weights, self.depth, panel, lane));
+                pack_panel(&rows, out);
+            });
+        });
+    }
+
+    /// Biases in the order of the packed columns, padded with 0.
+    #[must_use]
+    pub fn pack_bias(&self, biases: &[&[f32]]) -> Vec<f32> {
+        let lanes = (0..self.panels()).flat_map(|panel| (0..PANEL).map(move |lane| (panel, lane)));
+        lanes.map(|(panel, lane)| self.row(biases, 1, panel, lane).map_or(0.0, |b| b[0])).collect()
+    }
+}
+
+/// Transposes 32 rows, a cache line of each at a time.
+fn pack_panel(rows: &[Option<&[f32]>; PANEL], out: &mut [f32]) {
+    for (start, block) in out.chunks_mut(LANES * PANEL).enumerate().map(|(i, block)| (i * LANES, block)) {
+        let steps = block.len() / PANEL;
+        for (lane, row) in rows.iter().enumerate() {
+            match row {
+                Some(row) => {
+                    for (to, &x) in block[lane..].iter_mut().step_by(PANEL).zip(&row[start..start + steps]) {
+                        *to = x;
+                    }
+                }
+                None => block[lane..].iter_mut().step_by(PANEL).for_each(|to| *to = 0.0),
+            }
+        }
+    }
+}
