@@ -3,13 +3,16 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, StopWatch, WeightSource};
+use rollout::engine::{
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, WeightSource,
+};
 use serde_json::Value;
 use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 
 fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
     EngineOptions {
         device: Device::Cpu,
+        kernels: Kernels::default(),
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,

@@ -40,7 +40,8 @@ pub fn fused_rotary(config: &ModelConfig) -> bool {
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
 /// buffers of the past.
-pub(crate) fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
+#[must_use]
+pub fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
     let mut graph = GraphBuilder::default();
     for tensor in tensors {
         graph.external(tensor);

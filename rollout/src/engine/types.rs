@@ -4,11 +4,25 @@ use std::{path::PathBuf, sync::Arc};
 
 use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 
+/// What computes the model on the CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// The operators of this program over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
+    /// [`Kernels::Stock`].
+    #[default]
+    Packed,
+    /// The operators of ONNX Runtime on the published graph.
+    Stock,
+}
+
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Where the graph runs.
     pub device: Device,
+    /// What computes it.
+    pub kernels: Kernels,
     /// Threads of the graph and of the sampler.
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).

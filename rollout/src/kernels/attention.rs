@@ -208,7 +208,7 @@ struct Store<'a> {
 }
 
 /// Widest head.
-const MAX_HEAD_DIM: usize = 512;
+pub const MAX_HEAD_DIM: usize = 512;
 
 impl Task for Store<'_> {
     type Output = ();

@@ -160,10 +160,7 @@ impl Task for Panels<'_> {
             for tile in 0..tiles {
                 let (first, height) = self.tiling.tile(tile);
                 let wanted = tile * share < shape.panel_len();
-                let ahead = Ahead {
-                    from: coming.wrapping_add(tile * share),
-                    lines: if wanted { lines } else { 0 },
-                };
+                let ahead = Ahead { from: coming.wrapping_add(tile * share), lines: if wanted { lines } else { 0 } };
                 // SAFETY: the instruction set is the caller's; sizes were checked by `Linear::run`; each panel is
                 // claimed once, so that no two threads write the same columns.
                 unsafe { for_rows!(height, tile_of_panel::<S>(&self, panel, first, ahead)) };

@@ -187,8 +187,7 @@ impl Model {
     fn run(&self, qkv: &[f32], plan: &Plan, pages: &mut Pages, isa: Isa, threads: &dyn Threads) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let (cos, sin) = (&self.cos[..], &self.sin[..]);
-        let attention =
-            Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
+        let attention = Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
         let mut out = vec![f32::NAN; plan.tokens() * self.sizes.heads * self.sizes.head_dim];
         attention.run(qkv, plan, pages, &mut out, isa, threads, &mut Vec::new());
         out
@@ -320,12 +319,17 @@ fn speed() {
     let Ok(_) = std::env::var("TANDEM_SPEED") else { return };
     let mut stream = Stream::new(&[1]);
     let isa = Isa::detect();
-    for (depth, outputs, columns) in
-        [(576, 960, Columns::Joined), (576, 576, Columns::Joined), (576, 1536, Columns::Gated), (1536, 576, Columns::Joined), (576, 49152, Columns::Joined)]
-    {
+    for (depth, outputs, columns) in [
+        (576, 960, Columns::Joined),
+        (576, 576, Columns::Joined),
+        (576, 1536, Columns::Gated),
+        (1536, 576, Columns::Joined),
+        (576, 49152, Columns::Joined),
+    ] {
         let shape = PackedShape { depth, outputs, columns };
         let copies = (200_000_000 / (shape.len() * 4)).max(1);
-        let panels: Vec<Vec<f32>> = (0..copies).map(|_| normal(&mut stream, 1024).into_iter().cycle().take(shape.len()).collect()).collect();
+        let panels: Vec<Vec<f32>> =
+            (0..copies).map(|_| normal(&mut stream, 1024).into_iter().cycle().take(shape.len()).collect()).collect();
         for m in [1, 16, 32, 64, 128] {
             let x = normal(&mut stream, m * depth);
             let mut out = vec![0.0; m * outputs];
@@ -340,7 +344,11 @@ fn speed() {
                 best = best.min(t.elapsed().as_secs_f64() / copies as f64);
             }
             let flops = 2.0 * m as f64 * shape.len() as f64;
-            println!("{depth}x{outputs} m={m}: {:.1} GFLOP/s, {:.1} GB/s", flops / best / 1e9, shape.len() as f64 * 4.0 / best / 1e9);
+            println!(
+                "{depth}x{outputs} m={m}: {:.1} GFLOP/s, {:.1} GB/s",
+                flops / best / 1e9,
+                shape.len() as f64 * 4.0 / best / 1e9
+            );
         }
     }
 }
