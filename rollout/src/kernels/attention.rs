@@ -17,6 +17,8 @@ use super::{
 
 /// Rows (sequences times query heads) that one task multiplies with a prefix.
 const BLOCK_ROWS: usize = 24;
+/// Tokens whose keys and values one task stores: neighbours may share cache lines of a page.
+const STORE_TOKENS: usize = 8;
 
 /// A sequence's share of a call: some tokens at its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,9 +149,13 @@ impl Attention<'_> {
             cache: Shared::new(pages.data()),
             out: Shared::new(out),
         };
-        let (to_store, to_attend) = (Claims::new(plan.tokens()), Claims::new(plan.blocks.len() * shape.kv_heads));
+        let (to_store, to_attend) =
+            (Claims::new(plan.tokens().div_ceil(STORE_TOKENS)), Claims::new(plan.blocks.len() * shape.kv_heads));
         threads.run(&|| {
-            to_store.run_all(|token| isa.run(Store { call: &call, token }));
+            to_store.run_all(|chunk| {
+                let tokens = chunk * STORE_TOKENS..((chunk + 1) * STORE_TOKENS).min(plan.tokens());
+                isa.run(Store { call: &call, tokens });
+            });
             to_attend.run_all(|task| {
                 let (block, head) = (task / shape.kv_heads, task % shape.kv_heads);
                 isa.run(Attend { call: &call, tokens: plan.blocks[block].clone(), head });
@@ -201,10 +207,10 @@ impl Call<'_> {
     }
 }
 
-/// Rotates the heads of one token and stores its keys and values.
+/// Rotates the heads of some tokens and stores their keys and values.
 struct Store<'a> {
     call: &'a Call<'a>,
-    token: usize,
+    tokens: Range<usize>,
 }
 
 /// Widest head.
@@ -215,41 +221,49 @@ impl Task for Store<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { call, token } = self;
-        let PageShape { kv_heads, head_dim, .. } = call.shape;
-        let (heads, group) = (call.attention.heads, call.group());
-        let span = &call.plan.spans[call.plan.span_of[token]];
-        let own = span.own_len + token - span.tokens.start;
-        let position = span.prefix_len + own;
-        let half = head_dim / 2;
-        let table = position * half..(position + 1) * half;
-        let (cos, sin) = (&call.attention.cos[table.clone()], &call.attention.sin[table]);
-        let row = &call.qkv[token * (heads + 2 * kv_heads) * head_dim..][..(heads + 2 * kv_heads) * head_dim];
-        let scale = (head_dim as f32).powf(-0.5);
+        // Written before it is read, up to the width of a head.
         let mut rotated = [0.0_f32; MAX_HEAD_DIM];
-        // SAFETY: the instruction set is the caller's. Each token has its own query rows and its own positions in the
-        // cache, which no other task writes.
-        unsafe {
-            for head in 0..heads {
-                rotate::<S>(&row[head * head_dim..][..head_dim], call.attention.q_norm, cos, sin, &mut rotated);
-                let place = (head / group * call.plan.tokens() + token) * group + head % group;
-                let to = call.queries.at(place * head_dim);
-                for (d, x) in rotated[..head_dim].iter().enumerate() {
-                    *to.add(d) = x * scale;
-                }
+        for token in self.tokens {
+            // SAFETY: passed on to the caller.
+            unsafe { store::<S>(self.call, token, &mut rotated) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, rotated: &mut [f32; MAX_HEAD_DIM]) {
+    let PageShape { kv_heads, head_dim, .. } = call.shape;
+    let (heads, group) = (call.attention.heads, call.group());
+    let span = &call.plan.spans[call.plan.span_of[token]];
+    let own = span.own_len + token - span.tokens.start;
+    let position = span.prefix_len + own;
+    let half = head_dim / 2;
+    let table = position * half..(position + 1) * half;
+    let (cos, sin) = (&call.attention.cos[table.clone()], &call.attention.sin[table]);
+    let row = &call.qkv[token * (heads + 2 * kv_heads) * head_dim..][..(heads + 2 * kv_heads) * head_dim];
+    let scale = (head_dim as f32).powf(-0.5);
+    // SAFETY: the instruction set is the caller's. Each token has its own query rows and its own positions in the
+    // cache, which no other task writes.
+    unsafe {
+        for head in 0..heads {
+            rotate::<S>(&row[head * head_dim..][..head_dim], call.attention.q_norm, cos, sin, rotated);
+            let place = (head / group * call.plan.tokens() + token) * group + head % group;
+            let to = call.queries.at(place * head_dim);
+            for (d, x) in rotated[..head_dim].iter().enumerate() {
+                *to.add(d) = x * scale;
             }
-            for head in 0..kv_heads {
-                let key = &row[(heads + head) * head_dim..][..head_dim];
-                let value = &row[(heads + kv_heads + head) * head_dim..][..head_dim];
-                rotate::<S>(key, call.attention.k_norm, cos, sin, &mut rotated);
-                let page = call.page(head, span.own_pages.start + own / PAGE);
-                for (d, &x) in rotated[..head_dim].iter().enumerate() {
-                    *page.add(d * PAGE + own % PAGE) = x;
-                }
-                let to = page.add(call.values_at() + own % PAGE * call.shape.value_width());
-                for (d, &x) in value.iter().enumerate() {
-                    *to.add(d) = x;
-                }
+        }
+        for head in 0..kv_heads {
+            let key = &row[(heads + head) * head_dim..][..head_dim];
+            let value = &row[(heads + kv_heads + head) * head_dim..][..head_dim];
+            rotate::<S>(key, call.attention.k_norm, cos, sin, rotated);
+            let page = call.page(head, span.own_pages.start + own / PAGE);
+            for (d, &x) in rotated[..head_dim].iter().enumerate() {
+                *page.add(d * PAGE + own % PAGE) = x;
+            }
+            let to = page.add(call.values_at() + own % PAGE * call.shape.value_width());
+            for (d, &x) in value.iter().enumerate() {
+                *to.add(d) = x;
             }
         }
     }
@@ -258,23 +272,20 @@ impl Task for Store<'_> {
 /// Norm and rotation of one head, halves against each other (not interleaved).
 #[inline(always)]
 unsafe fn rotate<S: Simd>(x: &[f32], norm: Option<Norm<'_>>, cos: &[f32], sin: &[f32], out: &mut [f32; MAX_HEAD_DIM]) {
-    let half = cos.len();
-    let mut normed = [0.0_f32; MAX_HEAD_DIM];
-    let x = match norm {
-        None => x,
+    let out = &mut out[..x.len()];
+    match norm {
+        None => out.copy_from_slice(x),
         Some(Norm { gamma, epsilon }) => {
             // SAFETY: the instruction set is the caller's.
             let inverse = unsafe { inverse_rms::<S>(x, epsilon) };
-            for (to, (x, gamma)) in normed.iter_mut().zip(x.iter().zip(gamma)) {
+            for (to, (x, gamma)) in out.iter_mut().zip(x.iter().zip(gamma)) {
                 *to = x * inverse * gamma;
             }
-            &normed[..x.len()]
         }
-    };
-    for d in 0..half {
-        let (a, b) = (x[d], x[d + half]);
-        out[d] = a * cos[d] - b * sin[d];
-        out[d + half] = b * cos[d] + a * sin[d];
+    }
+    let (low, high) = out.split_at_mut(cos.len());
+    for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+        (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
     }
 }
 

@@ -62,46 +62,48 @@ impl Linear<'_> {
         let tiling = Tiling::new(rows, isa.rows());
         let left = Shared::new(&mut scratch[..rows * depth]);
         let out = Shared::new(out);
-        let (to_pack, to_multiply) = (Claims::new(rows), Claims::new(self.shape.panels()));
+        let (to_pack, to_multiply) = (Claims::new(tiling.count()), Claims::new(self.shape.panels()));
         threads.run(&|| {
-            to_pack.run_all(|row| isa.run(PackRow { layer: self, input: &input, row, tiling, left }));
+            to_pack.run_all(|tile| isa.run(PackTile { layer: self, input: &input, tile, tiling, left }));
             isa.run(Panels { layer: self, input: &input, claims: &to_multiply, tiling, left, out });
         });
     }
 }
 
-/// Puts one row, normed, into its tile: element `k` of row `r` of a tile of height `h` is at `k * h + r`.
-struct PackRow<'a> {
+/// Puts the rows of a tile, normed, side by side: element `k` of row `r` of a tile of height `h` is at `k * h + r`.
+/// One thread does a whole tile, since its rows share every cache line.
+struct PackTile<'a> {
     layer: &'a Linear<'a>,
     input: &'a Input<'a>,
-    row: usize,
+    tile: usize,
     tiling: Tiling,
     left: Shared<f32>,
 }
 
-impl Task for PackRow<'_> {
+impl Task for PackTile<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let depth = self.layer.shape.depth;
-        let source = self.input.rows.map_or(self.row, |rows| rows[self.row]);
-        let x = &self.input.x[source * depth..(source + 1) * depth];
-        let tile = self.tiling.tile_of(self.row);
-        let (first, height) = self.tiling.tile(tile);
-        let to = self.left.at(first * depth + self.row - first);
-        // SAFETY: the instruction set is the caller's; the elements of a row are written by this task alone.
-        unsafe {
-            match self.layer.norm {
-                None => {
-                    for (k, &x) in x.iter().enumerate() {
-                        *to.add(k * height) = x;
+        let (first, height) = self.tiling.tile(self.tile);
+        for r in 0..height {
+            let source = self.input.rows.map_or(first + r, |rows| rows[first + r]);
+            let x = &self.input.x[source * depth..(source + 1) * depth];
+            let to = self.left.at(first * depth + r);
+            // SAFETY: the instruction set is the caller's; the elements of a tile are written by this task alone.
+            unsafe {
+                match self.layer.norm {
+                    None => {
+                        for (k, &x) in x.iter().enumerate() {
+                            *to.add(k * height) = x;
+                        }
                     }
-                }
-                Some(Norm { gamma, epsilon }) => {
-                    let inverse = inverse_rms::<S>(x, epsilon);
-                    for (k, (&x, &gamma)) in x.iter().zip(gamma).enumerate() {
-                        *to.add(k * height) = x * inverse * gamma;
+                    Some(Norm { gamma, epsilon }) => {
+                        let inverse = inverse_rms::<S>(x, epsilon);
+                        for (k, (&x, &gamma)) in x.iter().zip(gamma).enumerate() {
+                            *to.add(k * height) = x * inverse * gamma;
+                        }
                     }
                 }
             }

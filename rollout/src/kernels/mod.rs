@@ -11,13 +11,14 @@
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`] | grouped-query attention, prompts shared by their completions |
 //! | [`pages`] | where keys and values lie |
-//! | [`parallel`] | spreading tasks over threads |
+//! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
 
 pub mod attention;
 pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
+pub mod pool;
 pub mod simd;
 mod tile;
 

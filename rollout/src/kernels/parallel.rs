@@ -5,6 +5,8 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use crossbeam::utils::CachePadded;
+
 /// Threads that run one function at the same time.
 pub trait Threads {
     /// How many there are at most.
@@ -16,8 +18,8 @@ pub trait Threads {
 
 /// Hands out the tasks `0..count`, each once.
 pub struct Claims {
-    next: AtomicUsize,
-    done: AtomicUsize,
+    next: CachePadded<AtomicUsize>,
+    done: CachePadded<AtomicUsize>,
     count: usize,
 }
 
@@ -25,7 +27,7 @@ impl Claims {
     /// None handed out yet.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        Self { next: AtomicUsize::new(0), done: AtomicUsize::new(0), count }
+        Self { next: AtomicUsize::new(0).into(), done: AtomicUsize::new(0).into(), count }
     }
 
     /// The next task.

@@ -315,6 +315,49 @@ proptest! {
 }
 
 #[test]
+fn speed_attention() {
+    let Ok(_) = std::env::var("TANDEM_SPEED") else { return };
+    let mut stream = Stream::new(&[1]);
+    let isa = Isa::detect();
+    for (name, kv_heads, group, head_dim, prompts, prefix, own) in [
+        ("S32", 3, 3, 64, 4, 64, 64),
+        ("T64", 2, 4, 32, 8, 64, 64),
+        ("S32 alone", 3, 3, 64, 32, 1, 500),
+        ("Q16", 2, 7, 64, 2, 64, 24),
+    ] {
+        let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim };
+        let mut model = Model::random(&mut stream, sizes, false);
+        model.cos = normal(&mut stream, 1024 * head_dim / 2);
+        model.sin = model.cos.clone();
+        let seqs = if prompts == 32 { 1 } else { 8 };
+        let shape = PageShape { layers: 2, kv_heads, head_dim, pages: 4000 };
+        let mut pages = Pages::new(shape);
+        let mut free = FreePages::new(4000);
+        let mut plan = Plan::default();
+        for _ in 0..prompts {
+            let p: Vec<u32> = (0..PageShape::pages_for(prefix)).map(|_| free.take().unwrap()).collect();
+            for _ in 0..seqs {
+                let o: Vec<u32> = (0..PageShape::pages_for(own + 1)).map(|_| free.take().unwrap()).collect();
+                plan.push(&p, prefix, &o, own, 1);
+            }
+        }
+        plan.cut(group);
+        let qkv = normal(&mut stream, plan.tokens() * model.row());
+        let attention =
+            Attention { heads: sizes.heads, cos: &model.cos, sin: &model.sin, q_norm: None, k_norm: None, layer: 1 };
+        let mut out = vec![0.0; plan.tokens() * sizes.heads * head_dim];
+        let mut scratch = Vec::new();
+        let mut best = f64::MAX;
+        for _ in 0..50 {
+            let t = std::time::Instant::now();
+            attention.run(&qkv, &plan, &mut pages, &mut out, isa, &Serial, &mut scratch);
+            best = best.min(t.elapsed().as_secs_f64());
+        }
+        println!("ATT {name}: {:.1} us on one thread", best * 1e6);
+    }
+}
+
+#[test]
 fn speed() {
     let Ok(_) = std::env::var("TANDEM_SPEED") else { return };
     let mut stream = Stream::new(&[1]);

@@ -128,12 +128,6 @@ impl Tiling {
     pub fn tile(self, index: usize) -> (usize, usize) {
         (index * self.height + index.min(self.taller), self.height + usize::from(index < self.taller))
     }
-
-    /// The tile of a row.
-    pub fn tile_of(self, row: usize) -> usize {
-        let in_taller = self.taller * (self.height + 1);
-        if row < in_taller { row / (self.height + 1) } else { self.taller + (row - in_taller) / self.height }
-    }
 }
 
 /// Columns of a panel: two blocks.

@@ -1,7 +1,7 @@
 //! The packed operators as ONNX Runtime sees them.
 //!
 //! A node knows its index; everything else is in a state that all nodes of a session share and the engine fills before
-//! a run. Kernels run on the session's own threads.
+//! a run. Kernels run on a pool of their own; the session has one thread.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -21,7 +21,7 @@ use crate::kernels::{
     attention::{Attention, Plan},
     linear::Input,
     pages::Pages,
-    parallel::Threads,
+    pool::Pool,
     simd::Isa,
 };
 
@@ -34,7 +34,7 @@ pub(in super::super) struct State {
     pub last_tokens: Vec<usize>,
     pub heads: usize,
     pub isa: Isa,
-    pub threads: usize,
+    pub threads: Pool,
     pub scratch: Vec<f32>,
     pub times: Times,
 }
@@ -160,7 +160,7 @@ fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Res
     let count = rows.map_or(x.len() / layer.shape.depth, <[usize]>::len);
     let mut out = context.output(0, [count, layer.shape.outputs])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    layer.run(Input { x, rows, residual }, out, *isa, &SessionThreads { context, count: *threads }, scratch);
+    layer.run(Input { x, rows, residual }, out, *isa, threads, scratch);
     Ok(())
 }
 
@@ -173,25 +173,6 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     let ([cos, sin], [q_norm, k_norm]) = (weights.rotary(), weights.head_norms(layer));
     let attention = Attention { heads: *heads, cos, sin, q_norm, k_norm, layer };
-    attention.run(qkv, plan, pages, out, *isa, &SessionThreads { context, count: *threads }, scratch);
+    attention.run(qkv, plan, pages, out, *isa, threads, scratch);
     Ok(())
-}
-
-/// The threads of the session that runs the node.
-struct SessionThreads<'a> {
-    context: &'a ComputeContext,
-    count: usize,
-}
-
-impl Threads for SessionThreads<'_> {
-    fn count(&self) -> usize {
-        self.count
-    }
-
-    fn run(&self, work: &(dyn Fn() + Sync)) {
-        // Work is claimed task by task, so one thread does it all if no other comes.
-        if self.count < 2 || self.context.par_for(self.count, self.count, |_| work()).is_err() {
-            work();
-        }
-    }
 }

@@ -1,6 +1,9 @@
 //! A session over the rewritten graph.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
 use shared::ModelConfig;
@@ -18,8 +21,13 @@ use super::{
 use crate::kernels::{
     attention::Plan,
     pages::{FreePages, PageShape, Pages},
+    pool::Pool,
     simd::Isa,
 };
+
+/// How long an idle thread looks for the next operator. That covers the gap between two operators, not the sampling
+/// between two steps, when the cores are wanted.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// How a packed session is made.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +48,9 @@ pub(in super::super) struct PackedSession {
 
 impl PackedSession {
     pub fn new(weights: Arc<PackedWeights>, config: &ModelConfig, options: PackedOptions) -> Result<Self, EngineError> {
+        let spin = if options.session.spinning { SPIN } else { Duration::ZERO };
+        let threads = Pool::new(options.session.threads, spin)
+            .map_err(|e| EngineError::Options(format!("cannot start {} threads: {e}", options.session.threads)))?;
         let state = Arc::new(Mutex::new(State {
             weights,
             pages: Pages::new(options.pages),
@@ -47,12 +58,13 @@ impl PackedSession {
             last_tokens: Vec::new(),
             heads: config.num_attention_heads,
             isa: Isa::detect(),
-            threads: options.session.threads,
+            threads,
             scratch: Vec::new(),
             times: Times::default(),
         }));
         let failed = || EngineError::runtime("cannot load the graph of packed operators");
-        let session = builder(options.session)
+        // All work is that of the pool.
+        let session = builder(SessionOptions { threads: 1, ..options.session })
             .and_then(|b| {
                 Ok(b.with_operators(operators::domain(&state)?)?.commit_from_memory(&graph::rewritten(config))?)
             })

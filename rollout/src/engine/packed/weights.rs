@@ -109,6 +109,7 @@ impl PackedWeights {
         for (parts, linear) in products(config).zip(&linears) {
             let weights: Vec<&[f32]> = parts.names.iter().map(|n| stored.floats(&format!("{n}.weight"))).collect();
             linear.shape.pack(&weights, &mut memory.floats_mut()[linear.panels.clone()], threads);
+            stored.forget(&weights);
         }
         let head_norm = |layer: usize, which: &str| {
             let name = format!("model.layers.{layer}.self_attn.{which}_norm.weight");
@@ -176,7 +177,7 @@ impl PackedWeights {
 
 /// The tensors of a mapped version.
 struct Stored<'a> {
-    data: &'a [u8],
+    data: &'a Mmap,
     manifest: &'a WeightManifest,
 }
 
@@ -196,6 +197,21 @@ impl<'a> Stored<'a> {
             self.manifest.tensor(name).ok_or_else(|| format!("tensor {name} is missing"))?;
         }
         Ok(())
+    }
+
+    /// Lets go of the pages of weights that were packed; they count as memory of this process otherwise.
+    fn forget(&self, weights: &[&[f32]]) {
+        #[cfg(unix)]
+        for weight in weights {
+            let start = weight.as_ptr() as usize - self.data.as_ptr() as usize;
+            // SAFETY: the mapping is read-only and shared with the file: a later read brings the same bytes back.
+            let result = unsafe {
+                self.data.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, size_of_val(*weight))
+            };
+            if let Err(error) = result {
+                tracing::debug!(%error, "mapped weights stay in memory");
+            }
+        }
     }
 
     fn range(&self, name: &str) -> Range<usize> {
