@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{
-    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, WeightSource,
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, WeightSource,
 };
 use serde_json::Value;
 use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
@@ -13,6 +13,7 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
     EngineOptions {
         device: Device::Cpu,
         kernels: Kernels::default(),
+        rollout_dtype: RolloutDtype::default(),
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,

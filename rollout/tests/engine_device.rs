@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource, runtime};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, RolloutDtype, WeightSource, runtime};
 use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
 
 fn device(test: &str) -> Option<Device> {
@@ -22,6 +22,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
         device,
         kernels: Kernels::default(),
+        rollout_dtype: RolloutDtype::default(),
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,

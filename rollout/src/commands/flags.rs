@@ -10,7 +10,7 @@ use shared::{ModelDir, SamplingParams, config::Device};
 
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::types::{EngineOptions, Kernels},
+    engine::types::{EngineOptions, Kernels, RolloutDtype},
     reward::{RewardFunction, RewardPool},
 };
 
@@ -104,6 +104,11 @@ pub struct BatchingFlags {
     /// differ by rounding
     #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", default_value = "packed", value_parser = parse_kernels)]
     pub kernels: Kernels,
+    /// What the linear layers compute in: auto (the exported type) or int8 (with the packed kernels: several times
+    /// faster on processors with VNNI and a quarter of the memory; log-probs are those of the rounded model)
+    #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
+          value_parser = parse_rollout_dtype)]
+    pub rollout_dtype: RolloutDtype,
 }
 
 /// Sequences decoded at once when the user does not say: beyond this a processor gains little.
@@ -138,6 +143,7 @@ impl BatchingFlags {
         Ok(EngineOptions {
             device: self.device,
             kernels: self.kernels,
+            rollout_dtype: self.rollout_dtype,
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens,
@@ -166,6 +172,18 @@ fn parse_kernels(name: &str) -> Result<Kernels, String> {
         "packed" => Ok(Kernels::Packed),
         "stock" => Ok(Kernels::Stock),
         _ => Err(format!("unknown kernels `{name}`; one of packed, stock")),
+    }
+}
+
+/// What the linear layers compute in, by its name.
+///
+/// # Errors
+/// The names there are.
+fn parse_rollout_dtype(name: &str) -> Result<RolloutDtype, String> {
+    match name {
+        "auto" => Ok(RolloutDtype::Auto),
+        "int8" => Ok(RolloutDtype::Int8),
+        _ => Err(format!("unknown rollout dtype `{name}`; one of auto, int8")),
     }
 }
 

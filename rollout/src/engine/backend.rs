@@ -11,7 +11,7 @@ use super::{
     profile::Profile,
     session::{GraphSession, SessionOptions, dtype_of},
     swap::{Loaded, Loader},
-    types::Kernels,
+    types::{Kernels, RolloutDtype},
 };
 
 /// A loaded model with the keys and values of its sequences.
@@ -46,13 +46,18 @@ impl Backend {
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
                 let pages = page_shape(config, slots, options.max_model_len);
-                let options = PackedOptions { session: session_options(options), pages };
+                let format = options.rollout_dtype.format();
+                let options = PackedOptions { session: session_options(options), pages, format };
                 return Ok(Self::Packed(Box::new(PackedBackend::open(source, config, manifest, options)?)));
             }
             tracing::warn!(
                 folder = %source.dir.display(),
                 "the packed kernels do not know this graph; the kernels of ONNX Runtime are used"
             );
+        }
+        if options.rollout_dtype == RolloutDtype::Int8 {
+            let message = "rollout_dtype int8 needs the packed kernels, which take fp32 exports on the CPU";
+            return Err(EngineError::Options(message.into()));
         }
         let shape = KvShape::new(config, dtype, slots, options.max_model_len);
         Ok(Self::Stock(Box::new(StockBackend {
@@ -161,7 +166,7 @@ impl Backend {
         let session = session_options(options);
         match self {
             Self::Stock(_) => Loader::Stock(session),
-            Self::Packed(packed) => Loader::Packed(session, packed.take_spare()),
+            Self::Packed(packed) => Loader::Packed(session, options.rollout_dtype.format(), packed.take_spare()),
         }
     }
 

@@ -4,7 +4,9 @@ use exporters::{ExportOptions, export};
 use serde_json::Value;
 use shared::{ModelDir, PolicyVersion, SamplingParams, config::Device};
 
-use super::{EngineOptions, Kernels, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest};
+use super::{
+    EngineOptions, Kernels, RolloutDtype, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest,
+};
 use crate::sampler::{Law, Scratch, SeenTokens};
 
 const TOLERANCE: f64 = 1e-4;
@@ -41,6 +43,7 @@ impl Graph {
         let options = EngineOptions {
             device: Device::Cpu,
             kernels,
+            rollout_dtype: RolloutDtype::Auto,
             threads: 1,
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,

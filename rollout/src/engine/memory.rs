@@ -10,6 +10,7 @@ use super::{
     kv_cache::KvShape,
     packed::{self, page_shape},
     runtime,
+    types::RolloutDtype,
 };
 
 /// Slots beside those of the running sequences: the prompt that samples are started from.
@@ -99,6 +100,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         Device::Cpu => (packed, mapped),
         Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
     };
+    let packed = if options.rollout_dtype == RolloutDtype::Int8 { packed / size } else { packed };
     let slots = options.max_num_seqs + PREFIX_SLOTS;
     let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
         page_shape(config, slots, options.max_model_len).bytes()
@@ -204,6 +206,7 @@ mod tests {
         EngineOptions {
             device: Device::Cpu,
             kernels: Kernels::Stock,
+            rollout_dtype: RolloutDtype::Auto,
             threads: 1,
             max_num_seqs,
             max_num_batched_tokens: 256,

@@ -41,7 +41,9 @@ pub use error::EngineError;
 pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, plan_memory};
 pub use profile::Profile;
 pub use step::Engine;
-pub use types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, SwapReport, WeightSource};
+pub use types::{
+    EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, SwapReport, WeightSource,
+};
 
 #[cfg(test)]
 mod golden_tests;

@@ -13,14 +13,14 @@ use super::{
     packed::{PackedOptions, PackedSession, PackedWeights, PanelMemory, page_shape},
     session::{GraphSession, SessionOptions, read_manifest},
 };
-use crate::kernels::{pages::PAGE, parallel::Scoped};
+use crate::kernels::{packed::Format, pages::PAGE, parallel::Scoped};
 
 /// How a version is loaded.
 pub(super) enum Loader {
     /// As a session of its own.
     Stock(SessionOptions),
     /// As packed weights, in memory that is there already.
-    Packed(SessionOptions, Option<PanelMemory>),
+    Packed(SessionOptions, Format, Option<PanelMemory>),
 }
 
 /// A version that has passed its probe.
@@ -42,10 +42,10 @@ impl Loader {
                 session.probe(config)?;
                 Ok(Loaded::Stock(Box::new(session)))
             }
-            Self::Packed(options, spare) => {
+            Self::Packed(options, format, spare) => {
                 let threads = Scoped(options.threads);
-                let weights = Arc::new(PackedWeights::load(source, config, manifest, spare, &threads)?);
-                let options = PackedOptions { session: options, pages: page_shape(config, 1, PAGE) };
+                let weights = Arc::new(PackedWeights::load(source, config, manifest, format, spare, &threads)?);
+                let options = PackedOptions { session: options, pages: page_shape(config, 1, PAGE), format };
                 // The session of the probe goes before the weights are handed on.
                 PackedSession::new(Arc::clone(&weights), config, options)?.probe(config)?;
                 Ok(Loaded::Packed(Arc::into_inner(weights).expect("the probe has ended")))

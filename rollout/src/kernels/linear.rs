@@ -1,9 +1,9 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 
 use super::{
-    packed::{Columns, PackedShape},
+    packed::{BYTE_MAX, Columns, Format, PackedShape, Quantized, largest},
     parallel::{Claims, Shared, Threads},
-    simd::{self, Isa, LANES, Simd, Task},
+    simd::{self, ByteTask, Dot, Isa, LANES, QUAD, Simd, Task},
     tile::{Ahead, LINE, Left, PANEL, Right, Tiling, UNROLL, for_rows, multiply},
 };
 
@@ -23,6 +23,8 @@ pub struct Linear<'a> {
     pub shape: PackedShape,
     /// The packed weights.
     pub panels: &'a [f32],
+    /// What belongs to packed bytes.
+    pub quantized: Option<&'a Quantized>,
     /// In the order of the packed columns, padded ([`PackedShape::pack_bias`]).
     pub bias: Option<&'a [f32]>,
     /// Applied to the input.
@@ -48,6 +50,9 @@ impl Linear<'_> {
         assert_eq!(out.len(), rows * outputs, "the output has another size");
         assert_eq!(self.panels.len(), self.shape.len(), "the panels have another size");
         assert!(self.bias.is_none_or(|b| b.len() == self.shape.panels() * PANEL), "the bias has another size");
+        let columns = self.shape.panels() * PANEL;
+        assert_eq!(self.quantized.is_some(), self.shape.format == Format::Byte, "scales belong to bytes");
+        assert!(self.quantized.is_none_or(|q| q.scales.len() == columns && q.sums.len() == columns), "the scales");
         assert!(self.norm.is_none_or(|n| n.gamma.len() == depth), "the norm has another size");
         assert!(input.residual.is_none_or(|r| r.len() == out.len()), "the residual has another size");
         let within = |&row: &usize| (row + 1) * depth <= input.x.len();
@@ -55,17 +60,23 @@ impl Linear<'_> {
         if rows == 0 {
             return;
         }
-        // Left as it is: every element is written before it is read.
-        if scratch.len() < rows * depth {
-            scratch.resize(rows * depth, 0.0);
+        // Left as it is: every element is written before it is read. Of bytes, one word holds a quad, and one more
+        // word for each row its scale.
+        let steps = self.shape.steps();
+        if scratch.len() < rows * (steps + 1) {
+            scratch.resize(rows * (steps + 1), 0.0);
         }
         let tiling = Tiling::new(rows, isa.rows());
-        let left = Shared::new(&mut scratch[..rows * depth]);
+        let left = Shared::new(&mut scratch[..rows * (steps + 1)]);
         let out = Shared::new(out);
         let (to_pack, to_multiply) = (Claims::new(tiling.count()), Claims::new(self.shape.panels()));
         threads.run(&|| {
             to_pack.run_all(|tile| isa.run(PackTile { layer: self, input: &input, tile, tiling, left }));
-            isa.run(Panels { layer: self, input: &input, claims: &to_multiply, tiling, left, out });
+            let panels = Panels { layer: self, input: &input, claims: &to_multiply, tiling, left, out };
+            match self.shape.format {
+                Format::Float => isa.run(panels),
+                Format::Byte => isa.run_bytes(panels),
+            }
         });
     }
 }
@@ -90,24 +101,54 @@ impl Task for PackTile<'_> {
         for r in 0..height {
             let source = self.input.rows.map_or(first + r, |rows| rows[first + r]);
             let x = &self.input.x[source * depth..(source + 1) * depth];
-            let to = self.left.at(first * depth + r);
-            // SAFETY: the instruction set is the caller's; the elements of a tile are written by this task alone.
+            // SAFETY: the instruction set is the caller's; the words of a tile are written by this task alone.
             unsafe {
-                match self.layer.norm {
-                    None => {
-                        for (k, &x) in x.iter().enumerate() {
-                            *to.add(k * height) = x;
-                        }
+                match (self.layer.shape.format, self.layer.norm) {
+                    (Format::Float, None) => self.floats(first, height, r, x.iter().copied()),
+                    (Format::Float, Some(norm)) => {
+                        let inverse = inverse_rms::<S>(x, norm.epsilon);
+                        self.floats(first, height, r, x.iter().zip(norm.gamma).map(|(x, g)| x * inverse * g));
                     }
-                    Some(Norm { gamma, epsilon }) => {
-                        let inverse = inverse_rms::<S>(x, epsilon);
-                        for (k, (&x, &gamma)) in x.iter().zip(gamma).enumerate() {
-                            *to.add(k * height) = x * inverse * gamma;
-                        }
+                    (Format::Byte, None) => self.bytes(first, height, r, x.iter().copied()),
+                    (Format::Byte, Some(norm)) => {
+                        let inverse = inverse_rms::<S>(x, norm.epsilon);
+                        self.bytes(first, height, r, x.iter().zip(norm.gamma).map(|(x, g)| x * inverse * g));
                     }
                 }
             }
         }
+    }
+}
+
+/// What bytes of the input are stored with: they are unsigned.
+const OFFSET: i32 = 128;
+
+impl PackTile<'_> {
+    #[inline(always)]
+    unsafe fn floats(&self, first: usize, height: usize, r: usize, row: impl Iterator<Item = f32>) {
+        let to = self.left.at(first * self.layer.shape.depth + r);
+        for (k, x) in row.enumerate() {
+            // SAFETY: within the tile.
+            unsafe { *to.add(k * height) = x };
+        }
+    }
+
+    /// Rounds a row to bytes, the largest to 127 or -127.
+    #[inline(always)]
+    unsafe fn bytes(&self, first: usize, height: usize, r: usize, row: impl Iterator<Item = f32> + Clone) {
+        let steps = self.layer.shape.steps();
+        let largest = largest(row.clone());
+        let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
+        let to = self.left.at(first * steps + r).cast::<[u8; QUAD]>();
+        let mut row = row.map(|x| ((x * inverse).round_ties_even() as i32 + OFFSET) as u8);
+        for step in 0..steps {
+            let quad = std::array::from_fn(|_| row.next().unwrap_or(OFFSET as u8));
+            // SAFETY: within the tile.
+            unsafe { *to.add(step * height) = quad };
+        }
+        let rows = self.tiling.rows();
+        // SAFETY: the scales follow the tiles, one for each row.
+        unsafe { *self.left.at(rows * steps + first + r) = largest / BYTE_MAX };
     }
 }
 
@@ -143,30 +184,76 @@ struct Panels<'a> {
     out: Shared<f32>,
 }
 
+/// One panel times one tile of rows.
+struct Job {
+    panel: usize,
+    first: usize,
+    height: usize,
+    ahead: Ahead,
+}
+
+/// The jobs of a thread: panel after panel as they are claimed, and of each all tiles.
+struct Jobs<'a> {
+    panels: &'a Panels<'a>,
+    panel: Option<usize>,
+    next: Option<usize>,
+    tile: usize,
+    /// Cache lines of the next panel to ask for in four steps, and words of it in one tile.
+    lines: usize,
+    share: usize,
+}
+
+impl<'a> Jobs<'a> {
+    fn new(panels: &'a Panels<'a>) -> Self {
+        // While one panel is multiplied, the next one is fetched, spread evenly over the tiles of rows.
+        let lines = (UNROLL * PANEL / LINE).div_ceil(panels.tiling.count());
+        let share = panels.layer.shape.steps() / UNROLL * lines * LINE;
+        let panel = panels.claims.claim();
+        Self { panel, next: panels.claims.claim(), tile: 0, lines, share, panels }
+    }
+}
+
+impl Iterator for Jobs<'_> {
+    type Item = Job;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Job> {
+        if self.tile == self.panels.tiling.count() {
+            self.tile = 0;
+            self.panel = self.next;
+            self.next = self.panels.claims.claim();
+        }
+        let panel = self.panel?;
+        let shape = self.panels.layer.shape;
+        // The panel after the last is the first of the next layer, which lies behind this one.
+        let coming = self.next.unwrap_or(shape.panels()) * shape.panel_len() + self.tile * self.share;
+        let lines = if self.tile * self.share < shape.panel_len() { self.lines } else { 0 };
+        let (first, height) = self.panels.tiling.tile(self.tile);
+        self.tile += 1;
+        let ahead = Ahead { from: self.panels.layer.panels.as_ptr().wrapping_add(coming), lines };
+        Some(Job { panel, first, height, ahead })
+    }
+}
+
 impl Task for Panels<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let shape = self.layer.shape;
-        let tiles = self.tiling.count();
-        // While one panel is multiplied, the next one is fetched, spread evenly over the tiles of rows. The panel after
-        // the last is the first of the next layer, which lies behind this one.
-        let lines = (UNROLL * PANEL / LINE).div_ceil(tiles);
-        let share = shape.depth / UNROLL * lines * LINE;
-        let mut next = self.claims.claim();
-        while let Some(panel) = next {
-            next = self.claims.claim();
-            let coming = next.unwrap_or(shape.panels());
-            let coming = self.layer.panels.as_ptr().wrapping_add(coming * shape.panel_len());
-            for tile in 0..tiles {
-                let (first, height) = self.tiling.tile(tile);
-                let wanted = tile * share < shape.panel_len();
-                let ahead = Ahead { from: coming.wrapping_add(tile * share), lines: if wanted { lines } else { 0 } };
-                // SAFETY: the instruction set is the caller's; sizes were checked by `Linear::run`; each panel is
-                // claimed once, so that no two threads write the same columns.
-                unsafe { for_rows!(height, tile_of_panel::<S>(&self, panel, first, ahead)) };
-            }
+        for Job { panel, first, height, ahead } in Jobs::new(&self) {
+            // SAFETY: the instruction set is the caller's; sizes were checked by `Linear::run`; each panel is claimed
+            // once, so that no two threads write the same columns.
+            unsafe { for_rows!(height, tile_of_panel::<S>(&self, panel, first, ahead)) };
+        }
+    }
+}
+
+impl ByteTask for Panels<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, D: Dot>(self) {
+        for Job { panel, first, height, ahead } in Jobs::new(&self) {
+            // SAFETY: as above.
+            unsafe { for_rows!(height, byte_tile::<S, D>(&self, panel, first, ahead)) };
         }
     }
 }
@@ -189,16 +276,69 @@ unsafe fn tile_of_panel<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize,
         let b = Right { blocks: [columns, columns.add(LANES)], step: PANEL };
         multiply::<S, R, 2>(shape.depth, a, b, ahead, &mut sums);
 
-        let column = panel * shape.panel_outputs();
         for (r, [low, high]) in sums.into_iter().enumerate() {
-            let at = (first + r) * shape.outputs + column;
-            match shape.columns {
-                Columns::Gated => finish::<S>(job, at, shape.outputs - column, S::mul(silu::<S>(low), high)),
-                Columns::Joined => {
-                    finish::<S>(job, at, shape.outputs - column, low);
-                    if shape.outputs - column > LANES {
-                        finish::<S>(job, at + LANES, shape.outputs - column - LANES, high);
-                    }
+            finish_row::<S>(job, panel, first + r, low, high);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
+    let shape = job.layer.shape;
+    let steps = shape.steps();
+    let quantized = job.layer.quantized.expect("scales belong to bytes");
+    // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
+    unsafe {
+        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len()).cast::<i8>();
+        let rows = job.left.at(first * steps).cast::<u32>();
+        let mut sums = [[D::zero(); 2]; R];
+        for step in 0..steps {
+            let quad = columns.add(step * PANEL * QUAD);
+            for (r, [low, high]) in sums.iter_mut().enumerate() {
+                let x = *rows.add(step * R + r);
+                *low = D::dot(*low, x, quad);
+                *high = D::dot(*high, x, quad.add(LANES * QUAD));
+            }
+            if step % UNROLL == 0 {
+                for _ in 0..ahead.lines {
+                    S::prefetch(ahead.from);
+                    ahead.from = ahead.from.wrapping_add(LINE);
+                }
+            }
+        }
+        for (r, row) in sums.into_iter().enumerate() {
+            let scale = *job.left.at(job.tiling.rows() * steps + first + r);
+            let [low, high] = [0, 1].map(|block| {
+                let at = panel * PANEL + block * LANES;
+                let mut whole = [0; LANES];
+                D::store(&mut whole, row[block]);
+                let mut lanes = [0.0; LANES];
+                for (i, lane) in lanes.iter_mut().enumerate() {
+                    let exact = (whole[i] - OFFSET * quantized.sums[at + i]) as f32;
+                    let bias = job.layer.bias.map_or(0.0, |b| b[at + i]);
+                    *lane = (exact * (scale * quantized.scales[at + i])) + bias;
+                }
+                lanes
+            });
+            finish_row::<S>(job, panel, first + r, S::load(low.as_ptr()), S::load(high.as_ptr()));
+        }
+    }
+}
+
+/// Activation, residual and store of one row of a panel.
+#[inline(always)]
+unsafe fn finish_row<S: Simd>(job: &Panels<'_>, panel: usize, row: usize, low: S::V, high: S::V) {
+    let shape = job.layer.shape;
+    let column = panel * shape.panel_outputs();
+    let (at, valid) = (row * shape.outputs + column, shape.outputs - column);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match shape.columns {
+            Columns::Gated => finish::<S>(job, at, valid, S::mul(silu::<S>(low), high)),
+            Columns::Joined => {
+                finish::<S>(job, at, valid, low);
+                if valid > LANES {
+                    finish::<S>(job, at + LANES, valid - LANES, high);
                 }
             }
         }

@@ -6,7 +6,7 @@
 
 use super::{
     parallel::{Claims, Shared, Threads},
-    simd::LANES,
+    simd::{LANES, QUAD},
     tile::PANEL,
 };
 
@@ -28,6 +28,28 @@ pub struct PackedShape {
     pub outputs: usize,
     /// How the columns were made.
     pub columns: Columns,
+    /// What the panels hold.
+    pub format: Format,
+}
+
+/// Element type of packed weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// As they are.
+    #[default]
+    Float,
+    /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
+    /// input is rounded to bytes row by row, so a row still depends on itself alone.
+    Byte,
+}
+
+/// What belongs to the columns of packed bytes, in the order of the packed columns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quantized {
+    /// What one step of a byte stands for.
+    pub scales: Vec<f32>,
+    /// Sum of the bytes: inputs are stored with an offset.
+    pub sums: Vec<i32>,
 }
 
 impl PackedShape {
@@ -46,13 +68,21 @@ impl PackedShape {
         self.outputs.div_ceil(self.panel_outputs())
     }
 
-    /// Elements of one panel.
+    /// Words of four bytes in one panel.
     #[must_use]
     pub fn panel_len(&self) -> usize {
-        self.depth * PANEL
+        self.steps() * PANEL
     }
 
-    /// Elements of all panels.
+    /// Steps of the innermost loop: a float, or a quad of bytes, for each column.
+    pub(super) fn steps(&self) -> usize {
+        match self.format {
+            Format::Float => self.depth,
+            Format::Byte => self.depth.div_ceil(QUAD),
+        }
+    }
+
+    /// Words of four bytes in all panels.
     #[must_use]
     pub fn len(&self) -> usize {
         self.panels() * self.panel_len()
@@ -95,10 +125,14 @@ impl PackedShape {
         Some(&weight[output * row_len..(output + 1) * row_len])
     }
 
-    /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::len`] elements).
-    pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &dyn Threads) {
+    /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::len`] words); returns what belongs to them
+    /// if they are bytes.
+    pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &dyn Threads) -> Option<Quantized> {
         assert_eq!(panels.len(), self.len(), "the panels have another size");
         let shared = Shared::new(panels);
+        let columns = if self.format == Format::Byte { self.panels() * PANEL } else { 0 };
+        let mut quantized = Quantized { scales: vec![0.0; columns], sums: vec![0; columns] };
+        let (scales, sums) = (Shared::new(&mut quantized.scales), Shared::new(&mut quantized.sums));
         let claims = Claims::new(self.panels());
         threads.run(&|| {
             claims.run_all(|panel| {
@@ -106,9 +140,22 @@ impl PackedShape {
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(shared.at(panel * self.panel_len()), self.panel_len()) };
                 let rows: [_; PANEL] = std::array::from_fn(|lane| self.row(weights, self.depth, panel, lane));
-                pack_panel(&rows, out);
+                match self.format {
+                    Format::Float => pack_panel(&rows, out),
+                    Format::Byte => {
+                        for (lane, row) in rows.iter().enumerate() {
+                            let (scale, sum) = quantize_column(*row, lane, bytemuck::cast_slice_mut(out));
+                            // SAFETY: the columns of a panel are this task's.
+                            unsafe {
+                                *scales.at(panel * PANEL + lane) = scale;
+                                *sums.at(panel * PANEL + lane) = sum;
+                            }
+                        }
+                    }
+                }
             });
         });
+        (self.format == Format::Byte).then_some(quantized)
     }
 
     /// Biases in the order of the packed columns, padded with 0.
@@ -134,4 +181,29 @@ fn pack_panel(rows: &[Option<&[f32]>; PANEL], out: &mut [f32]) {
             }
         }
     }
+}
+
+/// Largest magnitude. What is not a number is the largest of all and so stays visible: it becomes the scale.
+#[inline(always)]
+pub(super) fn largest(values: impl Iterator<Item = f32>) -> f32 {
+    // Magnitudes are in the order of their bits.
+    f32::from_bits(values.fold(0, |m, x| m.max(x.to_bits() & (u32::MAX >> 1))))
+}
+
+/// Largest byte.
+pub(super) const BYTE_MAX: f32 = 127.0;
+
+/// Rounds a column to bytes, the largest to 127 or -127; returns its scale and the sum of the bytes.
+fn quantize_column(row: Option<&[f32]>, lane: usize, out: &mut [i8]) -> (f32, i32) {
+    let row = row.unwrap_or_default();
+    let largest = largest(row.iter().copied());
+    let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
+    let (mut sum, mut values) = (0, row.iter());
+    for quad in out.chunks_exact_mut(QUAD * PANEL) {
+        for byte in &mut quad[lane * QUAD..(lane + 1) * QUAD] {
+            *byte = values.next().map_or(0, |&x| (x * inverse).round_ties_even() as i8);
+            sum += i32::from(*byte);
+        }
+    }
+    (largest / BYTE_MAX, sum)
 }

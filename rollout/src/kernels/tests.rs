@@ -6,7 +6,7 @@ use shared::rng::Stream;
 use super::{
     attention::{Attention, Plan},
     linear::{Input, Linear, Norm},
-    packed::{Columns, PackedShape},
+    packed::{Columns, Format, PackedShape},
     pages::{FreePages, PAGE, PageShape, Pages},
     parallel::{Scoped, Serial, Threads},
     simd::{Isa, LANES, Simd, Task},
@@ -66,7 +66,7 @@ impl Layer {
     fn random(stream: &mut Stream, depth: usize, parts: &[usize], columns: Columns, bias: bool, norm: bool) -> Self {
         let outputs = if columns == Columns::Gated { parts[0] } else { parts.iter().sum() };
         Self {
-            shape: PackedShape { depth, outputs, columns },
+            shape: PackedShape { depth, outputs, columns, format: Format::Float },
             weights: parts.iter().map(|n| normal(stream, n * depth)).collect(),
             biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
             gamma: norm.then(|| normal(stream, depth)),
@@ -76,13 +76,14 @@ impl Layer {
     fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &dyn Threads) -> Vec<f32> {
         let weights: Vec<&[f32]> = self.weights.iter().map(Vec::as_slice).collect();
         let mut panels = vec![f32::NAN; self.shape.len()];
-        self.shape.pack(&weights, &mut panels, threads);
+        let quantized = self.shape.pack(&weights, &mut panels, threads);
         let bias = self.biases.as_ref().map(|b| {
             let biases: Vec<&[f32]> = b.iter().map(Vec::as_slice).collect();
             self.shape.pack_bias(&biases)
         });
         let norm = self.gamma.as_ref().map(|gamma| Norm { gamma, epsilon: EPSILON });
-        let layer = Linear { shape: self.shape, panels: &panels, bias: bias.as_deref(), norm };
+        let layer =
+            Linear { shape: self.shape, panels: &panels, quantized: quantized.as_ref(), bias: bias.as_deref(), norm };
         let mut out = vec![f32::NAN; rows * self.shape.outputs];
         layer.run(input, &mut out, isa, threads, &mut Vec::new());
         out
@@ -140,6 +141,40 @@ proptest! {
         let residual = residual.as_ref().map(|r| &r[row * layer.shape.outputs..(row + 1) * layer.shape.outputs]);
         let alone = layer.run(Input { x: &x, rows: Some(&[row]), residual }, 1, Isa::detect(), &Serial);
         prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+    }
+}
+
+/// The weights and inputs that the bytes stand for.
+fn rounded(row: &[f32]) -> Vec<f32> {
+    let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+    row.iter().map(|x| (x * (127.0 / largest)).round_ties_even() * (largest / 127.0)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bytes_are_the_product_of_the_rounded_values(
+        seed in any::<u64>(), rows in 1usize..=130, depth in 1usize..150,
+        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
+        let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, false);
+        layer.shape.format = Format::Byte;
+        let x = normal(&mut stream, rows * depth);
+        let input = Input { x: &x, rows: None, residual: None };
+        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
+        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
+        let row = seed as usize % rows;
+        let alone = layer.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
+        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+
+        for weight in &mut layer.weights {
+            *weight = weight.chunks(depth).flat_map(rounded).collect();
+        }
+        let x: Vec<f32> = x.chunks(depth).flat_map(rounded).collect();
+        assert_close(&all[0], &layer.reference(&x, None), 1e-5);
     }
 }
 
@@ -369,7 +404,7 @@ fn speed() {
         (1536, 576, Columns::Joined),
         (576, 49152, Columns::Joined),
     ] {
-        let shape = PackedShape { depth, outputs, columns };
+        let shape = PackedShape { depth, outputs, columns, format: Format::Float };
         let copies = (200_000_000 / (shape.len() * 4)).max(1);
         let panels: Vec<Vec<f32>> =
             (0..copies).map(|_| normal(&mut stream, 1024).into_iter().cycle().take(shape.len()).collect()).collect();
@@ -381,7 +416,7 @@ fn speed() {
             for _ in 0..4 {
                 let t = std::time::Instant::now();
                 for p in &panels {
-                    let layer = Linear { shape, panels: p, bias: None, norm: None };
+                    let layer = Linear { shape, panels: p, quantized: None, bias: None, norm: None };
                     layer.run(Input { x: &x, rows: None, residual: None }, &mut out, isa, &Serial, &mut scratch);
                 }
                 best = best.min(t.elapsed().as_secs_f64() / copies as f64);

@@ -86,20 +86,20 @@ unsafe fn step<S: Simd, const R: usize, const N: usize>(k: usize, a: Left, b: Ri
 
 /// Calls `$function::<$s, R>(…)` for the R that equals `$rows`, at most [`Simd::ROWS`].
 macro_rules! for_rows {
-    ($rows:expr, $function:ident::<$s:ident>($($argument:expr),* $(,)?)) => {
+    ($rows:expr, $function:ident::<$s:ident $(, $d:ident)?>($($argument:expr),* $(,)?)) => {
         match $rows {
-            1 => $function::<$s, 1>($($argument),*),
-            2 if $s::ROWS >= 2 => $function::<$s, 2>($($argument),*),
-            3 if $s::ROWS >= 3 => $function::<$s, 3>($($argument),*),
-            4 if $s::ROWS >= 4 => $function::<$s, 4>($($argument),*),
-            5 if $s::ROWS >= 5 => $function::<$s, 5>($($argument),*),
-            6 if $s::ROWS >= 6 => $function::<$s, 6>($($argument),*),
-            7 if $s::ROWS >= 7 => $function::<$s, 7>($($argument),*),
-            8 if $s::ROWS >= 8 => $function::<$s, 8>($($argument),*),
-            9 if $s::ROWS >= 9 => $function::<$s, 9>($($argument),*),
-            10 if $s::ROWS >= 10 => $function::<$s, 10>($($argument),*),
-            11 if $s::ROWS >= 11 => $function::<$s, 11>($($argument),*),
-            12 if $s::ROWS >= 12 => $function::<$s, 12>($($argument),*),
+            1 => $function::<$s $(, $d)?, 1>($($argument),*),
+            2 if $s::ROWS >= 2 => $function::<$s $(, $d)?, 2>($($argument),*),
+            3 if $s::ROWS >= 3 => $function::<$s $(, $d)?, 3>($($argument),*),
+            4 if $s::ROWS >= 4 => $function::<$s $(, $d)?, 4>($($argument),*),
+            5 if $s::ROWS >= 5 => $function::<$s $(, $d)?, 5>($($argument),*),
+            6 if $s::ROWS >= 6 => $function::<$s $(, $d)?, 6>($($argument),*),
+            7 if $s::ROWS >= 7 => $function::<$s $(, $d)?, 7>($($argument),*),
+            8 if $s::ROWS >= 8 => $function::<$s $(, $d)?, 8>($($argument),*),
+            9 if $s::ROWS >= 9 => $function::<$s $(, $d)?, 9>($($argument),*),
+            10 if $s::ROWS >= 10 => $function::<$s $(, $d)?, 10>($($argument),*),
+            11 if $s::ROWS >= 11 => $function::<$s $(, $d)?, 11>($($argument),*),
+            12 if $s::ROWS >= 12 => $function::<$s $(, $d)?, 12>($($argument),*),
             rows => unreachable!("a tile of {rows} rows"),
         }
     };
@@ -122,6 +122,10 @@ impl Tiling {
 
     pub fn count(self) -> usize {
         self.count
+    }
+
+    pub fn rows(self) -> usize {
+        self.count * self.height + self.taller
     }
 
     /// First row and number of rows of a tile.

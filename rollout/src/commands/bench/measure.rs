@@ -109,6 +109,7 @@ impl Measurement {
             "threads": options.threads,
             "device": options.device,
             "kernels": options.kernels,
+            "rollout_dtype": options.rollout_dtype,
             "dtype": dtype,
             "repeats": self.all_seconds.len(),
             "generated_tokens": self.generated_tokens,

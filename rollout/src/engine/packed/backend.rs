@@ -50,7 +50,7 @@ impl PackedBackend {
         options: PackedOptions,
     ) -> Result<Self, EngineError> {
         let threads = Scoped(options.session.threads);
-        let weights = Arc::new(PackedWeights::load(source, config, manifest, None, &threads)?);
+        let weights = Arc::new(PackedWeights::load(source, config, manifest, options.format, None, &threads)?);
         Ok(Self {
             session: PackedSession::new(weights, config, options)?,
             slots: Vec::new(),

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::kernels::{
     attention::Plan,
+    packed::Format,
     pages::{FreePages, PageShape, Pages},
     pool::Pool,
     simd::Isa,
@@ -34,6 +35,7 @@ const SPIN: Duration = Duration::from_micros(100);
 pub(in super::super) struct PackedOptions {
     pub session: SessionOptions,
     pub pages: PageShape,
+    pub format: Format,
 }
 
 /// A session whose weights and cache lie outside the graph.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::kernels::{
     linear::{Linear, Norm},
-    packed::{Columns, PackedShape},
+    packed::{Columns, Format, PackedShape, Quantized},
     parallel::Threads,
 };
 
@@ -51,6 +51,7 @@ impl PanelMemory {
 struct LinearWeights {
     shape: PackedShape,
     panels: Range<usize>,
+    quantized: Option<Quantized>,
     bias: Option<Vec<f32>>,
     gamma: Option<Vec<f32>>,
 }
@@ -77,6 +78,7 @@ impl PackedWeights {
         source: &WeightSource,
         config: &ModelConfig,
         manifest: &WeightManifest,
+        format: Format,
         spare: Option<PanelMemory>,
         threads: &dyn Threads,
     ) -> Result<Self, EngineError> {
@@ -91,12 +93,13 @@ impl PackedWeights {
         let mut end = 0;
         let mut linears = Vec::new();
         for parts in products(config) {
-            let shape = parts.shape();
+            let shape = parts.shape(format);
             let biases: Option<Vec<&[f32]>> =
                 parts.bias.then(|| parts.names.iter().map(|n| stored.floats(&format!("{n}.bias"))).collect());
             linears.push(LinearWeights {
                 shape,
                 panels: end..end + shape.len(),
+                quantized: None,
                 bias: biases.map(|b| shape.pack_bias(&b)),
                 gamma: parts.norm.as_deref().map(|n| stored.floats(n).to_vec()),
             });
@@ -106,9 +109,9 @@ impl PackedWeights {
             Some(memory) => memory,
             None => PanelMemory::new(end).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?,
         };
-        for (parts, linear) in products(config).zip(&linears) {
+        for (parts, linear) in products(config).zip(&mut linears) {
             let weights: Vec<&[f32]> = parts.names.iter().map(|n| stored.floats(&format!("{n}.weight"))).collect();
-            linear.shape.pack(&weights, &mut memory.floats_mut()[linear.panels.clone()], threads);
+            linear.quantized = linear.shape.pack(&weights, &mut memory.floats_mut()[linear.panels.clone()], threads);
             stored.forget(&weights);
         }
         let head_norm = |layer: usize, which: &str| {
@@ -137,10 +140,11 @@ impl PackedWeights {
 
     /// One of the products.
     pub fn linear(&self, index: usize) -> Linear<'_> {
-        let LinearWeights { shape, panels, bias, gamma } = &self.linears[index];
+        let LinearWeights { shape, panels, quantized, bias, gamma } = &self.linears[index];
         Linear {
             shape: *shape,
             panels: &self.memory.floats()[panels.clone()],
+            quantized: quantized.as_ref(),
             bias: bias.as_deref(),
             norm: gamma.as_deref().map(|gamma| Norm { gamma, epsilon: self.epsilon }),
         }
@@ -235,8 +239,8 @@ struct Product {
 }
 
 impl Product {
-    fn shape(&self) -> PackedShape {
-        PackedShape { depth: self.depth, outputs: self.outputs, columns: self.columns }
+    fn shape(&self, format: Format) -> PackedShape {
+        PackedShape { depth: self.depth, outputs: self.outputs, columns: self.columns, format }
     }
 }
 

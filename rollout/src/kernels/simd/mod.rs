@@ -4,11 +4,14 @@
 //! formed in the same tree everywhere and products are fused everywhere, so the instruction set does not show in the
 //! results.
 
+mod dot;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+pub use dot::{ByteTask, Dot, QUAD};
 
 /// Lanes of one block.
 pub const LANES: usize = 16;
@@ -219,5 +222,35 @@ impl Isa {
             // SAFETY: plain Rust is always available.
             Kind::Plain => unsafe { task.run::<plain::Plain>() },
         }
+    }
+
+    /// Whether products of bytes have instructions of their own; without them they are slower than those of floats.
+    #[must_use]
+    pub fn has_byte_products(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => is_x86_feature_detected!("avx512vnni"),
+            _ => false,
+        }
+    }
+
+    /// Runs a task on bytes with this instruction set.
+    #[inline]
+    pub fn run_bytes<T: ByteTask>(self, task: T) {
+        struct Fallback<T>(T);
+        impl<T: ByteTask> Task for Fallback<T> {
+            type Output = ();
+            #[inline(always)]
+            unsafe fn run<S: Simd>(self) {
+                // SAFETY: passed on to the caller; plain Rust is always available.
+                unsafe { self.0.run::<S, dot::PlainDot>() }
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.0 == Kind::Avx512 && self.has_byte_products() {
+            // SAFETY: both instruction sets were checked.
+            return unsafe { x86::with_vnni(task) };
+        }
+        self.run(Fallback(task));
     }
 }

@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_storeu_ps,
 };
 
-use super::{Simd, Task};
+use super::{ByteTask, Simd, Task, dot::Vnni};
 
 /// One register of 512 bits.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +24,14 @@ pub(super) struct Avx2;
 pub(super) unsafe fn with_avx512<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction set.
     unsafe { task.run::<Avx512>() }
+}
+
+/// # Safety
+/// The machine must have AVX-512 F and VNNI.
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub(super) unsafe fn with_vnni<T: ByteTask>(task: T) {
+    // SAFETY: the caller vouches for the instruction sets.
+    unsafe { task.run::<Avx512, Vnni>() }
 }
 
 /// # Safety
