@@ -1,7 +1,9 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 
+use std::cell::RefCell;
+
 use super::{
-    packed::{BYTE_MAX, Columns, Format, PackedShape, Quantized, largest},
+    packed::{BYTE_MAX, Columns, Format, PackedShape, Quantized, largest, nearest},
     parallel::{Claims, Shared, Threads},
     simd::{self, ByteTask, Dot, Isa, LANES, QUAD, Simd, Task},
     tile::{Ahead, LINE, Left, PANEL, Right, Tiling, UNROLL, for_rows, multiply},
@@ -98,26 +100,30 @@ impl Task for PackTile<'_> {
     unsafe fn run<S: Simd>(self) {
         let depth = self.layer.shape.depth;
         let (first, height) = self.tiling.tile(self.tile);
+        let mut normed = NORMED.take();
+        normed.resize(depth, 0.0);
         for r in 0..height {
             let source = self.input.rows.map_or(first + r, |rows| rows[first + r]);
-            let x = &self.input.x[source * depth..(source + 1) * depth];
+            let mut x = &self.input.x[source * depth..(source + 1) * depth];
             // SAFETY: the instruction set is the caller's; the words of a tile are written by this task alone.
             unsafe {
-                match (self.layer.shape.format, self.layer.norm) {
-                    (Format::Float, None) => self.floats(first, height, r, x.iter().copied()),
-                    (Format::Float, Some(norm)) => {
-                        let inverse = inverse_rms::<S>(x, norm.epsilon);
-                        self.floats(first, height, r, x.iter().zip(norm.gamma).map(|(x, g)| x * inverse * g));
-                    }
-                    (Format::Byte, None) => self.bytes(first, height, r, x.iter().copied()),
-                    (Format::Byte, Some(norm)) => {
-                        let inverse = inverse_rms::<S>(x, norm.epsilon);
-                        self.bytes(first, height, r, x.iter().zip(norm.gamma).map(|(x, g)| x * inverse * g));
-                    }
+                if let Some(norm) = self.layer.norm {
+                    rms_norm::<S>(x, norm, &mut normed);
+                    x = &normed;
+                }
+                match self.layer.shape.format {
+                    Format::Float => self.floats(first, height, r, x),
+                    Format::Byte => self.bytes(first, height, r, x),
                 }
             }
         }
+        NORMED.set(normed);
     }
+}
+
+thread_local! {
+    /// The row at hand, normed.
+    static NORMED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What bytes of the input are stored with: they are unsigned.
@@ -125,30 +131,54 @@ const OFFSET: i32 = 128;
 
 impl PackTile<'_> {
     #[inline(always)]
-    unsafe fn floats(&self, first: usize, height: usize, r: usize, row: impl Iterator<Item = f32>) {
-        let to = self.left.at(first * self.layer.shape.depth + r);
-        for (k, x) in row.enumerate() {
-            // SAFETY: within the tile.
-            unsafe { *to.add(k * height) = x };
+    unsafe fn floats(&self, first: usize, height: usize, r: usize, x: &[f32]) {
+        let mut to = self.left.at(first * x.len() + r);
+        for &x in x {
+            // SAFETY: within the tile, or one row past it at the end.
+            unsafe {
+                *to = x;
+                to = to.wrapping_add(height);
+            }
         }
     }
 
     /// Rounds a row to bytes, the largest to 127 or -127.
     #[inline(always)]
-    unsafe fn bytes(&self, first: usize, height: usize, r: usize, row: impl Iterator<Item = f32> + Clone) {
+    unsafe fn bytes(&self, first: usize, height: usize, r: usize, x: &[f32]) {
         let steps = self.layer.shape.steps();
-        let largest = largest(row.clone());
+        let largest = largest(x);
         let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
-        let to = self.left.at(first * steps + r).cast::<[u8; QUAD]>();
-        let mut row = row.map(|x| ((x * inverse).round_ties_even() as i32 + OFFSET) as u8);
-        for step in 0..steps {
-            let quad = std::array::from_fn(|_| row.next().unwrap_or(OFFSET as u8));
-            // SAFETY: within the tile.
-            unsafe { *to.add(step * height) = quad };
+        let mut to = self.left.at(first * steps + r).cast::<[u8; QUAD]>();
+        let (quads, rest) = x.as_chunks::<QUAD>();
+        // SAFETY: within the tile, or one row past it at the end; the scales follow the tiles, one for each row.
+        unsafe {
+            for quad in quads {
+                let mut bytes = [OFFSET as u8; QUAD];
+                for i in 0..QUAD {
+                    bytes[i] = (nearest(quad[i] * inverse) + OFFSET) as u8;
+                }
+                *to = bytes;
+                to = to.wrapping_add(height);
+            }
+            if !rest.is_empty() {
+                let mut bytes = [OFFSET as u8; QUAD];
+                for (byte, x) in bytes.iter_mut().zip(rest) {
+                    *byte = (nearest(x * inverse) + OFFSET) as u8;
+                }
+                *to = bytes;
+            }
+            *self.left.at(self.tiling.rows() * steps + first + r) = largest / BYTE_MAX;
         }
-        let rows = self.tiling.rows();
-        // SAFETY: the scales follow the tiles, one for each row.
-        unsafe { *self.left.at(rows * steps + first + r) = largest / BYTE_MAX };
+    }
+}
+
+/// `x / rms(x) * gamma`.
+#[inline(always)]
+unsafe fn rms_norm<S: Simd>(x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+    // SAFETY: passed on to the caller.
+    let inverse = unsafe { inverse_rms::<S>(x, norm.epsilon) };
+    for ((out, x), gamma) in out.iter_mut().zip(x).zip(norm.gamma) {
+        *out = x * inverse * gamma;
     }
 }
 
@@ -287,6 +317,9 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: us
     let shape = job.layer.shape;
     let steps = shape.steps();
     let quantized = job.layer.quantized.expect("scales belong to bytes");
+    let scales = &quantized.scales[panel * PANEL..][..PANEL];
+    let column_sums = &quantized.sums[panel * PANEL..][..PANEL];
+    let bias = job.layer.bias.map_or(&[0.0; PANEL][..], |bias| &bias[panel * PANEL..][..PANEL]);
     // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
     unsafe {
         let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len()).cast::<i8>();
@@ -306,21 +339,16 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: us
                 }
             }
         }
-        for (r, row) in sums.into_iter().enumerate() {
+        for (r, [low, high]) in sums.into_iter().enumerate() {
             let scale = *job.left.at(job.tiling.rows() * steps + first + r);
-            let [low, high] = [0, 1].map(|block| {
-                let at = panel * PANEL + block * LANES;
-                let mut whole = [0; LANES];
-                D::store(&mut whole, row[block]);
-                let mut lanes = [0.0; LANES];
-                for (i, lane) in lanes.iter_mut().enumerate() {
-                    let exact = (whole[i] - OFFSET * quantized.sums[at + i]) as f32;
-                    let bias = job.layer.bias.map_or(0.0, |b| b[at + i]);
-                    *lane = (exact * (scale * quantized.scales[at + i])) + bias;
-                }
-                lanes
-            });
-            finish_row::<S>(job, panel, first + r, S::load(low.as_ptr()), S::load(high.as_ptr()));
+            let (mut whole, mut lanes) = ([[0; LANES]; 2], [0.0; PANEL]);
+            D::store(&mut whole[0], low);
+            D::store(&mut whole[1], high);
+            let whole: &[i32; PANEL] = bytemuck::cast_ref(&whole);
+            for i in 0..PANEL {
+                lanes[i] = (whole[i] - OFFSET * column_sums[i]) as f32 * (scale * scales[i]) + bias[i];
+            }
+            finish_row::<S>(job, panel, first + r, S::load(lanes.as_ptr()), S::load(lanes[LANES..].as_ptr()));
         }
     }
 }

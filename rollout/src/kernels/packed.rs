@@ -185,9 +185,20 @@ fn pack_panel(rows: &[Option<&[f32]>; PANEL], out: &mut [f32]) {
 
 /// Largest magnitude. What is not a number is the largest of all and so stays visible: it becomes the scale.
 #[inline(always)]
-pub(super) fn largest(values: impl Iterator<Item = f32>) -> f32 {
-    // Magnitudes are in the order of their bits.
-    f32::from_bits(values.fold(0, |m, x| m.max(x.to_bits() & (u32::MAX >> 1))))
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut largest = 0;
+    for x in values {
+        // Magnitudes are in the order of their bits.
+        largest = largest.max(x.to_bits() & (u32::MAX >> 1));
+    }
+    f32::from_bits(largest)
+}
+
+/// The nearest whole number, ties to even, of a number below 2^22: the sum has no bits below 1.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> i32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32
 }
 
 /// Largest byte.
@@ -196,13 +207,15 @@ pub(super) const BYTE_MAX: f32 = 127.0;
 /// Rounds a column to bytes, the largest to 127 or -127; returns its scale and the sum of the bytes.
 fn quantize_column(row: Option<&[f32]>, lane: usize, out: &mut [i8]) -> (f32, i32) {
     let row = row.unwrap_or_default();
-    let largest = largest(row.iter().copied());
+    let largest = largest(row);
     let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
-    let (mut sum, mut values) = (0, row.iter());
-    for quad in out.chunks_exact_mut(QUAD * PANEL) {
-        for byte in &mut quad[lane * QUAD..(lane + 1) * QUAD] {
-            *byte = values.next().map_or(0, |&x| (x * inverse).round_ties_even() as i8);
-            sum += i32::from(*byte);
+    let mut sum = 0;
+    let places = out[lane * QUAD..].chunks_mut(QUAD * PANEL);
+    for (step, place) in places.enumerate() {
+        for (i, byte) in place[..QUAD].iter_mut().enumerate() {
+            let whole = row.get(step * QUAD + i).map_or(0, |x| nearest(x * inverse));
+            *byte = whole as i8;
+            sum += whole;
         }
     }
     (largest / BYTE_MAX, sum)
