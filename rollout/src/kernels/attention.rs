@@ -348,11 +348,15 @@ impl Attend<'_> {
         let head = &spans[0];
         // SAFETY: passed on to the caller.
         unsafe {
+            self.fetch_first::<S>(head);
             if head.prefix_len > 0 {
                 let part = Partial { largest: prefix.largest, sum: prefix.sum, values: prefix.values };
                 self.part::<S>(0..rows, &head.prefix_pages, |_| head.prefix_len, scores, part);
             }
-            for span in spans {
+            for (i, span) in spans.iter().enumerate() {
+                if let Some(next) = spans.get(i + 1) {
+                    self.fetch_first::<S>(next);
+                }
                 let tokens = span.tokens.start.max(self.tokens.start)..span.tokens.end.min(self.tokens.end);
                 let first = (tokens.start - self.tokens.start) * group;
                 let range = first..first + tokens.len() * group;
@@ -377,13 +381,15 @@ impl Attend<'_> {
             let head_dim = self.call.shape.head_dim;
             let token = self.tokens.start + row / group;
             let out = self.call.out.at((token * self.call.attention.heads + head) * head_dim);
-            for d in 0..head_dim {
-                let mut x = own.values[row * width + d] * own_weight;
-                if shared {
-                    x += prefix.values[row * width + d] * prefix_weight;
+            // SAFETY: the row of a token and a head is written by this task alone.
+            let out = unsafe { std::slice::from_raw_parts_mut(out, head_dim) };
+            for (x, own) in out.iter_mut().zip(&own.values[row * width..]) {
+                *x = own * own_weight;
+            }
+            if shared {
+                for (x, prefix) in out.iter_mut().zip(&prefix.values[row * width..]) {
+                    *x += prefix * prefix_weight;
                 }
-                // SAFETY: the row of a token and a head is written by this task alone.
-                unsafe { *out.add(d) = x };
             }
         }
     }
@@ -436,6 +442,16 @@ impl Attend<'_> {
                 let to = out.values.as_mut_ptr().add(row * width);
                 for_rows!(height, weighted_values::<S>(self, scores, stride, &pages, longest, to));
             }
+        }
+    }
+
+    /// Asks for the first pages of a sequence's own; those after them are asked for on the way.
+    #[inline(always)]
+    unsafe fn fetch_first<S: Simd>(&self, span: &Span) {
+        let filled = (span.own_len + span.tokens.len()).div_ceil(PAGE);
+        for page in span.own_pages.clone().take(filled.min(2)) {
+            // SAFETY: passed on to the caller.
+            unsafe { self.fetch::<S>(page) };
         }
     }
 

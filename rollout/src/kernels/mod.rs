@@ -11,9 +11,11 @@
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`] | grouped-query attention, prompts shared by their completions |
 //! | [`pages`] | where keys and values lie |
+//! | [`floats`] | large buffers |
 //! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
 
 pub mod attention;
+pub mod floats;
 pub mod linear;
 pub mod packed;
 pub mod pages;

@@ -1,12 +1,15 @@
 //! How long it took, and where the time went.
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Map, Value, json};
 use shared::Dtype;
 
 use super::workload::Workload;
-use crate::engine::{Engine, EngineOptions, Profile};
+use crate::engine::{Engine, EngineOptions, Profile, SwapReport, WeightSource};
 
 /// One repeat.
 #[derive(Debug, Clone)]
@@ -141,6 +144,24 @@ impl Measurement {
             other => unreachable!("the record is an object, not {other}"),
         }
     }
+}
+
+/// Takes the weights into use once more while nothing else runs; the first time, which makes memory for a second set, does
+/// not count.
+pub(super) fn swap(engine: &mut Engine, weights: &WeightSource) -> anyhow::Result<SwapReport> {
+    let mut once = || {
+        engine.begin_swap(weights.clone())?;
+        while engine.swap_pending() {
+            // As training waits: looking for the version between two steps.
+            std::thread::sleep(Duration::from_micros(100));
+            if let Some(report) = engine.try_swap()? {
+                return Ok(report);
+            }
+        }
+        anyhow::bail!("a swap that was begun is neither made nor pending")
+    };
+    once()?;
+    once()
 }
 
 fn rate(tokens: u64, seconds: f64) -> f64 {

@@ -173,3 +173,52 @@ fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
         free.give_back(&prefix.pages);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use exporters::{ExportOptions, export};
+    use shared::{ModelDir, PolicyVersion, config::Device};
+
+    use super::*;
+    use crate::engine::{
+        packed::page_shape,
+        session::{SessionOptions, read_manifest},
+    };
+
+    #[test]
+    fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
+        let model = ModelDir::open(::tests::golden_dir().join("models/llama")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+        export(&model, &source.dir, &ExportOptions::default()).unwrap();
+        let manifest = read_manifest(&source, model.config()).unwrap();
+        let options = PackedOptions {
+            session: SessionOptions { device: Device::Cpu, threads: 1, spinning: false },
+            pages: page_shape(model.config(), 17, 64),
+            format: crate::kernels::packed::Format::Float,
+        };
+        let mut backend = PackedBackend::open(&source, model.config(), &manifest, options).unwrap();
+        let all = backend.free.len();
+        let mut logits = vec![0.0; 16 * model.config().vocab_size];
+        let vocab = model.config().vocab_size;
+        backend.prefill(&[7; 40], &mut logits[..vocab]).unwrap();
+        (0..16).for_each(|slot| backend.start(slot));
+        assert_eq!(all - backend.free.len(), 3, "40 positions in pages of 16");
+        for step in 0..17 {
+            let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
+            backend.decode(&rows, &mut logits).unwrap();
+            assert_eq!(all - backend.free.len(), 3 + 16 * (1 + step / PAGE));
+        }
+        // The group's rows are equal, since they hold the same tokens.
+        assert!(logits.chunks(vocab).all(|row| row == &logits[..vocab] && row.iter().all(|x| x.is_finite())));
+
+        backend.prefill(&[8; 16], &mut logits[..vocab]).unwrap();
+        assert_eq!(all - backend.free.len(), 3 + 32 + 1, "sequences keep the prompt they were started from");
+        backend.release(3);
+        backend.moved(15, 3);
+        (0..15).for_each(|slot| backend.release(slot));
+        assert_eq!(all - backend.free.len(), 1);
+        backend.release_all();
+        assert_eq!(backend.free.len(), all);
+    }
+}

@@ -3,7 +3,7 @@
 use std::{fs::File, ops::Range};
 
 use exporters::{ROTARY_COS, ROTARY_SIN};
-use memmap2::{Mmap, MmapMut};
+use memmap2::Mmap;
 use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
 
 use super::{
@@ -11,6 +11,7 @@ use super::{
     graph::LINEARS_PER_LAYER,
 };
 use crate::kernels::{
+    floats::Floats,
     linear::{Linear, Norm},
     packed::{Columns, Format, PackedShape, Quantized},
     parallel::Threads,
@@ -19,33 +20,7 @@ use crate::kernels::{
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Memory for the panels of all products; that of a retired version serves the next one.
-pub(in super::super) struct PanelMemory(MmapMut);
-
-impl PanelMemory {
-    fn new(elements: usize) -> std::io::Result<Self> {
-        let map = MmapMut::map_anon((elements * size_of::<f32>()).max(1))?;
-        // Large pages: the products walk through the weights from end to end at every step. A kernel without them
-        // works all the same.
-        #[cfg(target_os = "linux")]
-        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
-            tracing::debug!(%error, "no large pages for the weights");
-        }
-        Ok(Self(map))
-    }
-
-    fn elements(&self) -> usize {
-        self.0.len() / size_of::<f32>()
-    }
-
-    fn floats(&self) -> &[f32] {
-        bytemuck::cast_slice(&self.0[..self.elements() * size_of::<f32>()])
-    }
-
-    fn floats_mut(&mut self) -> &mut [f32] {
-        let bytes = self.elements() * size_of::<f32>();
-        bytemuck::cast_slice_mut(&mut self.0[..bytes])
-    }
-}
+pub(in super::super) struct PanelMemory(Floats);
 
 /// A product and what belongs to it.
 struct LinearWeights {
@@ -105,13 +80,15 @@ impl PackedWeights {
             });
             end += shape.len();
         }
-        let mut memory = match spare.filter(|m| m.elements() == end) {
+        let mut memory = match spare.filter(|memory| memory.0.len() == end) {
             Some(memory) => memory,
-            None => PanelMemory::new(end).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?,
+            None => {
+                PanelMemory(Floats::new(end).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?)
+            }
         };
         for (parts, linear) in products(config).zip(&mut linears) {
             let weights: Vec<&[f32]> = parts.names.iter().map(|n| stored.floats(&format!("{n}.weight"))).collect();
-            linear.quantized = linear.shape.pack(&weights, &mut memory.floats_mut()[linear.panels.clone()], threads);
+            linear.quantized = linear.shape.pack(&weights, &mut memory.0[linear.panels.clone()], threads);
             stored.forget(&weights);
         }
         let head_norm = |layer: usize, which: &str| {
@@ -143,7 +120,7 @@ impl PackedWeights {
         let LinearWeights { shape, panels, quantized, bias, gamma } = &self.linears[index];
         Linear {
             shape: *shape,
-            panels: &self.memory.floats()[panels.clone()],
+            panels: &self.memory.0[panels.clone()],
             quantized: quantized.as_ref(),
             bias: bias.as_deref(),
             norm: gamma.as_deref().map(|gamma| Norm { gamma, epsilon: self.epsilon }),
