@@ -10,8 +10,8 @@ use std::{cell::RefCell, ops::Range};
 use super::{
     linear::{Norm, inverse_rms},
     pages::{PAGE, PageShape, Pages},
-    parallel::{Claims, Shared, Threads},
-    simd::{self, Isa, LANES, Simd, Task},
+    parallel::{Claims, Machine, Shared},
+    simd::{self, LANES, Simd, Task},
     tile::{Ahead, LINE, Left, Right, Tiling, for_rows, multiply},
 };
 
@@ -130,9 +130,7 @@ impl Attention<'_> {
         plan: &Plan,
         pages: &mut Pages,
         out: &mut [f32],
-        isa: Isa,
-        threads: &dyn Threads,
-        scratch: &mut Vec<f32>,
+        Machine { isa, threads, scratch }: Machine<'_>,
     ) {
         let shape = pages.shape();
         self.check(qkv, plan, shape, out);

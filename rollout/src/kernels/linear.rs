@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use super::{
     packed::{BYTE_MAX, Columns, Format, PackedShape, Quantized, largest, nearest},
-    parallel::{Claims, Shared, Threads},
-    simd::{self, ByteTask, Dot, Isa, LANES, QUAD, Simd, Task},
+    parallel::{Claims, Machine, Shared},
+    simd::{self, ByteTask, Dot, LANES, QUAD, Simd, Task},
     tile::{Ahead, LINE, Left, PANEL, Right, Tiling, UNROLL, for_rows, multiply},
 };
 
@@ -46,7 +46,7 @@ pub struct Input<'a> {
 
 impl Linear<'_> {
     /// Computes `out`, `[rows, outputs]`. A row depends on its own input alone, bit for bit.
-    pub fn run(&self, input: Input<'_>, out: &mut [f32], isa: Isa, threads: &dyn Threads, scratch: &mut Vec<f32>) {
+    pub fn run(&self, input: Input<'_>, out: &mut [f32], Machine { isa, threads, scratch }: Machine<'_>) {
         let PackedShape { depth, outputs, .. } = self.shape;
         let rows = input.rows.map_or(input.x.len() / depth, <[usize]>::len);
         assert_eq!(out.len(), rows * outputs, "the output has another size");

@@ -7,6 +7,8 @@ use std::{
 
 use crossbeam::utils::CachePadded;
 
+use super::simd::Isa;
+
 /// Threads that run one function at the same time.
 pub trait Threads {
     /// How many there are at most.
@@ -14,6 +16,16 @@ pub trait Threads {
 
     /// Calls `work` on up to [`Threads::count`] threads, this one among them, and returns when all calls have.
     fn run(&self, work: &(dyn Fn() + Sync));
+}
+
+/// What a kernel runs on.
+pub struct Machine<'a> {
+    /// The instruction set.
+    pub isa: Isa,
+    /// The threads.
+    pub threads: &'a dyn Threads,
+    /// Memory of earlier calls.
+    pub scratch: &'a mut Vec<f32>,
 }
 
 /// Hands out the tasks `0..count`, each once.

@@ -102,7 +102,7 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.word.fetch_and(!OPEN, Ordering::AcqRel);
         let mut looks = 0_u32;
-        while self.0.word.load(Ordering::Acquire) % NUMBER != 0 {
+        while !self.0.word.load(Ordering::Acquire).is_multiple_of(NUMBER) {
             looks += 1;
             if looks.is_multiple_of(LOOKS) { thread::yield_now() } else { hint::spin_loop() }
         }

@@ -8,7 +8,7 @@ use super::{
     linear::{Input, Linear, Norm},
     packed::{Columns, Format, PackedShape},
     pages::{FreePages, PAGE, PageShape, Pages},
-    parallel::{Scoped, Serial, Threads},
+    parallel::{Machine, Scoped, Serial, Threads},
     simd::{Isa, LANES, Simd, Task},
 };
 
@@ -85,7 +85,7 @@ impl Layer {
         let layer =
             Linear { shape: self.shape, panels: &panels, quantized: quantized.as_ref(), bias: bias.as_deref(), norm };
         let mut out = vec![f32::NAN; rows * self.shape.outputs];
-        layer.run(input, &mut out, isa, threads, &mut Vec::new());
+        layer.run(input, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
     }
 
@@ -224,7 +224,7 @@ impl Model {
         let (cos, sin) = (&self.cos[..], &self.sin[..]);
         let attention = Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
         let mut out = vec![f32::NAN; plan.tokens() * self.sizes.heads * self.sizes.head_dim];
-        attention.run(qkv, plan, pages, &mut out, isa, threads, &mut Vec::new());
+        attention.run(qkv, plan, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
     }
 

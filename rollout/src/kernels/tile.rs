@@ -72,13 +72,13 @@ unsafe fn step<S: Simd, const R: usize, const N: usize>(k: usize, a: Left, b: Ri
     // SAFETY: passed on to the caller of `multiply`.
     unsafe {
         let mut columns = [S::splat(0.0); N];
-        for n in 0..N {
-            columns[n] = S::load(b.blocks[n].add(k * b.step));
+        for (column, block) in columns.iter_mut().zip(b.blocks) {
+            *column = S::load(block.add(k * b.step));
         }
-        for r in 0..R {
+        for (r, row) in acc.iter_mut().enumerate() {
             let x = S::splat(*a.data.add(r * a.row_step + k * a.step));
-            for n in 0..N {
-                acc[r][n] = S::fma(x, columns[n], acc[r][n]);
+            for (sum, column) in row.iter_mut().zip(columns) {
+                *sum = S::fma(x, column, *sum);
             }
         }
     }

@@ -21,6 +21,7 @@ use crate::kernels::{
     attention::{Attention, Plan},
     linear::Input,
     pages::Pages,
+    parallel::Machine,
     pool::Pool,
     simd::Isa,
 };
@@ -160,7 +161,7 @@ fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Res
     let count = rows.map_or(x.len() / layer.shape.depth, <[usize]>::len);
     let mut out = context.output(0, [count, layer.shape.outputs])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    layer.run(Input { x, rows, residual }, out, *isa, threads, scratch);
+    layer.run(Input { x, rows, residual }, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }
 
@@ -173,6 +174,6 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     let ([cos, sin], [q_norm, k_norm]) = (weights.rotary(), weights.head_norms(layer));
     let attention = Attention { heads: *heads, cos, sin, q_norm, k_norm, layer };
-    attention.run(qkv, plan, pages, out, *isa, threads, scratch);
+    attention.run(qkv, plan, pages, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

@@ -67,9 +67,7 @@ impl PackedSession {
         let failed = || EngineError::runtime("cannot load the graph of packed operators");
         // All work is that of the pool.
         let session = builder(SessionOptions { threads: 1, ..options.session })
-            .and_then(|b| {
-                Ok(b.with_operators(operators::domain(&state)?)?.commit_from_memory(&graph::rewritten(config))?)
-            })
+            .and_then(|b| b.with_operators(operators::domain(&state)?)?.commit_from_memory(&graph::rewritten(config)))
             .map_err(failed())?;
         let bindings = Bindings::new(&session, AllocationDevice::CPU).map_err(failed())?;
         Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })

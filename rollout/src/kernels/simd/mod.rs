@@ -210,8 +210,8 @@ impl Isa {
     #[inline]
     pub fn run<T: Task>(self, task: T) -> T::Output {
         match self.0 {
-            // SAFETY (all): `available` is the only maker of an `Isa` and has checked the instruction set.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: `available` is the only maker of an `Isa` and has checked the instruction set.
             Kind::Avx512 => unsafe { x86::with_avx512(task) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
