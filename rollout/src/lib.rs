@@ -7,6 +7,7 @@
 pub mod commands;
 pub mod data;
 pub mod engine;
+pub mod kernels;
 pub mod pair;
 pub mod reward;
 pub mod sampler;

@@ -48,6 +48,17 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     let inside: f64 = phases.iter().sum();
     assert!(inside <= number("seconds") && inside >= 0.5 * number("seconds"), "{phases:?}");
 
+    for kernels in [&["--kernels", "stock"][..], &["--rollout-dtype", "int8"]] {
+        let swapped =
+            last_line(&bench(&model, cache.path(), &[kernels, &["--completion-length", "7", "--swap"]].concat()));
+        assert_eq!(
+            (&swapped["generated_tokens"], &swapped[&kernels[0][2..].replace('-', "_")]),
+            (&Value::from(42), &Value::from(kernels[1]))
+        );
+        let seconds = |name: &str| swapped[name].as_f64().unwrap();
+        assert!(seconds("swap_seconds") > 0.0 && seconds("swap_stall_seconds") <= seconds("swap_seconds"));
+    }
+
     let lengths = cache.path().join("lengths");
     fs::write(&lengths, "1\n2\n3\n4\n5\n6\n").unwrap();
     let lengths = lengths.to_str().unwrap();
@@ -68,6 +79,7 @@ fn what_cannot_be_done_is_one_clear_line() {
     refused(&model, &["--completion-length", "100000"], &["limit"]);
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);
     refused(&cache.path().join("none"), &["--completion-length", "7"], &["--model", "no such directory"]);
+    refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "packed, stock"]);
     let too_many = ["--completion-length", "7", "--max-num-seqs", "2000000000"];
     refused(&model, &too_many, &["does not fit into memory", "KV cache", "max_num_seqs (2000000000)"]);
 }

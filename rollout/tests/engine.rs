@@ -3,13 +3,17 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, StopWatch, WeightSource};
+use rollout::engine::{
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, WeightSource,
+};
 use serde_json::Value;
 use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 
 fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
     EngineOptions {
         device: Device::Cpu,
+        kernels: Kernels::default(),
+        rollout_dtype: RolloutDtype::default(),
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,
@@ -18,6 +22,13 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         hot_swap: false,
     }
 }
+
+/// What computes the model, in every way there is on the CPU.
+const MODES: [(Kernels, RolloutDtype); 3] = [
+    (Kernels::Packed, RolloutDtype::Auto),
+    (Kernels::Stock, RolloutDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Int8),
+];
 
 fn golden_model(name: &str) -> ModelDir {
     ModelDir::open(tests::golden_dir().join("models").join(name)).unwrap()
@@ -170,22 +181,35 @@ fn completions_do_not_depend_on_batching_threads_or_arrival() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let weights = exported(&model, folder.path());
-        let run = |max_num_seqs: usize, threads: usize, groups: Vec<GroupRequest>| -> BTreeMap<_, _> {
-            let mut engine = Engine::new(weights.clone(), &model, options(max_num_seqs, threads)).unwrap();
-            groups.into_iter().for_each(|g| engine.add_group(g).unwrap());
-            finish(&mut engine).into_iter().map(outcome).collect()
-        };
-        let expected = run(1, 1, mixed_groups());
-        assert_eq!(expected.len(), 56);
-        let lengths: std::collections::BTreeSet<_> = expected.values().map(|(tokens, ..)| tokens.len()).collect();
-        assert!(lengths.len() > 3, "the lengths must be ragged to test anything, got {lengths:?}");
-        for (max_num_seqs, threads) in [(1, 2), (2, 1), (8, 1), (8, 2), (64, 1), (64, 2)] {
-            let got = run(max_num_seqs, threads, mixed_groups());
-            assert!(got == expected, "{name}: max_num_seqs {max_num_seqs}, {threads} threads");
+        for mode in MODES {
+            check_independence(&format!("{name}, {mode:?}"), &model, &weights, mode);
         }
-        let reversed = run(5, 2, mixed_groups().into_iter().rev().collect());
-        assert!(reversed == expected, "{name}: reversed order of arrival");
     }
+}
+
+fn check_independence(
+    what: &str,
+    model: &ModelDir,
+    weights: &WeightSource,
+    (kernels, rollout_dtype): (Kernels, RolloutDtype),
+) {
+    let run = |max_num_seqs: usize, threads: usize, groups: Vec<GroupRequest>| -> BTreeMap<_, _> {
+        let options = EngineOptions { kernels, rollout_dtype, ..options(max_num_seqs, threads) };
+        let mut engine = Engine::new(weights.clone(), model, options).unwrap();
+        assert_eq!(engine.kernels(), kernels);
+        groups.into_iter().for_each(|g| engine.add_group(g).unwrap());
+        finish(&mut engine).into_iter().map(outcome).collect()
+    };
+    let expected = run(1, 1, mixed_groups());
+    assert_eq!(expected.len(), 56);
+    let lengths: std::collections::BTreeSet<_> = expected.values().map(|(tokens, ..)| tokens.len()).collect();
+    assert!(lengths.len() > 3, "the lengths must be ragged to test anything, got {lengths:?}");
+    for (max_num_seqs, threads) in [(1, 2), (2, 1), (8, 1), (8, 2), (64, 1), (64, 2)] {
+        let got = run(max_num_seqs, threads, mixed_groups());
+        assert!(got == expected, "{what}: max_num_seqs {max_num_seqs}, {threads} threads");
+    }
+    let reversed = run(5, 2, mixed_groups().into_iter().rev().collect());
+    assert!(reversed == expected, "{what}: reversed order of arrival");
 }
 
 #[test]
@@ -227,42 +251,74 @@ fn end_of_sequence_tokens_and_stop_watches_end_completions() {
 fn new_weights_are_taken_up_between_steps() {
     let model = golden_model("qwen2");
     let folder = tempfile::tempdir().unwrap();
-    let (v0, v1) = {
-        let v0 = exported(&model, folder.path());
-        let v1 = trained("qwen2", &v0, folder.path());
-        (v0, v1)
-    };
+    let v0 = exported(&model, folder.path());
+    let v1 = trained("qwen2", &v0, folder.path());
+    for (kernels, rollout_dtype) in MODES {
+        let options =
+            |max_num_seqs| EngineOptions { kernels, rollout_dtype, hot_swap: true, ..options(max_num_seqs, 1) };
+        check_swaps(&model, [&v0, &v1], options);
+    }
+}
+
+fn check_swaps(model: &ModelDir, [v0, v1]: [&WeightSource; 2], options: impl Fn(usize) -> EngineOptions) {
     let request = |tag| group(tag, &[1, 300, 69, 438], 3, greedy(20));
     let alone = |weights: &WeightSource| {
-        let mut engine = Engine::new(weights.clone(), &model, options(4, 1)).unwrap();
+        let mut engine = Engine::new(weights.clone(), model, options(4)).unwrap();
         engine.add_group(request(0)).unwrap();
         outcome(finish(&mut engine).swap_remove(0)).1
     };
-    let (old, new) = (alone(&v0), alone(&v1));
+    let (old, new) = (alone(v0), alone(v1));
     assert_ne!(old.1, new.1, "the versions must differ to test anything");
 
     // Two slots for three samples: the third starts after the swap.
-    let mut engine = Engine::new(v0, &model, EngineOptions { hot_swap: true, ..options(2, 1) }).unwrap();
-    engine.add_group(request(0)).unwrap();
-    assert!(engine.wait_swap().unwrap().is_none());
-    for _ in 0..5 {
-        engine.step().unwrap();
-    }
-    engine.begin_swap(v1.clone()).unwrap();
-    assert!(engine.swap_pending() && engine.begin_swap(v1).is_err());
-    let report = engine.wait_swap().unwrap().expect("a swap was pending");
-    assert_eq!((report.version, engine.version()), (PolicyVersion(1), PolicyVersion(1)));
-    assert!(report.seconds >= report.stall_seconds && report.stall_seconds >= 0.0);
-    for sequence in finish(&mut engine) {
-        if sequence.sample < 2 {
-            // The prefill's token and five more.
-            assert_eq!(sequence.versions, [(0, PolicyVersion(0)), (6, PolicyVersion(1))]);
-            assert_eq!(sequence.token_ids[..6], old.0[..6]);
-        } else {
-            assert_eq!(sequence.versions, [(0, PolicyVersion(1))]);
-            assert!(outcome(sequence).1 == new, "a sample that starts after the swap knows only the new weights");
+    let mut engine = Engine::new(v0.clone(), model, options(2)).unwrap();
+    // There and back and there again: retired memory is used anew.
+    for (after, [before, expected]) in [(v1, [&old, &new]), (v0, [&new, &old]), (v1, [&old, &new])] {
+        let was = engine.version();
+        engine.add_group(request(0)).unwrap();
+        assert!(engine.wait_swap().unwrap().is_none());
+        for _ in 0..5 {
+            engine.step().unwrap();
+        }
+        engine.begin_swap(after.clone()).unwrap();
+        assert!(engine.swap_pending() && engine.begin_swap(after.clone()).is_err());
+        let report = engine.wait_swap().unwrap().expect("a swap was pending");
+        assert_eq!((report.version, engine.version()), (after.version, after.version));
+        assert!(report.seconds >= report.stall_seconds && report.stall_seconds >= 0.0);
+        for sequence in finish(&mut engine) {
+            if sequence.sample < 2 {
+                // The prefill's token and five more.
+                assert_eq!(sequence.versions, [(0, was), (6, after.version)]);
+                assert_eq!(sequence.token_ids[..6], before.0[..6]);
+            } else {
+                assert_eq!(sequence.versions, [(0, after.version)]);
+                assert!(outcome(sequence).1 == *expected, "a sample that starts after the swap knows only its weights");
+            }
         }
     }
+}
+
+#[test]
+fn int8_log_probs_are_those_of_a_model_close_to_the_stored_one() {
+    let Some(data) = tests::data_dir("int8_log_probs_are_those_of_a_model_close_to_the_stored_one") else { return };
+    let model = ModelDir::open(data.join("stories260K")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let weights = exported(&model, folder.path());
+    let logprobs = |rollout_dtype| -> Vec<f32> {
+        let options = EngineOptions { rollout_dtype, max_model_len: 256, ..options(8, 2) };
+        let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
+        // One token each: the same prompt, so the same law but for the rounding.
+        for tag in 0..64 {
+            let prompt: Vec<u32> = (0..=tag as u32 % 16).map(|i| 10 + (7 * i + tag as u32) % 400).collect();
+            engine.add_group(group(tag, &prompt, 1, greedy(1))).unwrap();
+        }
+        let mut finished = finish(&mut engine);
+        finished.sort_by_key(|s| s.tag);
+        finished.iter().map(|s| s.logprobs[0].logprob).collect()
+    };
+    let (stored, rounded) = (logprobs(RolloutDtype::Auto), logprobs(RolloutDtype::Int8));
+    let mean = stored.iter().zip(&rounded).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / stored.len() as f64;
+    assert!(mean > 1e-5 && mean < 0.05, "mean difference of the likeliest token's log-prob: {mean}");
 }
 
 #[test]
@@ -303,6 +359,8 @@ fn requests_and_options_out_of_range_are_refused() {
     };
     refused(options(0, 1), "max_num_seqs");
     refused(options(1, 0), "threads");
+    let stock_int8 = EngineOptions { kernels: Kernels::Stock, rollout_dtype: RolloutDtype::Int8, ..options(1, 1) };
+    refused(stock_int8, "packed kernels");
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
 
     let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();

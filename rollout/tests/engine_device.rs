@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, WeightSource, runtime};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, RolloutDtype, WeightSource, runtime};
 use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
 
 fn device(test: &str) -> Option<Device> {
@@ -21,6 +21,8 @@ fn device(test: &str) -> Option<Device> {
 fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
         device,
+        kernels: Kernels::default(),
+        rollout_dtype: RolloutDtype::default(),
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,

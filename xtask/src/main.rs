@@ -51,7 +51,7 @@ enum Command {
         #[arg(long)]
         model: Option<PathBuf>,
     },
-    /// Set up, build, train the demo's task with every method, and write `docs/methods.md` (about half an hour).
+    /// Set up, build, train the demo's task with every method, and write `docs/methods.md` (a quarter of an hour).
     Methods {
         /// Only methods whose name contains this; the table is printed instead of written.
         #[arg(long)]

@@ -27,7 +27,7 @@ const COMMON: &[&str] = &[
     "--generation_batch_size=128",
     "--per_device_train_batch_size=64",
     "--num_iterations=2",
-    "--max_steps=50",
+    "--max_steps=20",
     "--learning_rate=3e-4",
     "--eval_steps=none",
     "--save_steps=1000",
@@ -124,15 +124,19 @@ const METHODS: &[Method] = &[
 ];
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-/// Key of a metric in a run's records, and how its column is called.
-const COLUMNS: [(&str, &str); 3] =
-    [("entropy", "entropy"), ("completions/mean_length", "length"), ("clip_ratio/region_mean", "clipped")];
+/// Columns, each with the metrics that may fill it: methods count in different ways what they clip.
+const COLUMNS: [(&str, &[&str]); 4] = [
+    ("entropy", &["entropy"]),
+    ("length", &["completions/mean_length"]),
+    ("clipped", &["clip_ratio/region_mean", "actor/pg_clipfrac", "cispo_clip_ratio"]),
+    ("gradient", &["grad_norm"]),
+];
 
 /// What came of one run.
 struct Run {
     accuracy: f64,
-    /// First and last value of each column's metric.
-    figures: Vec<(f64, f64)>,
+    /// First and last value of each column; none where the method has no such figure.
+    figures: Vec<Option<(f64, f64)>>,
     seconds: f64,
 }
 
@@ -184,7 +188,7 @@ fn train(host: &Host, place: &Path, method: &Method, seed: u64) -> Result<Run> {
     let summary = last_json(command).with_context(|| format!("{} with seed {seed}", method.name))?;
     let seconds = start.elapsed().as_secs_f64();
     let records = records(&dir.join("metrics.jsonl"))?;
-    let figures = COLUMNS.iter().map(|(key, _)| first_and_last(&records, key)).collect();
+    let figures = COLUMNS.iter().map(|(_, keys)| keys.iter().find_map(|key| first_and_last(&records, key))).collect();
     let checkpoint = dir.join(format!("checkpoint-{}", number(&summary, "steps")?));
     Ok(Run { accuracy: accuracy(host, place, &checkpoint)?, figures, seconds })
 }
@@ -217,37 +221,39 @@ fn records(path: &PathBuf) -> Result<Vec<Value>> {
     text.lines().map(|line| serde_json::from_str(line).with_context(|| path.display().to_string())).collect()
 }
 
-/// Means over the first and the last five records.
-fn first_and_last(records: &[Value], key: &str) -> (f64, f64) {
+/// Means over the first and the last five records; none when no record has the metric.
+fn first_and_last(records: &[Value], key: &str) -> Option<(f64, f64)> {
     let mean = |part: &[Value]| {
         let values: Vec<f64> = part.iter().filter_map(|record| record[key].as_f64()).collect();
-        values.iter().sum::<f64>() / values.len() as f64
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let size = records.len().min(5);
-    (mean(&records[..size]), mean(&records[records.len() - size..]))
+    Some((mean(&records[..size])?, mean(&records[records.len() - size..])?))
 }
 
 fn row(method: &Method, runs: &[Run]) -> String {
-    let mean = |value: &dyn Fn(&Run) -> f64| runs.iter().map(value).sum::<f64>() / runs.len() as f64;
-    let accuracies: Vec<String> = runs.iter().map(|run| format!("{:.2}", run.accuracy)).collect();
-    let mut row = format!(
-        "| {} | {} | **{:.2}** ({}) |",
-        method.name,
-        method.about,
-        mean(&|r| r.accuracy),
-        accuracies.join(", ")
-    );
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let accuracies: Vec<f64> = runs.iter().map(|run| run.accuracy).collect();
+    let each: Vec<String> = accuracies.iter().map(|accuracy| format!("{accuracy:.2}")).collect();
+    let mut row =
+        format!("| {} | {} | **{:.2}** ({}) |", method.name, method.about, mean(&accuracies), each.join(", "));
     for column in 0..COLUMNS.len() {
-        let (first, last) = (mean(&|r| r.figures[column].0), mean(&|r| r.figures[column].1));
+        let (first, last): (Vec<f64>, Vec<f64>) = runs.iter().filter_map(|run| run.figures[column]).unzip();
+        if first.is_empty() {
+            row.push_str(" – |");
+            continue;
+        }
+        let (first, last) = (mean(&first), mean(&last));
         let digits = if first.max(last) >= 10.0 { 1 } else { 3 };
         let _ = write!(row, " {first:.digits$} → {last:.digits$} |");
     }
-    let _ = writeln!(row, " {:.0} s | `{}` |", mean(&|r| r.seconds), method.options.join(" "));
+    let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
+    let _ = writeln!(row, " {:.0} s | `{}` |", mean(&seconds), method.options.join(" "));
     row
 }
 
 fn page(rows: &str, warm: f64) -> String {
-    let columns: String = COLUMNS.iter().map(|(_, name)| format!(" {name} |")).collect();
+    let columns: String = COLUMNS.iter().map(|(name, _)| format!(" {name} |")).collect();
     format!(
         "# Methods on one task\n\n\
          Written by `cargo xtask methods`; do not edit. Every run starts from the same warm start of `tandem demo`, which\n\
@@ -255,11 +261,11 @@ fn page(rows: &str, warm: f64) -> String {
          Common to all:\n\n```text\n{}\n```\n\n\
          Accuracy is that of greedy completions of the held-out problems after training: mean over three seeds, and each\n\
          of them. The other columns are means over the first and over the last five steps: entropy in nats per token,\n\
-         length in tokens, share of tokens outside the clip range on the side where the advantage pushes. Time is that\n\
-         of a whole run, start of both processes included. The task is small and the learning rate is the same for\n\
+         length in tokens, share of tokens that the method clips or caps (a dash: it has no bound), norm of the gradient.\n\
+         Time is that of a whole run, start of both processes included. The task is small and the learning rate is the same for\n\
          all: the table shows that each method runs and what it does to a policy, not which one is best.\n\n\
          | method | what it is | accuracy |{columns} time | options |\n\
-         |---|---|---|---|---|---|---|---|\n{rows}",
+         |---|---|---|---|---|---|---|---|---|\n{rows}",
         100.0 * warm,
         COMMON.join("\n"),
     )
@@ -273,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_row_has_as_many_cells_as_the_heading() {
-        let run = |accuracy| Run { accuracy, figures: vec![(0.5, 0.25); COLUMNS.len()], seconds: 20.0 };
+        let run = |accuracy| Run { accuracy, figures: vec![Some((0.5, 0.25)); COLUMNS.len()], seconds: 20.0 };
         let row = row(&METHODS[0], &[run(0.9), run(1.0)]);
         let page = page(&row, 0.5);
         let cells = |line: &str| line.matches('|').count();
@@ -286,7 +292,8 @@ mod tests {
     #[test]
     fn gaps_in_the_records_are_left_out() {
         let records = [json!({ "entropy": 1.0 }), json!({ "entropy": null }), json!({ "entropy": 3.0 })];
-        assert_eq!(first_and_last(&records, "entropy"), (2.0, 2.0));
+        assert_eq!(first_and_last(&records, "entropy"), Some((2.0, 2.0)));
+        assert_eq!(first_and_last(&records, "ratio"), None);
     }
 
     #[test]

@@ -3,3 +3,5 @@
 pub(crate) mod builder;
 pub(crate) mod decoder;
 pub mod proto;
+
+pub use decoder::decoder as decoder_graph;

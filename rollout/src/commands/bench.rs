@@ -53,6 +53,10 @@ pub struct Args {
     /// Seed of prompts and sampling
     #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = 42)]
     pub seed: u64,
+    /// Then load the weights again beside those in use, twice, as training does with every version, and report the second
+    /// time: needs memory for both
+    #[arg(long)]
+    pub swap: bool,
     /// Let idle threads sleep between operators, as on cores shared with the learner: slower on cores of its own
     #[arg(long)]
     pub no_spinning: bool,
@@ -86,7 +90,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let repeats = (0..args.repeat).map(|_| Measurement::take(&mut engine, &workload)).collect::<Result<_, _>>()?;
         let measurement = Measurement::median(repeats);
         println!("{}", measurement.table_row(max_num_seqs));
-        records.push(measurement.record(&workload, &options, dtype));
+        let mut record = measurement.record(&workload, &options, dtype);
+        if args.swap {
+            let report = measure::swap(&mut engine, &weights)?;
+            record.insert("swap_seconds".into(), report.seconds.into());
+            record.insert("swap_stall_seconds".into(), report.stall_seconds.into());
+        }
+        records.push(record);
     }
     match records.pop() {
         Some(record) if args.sweep.is_none() => println!("{}", Value::Object(record)),
@@ -128,6 +138,7 @@ impl Args {
         let mut options = self.batching.engine_options(workload.sequences(), longest, limit)?;
         ensure!(longest <= options.max_model_len, "--max-model-len is below the {longest} tokens of the longest row");
         options.spinning = !self.no_spinning;
+        options.hot_swap = self.swap;
         Ok(options)
     }
 

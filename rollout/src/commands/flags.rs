@@ -10,7 +10,7 @@ use shared::{ModelDir, SamplingParams, config::Device};
 
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::types::EngineOptions,
+    engine::types::{EngineOptions, Kernels, RolloutDtype},
     reward::{RewardFunction, RewardPool},
 };
 
@@ -77,7 +77,7 @@ fn as_flag(message: &str) -> String {
     }
 }
 
-/// Sizes and resources of the engine. Names are vLLM's. None of them changes a completion.
+/// Sizes and resources of the engine. Names are vLLM's. None of the sizes changes a completion.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Batching")]
 pub struct BatchingFlags {
@@ -99,6 +99,16 @@ pub struct BatchingFlags {
     /// Where the model runs: cpu, cuda or tensorrt
     #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
     pub device: Device,
+    /// What computes the model on the CPU: packed (this program's operators, fp32: faster, prompts held once for all
+    /// their completions, new weights in use sooner) or stock (ONNX Runtime's, to compare with); completions of the two
+    /// differ by rounding
+    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", default_value = "packed", value_parser = parse_kernels)]
+    pub kernels: Kernels,
+    /// What the linear layers compute in: auto (the exported type) or int8 (with the packed kernels: several times
+    /// faster on processors with VNNI and a quarter of the memory; log-probs are those of the rounded model)
+    #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
+          value_parser = parse_rollout_dtype)]
+    pub rollout_dtype: RolloutDtype,
 }
 
 /// Sequences decoded at once when the user does not say: beyond this a processor gains little.
@@ -132,6 +142,8 @@ impl BatchingFlags {
         }
         Ok(EngineOptions {
             device: self.device,
+            kernels: self.kernels,
+            rollout_dtype: self.rollout_dtype,
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens,
@@ -149,6 +161,30 @@ impl BatchingFlags {
 /// The names there are.
 fn parse_device(name: &str) -> Result<Device, String> {
     serde_json::from_value(name.into()).map_err(|_| format!("unknown device `{name}`; one of cpu, cuda, tensorrt"))
+}
+
+/// Kernels by their name.
+///
+/// # Errors
+/// The names there are.
+fn parse_kernels(name: &str) -> Result<Kernels, String> {
+    match name {
+        "packed" => Ok(Kernels::Packed),
+        "stock" => Ok(Kernels::Stock),
+        _ => Err(format!("unknown kernels `{name}`; one of packed, stock")),
+    }
+}
+
+/// What the linear layers compute in, by its name.
+///
+/// # Errors
+/// The names there are.
+fn parse_rollout_dtype(name: &str) -> Result<RolloutDtype, String> {
+    match name {
+        "auto" => Ok(RolloutDtype::Auto),
+        "int8" => Ok(RolloutDtype::Int8),
+        _ => Err(format!("unknown rollout dtype `{name}`; one of auto, int8")),
+    }
 }
 
 /// The model and how prompts are made for it.

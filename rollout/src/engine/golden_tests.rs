@@ -2,13 +2,10 @@
 
 use exporters::{ExportOptions, export};
 use serde_json::Value;
-use shared::{Dtype, ModelDir, PolicyVersion, SamplingParams, config::Device};
+use shared::{ModelDir, PolicyVersion, SamplingParams, config::Device};
 
 use super::{
-    WeightSource,
-    batch::{Batch, DecodeRow},
-    kv_cache::{KvCache, KvShape},
-    session::{GraphSession, SessionOptions},
+    EngineOptions, Kernels, RolloutDtype, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest,
 };
 use crate::sampler::{Law, Scratch, SeenTokens};
 
@@ -29,49 +26,57 @@ fn keys(value: &Value) -> Vec<&str> {
     keys
 }
 
-/// A session with a cache of two slots.
+/// A loaded model with one sequence.
 struct Graph {
-    session: GraphSession,
-    kv: KvCache,
-    batch: Batch,
+    backend: Backend,
+    occupied: bool,
     vocab: usize,
     _export: tempfile::TempDir,
 }
 
 impl Graph {
-    fn open(model: &ModelDir) -> Self {
+    fn open(model: &ModelDir, kernels: Kernels) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("export");
         export(model, &dir, &ExportOptions::default()).unwrap();
         let source = WeightSource { dir, version: PolicyVersion(0) };
-        let options = SessionOptions { device: Device::Cpu, threads: 1, spinning: false };
-        Self {
-            session: GraphSession::open(&source, model.config(), options).unwrap(),
-            kv: KvCache::new(KvShape::new(model.config(), Dtype::Fp32, 2, POSITIONS), Device::Cpu).unwrap(),
-            batch: Batch::default(),
-            vocab: model.config().vocab_size,
-            _export: folder,
-        }
+        let options = EngineOptions {
+            device: Device::Cpu,
+            kernels,
+            rollout_dtype: RolloutDtype::Auto,
+            threads: 1,
+            max_num_seqs: 1,
+            max_num_batched_tokens: POSITIONS,
+            max_model_len: POSITIONS,
+            spinning: false,
+            hot_swap: false,
+        };
+        let manifest = read_manifest(&source, model.config()).unwrap();
+        let backend = Backend::open(&source, model.config(), &manifest, &options).unwrap();
+        assert_eq!(backend.kernels(), kernels);
+        Self { backend, occupied: false, vocab: model.config().vocab_size, _export: folder }
     }
 
-    /// Logits after a whole prompt, in slot 1.
+    /// Logits after a whole prompt, which the sequence begins with.
     fn prefill(&mut self, prompt: &[u32]) -> Vec<f32> {
-        self.batch.set_prefill(prompt);
-        self.run(1)
-    }
-
-    /// Logits after one more token, in slot 1.
-    fn decode(&mut self, token: u32, position: usize) -> Vec<f32> {
-        self.batch.set_decode([DecodeRow { token, position }].into_iter());
-        self.run(1)
-    }
-
-    fn run(&mut self, slot: usize) -> Vec<f32> {
+        if std::mem::replace(&mut self.occupied, true) {
+            self.backend.release(0);
+        }
         let mut logits = vec![f32::NAN; self.vocab];
-        self.session.run(&self.batch, &mut self.kv, slot, &mut logits).unwrap();
+        self.backend.prefill(prompt, &mut logits).unwrap();
+        self.backend.start(0).unwrap();
+        logits
+    }
+
+    /// Logits after one more token.
+    fn decode(&mut self, token: u32, position: usize) -> Vec<f32> {
+        let mut logits = vec![f32::NAN; self.vocab];
+        self.backend.decode(&[DecodeRow { token, position }], &mut logits).unwrap();
         logits
     }
 }
+
+const BOTH: [Kernels; 2] = [Kernels::Packed, Kernels::Stock];
 
 fn assert_close(what: &str, got: &[f32], expected: &[f64]) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -114,11 +119,13 @@ fn golden_forward_by_prefill_and_by_decode() {
             "weights_after_file",
         ];
         assert_eq!(keys(expected), known, "{name}");
-        let mut graph = Graph::open(&model);
+        let mut graphs = BOTH.map(|kernels| Graph::open(&model, kernels));
         for (f, forward) in expected["forward"].as_array().expect("forward").iter().enumerate() {
             let known = ["argmax", "ids", "logits", "logits_last", "logits_positions", "logsumexp"];
             assert_eq!(keys(forward), known, "{name} forward {f}");
-            check_forward(&format!("{name} forward {f}"), &mut graph, forward);
+            for (graph, kernels) in graphs.iter_mut().zip(BOTH) {
+                check_forward(&format!("{name} forward {f}, {kernels:?}"), graph, forward);
+            }
         }
     }
 }
@@ -155,8 +162,8 @@ fn check_forward(what: &str, graph: &mut Graph, forward: &Value) {
 
 #[test]
 fn golden_completion_log_probs() {
-    for (name, model, case) in cases() {
-        let mut graph = Graph::open(&model);
+    for ((name, model, case), kernels) in cases().into_iter().flat_map(|c| BOTH.map(|k| (c.clone(), k))) {
+        let mut graph = Graph::open(&model, kernels);
         let prompts = case["inputs"]["prompt_ids"].as_array().expect("prompts");
         let completions = case["inputs"]["completion_ids"].as_array().expect("completions");
         let (plain, scaled) =
@@ -175,6 +182,26 @@ fn golden_completion_log_probs() {
                 let got = [got.logprob, got.logprob_at_temperature];
                 assert_close(&format!("{name}, row {row}, token {t}"), &got, &[plain[t], scaled[t]]);
                 logits = graph.decode(token, prompt.len() + t);
+            }
+        }
+    }
+}
+
+#[test]
+fn golden_models_give_the_same_logits_on_both_kernels() {
+    for (name, model, case) in cases() {
+        let [mut packed, mut stock] = BOTH.map(|kernels| Graph::open(&model, kernels));
+        for forward in case["expected"]["forward"].as_array().expect("forward") {
+            let prompt = ids(&forward["ids"]);
+            let first = prompt.len().min(5);
+            let mut pairs = vec![(packed.prefill(&prompt[..first]), stock.prefill(&prompt[..first]))];
+            for (position, &token) in prompt.iter().enumerate().skip(first) {
+                pairs.push((packed.decode(token, position), stock.decode(token, position)));
+            }
+            for (packed, stock) in pairs {
+                let scale = stock.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+                let error = packed.iter().zip(&stock).fold(0.0_f32, |m, (p, s)| m.max((p - s).abs()));
+                assert!(error <= 1e-5 * scale, "{name}: off by {error} at a scale of {scale}");
             }
         }
     }

@@ -4,7 +4,14 @@ use std::fmt;
 
 use shared::{Dtype, ModelConfig, config::Device};
 
-use super::{EngineError, EngineOptions, cuda::Cuda, kv_cache::KvShape, runtime};
+use super::{
+    EngineError, EngineOptions,
+    cuda::Cuda,
+    kv_cache::KvShape,
+    packed::{self, page_shape},
+    runtime,
+    types::RolloutDtype,
+};
 
 /// Slots beside those of the running sequences: the prompt that samples are started from.
 pub(super) const PREFIX_SLOTS: usize = 1;
@@ -20,7 +27,7 @@ pub struct MemoryPlan {
     pub mapped_weights: u64,
     /// A second set of packed and mapped weights, while new ones are taken into use.
     pub swap: u64,
-    /// Keys and values of every slot at full length.
+    /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
     pub kv_cache: u64,
     /// One row of logits per slot.
     pub logits: u64,
@@ -93,12 +100,18 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         Device::Cpu => (packed, mapped),
         Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
     };
-    let kv = KvShape::new(config, dtype, options.max_num_seqs + PREFIX_SLOTS, options.max_model_len);
+    let packed = if options.rollout_dtype == RolloutDtype::Int8 { packed / size } else { packed };
+    let slots = options.max_num_seqs + PREFIX_SLOTS;
+    let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
+        page_shape(config, slots, options.max_model_len).bytes()
+    } else {
+        KvShape::new(config, dtype, slots, options.max_model_len).bytes()
+    };
     MemoryPlan {
         packed_weights: packed,
         mapped_weights: mapped,
         swap: if options.hot_swap { packed + mapped } else { 0 },
-        kv_cache: kv.bytes() as u64,
+        kv_cache: kv_cache as u64,
         logits: ((options.max_num_seqs + PREFIX_SLOTS) * config.vocab_size * size_of::<f32>()) as u64,
         activations: activations(config, options) * size,
         available,
@@ -178,6 +191,7 @@ pub fn auto_max_num_seqs(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Kernels;
 
     fn config(tied: bool) -> ModelConfig {
         ModelConfig::from_json(&format!(
@@ -191,6 +205,8 @@ mod tests {
     fn options(max_num_seqs: usize) -> EngineOptions {
         EngineOptions {
             device: Device::Cpu,
+            kernels: Kernels::Stock,
+            rollout_dtype: RolloutDtype::Auto,
             threads: 1,
             max_num_seqs,
             max_num_batched_tokens: 256,

@@ -1,6 +1,6 @@
 //! Continuous batching over ONNX Runtime: token ids in, sampled completions out.
 //!
-//! An [`Engine`] owns one session (a version of the weights), one arena of keys and values, and a queue of groups. Each
+//! An [`Engine`] owns one version of the weights, the keys and values of its sequences, and a queue of groups. Each
 //! [`Engine::step`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
 //! one token for every running sequence. What a completion becomes depends on the weights and on its own key (seed,
 //! epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the threads.
@@ -9,14 +9,17 @@
 //! |---|---|
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
-//! | `kv_cache`, `batch`, `logits` | keys and values; the small inputs of a call; its output |
-//! | `cuda` | memory of a device |
-//! | `session`, `binding`, [`runtime`] | a loaded version; the unsafe layer over ONNX Runtime; finding the library |
+//! | `backend` | what computes logits: packed or stock |
+//! | `packed` | the rewritten graph over [`crate::kernels`] |
+//! | `session`, `kv_cache`, `batch` | the published graph; its keys and values; the small inputs of a call |
+//! | `logits`, `cuda` | output of a call; memory of a device |
+//! | `binding`, [`runtime`] | the unsafe layer over ONNX Runtime; finding the library |
 //! | `swap` | taking new weights into use |
 //! | [`memory`] | the memory plan |
 //! | [`profile`] | where the time goes |
 //! | [`types`] | requests, results, options |
 
+mod backend;
 mod batch;
 mod binding;
 mod cuda;
@@ -24,6 +27,7 @@ mod error;
 mod kv_cache;
 mod logits;
 pub mod memory;
+mod packed;
 pub mod profile;
 pub mod runtime;
 mod scheduler;
@@ -38,7 +42,9 @@ pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, p
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;
-pub use types::{EngineOptions, FinishedSequence, GroupRequest, StopWatch, SwapReport, WeightSource};
+pub use types::{
+    EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, SwapReport, WeightSource,
+};
 
 #[cfg(test)]
 mod golden_tests;

@@ -9,6 +9,13 @@ pub struct Profile {
     pub prefill: Duration,
     /// The graph on running sequences.
     pub decode: Duration,
+    /// Of prefill and decode: the linear layers without the language-model head. Known with packed kernels only, as are
+    /// the next two.
+    pub linear: Duration,
+    /// Of prefill and decode: the language-model head.
+    pub head: Duration,
+    /// Of prefill and decode: attention.
+    pub attention: Duration,
     /// Copies within the KV cache: from prefix to slots, and of sequences that moved.
     pub kv_copy: Duration,
     /// Drawing tokens.

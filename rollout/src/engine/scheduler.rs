@@ -83,15 +83,14 @@ impl Scheduler {
         self.prefix_ready = false;
     }
 
-    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns slot and prompt length.
-    pub fn start_next(&mut self, limits: &Limits) -> Option<(usize, usize)> {
+    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot.
+    pub fn start_next(&mut self, limits: &Limits) -> Option<usize> {
         if !self.admission || !self.prefix_ready || self.occupied == self.capacity {
             return None;
         }
         let group = self.waiting.front_mut()?;
         let admitted = group.admitted.expect("a prefilled group was admitted");
         let sequence = Sequence::new(&group.request, group.next_sample, admitted, limits);
-        let prompt_length = group.request.prompt_ids.len();
         group.next_sample += 1;
         self.waiting_samples -= 1;
         if group.next_sample == group.request.num_generations {
@@ -104,7 +103,7 @@ impl Scheduler {
         }
         self.slots[slot] = Some(sequence);
         self.occupied += 1;
-        Some((slot, prompt_length))
+        Some(slot)
     }
 
     /// The sequence in a slot.
@@ -216,7 +215,7 @@ mod tests {
             if scheduler.prompt_to_prefill().is_some() {
                 scheduler.prefix_is_ready(Instant::now());
             }
-            assert_eq!(scheduler.start_next(&limits()), Some((0, 2)));
+            assert_eq!(scheduler.start_next(&limits()), Some(0));
             assert_eq!(scheduler.start_next(&limits()), None, "no second slot");
             assert!(scheduler.prompt_to_prefill().is_none(), "nothing is prefilled without a free slot");
             first_tokens(&mut scheduler, 0);
@@ -264,7 +263,7 @@ mod tests {
                 if scheduler.prompt_to_prefill().is_some() {
                     scheduler.prefix_is_ready(Instant::now());
                 }
-                while let Some((slot, _)) = scheduler.start_next(&limits()) {
+                while let Some(slot) = scheduler.start_next(&limits()) {
                     first_tokens(&mut scheduler, slot);
                     let sequence = scheduler.sequence(slot);
                     cache[slot] = Some((sequence.prompt(), sequence.sample()));

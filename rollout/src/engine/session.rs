@@ -6,10 +6,12 @@ use std::{
 };
 
 use ort::{
-    environment::Environment,
     ep,
     memory::AllocationDevice,
-    session::{Session, builder::GraphOptimizationLevel},
+    session::{
+        Session,
+        builder::{GraphOptimizationLevel, SessionBuilder},
+    },
     value::TensorElementType,
 };
 use shared::{
@@ -89,7 +91,8 @@ impl GraphSession {
         let path = source.dir.join(MODEL_FILE);
         let doing = format!("cannot load {}", path.display());
         runtime::require_device(options.device)?;
-        let session = load(&path, options, runtime::environment()?).map_err(EngineError::runtime(&doing))?;
+        runtime::environment()?;
+        let session = load(&path, options).map_err(EngineError::runtime(&doing))?;
         let device = if options.device == Device::Cpu { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
@@ -202,19 +205,24 @@ impl GraphSession {
         let result = self.run(&batch, &mut kv, 0, &mut logits);
         self.bound = None;
         result?;
-        if logits.iter().all(|l| l.is_finite()) {
-            return Ok(());
-        }
-        Err(EngineError::Runtime {
-            doing: "the probe of the weights failed".into(),
-            message: "the logits of a fixed prompt are not finite".into(),
-        })
+        require_finite(&logits)
     }
 
     /// Element type of weights, activations and cache.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
+}
+
+/// Passes the logits of a probe if all are finite.
+pub(super) fn require_finite(logits: &[f32]) -> Result<(), EngineError> {
+    if logits.iter().all(|l| l.is_finite()) {
+        return Ok(());
+    }
+    Err(EngineError::Runtime {
+        doing: "the probe of the weights failed".into(),
+        message: "the logits of a fixed prompt are not finite".into(),
+    })
 }
 
 /// Integers that the graph takes.
@@ -231,15 +239,8 @@ impl Integer for i32 {
 }
 
 /// A session for a graph.
-pub(crate) fn load(path: &Path, options: SessionOptions, environment: &Environment) -> ort::Result<Session> {
-    let builder = Session::builder(environment)?
-        .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_intra_threads(options.threads)?
-        .with_inter_threads(1)?
-        .with_intra_op_spinning(options.spinning)?
-        .with_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)?
-        // Shapes change from call to call: plans of memory by shape would only pile up.
-        .with_memory_pattern(false)?;
+pub(crate) fn load(path: &Path, options: SessionOptions) -> ort::Result<Session> {
+    let builder = builder(options)?;
     let cuda = || ep::CUDA::default().with_device_id(0).with_tf32(false).build().error_on_failure();
     let mut builder = match options.device {
         Device::Cpu => builder,
@@ -250,4 +251,17 @@ pub(crate) fn load(path: &Path, options: SessionOptions, environment: &Environme
         }
     };
     builder.commit_from_file(path)
+}
+
+/// What sessions of every kind have in common.
+pub(super) fn builder(options: SessionOptions) -> ort::Result<SessionBuilder> {
+    let environment = runtime::environment().map_err(|e| ort::Error::new(e.to_string()))?;
+    Ok(Session::builder(environment)?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_intra_threads(options.threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(options.spinning)?
+        .with_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)?
+        // Shapes change from call to call: plans of memory by shape would only pile up.
+        .with_memory_pattern(false)?)
 }

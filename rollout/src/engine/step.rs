@@ -7,34 +7,32 @@ use shared::{ModelConfig, ModelDir, PolicyVersion, WeightManifest, config::Devic
 
 use super::{
     EngineError,
-    batch::Batch,
-    kv_cache::{KvCache, KvShape},
+    backend::Backend,
+    batch::DecodeRow,
     logits::LogitsBuffer,
-    memory::{PREFIX_SLOTS, available_memory, plan_memory},
+    memory::{available_memory, plan_memory},
     profile::{Profile, Stopwatch},
     scheduler::Scheduler,
     sequence::Limits,
-    session::{GraphSession, SessionOptions, dtype_of, read_manifest},
-    swap::{PendingSwap, retire},
-    types::{EngineOptions, FinishedSequence, GroupRequest, SwapReport, WeightSource},
+    session::{dtype_of, read_manifest},
+    swap::{PendingSwap, manifest_of},
+    types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
 use crate::sampler::SamplerPool;
 
-/// Continuous batching over one ONNX Runtime session.
+/// Continuous batching over one model.
 pub struct Engine {
     config: ModelConfig,
     options: EngineOptions,
     limits: Limits,
-    session: GraphSession,
+    backend: Backend,
     version: PolicyVersion,
-    /// Slots `0..max_num_seqs` run; the one after them holds the prompt that samples start from.
-    kv: KvCache,
     scheduler: Scheduler,
     sampler: SamplerPool,
-    batch: Batch,
+    rows: Vec<DecodeRow>,
     /// `[max_num_seqs, vocab]`.
     logits: LogitsBuffer,
-    /// `[vocab]`: what follows the prompt in the prefix slot.
+    /// `[vocab]`: what follows the prompt that samples start from.
     prefix_logits: LogitsBuffer,
     pending: Option<PendingSwap>,
     profile: Profile,
@@ -58,8 +56,7 @@ impl Engine {
             "memory plan: {plan}"
         );
 
-        let session = GraphSession::open(&weights, &config, session_options(&options))?;
-        let slots = options.max_num_seqs + PREFIX_SLOTS;
+        let backend = Backend::open(&weights, &config, &manifest, &options)?;
         let sampler = SamplerPool::new(options.threads)
             .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
         Ok(Self {
@@ -68,15 +65,14 @@ impl Engine {
                 max_model_len: options.max_model_len,
             },
             version: weights.version,
-            kv: KvCache::new(KvShape::new(&config, dtype, slots, options.max_model_len), options.device)?,
             scheduler: Scheduler::new(options.max_num_seqs),
             sampler,
-            batch: Batch::default(),
+            rows: Vec::with_capacity(options.max_num_seqs),
             logits: LogitsBuffer::new(options.max_num_seqs * config.vocab_size, options.device)?,
             prefix_logits: LogitsBuffer::new(config.vocab_size, options.device)?,
             pending: None,
             profile: Profile::default(),
-            session,
+            backend,
             config,
             options,
         })
@@ -129,6 +125,7 @@ impl Engine {
         if self.scheduler.running() > 0 {
             self.decode(&mut watch, &mut finished)?;
         }
+        self.backend.add_times(&mut self.profile);
         self.profile.scheduling += watch.lap();
         Ok(finished)
     }
@@ -171,6 +168,7 @@ impl Engine {
     /// Ends everything that runs or waits with [`shared::FinishReason::Aborted`]; sequences that had begun are returned with
     /// their tokens so far, waiting ones without any.
     pub fn abort_all(&mut self) -> Vec<FinishedSequence> {
+        self.backend.release_all();
         self.scheduler.abort_all(&self.limits)
     }
 
@@ -185,7 +183,13 @@ impl Engine {
         self.profile = Profile::default();
     }
 
-    /// Builds and probes a session over new weights on a side thread; stepping goes on meanwhile.
+    /// The kernels in use: those of the options, or the stock ones where the packed ones do not apply.
+    #[must_use]
+    pub fn kernels(&self) -> Kernels {
+        self.backend.kernels()
+    }
+
+    /// Loads and probes new weights on a side thread; stepping goes on meanwhile.
     ///
     /// # Errors
     /// When a swap is pending already, or the folder does not hold that version of this model.
@@ -194,20 +198,22 @@ impl Engine {
             let message = format!("v{} is being loaded already", pending.version);
             return Err(EngineError::Swap { version: weights.version, message });
         }
-        if dtype_of(&read_manifest(&weights, &self.config)?) != self.session.dtype() {
+        let manifest = manifest_of(&weights, &self.config)?;
+        if dtype_of(&manifest) != self.backend.dtype() {
             let message = "the element type is not that of the weights in use".into();
             return Err(EngineError::Weights { path: weights.dir.display().to_string(), message });
         }
-        self.pending = Some(PendingSwap::begin(weights, &self.config, session_options(&self.options))?);
+        let loader = self.backend.loader(&self.options);
+        self.pending = Some(PendingSwap::begin(weights, manifest, &self.config, loader)?);
         Ok(())
     }
 
-    /// Switches to the new session if it is ready, without waiting. Running sequences go on under the new weights with
+    /// Switches to the new weights if they are ready, without waiting. Running sequences go on under the new weights with
     /// the keys and values they have; a caller that wants them to finish first pauses the admission and calls this when
     /// nothing runs. Samples that start later get a prompt prefilled with the new weights.
     ///
     /// # Errors
-    /// When the new session could not be built or failed its probe; the old weights stay in use.
+    /// When the new weights could not be loaded or failed their probe; the old weights stay in use.
     pub fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
         match self.pending.take_if(|pending| pending.is_ready()) {
             Some(pending) => self.switch(pending).map(Some),
@@ -215,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::try_swap`], waiting until the session is ready; `None` when no swap is pending.
+    /// As [`Engine::try_swap`], waiting until they are ready; `None` when no swap is pending.
     ///
     /// # Errors
     /// As [`Engine::try_swap`].
@@ -232,10 +238,10 @@ impl Engine {
     fn switch(&mut self, pending: PendingSwap) -> Result<SwapReport, EngineError> {
         let stalled = Instant::now();
         let (version, begun) = (pending.version, pending.begun);
-        let session = pending.join()?;
-        retire(std::mem::replace(&mut self.session, session));
+        self.backend.install(pending.join()?);
         self.version = version;
         self.scheduler.forget_prefix();
+        self.backend.forget_prefix();
         let report = SwapReport {
             version,
             seconds: begun.elapsed().as_secs_f64(),
@@ -260,9 +266,8 @@ impl Engine {
 
     fn prefill(&mut self, prompt: &[u32], watch: &mut Stopwatch) -> Result<(), EngineError> {
         let since = Instant::now();
-        self.batch.set_prefill(prompt);
         self.profile.scheduling += watch.lap();
-        self.session.run(&self.batch, &mut self.kv, self.options.max_num_seqs, &mut self.prefix_logits)?;
+        self.backend.prefill(prompt, &mut self.prefix_logits)?;
         self.profile.prefill += watch.lap();
         self.profile.prefills += 1;
         self.profile.prefill_tokens += prompt.len() as u64;
@@ -276,9 +281,9 @@ impl Engine {
         watch: &mut Stopwatch,
         finished: &mut Vec<FinishedSequence>,
     ) -> Result<(), EngineError> {
-        while let Some((slot, prompt_length)) = self.scheduler.start_next(&self.limits) {
+        while let Some(slot) = self.scheduler.start_next(&self.limits) {
             self.profile.scheduling += watch.lap();
-            self.kv.copy_slot(self.options.max_num_seqs, slot, prompt_length)?;
+            self.backend.start(slot)?;
             self.profile.kv_copy += watch.lap();
             let sequence = self.scheduler.sequence(slot);
             let row = &self.prefix_logits;
@@ -291,16 +296,17 @@ impl Engine {
 
     fn decode(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
         self.profile.scheduling += watch.lap();
-        let kv = &mut self.kv;
-        self.scheduler.compact(|from, to, used| kv.copy_slot(from, to, used))?;
+        let backend = &mut self.backend;
+        self.scheduler.compact(|from, to, used| backend.moved(from, to, used))?;
         self.profile.kv_copy += watch.lap();
 
         let rows = self.scheduler.running();
-        self.batch.set_decode(self.scheduler.dense().map(|sequence| sequence.decode_row()));
+        self.rows.clear();
+        self.rows.extend(self.scheduler.dense().map(|sequence| sequence.decode_row()));
         let vocab = self.config.vocab_size;
         let logits = &mut self.logits[..rows * vocab];
         self.profile.scheduling += watch.lap();
-        self.session.run(&self.batch, &mut self.kv, 0, logits)?;
+        self.backend.decode(&self.rows, logits)?;
         self.profile.decode += watch.lap();
         self.profile.decode_steps += 1;
         self.profile.decode_tokens += rows as u64;
@@ -324,13 +330,10 @@ impl Engine {
         })?;
         if let Some(reason) = ended {
             finished.push(self.scheduler.release(slot).finish(reason));
+            self.backend.release(slot);
         }
         Ok(())
     }
-}
-
-fn session_options(options: &EngineOptions) -> SessionOptions {
-    SessionOptions { device: options.device, threads: options.threads, spinning: options.spinning }
 }
 
 fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &WeightManifest) -> Result<(), EngineError> {

@@ -2,13 +2,51 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use crate::kernels::packed::Format;
 use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
+
+/// What computes the model on the CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// The operators of this program over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
+    /// [`Kernels::Stock`].
+    #[default]
+    Packed,
+    /// The operators of ONNX Runtime on the published graph.
+    Stock,
+}
+
+/// What the linear layers compute in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RolloutDtype {
+    /// The element type of the export.
+    #[default]
+    Auto,
+    /// Bytes, with a scale for each output and, from call to call, for each row of the input; every version is rounded
+    /// anew when it is loaded. Log-probs are those of the rounded model. For [`Kernels::Packed`].
+    Int8,
+}
+
+impl RolloutDtype {
+    pub(super) fn format(self) -> Format {
+        match self {
+            Self::Auto => Format::Float,
+            Self::Int8 => Format::Byte,
+        }
+    }
+}
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Where the graph runs.
     pub device: Device,
+    /// What computes it.
+    pub kernels: Kernels,
+    /// What the linear layers compute in.
+    pub rollout_dtype: RolloutDtype,
     /// Threads of the graph and of the sampler.
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).

@@ -1,12 +1,15 @@
 //! How long it took, and where the time went.
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Map, Value, json};
 use shared::Dtype;
 
 use super::workload::Workload;
-use crate::engine::{Engine, EngineOptions, Profile};
+use crate::engine::{Engine, EngineOptions, Profile, SwapReport, WeightSource};
 
 /// One repeat.
 #[derive(Debug, Clone)]
@@ -108,6 +111,8 @@ impl Measurement {
             "max_model_len": options.max_model_len,
             "threads": options.threads,
             "device": options.device,
+            "kernels": options.kernels,
+            "rollout_dtype": options.rollout_dtype,
             "dtype": dtype,
             "repeats": self.all_seconds.len(),
             "generated_tokens": self.generated_tokens,
@@ -121,6 +126,9 @@ impl Measurement {
             "prefill_seconds": profile.prefill.as_secs_f64(),
             "decode_seconds": profile.decode.as_secs_f64(),
             "sampling_seconds": profile.sampling.as_secs_f64(),
+            "linear_seconds": profile.linear.as_secs_f64(),
+            "head_seconds": profile.head.as_secs_f64(),
+            "attention_seconds": profile.attention.as_secs_f64(),
             "kv_copy_seconds": profile.kv_copy.as_secs_f64(),
             "scheduling_seconds": profile.scheduling.as_secs_f64(),
             "decode_steps": profile.decode_steps,
@@ -136,6 +144,24 @@ impl Measurement {
             other => unreachable!("the record is an object, not {other}"),
         }
     }
+}
+
+/// Takes the weights into use once more while nothing else runs; the first time, which makes memory for a second set, does
+/// not count.
+pub(super) fn swap(engine: &mut Engine, weights: &WeightSource) -> anyhow::Result<SwapReport> {
+    let mut once = || {
+        engine.begin_swap(weights.clone())?;
+        while engine.swap_pending() {
+            // As training waits: looking for the version between two steps.
+            std::thread::sleep(Duration::from_micros(100));
+            if let Some(report) = engine.try_swap()? {
+                return Ok(report);
+            }
+        }
+        anyhow::bail!("a swap that was begun is neither made nor pending")
+    };
+    once()?;
+    once()
 }
 
 fn rate(tokens: u64, seconds: f64) -> f64 {

@@ -110,5 +110,6 @@ fn load(dir: &Path, options: NetworkOptions) -> Result<Session, engine::EngineEr
     let options = SessionOptions { device: Device::Cpu, threads, spinning: false };
     let path = dir.join(MODEL_FILE);
     let doing = format!("cannot load {}", path.display());
-    engine::load(&path, options, runtime::environment()?).map_err(engine::EngineError::runtime(&doing))
+    runtime::environment()?;
+    engine::load(&path, options).map_err(engine::EngineError::runtime(&doing))
 }

@@ -1,0 +1,224 @@
+//! Sequences in slots, over shared pages.
+
+use std::sync::Arc;
+
+use shared::{ModelConfig, WeightManifest};
+
+use super::{
+    super::{EngineError, WeightSource, batch::DecodeRow},
+    operators::Times,
+    session::{PackedOptions, PackedSession},
+    weights::{PackedWeights, PanelMemory},
+};
+use crate::kernels::{
+    pages::{FreePages, PAGE, PageShape},
+    parallel::Scoped,
+};
+
+/// A prompt in the cache.
+struct Prefix {
+    pages: Vec<u32>,
+    len: usize,
+}
+
+/// A running sequence: a prompt and pages of its own.
+struct Slot {
+    prefix: Arc<Prefix>,
+    own: Vec<u32>,
+    own_len: usize,
+}
+
+/// The packed engine.
+pub(in super::super) struct PackedBackend {
+    session: PackedSession,
+    slots: Vec<Option<Slot>>,
+    /// The prompt that samples are started from.
+    prefix: Option<Arc<Prefix>>,
+    free: FreePages,
+    ids: Vec<i64>,
+    /// Slots in the order of the call.
+    order: Vec<usize>,
+    /// Memory of the version before.
+    spare: Option<PanelMemory>,
+}
+
+impl PackedBackend {
+    pub fn open(
+        source: &WeightSource,
+        config: &ModelConfig,
+        manifest: &WeightManifest,
+        options: PackedOptions,
+    ) -> Result<Self, EngineError> {
+        let threads = Scoped(options.session.threads);
+        let weights = Arc::new(PackedWeights::load(source, config, manifest, options.format, None, &threads)?);
+        Ok(Self {
+            session: PackedSession::new(weights, config, options)?,
+            slots: Vec::new(),
+            prefix: None,
+            free: FreePages::new(options.pages.pages),
+            ids: Vec::new(),
+            order: Vec::new(),
+            spare: None,
+        })
+    }
+
+    /// Puts a prompt into the cache; `logits` (`[vocab]`) receives what follows it.
+    pub fn prefill(&mut self, prompt: &[u32], logits: &mut [f32]) -> Result<(), EngineError> {
+        self.forget_prefix();
+        let pages = (0..PageShape::pages_for(prompt.len())).map(|_| take(&mut self.free)).collect();
+        let prefix = Prefix { pages, len: prompt.len() };
+        self.ids.clear();
+        self.ids.extend(prompt.iter().map(|&t| i64::from(t)));
+        let result = self.session.run(&self.ids, logits, |plan, last| {
+            plan.push(&[], 0, &prefix.pages, 0, prefix.len);
+            last.push(prefix.len - 1);
+        });
+        self.prefix = Some(Arc::new(prefix));
+        result
+    }
+
+    /// Gives the prompt up; sequences that were started from it keep it.
+    pub fn forget_prefix(&mut self) {
+        if let Some(prefix) = self.prefix.take() {
+            give_back_prefix(&mut self.free, prefix);
+        }
+    }
+
+    /// Starts a sequence after the prompt of the last [`PackedBackend::prefill`].
+    pub fn start(&mut self, slot: usize) {
+        let prefix = Arc::clone(self.prefix.as_ref().expect("a sample starts after its prompt was prefilled"));
+        if self.slots.len() <= slot {
+            self.slots.resize_with(slot + 1, || None);
+        }
+        self.slots[slot] = Some(Slot { prefix, own: Vec::new(), own_len: 0 });
+    }
+
+    /// Ends the sequence of a slot.
+    pub fn release(&mut self, slot: usize) {
+        let Slot { prefix, own, .. } = self.slots[slot].take().expect("the slot is occupied");
+        self.free.give_back(&own);
+        give_back_prefix(&mut self.free, prefix);
+    }
+
+    /// Ends all.
+    pub fn release_all(&mut self) {
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].is_some() {
+                self.release(slot);
+            }
+        }
+        self.forget_prefix();
+    }
+
+    /// The sequence of one slot is in another one now.
+    pub fn moved(&mut self, from: usize, to: usize) {
+        debug_assert!(self.slots[to].is_none(), "slot {to} is taken");
+        self.slots.swap(from, to);
+    }
+
+    /// One more token for the slots `0..rows.len()`.
+    pub fn decode(&mut self, rows: &[DecodeRow], logits: &mut [f32]) -> Result<(), EngineError> {
+        let Self { session, slots, free, ids, order, .. } = self;
+        for (slot, row) in slots.iter_mut().zip(rows) {
+            let slot = slot.as_mut().expect("decoding runs on slots without holes");
+            assert_eq!(row.position, slot.prefix.len + slot.own_len, "the cache and the sequence have one length");
+            if slot.own_len.is_multiple_of(PAGE) && slot.own.len() * PAGE == slot.own_len {
+                slot.own.push(take(free));
+            }
+        }
+        let at = |slot: usize| slots[slot].as_ref().expect("decoding runs on slots without holes");
+        // Neighbours with one prompt read it together.
+        order.clear();
+        order.extend(0..rows.len());
+        order.sort_by_key(|&slot| (at(slot).prefix.pages[0], slot));
+        ids.clear();
+        ids.extend(order.iter().map(|&slot| i64::from(rows[slot].token)));
+        session.run(ids, logits, |plan, last| {
+            last.resize(rows.len(), 0);
+            for (token, &slot) in order.iter().enumerate() {
+                let Slot { prefix, own, own_len } = at(slot);
+                plan.push(&prefix.pages, prefix.len, own, *own_len, 1);
+                last[slot] = token;
+            }
+        })?;
+        for slot in slots.iter_mut().take(rows.len()).flatten() {
+            slot.own_len += 1;
+        }
+        Ok(())
+    }
+
+    /// Time of the operators since the last call.
+    pub fn take_times(&mut self) -> Times {
+        self.session.take_times()
+    }
+
+    /// Memory for packing the next version into.
+    pub fn take_spare(&mut self) -> Option<PanelMemory> {
+        self.spare.take()
+    }
+
+    /// Takes a packed version into use.
+    pub fn exchange(&mut self, weights: PackedWeights) {
+        let before = self.session.exchange(Arc::new(weights));
+        self.spare = Arc::into_inner(before).map(PackedWeights::into_memory);
+    }
+}
+
+fn take(free: &mut FreePages) -> u32 {
+    free.take().expect("the pool holds every slot at full length")
+}
+
+fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
+    if let Some(prefix) = Arc::into_inner(prefix) {
+        free.give_back(&prefix.pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use exporters::{ExportOptions, export};
+    use shared::{ModelDir, PolicyVersion, config::Device};
+
+    use super::*;
+    use crate::engine::{
+        packed::page_shape,
+        session::{SessionOptions, read_manifest},
+    };
+
+    #[test]
+    fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
+        let model = ModelDir::open(::tests::golden_dir().join("models/llama")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+        export(&model, &source.dir, &ExportOptions::default()).unwrap();
+        let manifest = read_manifest(&source, model.config()).unwrap();
+        let options = PackedOptions {
+            session: SessionOptions { device: Device::Cpu, threads: 1, spinning: false },
+            pages: page_shape(model.config(), 17, 64),
+            format: crate::kernels::packed::Format::Float,
+        };
+        let mut backend = PackedBackend::open(&source, model.config(), &manifest, options).unwrap();
+        let all = backend.free.len();
+        let mut logits = vec![0.0; 16 * model.config().vocab_size];
+        let vocab = model.config().vocab_size;
+        backend.prefill(&[7; 40], &mut logits[..vocab]).unwrap();
+        (0..16).for_each(|slot| backend.start(slot));
+        assert_eq!(all - backend.free.len(), 3, "40 positions in pages of 16");
+        for step in 0..17 {
+            let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
+            backend.decode(&rows, &mut logits).unwrap();
+            assert_eq!(all - backend.free.len(), 3 + 16 * (1 + step / PAGE));
+        }
+        // The group's rows are equal, since they hold the same tokens.
+        assert!(logits.chunks(vocab).all(|row| row == &logits[..vocab] && row.iter().all(|x| x.is_finite())));
+
+        backend.prefill(&[8; 16], &mut logits[..vocab]).unwrap();
+        assert_eq!(all - backend.free.len(), 3 + 32 + 1, "sequences keep the prompt they were started from");
+        backend.release(3);
+        backend.moved(15, 3);
+        (0..15).for_each(|slot| backend.release(slot));
+        assert_eq!(all - backend.free.len(), 1);
+        backend.release_all();
+        assert_eq!(backend.free.len(), all);
+    }
+}

@@ -1,0 +1,179 @@
+//! The packed operators as ONNX Runtime sees them.
+//!
+//! A node knows its index; everything else is in a state that all nodes of a session share and the engine fills before
+//! a run. Kernels run on a pool of their own; the session has one thread.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use ort::{
+    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorDomain, OperatorInput, OperatorOutput},
+    value::TensorElementType,
+};
+
+use super::{
+    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR},
+    weights::PackedWeights,
+};
+use crate::kernels::{
+    attention::{Attention, Plan},
+    linear::Input,
+    pages::Pages,
+    parallel::Machine,
+    pool::Pool,
+    simd::Isa,
+};
+
+/// What the nodes of a session work on.
+pub(in super::super) struct State {
+    pub weights: Arc<PackedWeights>,
+    pub pages: Pages,
+    pub plan: Plan,
+    /// For each row of logits, the token it belongs to.
+    pub last_tokens: Vec<usize>,
+    pub heads: usize,
+    pub isa: Isa,
+    pub threads: Pool,
+    pub scratch: Vec<f32>,
+    pub times: Times,
+}
+
+/// Where the time of the nodes went.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(in super::super) struct Times {
+    pub linear: Duration,
+    pub head: Duration,
+    pub attention: Duration,
+}
+
+pub(super) type SharedState = Arc<Mutex<State>>;
+
+/// The state; a panic of another run does not keep it.
+pub(super) fn lock(state: &SharedState) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The operators over a state.
+pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
+    let node = |kind| Node { kind, state: Arc::clone(state) };
+    OperatorDomain::new(DOMAIN)?.add(node(Kind::Embedding))?.add(node(Kind::Linear))?.add(node(Kind::Attention))
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Embedding,
+    Linear,
+    Attention,
+}
+
+/// One of the operators.
+struct Node {
+    kind: Kind,
+    state: SharedState,
+}
+
+impl Operator for Node {
+    type Kernel<'attr> = NodeKernel;
+
+    fn name(&self) -> &str {
+        match self.kind {
+            Kind::Embedding => EMBEDDING,
+            Kind::Linear => LINEAR,
+            Kind::Attention => ATTENTION,
+        }
+    }
+
+    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
+        match self.kind {
+            Kind::Embedding => vec![OperatorInput::required(TensorElementType::Int64)],
+            Kind::Linear => vec![
+                OperatorInput::required(TensorElementType::Float32),
+                OperatorInput::optional(TensorElementType::Float32),
+            ],
+            Kind::Attention => vec![OperatorInput::required(TensorElementType::Float32)],
+        }
+    }
+
+    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
+        [OperatorOutput::required(TensorElementType::Float32)]
+    }
+
+    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<NodeKernel> {
+        let index: i64 = context.get(INDEX).ok_or_else(|| ort::Error::new("a packed node without index"))?;
+        Ok(NodeKernel { kind: self.kind, index: index as usize, state: Arc::clone(&self.state) })
+    }
+}
+
+/// A node of the graph.
+struct NodeKernel {
+    kind: Kind,
+    index: usize,
+    state: SharedState,
+}
+
+impl Kernel for NodeKernel {
+    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        let mut state = lock(&self.state);
+        let begun = Instant::now();
+        match self.kind {
+            Kind::Embedding => embedding(&state, context)?,
+            Kind::Linear => {
+                linear(&mut state, self.index, context)?;
+                let head = self.index == state.weights.head();
+                *(if head { &mut state.times.head } else { &mut state.times.linear }) += begun.elapsed();
+            }
+            Kind::Attention => {
+                attention(&mut state, self.index, context)?;
+                state.times.attention += begun.elapsed();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing() -> ort::Error {
+    ort::Error::new("a packed node without input or output")
+}
+
+fn embedding(state: &State, context: &ComputeContext) -> ort::Result<()> {
+    let ids = context.input(0)?.ok_or_else(missing)?;
+    let (_, ids) = ids.try_extract_tensor::<i64>()?;
+    let width = state.weights.hidden();
+    let mut out = context.output(0, [ids.len(), width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    for (row, &id) in out.chunks_exact_mut(width).zip(ids) {
+        let embedding = state.weights.embedding(id);
+        row.copy_from_slice(embedding.ok_or_else(|| ort::Error::new(format!("token {id} is not in the vocabulary")))?);
+    }
+    Ok(())
+}
+
+fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, last_tokens, isa, threads, scratch, .. } = state;
+    let layer = weights.linear(index);
+    let x = context.input(0)?.ok_or_else(missing)?;
+    let (_, x) = x.try_extract_tensor::<f32>()?;
+    let residual = if context.num_inputs()? > 1 { context.input(1)? } else { None };
+    let residual = residual.as_ref().map(|r| r.try_extract_tensor::<f32>()).transpose()?.map(|(_, r)| r);
+    let rows = (index == weights.head()).then_some(last_tokens.as_slice());
+    let count = rows.map_or(x.len() / layer.shape.depth, <[usize]>::len);
+    let mut out = context.output(0, [count, layer.shape.outputs])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    layer.run(Input { x, rows, residual }, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, pages, plan, heads, isa, threads, scratch, .. } = state;
+    let qkv = context.input(0)?.ok_or_else(missing)?;
+    let (_, qkv) = qkv.try_extract_tensor::<f32>()?;
+    let width = *heads * pages.shape().head_dim;
+    let mut out = context.output(0, [plan.tokens(), width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    let ([cos, sin], [q_norm, k_norm]) = (weights.rotary(), weights.head_norms(layer));
+    let attention = Attention { heads: *heads, cos, sin, q_norm, k_norm, layer };
+    attention.run(qkv, plan, pages, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! A session over the rewritten graph.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
+use shared::ModelConfig;
+
+use super::{
+    super::{
+        EngineError,
+        binding::{Bindings, TensorMemory},
+        session::{SessionOptions, builder},
+    },
+    graph,
+    operators::{self, SharedState, State, Times},
+    weights::PackedWeights,
+};
+use crate::kernels::{
+    attention::Plan,
+    packed::Format,
+    pages::{FreePages, PageShape, Pages},
+    pool::Pool,
+    simd::Isa,
+};
+
+/// How long an idle thread looks for the next operator. That covers the gap between two operators, not the sampling
+/// between two steps, when the cores are wanted.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// How a packed session is made.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct PackedOptions {
+    pub session: SessionOptions,
+    pub pages: PageShape,
+    pub format: Format,
+}
+
+/// A session whose weights and cache lie outside the graph.
+pub(in super::super) struct PackedSession {
+    session: Session,
+    bindings: Bindings,
+    state: SharedState,
+    vocab: usize,
+    /// Query heads of a key/value head.
+    group: usize,
+}
+
+impl PackedSession {
+    pub fn new(weights: Arc<PackedWeights>, config: &ModelConfig, options: PackedOptions) -> Result<Self, EngineError> {
+        let spin = if options.session.spinning { SPIN } else { Duration::ZERO };
+        let threads = Pool::new(options.session.threads, spin)
+            .map_err(|e| EngineError::Options(format!("cannot start {} threads: {e}", options.session.threads)))?;
+        let state = Arc::new(Mutex::new(State {
+            weights,
+            pages: Pages::new(options.pages),
+            plan: Plan::default(),
+            last_tokens: Vec::new(),
+            heads: config.num_attention_heads,
+            isa: Isa::detect(),
+            threads,
+            scratch: Vec::new(),
+            times: Times::default(),
+        }));
+        let failed = || EngineError::runtime("cannot load the graph of packed operators");
+        // All work is that of the pool.
+        let session = builder(SessionOptions { threads: 1, ..options.session })
+            .and_then(|b| b.with_operators(operators::domain(&state)?)?.commit_from_memory(&graph::rewritten(config)))
+            .map_err(failed())?;
+        let bindings = Bindings::new(&session, AllocationDevice::CPU).map_err(failed())?;
+        Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })
+    }
+
+    /// Runs `ids`, one sequence after the other as `fill` adds them to the plan. `logits` (`[rows, vocab]`) receives the
+    /// rows of the tokens that `fill` names.
+    pub fn run(
+        &mut self,
+        ids: &[i64],
+        logits: &mut [f32],
+        fill: impl FnOnce(&mut Plan, &mut Vec<usize>),
+    ) -> Result<(), EngineError> {
+        {
+            let mut state = operators::lock(&self.state);
+            let State { plan, last_tokens, .. } = &mut *state;
+            plan.clear();
+            last_tokens.clear();
+            fill(plan, last_tokens);
+            plan.cut(self.group);
+            assert_eq!(plan.tokens(), ids.len(), "one place in the plan for each token");
+            assert_eq!(logits.len(), last_tokens.len() * self.vocab, "one row of logits for each row asked for");
+        }
+        let rows = (logits.len() / self.vocab) as i64;
+        let input = TensorMemory {
+            data: ids.as_ptr().cast_mut().cast(),
+            bytes: size_of_val(ids),
+            shape: &[ids.len() as i64],
+            element: TensorElementType::Int64,
+            on_device: false,
+        };
+        let output = TensorMemory {
+            data: logits.as_mut_ptr().cast(),
+            bytes: size_of_val(logits),
+            shape: &[rows, self.vocab as i64],
+            element: TensorElementType::Float32,
+            on_device: false,
+        };
+        // SAFETY: ids and logits are borrowed until this function returns, and both names are bound anew before every
+        // run.
+        unsafe {
+            self.bindings
+                .bind_input(c"input_ids", input)
+                .and_then(|()| self.bindings.bind_output(c"logits", output))
+                .map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
+            self.bindings.run(&mut self.session)
+        }
+    }
+
+    /// Takes other weights into use and returns those before.
+    pub fn exchange(&mut self, weights: Arc<PackedWeights>) -> Arc<PackedWeights> {
+        std::mem::replace(&mut operators::lock(&self.state).weights, weights)
+    }
+
+    /// Time of the nodes since the last call.
+    pub fn take_times(&mut self) -> Times {
+        std::mem::take(&mut operators::lock(&self.state).times)
+    }
+
+    /// Runs a short fixed prompt; fails unless every logit is finite. For a session of its own.
+    pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
+        const PROBE_TOKENS: usize = 8;
+        let ids: Vec<i64> = (0..PROBE_TOKENS).map(|t| (t % config.vocab_size) as i64).collect();
+        let mut free = FreePages::new(PageShape::pages_for(PROBE_TOKENS));
+        let pages: Vec<u32> = std::iter::from_fn(|| free.take()).collect();
+        let mut logits = vec![f32::NAN; self.vocab];
+        self.run(&ids, &mut logits, |plan, last| {
+            plan.push(&[], 0, &pages, 0, PROBE_TOKENS);
+            last.push(PROBE_TOKENS - 1);
+        })?;
+        super::super::session::require_finite(&logits)
+    }
+}

@@ -1,0 +1,39 @@
+//! Large buffers.
+
+use memmap2::MmapMut;
+
+/// Zeroed words on large pages where the system has them: kernels walk through hundreds of megabytes at every step, and
+/// small pages would cost a look-up every few cache lines. Untouched parts cost nothing.
+pub struct Floats(MmapMut);
+
+impl Floats {
+    /// A buffer of `len` words.
+    ///
+    /// # Errors
+    /// When the system gives no memory.
+    pub fn new(len: usize) -> std::io::Result<Self> {
+        let map = MmapMut::map_anon((len * size_of::<f32>()).max(1))?;
+        // A system without large pages works all the same.
+        #[cfg(target_os = "linux")]
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+            tracing::debug!(%error, "no large pages");
+        }
+        Ok(Self(map))
+    }
+}
+
+impl std::ops::Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        let bytes = self.0.len() / size_of::<f32>() * size_of::<f32>();
+        bytemuck::cast_slice(&self.0[..bytes])
+    }
+}
+
+impl std::ops::DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let bytes = self.0.len() / size_of::<f32>() * size_of::<f32>();
+        bytemuck::cast_slice_mut(&mut self.0[..bytes])
+    }
+}

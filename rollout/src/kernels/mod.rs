@@ -1,0 +1,28 @@
+//! Kernels of the decoder on the CPU: matrix products over packed weights and attention over a paged cache.
+//!
+//! Every figure that a kernel writes is one chain of fused multiply-adds in an order that depends on the row alone.
+//! So a row comes out the same to the last bit in any batch, on any number of threads and under every instruction set.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, NEON, plain Rust; chosen at run time |
+//! | `tile` | the innermost loop of all products |
+//! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
+//! | [`packed`] | weights in the layout of the product |
+//! | [`attention`] | grouped-query attention, prompts shared by their completions |
+//! | [`pages`] | where keys and values lie |
+//! | [`floats`] | large buffers |
+//! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
+
+pub mod attention;
+pub mod floats;
+pub mod linear;
+pub mod packed;
+pub mod pages;
+pub mod parallel;
+pub mod pool;
+pub mod simd;
+mod tile;
+
+#[cfg(test)]
+mod tests;

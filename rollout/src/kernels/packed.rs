@@ -1,0 +1,222 @@
+//! Weights in the layout of the product: panels of [`PANEL`] columns, each panel row by row of the depth.
+//!
+//! A Hugging Face weight is `[out, in]`, one output per row. In a panel 32 neighbouring outputs lie side by side for each
+//! input: `panel[k][column]`. The loop of the product then reads a panel from end to end. Columns beyond the last
+//! output are zero.
+
+use super::{
+    parallel::{Claims, Shared, Threads},
+    simd::{LANES, QUAD},
+    tile::PANEL,
+};
+
+/// How several weights become the columns of one product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Columns {
+    /// One after the other.
+    Joined,
+    /// In turns of [`LANES`] columns: of two weights, gate and up, each panel holds the same outputs.
+    Gated,
+}
+
+/// Sizes of a packed product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedShape {
+    /// Inputs.
+    pub depth: usize,
+    /// Outputs of the layer (after the activation).
+    pub outputs: usize,
+    /// How the columns were made.
+    pub columns: Columns,
+    /// What the panels hold.
+    pub format: Format,
+}
+
+/// Element type of packed weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// As they are.
+    #[default]
+    Float,
+    /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
+    /// input is rounded to bytes row by row, so a row still depends on itself alone.
+    Byte,
+}
+
+/// What belongs to the columns of packed bytes, in the order of the packed columns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quantized {
+    /// What one step of a byte stands for.
+    pub scales: Vec<f32>,
+    /// Sum of the bytes: inputs are stored with an offset.
+    pub sums: Vec<i32>,
+}
+
+impl PackedShape {
+    /// Outputs of one panel.
+    #[must_use]
+    pub fn panel_outputs(&self) -> usize {
+        match self.columns {
+            Columns::Joined => PANEL,
+            Columns::Gated => LANES,
+        }
+    }
+
+    /// Number of panels.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.outputs.div_ceil(self.panel_outputs())
+    }
+
+    /// Words of four bytes in one panel.
+    #[must_use]
+    pub fn panel_len(&self) -> usize {
+        self.steps() * PANEL
+    }
+
+    /// Steps of the innermost loop: a float, or a quad of bytes, for each column.
+    pub(super) fn steps(&self) -> usize {
+        match self.format {
+            Format::Float => self.depth,
+            Format::Byte => self.depth.div_ceil(QUAD),
+        }
+    }
+
+    /// Words of four bytes in all panels.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.panels() * self.panel_len()
+    }
+
+    /// Whether there is nothing to multiply.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where column `lane` of a panel comes from: (output, block), with the block telling gate (0) from up (1).
+    fn source(&self, panel: usize, lane: usize) -> (usize, usize) {
+        match self.columns {
+            Columns::Joined => (panel * PANEL + lane, 0),
+            Columns::Gated => (panel * LANES + lane % LANES, lane / LANES),
+        }
+    }
+
+    /// One row of `weights` (`[out, depth]` each) for a column; `None` beyond the last output.
+    fn row<'a>(&self, weights: &[&'a [f32]], row_len: usize, panel: usize, lane: usize) -> Option<&'a [f32]> {
+        let (mut output, block) = self.source(panel, lane);
+        if output >= self.outputs {
+            return None;
+        }
+        let weight = match self.columns {
+            Columns::Gated => weights[block],
+            Columns::Joined => {
+                let mut rest = weights.iter();
+                loop {
+                    let weight = rest.next()?;
+                    let rows = weight.len() / row_len;
+                    if output < rows {
+                        break weight;
+                    }
+                    output -= rows;
+                }
+            }
+        };
+        Some(&weight[output * row_len..(output + 1) * row_len])
+    }
+
+    /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::len`] words); returns what belongs to them
+    /// if they are bytes.
+    pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &dyn Threads) -> Option<Quantized> {
+        assert_eq!(panels.len(), self.len(), "the panels have another size");
+        let shared = Shared::new(panels);
+        let columns = if self.format == Format::Byte { self.panels() * PANEL } else { 0 };
+        let mut quantized = Quantized { scales: vec![0.0; columns], sums: vec![0; columns] };
+        let (scales, sums) = (Shared::new(&mut quantized.scales), Shared::new(&mut quantized.sums));
+        let claims = Claims::new(self.panels());
+        threads.run(&|| {
+            claims.run_all(|panel| {
+                // SAFETY: each panel is claimed once, and panels do not overlap.
+                let out =
+                    unsafe { std::slice::from_raw_parts_mut(shared.at(panel * self.panel_len()), self.panel_len()) };
+                let rows: [_; PANEL] = std::array::from_fn(|lane| self.row(weights, self.depth, panel, lane));
+                match self.format {
+                    Format::Float => pack_panel(&rows, out),
+                    Format::Byte => {
+                        for (lane, row) in rows.iter().enumerate() {
+                            let (scale, sum) = quantize_column(*row, lane, bytemuck::cast_slice_mut(out));
+                            // SAFETY: the columns of a panel are this task's.
+                            unsafe {
+                                *scales.at(panel * PANEL + lane) = scale;
+                                *sums.at(panel * PANEL + lane) = sum;
+                            }
+                        }
+                    }
+                }
+            });
+        });
+        (self.format == Format::Byte).then_some(quantized)
+    }
+
+    /// Biases in the order of the packed columns, padded with 0.
+    #[must_use]
+    pub fn pack_bias(&self, biases: &[&[f32]]) -> Vec<f32> {
+        let lanes = (0..self.panels()).flat_map(|panel| (0..PANEL).map(move |lane| (panel, lane)));
+        lanes.map(|(panel, lane)| self.row(biases, 1, panel, lane).map_or(0.0, |b| b[0])).collect()
+    }
+}
+
+/// Transposes 32 rows, a cache line of each at a time.
+fn pack_panel(rows: &[Option<&[f32]>; PANEL], out: &mut [f32]) {
+    for (start, block) in out.chunks_mut(LANES * PANEL).enumerate().map(|(i, block)| (i * LANES, block)) {
+        let steps = block.len() / PANEL;
+        for (lane, row) in rows.iter().enumerate() {
+            match row {
+                Some(row) => {
+                    for (to, &x) in block[lane..].iter_mut().step_by(PANEL).zip(&row[start..start + steps]) {
+                        *to = x;
+                    }
+                }
+                None => block[lane..].iter_mut().step_by(PANEL).for_each(|to| *to = 0.0),
+            }
+        }
+    }
+}
+
+/// Largest magnitude. What is not a number is the largest of all and so stays visible: it becomes the scale.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut largest = 0;
+    for x in values {
+        // Magnitudes are in the order of their bits.
+        largest = largest.max(x.to_bits() & (u32::MAX >> 1));
+    }
+    f32::from_bits(largest)
+}
+
+/// The nearest whole number, ties to even, of a number below 2^22: the sum has no bits below 1.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> i32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32
+}
+
+/// Largest byte.
+pub(super) const BYTE_MAX: f32 = 127.0;
+
+/// Rounds a column to bytes, the largest to 127 or -127; returns its scale and the sum of the bytes.
+fn quantize_column(row: Option<&[f32]>, lane: usize, out: &mut [i8]) -> (f32, i32) {
+    let row = row.unwrap_or_default();
+    let largest = largest(row);
+    let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
+    let mut sum = 0;
+    let places = out[lane * QUAD..].chunks_mut(QUAD * PANEL);
+    for (step, place) in places.enumerate() {
+        for (i, byte) in place[..QUAD].iter_mut().enumerate() {
+            let whole = row.get(step * QUAD + i).map_or(0, |x| nearest(x * inverse));
+            *byte = whole as i8;
+            sum += whole;
+        }
+    }
+    (largest / BYTE_MAX, sum)
+}

@@ -1,0 +1,113 @@
+//! Where keys and values lie: pages of [`PAGE`] positions, handed out from one pool.
+//!
+//! A page id stands for the same place in every layer and head. The keys of a page are transposed,
+//! `[head_dim][position]`, so that one query is multiplied with sixteen positions at once; the values are
+//! `[position][width]`, with the width of a head rounded up to whole blocks.
+
+use super::simd::LANES;
+
+/// Positions of a page.
+pub const PAGE: usize = LANES;
+
+/// Sizes of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageShape {
+    /// Layers of the model.
+    pub layers: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Number of pages.
+    pub pages: usize,
+}
+
+impl PageShape {
+    /// Width of a head in whole blocks.
+    #[must_use]
+    pub fn value_width(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Elements of one page in one layer and head.
+    #[must_use]
+    pub fn page_len(&self) -> usize {
+        PAGE * (self.head_dim + self.value_width())
+    }
+
+    /// Bytes of the pool.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.layers * self.kv_heads * self.pages * self.page_len() * size_of::<f32>()
+    }
+
+    /// Pages that hold `positions` positions.
+    #[must_use]
+    pub fn pages_for(positions: usize) -> usize {
+        positions.div_ceil(PAGE)
+    }
+
+    /// First element of a page.
+    pub(super) fn offset(&self, layer: usize, head: usize, page: u32) -> usize {
+        ((layer * self.kv_heads + head) * self.pages + page as usize) * self.page_len()
+    }
+}
+
+/// The memory of the pages.
+pub struct Pages {
+    shape: PageShape,
+    /// Zeroed pages cost nothing until they are used.
+    data: Vec<f32>,
+}
+
+impl Pages {
+    /// A pool of zeros.
+    #[must_use]
+    pub fn new(shape: PageShape) -> Self {
+        Self { shape, data: vec![0.0; shape.bytes() / size_of::<f32>()] }
+    }
+
+    /// Its sizes.
+    #[must_use]
+    pub fn shape(&self) -> PageShape {
+        self.shape
+    }
+
+    pub(super) fn data(&mut self) -> &mut [f32] {
+        &mut self.data
+    }
+}
+
+/// Which pages are free.
+#[derive(Debug)]
+pub struct FreePages(Vec<u32>);
+
+impl FreePages {
+    /// All of `pages` pages.
+    #[must_use]
+    pub fn new(pages: usize) -> Self {
+        Self((0..pages as u32).rev().collect())
+    }
+
+    /// Takes the page that was given back last, which is the likeliest to be in a cache.
+    pub fn take(&mut self) -> Option<u32> {
+        self.0.pop()
+    }
+
+    /// Gives pages back.
+    pub fn give_back(&mut self, pages: &[u32]) {
+        self.0.extend(pages.iter().rev());
+    }
+
+    /// How many are free.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether none is free.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

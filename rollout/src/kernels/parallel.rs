@@ -1,0 +1,121 @@
+//! Spreading tasks over threads that somebody else owns.
+
+use std::{
+    hint,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use crossbeam::utils::CachePadded;
+
+use super::simd::Isa;
+
+/// Threads that run one function at the same time.
+pub trait Threads {
+    /// How many there are at most.
+    fn count(&self) -> usize;
+
+    /// Calls `work` on up to [`Threads::count`] threads, this one among them, and returns when all calls have.
+    fn run(&self, work: &(dyn Fn() + Sync));
+}
+
+/// What a kernel runs on.
+pub struct Machine<'a> {
+    /// The instruction set.
+    pub isa: Isa,
+    /// The threads.
+    pub threads: &'a dyn Threads,
+    /// Memory of earlier calls.
+    pub scratch: &'a mut Vec<f32>,
+}
+
+/// Hands out the tasks `0..count`, each once.
+pub struct Claims {
+    next: CachePadded<AtomicUsize>,
+    done: CachePadded<AtomicUsize>,
+    count: usize,
+}
+
+impl Claims {
+    /// None handed out yet.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        Self { next: AtomicUsize::new(0).into(), done: AtomicUsize::new(0).into(), count }
+    }
+
+    /// The next task.
+    pub fn claim(&self) -> Option<usize> {
+        // A look first, so that threads that come again and again do not count without end.
+        if self.next.load(Ordering::Relaxed) >= self.count {
+            return None;
+        }
+        let task = self.next.fetch_add(1, Ordering::Relaxed);
+        (task < self.count).then_some(task)
+    }
+
+    /// Runs tasks until none is left, then waits for those of other threads. What they wrote can be read afterwards.
+    pub fn run_all(&self, task: impl Fn(usize)) {
+        while let Some(i) = self.claim() {
+            task(i);
+            self.done.fetch_add(1, Ordering::Release);
+        }
+        // Whoever has claimed a task is at work on it, so this ends.
+        let mut spins = 0_u32;
+        while self.done.load(Ordering::Acquire) < self.count {
+            spins += 1;
+            if spins < 10_000 { hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+/// This thread alone.
+pub struct Serial;
+
+impl Threads for Serial {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn run(&self, work: &(dyn Fn() + Sync)) {
+        work();
+    }
+}
+
+/// Threads started for each call: for work that happens once in a while.
+pub struct Scoped(pub usize);
+
+impl Threads for Scoped {
+    fn count(&self) -> usize {
+        self.0
+    }
+
+    fn run(&self, work: &(dyn Fn() + Sync)) {
+        std::thread::scope(|scope| {
+            for _ in 1..self.0 {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+}
+
+/// A buffer whose parts are written by different threads.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<T>(*mut T, usize);
+
+// SAFETY: the type only carries the pointer; each use vouches that parts written at the same time do not overlap.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub fn new(buffer: &mut [T]) -> Self {
+        Self(buffer.as_mut_ptr(), buffer.len())
+    }
+
+    /// Address of an element.
+    pub fn at(&self, index: usize) -> *mut T {
+        debug_assert!(index <= self.1, "element {index} of {}", self.1);
+        // SAFETY: the index is within the buffer or one past it.
+        unsafe { self.0.add(index) }
+    }
+}

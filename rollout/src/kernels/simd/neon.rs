@@ -1,0 +1,95 @@
+//! NEON: four registers of 128 bits.
+
+use std::arch::aarch64::{
+    float32x4_t, vaddq_f32, vaddq_s32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
+    vdupq_n_s32, vfmaq_f32, vld1q_f32, vmulq_f32, vreinterpretq_f32_s32, vrndnq_f32, vshlq_n_s32, vst1q_f32,
+};
+
+use super::{Simd, Task};
+
+/// Four registers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Neon;
+
+/// # Safety
+/// The machine must have NEON.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn with_neon<T: Task>(task: T) -> T::Output {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { task.run::<Neon>() }
+}
+
+#[inline(always)]
+fn quarters(f: impl Fn(usize) -> float32x4_t) -> [float32x4_t; 4] {
+    std::array::from_fn(f)
+}
+
+// SAFETY (every function): the caller vouches for the instruction set and for the pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Neon {
+    type V = [float32x4_t; 4];
+    const ROWS: usize = 3;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [unsafe { vdupq_n_f32(x) }; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::V {
+        quarters(|i| unsafe { vld1q_f32(from.add(4 * i)) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: Self::V) {
+        for (i, quarter) in v.into_iter().enumerate() {
+            unsafe { vst1q_f32(to.add(4 * i), quarter) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        quarters(|i| unsafe { vfmaq_f32(c[i], a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        quarters(|i| unsafe { vaddq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        quarters(|i| unsafe { vmulq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        quarters(|i| unsafe { vdivq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        quarters(|i| unsafe { vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        quarters(|i| unsafe { vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn round(v: Self::V) -> Self::V {
+        quarters(|i| unsafe { vrndnq_f32(v[i]) })
+    }
+
+    #[inline(always)]
+    unsafe fn scale(v: Self::V, n: Self::V) -> Self::V {
+        quarters(|i| unsafe {
+            let exponent = vaddq_s32(vcvtnq_s32_f32(n[i]), vdupq_n_s32(127));
+            vmulq_f32(v[i], vreinterpretq_f32_s32(vshlq_n_s32::<23>(exponent)))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
+}

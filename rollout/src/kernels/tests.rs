@@ -1,0 +1,350 @@
+//! The kernels against plain loops in double precision, over shapes that fit nothing.
+
+use proptest::prelude::*;
+use shared::rng::Stream;
+
+use super::{
+    attention::{Attention, Plan},
+    linear::{Input, Linear, Norm},
+    packed::{Columns, Format, PackedShape},
+    pages::{FreePages, PAGE, PageShape, Pages},
+    parallel::{Machine, Scoped, Serial, Threads},
+    simd::{Isa, LANES, Simd, Task},
+};
+
+fn normal(stream: &mut Stream, n: usize) -> Vec<f32> {
+    let mut uniform = || stream.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0;
+    (0..n).map(|_| uniform() + uniform()).collect()
+}
+
+fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    let scale = expected.iter().fold(1e-3_f64, |m, x| m.max(x.abs()));
+    for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(g) - e).abs() <= tolerance * scale, "entry {i}: {g} against {e} (scale {scale})");
+    }
+}
+
+#[test]
+fn exponentials_are_accurate_and_the_same_everywhere() {
+    struct Exp<'a>(&'a [f32; LANES]);
+    impl Task for Exp<'_> {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            // SAFETY: both arrays are blocks.
+            unsafe { S::store(out.as_mut_ptr(), super::simd::exp::<S>(S::load(self.0.as_ptr()))) };
+            out
+        }
+    }
+    for i in -8700..=8800 {
+        let x: [f32; LANES] = std::array::from_fn(|lane| (i as f32 + lane as f32 / 16.0) / 100.0);
+        let got: Vec<_> = Isa::available().into_iter().map(|isa| isa.run(Exp(&x))).collect();
+        for (lane, &y) in got[0].iter().enumerate() {
+            let expected = f64::from(x[lane].clamp(-87.0, 88.0)).exp();
+            assert!((f64::from(y) / expected - 1.0).abs() < 2.5e-7, "e^{} = {y}", x[lane]);
+        }
+        assert!(got.windows(2).all(|pair| pair[0] == pair[1]), "{got:?}");
+    }
+    for isa in Isa::available() {
+        assert!(isa.run(Exp(&[f32::NAN; LANES])).iter().all(|x| x.is_nan()), "{isa:?}");
+    }
+}
+
+/// A linear layer with all it may have.
+struct Layer {
+    shape: PackedShape,
+    weights: Vec<Vec<f32>>,
+    biases: Option<Vec<Vec<f32>>>,
+    gamma: Option<Vec<f32>>,
+}
+
+const EPSILON: f32 = 1e-5;
+
+impl Layer {
+    fn random(stream: &mut Stream, depth: usize, parts: &[usize], columns: Columns, bias: bool, norm: bool) -> Self {
+        let outputs = if columns == Columns::Gated { parts[0] } else { parts.iter().sum() };
+        Self {
+            shape: PackedShape { depth, outputs, columns, format: Format::Float },
+            weights: parts.iter().map(|n| normal(stream, n * depth)).collect(),
+            biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
+            gamma: norm.then(|| normal(stream, depth)),
+        }
+    }
+
+    fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &dyn Threads) -> Vec<f32> {
+        let weights: Vec<&[f32]> = self.weights.iter().map(Vec::as_slice).collect();
+        let mut panels = vec![f32::NAN; self.shape.len()];
+        let quantized = self.shape.pack(&weights, &mut panels, threads);
+        let bias = self.biases.as_ref().map(|b| {
+            let biases: Vec<&[f32]> = b.iter().map(Vec::as_slice).collect();
+            self.shape.pack_bias(&biases)
+        });
+        let norm = self.gamma.as_ref().map(|gamma| Norm { gamma, epsilon: EPSILON });
+        let layer =
+            Linear { shape: self.shape, panels: &panels, quantized: quantized.as_ref(), bias: bias.as_deref(), norm };
+        let mut out = vec![f32::NAN; rows * self.shape.outputs];
+        layer.run(input, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
+        out
+    }
+
+    fn reference(&self, x: &[f32], residual: Option<&[f32]>) -> Vec<f64> {
+        let f = |x: f32| f64::from(x);
+        let depth = self.shape.depth;
+        let mut out = Vec::new();
+        for row in x.chunks(depth) {
+            let inverse = 1.0 / (row.iter().map(|&x| f(x) * f(x)).sum::<f64>() / depth as f64 + f(EPSILON)).sqrt();
+            let normed: Vec<f64> = match &self.gamma {
+                Some(gamma) => row.iter().zip(gamma).map(|(&x, &g)| f(x) * inverse * f(g)).collect(),
+                None => row.iter().map(|&x| f(x)).collect(),
+            };
+            let part = |w: usize| {
+                let bias = |o: usize| self.biases.as_ref().map_or(0.0, |b| f(b[w][o]));
+                let rows = self.weights[w].chunks(depth).enumerate();
+                rows.map(|(o, weight)| bias(o) + weight.iter().zip(&normed).map(|(&w, x)| f(w) * x).sum::<f64>())
+                    .collect::<Vec<f64>>()
+            };
+            match self.shape.columns {
+                Columns::Joined => out.extend((0..self.weights.len()).flat_map(part)),
+                Columns::Gated => out.extend(part(0).into_iter().zip(part(1)).map(|(g, u)| g / (1.0 + (-g).exp()) * u)),
+            }
+        }
+        for (out, &r) in out.iter_mut().zip(residual.into_iter().flatten()) {
+            *out += f(r);
+        }
+        out
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_linear_layer_is_what_its_formula_says(
+        seed in any::<u64>(), rows in 1usize..=130, depth in 1usize..150,
+        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool, residual: bool,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
+        let layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
+        let x = normal(&mut stream, rows * depth);
+        let residual = residual.then(|| normal(&mut stream, rows * layer.shape.outputs));
+        let input = Input { x: &x, rows: None, residual: residual.as_deref() };
+        let expected = layer.reference(&x, residual.as_deref());
+        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
+        assert_close(&all[0], &expected, 1e-5);
+        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
+
+        // One row alone, out of a selection, on one thread.
+        let row = seed as usize % rows;
+        let residual = residual.as_ref().map(|r| &r[row * layer.shape.outputs..(row + 1) * layer.shape.outputs]);
+        let alone = layer.run(Input { x: &x, rows: Some(&[row]), residual }, 1, Isa::detect(), &Serial);
+        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+    }
+}
+
+/// The weights and inputs that the bytes stand for.
+fn rounded(row: &[f32]) -> Vec<f32> {
+    let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+    row.iter().map(|x| (x * (127.0 / largest)).round_ties_even() * (largest / 127.0)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bytes_are_the_product_of_the_rounded_values(
+        seed in any::<u64>(), rows in 1usize..=130, depth in 1usize..150,
+        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
+        let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, false);
+        layer.shape.format = Format::Byte;
+        let x = normal(&mut stream, rows * depth);
+        let input = Input { x: &x, rows: None, residual: None };
+        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
+        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
+        let row = seed as usize % rows;
+        let alone = layer.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
+        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+
+        for weight in &mut layer.weights {
+            *weight = weight.chunks(depth).flat_map(rounded).collect();
+        }
+        let x: Vec<f32> = x.chunks(depth).flat_map(rounded).collect();
+        assert_close(&all[0], &layer.reference(&x, None), 1e-5);
+    }
+}
+
+/// Sizes of a model's attention.
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+const POSITIONS: usize = 80;
+
+/// A sequence with all that was ever put into it.
+struct Sequence {
+    prefix: usize,
+    own: Vec<u32>,
+    own_len: usize,
+    /// `[position][(heads + 2 kv_heads) * head_dim]`, prefix included.
+    qkv: Vec<Vec<f32>>,
+}
+
+struct Model {
+    sizes: Heads,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    norms: Option<[Vec<f32>; 2]>,
+}
+
+impl Model {
+    fn random(stream: &mut Stream, sizes: Heads, norms: bool) -> Self {
+        let angles = normal(stream, POSITIONS * sizes.head_dim / 2);
+        Self {
+            sizes,
+            cos: angles.iter().map(|a| a.cos()).collect(),
+            sin: angles.iter().map(|a| a.sin()).collect(),
+            norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
+        }
+    }
+
+    fn row(&self) -> usize {
+        (self.sizes.heads + 2 * self.sizes.kv_heads) * self.sizes.head_dim
+    }
+
+    fn run(&self, qkv: &[f32], plan: &Plan, pages: &mut Pages, isa: Isa, threads: &dyn Threads) -> Vec<f32> {
+        let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
+        let (cos, sin) = (&self.cos[..], &self.sin[..]);
+        let attention = Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
+        let mut out = vec![f32::NAN; plan.tokens() * self.sizes.heads * self.sizes.head_dim];
+        attention.run(qkv, plan, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
+        out
+    }
+
+    fn rotated(&self, x: &[f32], position: usize, norm: usize) -> Vec<f64> {
+        let half = x.len() / 2;
+        let mut x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        if let Some(norms) = &self.norms {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let inverse = 1.0 / (mean + f64::from(EPSILON)).sqrt();
+            x.iter_mut().zip(&norms[norm]).for_each(|(x, &g)| *x *= inverse * f64::from(g));
+        }
+        let table = |t: &[f32], d: usize| f64::from(t[position * half + d % half]);
+        (0..x.len())
+            .map(|d| {
+                let other = if d < half { -x[d + half] } else { x[d - half] };
+                x[d] * table(&self.cos, d) + other * table(&self.sin, d)
+            })
+            .collect()
+    }
+
+    /// What the last position of `qkv` attends to.
+    fn reference(&self, qkv: &[Vec<f32>]) -> Vec<f64> {
+        let Heads { heads, kv_heads, head_dim } = self.sizes;
+        let last = qkv.len() - 1;
+        (0..heads)
+            .flat_map(|head| {
+                let kv = heads + head / (heads / kv_heads);
+                let q = self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0);
+                let scores: Vec<f64> = (0..=last)
+                    .map(|p| {
+                        let k = self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1);
+                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
+                    })
+                    .collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let value = move |p: usize, d: usize| f64::from(qkv[p][(kv + kv_heads) * head_dim + d]);
+                (0..head_dim)
+                    .map(move |d| weights.iter().enumerate().map(|(p, w)| w * value(p, d)).sum::<f64>() / sum)
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn attention_over_shared_prompts_is_plain_attention(
+        seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
+        prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
+    ) {
+        let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
+        let mut stream = Stream::new(&[seed]);
+        let model = Model::random(&mut stream, sizes, norms);
+        let row = model.row();
+        let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64 };
+        let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape))).collect();
+        let mut free = FreePages::new(shape.pages);
+        let mut take = |n: usize| -> Vec<u32> { (0..n).map(|_| free.take().unwrap()).collect() };
+
+        let (mut prefixes, mut sequences) = (Vec::new(), Vec::new());
+        for &(length, completions, late) in &prompts {
+            let qkv: Vec<Vec<f32>> = (0..length).map(|_| normal(&mut stream, row)).collect();
+            let pages = take(PageShape::pages_for(length));
+            let mut plan = Plan::default();
+            // Prompts may come in two pieces.
+            let pieces = if late < length { vec![length - late, late] } else { vec![length] };
+            let mut done = 0;
+            for piece in pieces.into_iter().filter(|&n| n > 0) {
+                plan.clear();
+                plan.push(&[], 0, &pages, done, piece);
+                plan.cut(group);
+                let flat = qkv[done..done + piece].concat();
+                let mut outs = Vec::new();
+                for (isa, pool) in &mut pools {
+                    outs.push(model.run(&flat, &plan, pool, *isa, &Scoped(2)));
+                }
+                let expected: Vec<f64> = (done..done + piece).flat_map(|p| model.reference(&qkv[..=p])).collect();
+                assert_close(&outs[0], &expected, 1e-5);
+                prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
+                done += piece;
+            }
+            for _ in 0..completions {
+                sequences.push(Sequence { prefix: prefixes.len(), own: Vec::new(), own_len: 0, qkv: qkv.clone() });
+            }
+            prefixes.push((pages, length));
+        }
+        let width = sizes.heads * sizes.head_dim;
+        for step in 0..steps {
+            let mut plan = Plan::default();
+            let mut flat = Vec::new();
+            for s in &mut sequences {
+                if s.own_len.is_multiple_of(PAGE) {
+                    s.own.extend(take(1));
+                }
+                s.qkv.push(normal(&mut stream, row));
+                flat.extend_from_slice(s.qkv.last().unwrap());
+                let (pages, length) = &prefixes[s.prefix];
+                plan.push(pages, *length, &s.own, s.own_len, 1);
+                s.own_len += 1;
+            }
+            plan.cut(group);
+            let outs: Vec<_> = pools.iter_mut().map(|(isa, pool)| model.run(&flat, &plan, pool, *isa, &Scoped(2))).collect();
+            prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
+            // One sequence alone gives the same bits; it writes what is already there.
+            let i = step % sequences.len();
+            let s = &sequences[i];
+            let mut alone = Plan::default();
+            alone.push(&prefixes[s.prefix].0, prefixes[s.prefix].1, &s.own, s.own_len - 1, 1);
+            alone.cut(group);
+            let (isa, pool) = &mut pools[0];
+            let out = model.run(s.qkv.last().unwrap(), &alone, pool, *isa, &Serial);
+            prop_assert!(out == outs[0][i * width..(i + 1) * width], "sequence {i} alone");
+            if step + 1 == steps || step % 17 == 0 {
+                let expected: Vec<f64> = sequences.iter().flat_map(|s| model.reference(&s.qkv)).collect();
+                assert_close(&outs[0], &expected, 1e-5);
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The innermost loop: a few rows times two blocks of columns, with the sums in registers.
+
+use super::simd::{LANES, Simd};
+
+/// Where a product reads its left side: `a[row * row_step + k * step]`.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub data: *const f32,
+    pub row_step: usize,
+    pub step: usize,
+}
+
+/// Where a product reads its right side: block `n` of row `k` is at `blocks[n] + k * step`.
+#[derive(Clone, Copy)]
+pub(super) struct Right<const N: usize> {
+    pub blocks: [*const f32; N],
+    pub step: usize,
+}
+
+/// Memory that will be needed soon: `lines` cache lines for every four steps of the loop.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    pub from: *const f32,
+    pub lines: usize,
+}
+
+impl Ahead {
+    pub const NOTHING: Self = Self { from: std::ptr::null(), lines: 0 };
+}
+
+/// Floats in a cache line.
+pub(super) const LINE: usize = 16;
+/// Steps of the loop between two rounds of prefetching.
+pub(super) const UNROLL: usize = 4;
+
+/// `sums[r][n] += a[r, k] * b[k, n]` for k in ascending order.
+///
+/// # Safety
+/// The instruction set of `S` must be available, and both sides valid for `R` rows, `N` blocks and `depth` steps.
+#[inline(always)]
+pub(super) unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
+    depth: usize,
+    a: Left,
+    b: Right<N>,
+    mut ahead: Ahead,
+    sums: &mut [[S::V; N]; R],
+) {
+    let mut acc = *sums;
+    let mut k = 0;
+    // SAFETY: k stays below depth; the rest is passed on to the caller.
+    unsafe {
+        while k + UNROLL <= depth {
+            for i in 0..UNROLL {
+                step::<S, R, N>(k + i, a, b, &mut acc);
+            }
+            for _ in 0..ahead.lines {
+                S::prefetch(ahead.from);
+                ahead.from = ahead.from.wrapping_add(LINE);
+            }
+            k += UNROLL;
+        }
+        while k < depth {
+            step::<S, R, N>(k, a, b, &mut acc);
+            k += 1;
+        }
+    }
+    *sums = acc;
+}
+
+#[inline(always)]
+unsafe fn step<S: Simd, const R: usize, const N: usize>(k: usize, a: Left, b: Right<N>, acc: &mut [[S::V; N]; R]) {
+    // SAFETY: passed on to the caller of `multiply`.
+    unsafe {
+        let mut columns = [S::splat(0.0); N];
+        for (column, block) in columns.iter_mut().zip(b.blocks) {
+            *column = S::load(block.add(k * b.step));
+        }
+        for (r, row) in acc.iter_mut().enumerate() {
+            let x = S::splat(*a.data.add(r * a.row_step + k * a.step));
+            for (sum, column) in row.iter_mut().zip(columns) {
+                *sum = S::fma(x, column, *sum);
+            }
+        }
+    }
+}
+
+/// Calls `$function::<$s, R>(…)` for the R that equals `$rows`, at most [`Simd::ROWS`].
+macro_rules! for_rows {
+    ($rows:expr, $function:ident::<$s:ident $(, $d:ident)?>($($argument:expr),* $(,)?)) => {
+        match $rows {
+            1 => $function::<$s $(, $d)?, 1>($($argument),*),
+            2 if $s::ROWS >= 2 => $function::<$s $(, $d)?, 2>($($argument),*),
+            3 if $s::ROWS >= 3 => $function::<$s $(, $d)?, 3>($($argument),*),
+            4 if $s::ROWS >= 4 => $function::<$s $(, $d)?, 4>($($argument),*),
+            5 if $s::ROWS >= 5 => $function::<$s $(, $d)?, 5>($($argument),*),
+            6 if $s::ROWS >= 6 => $function::<$s $(, $d)?, 6>($($argument),*),
+            7 if $s::ROWS >= 7 => $function::<$s $(, $d)?, 7>($($argument),*),
+            8 if $s::ROWS >= 8 => $function::<$s $(, $d)?, 8>($($argument),*),
+            9 if $s::ROWS >= 9 => $function::<$s $(, $d)?, 9>($($argument),*),
+            10 if $s::ROWS >= 10 => $function::<$s $(, $d)?, 10>($($argument),*),
+            11 if $s::ROWS >= 11 => $function::<$s $(, $d)?, 11>($($argument),*),
+            12 if $s::ROWS >= 12 => $function::<$s $(, $d)?, 12>($($argument),*),
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+pub(super) use for_rows;
+
+/// How `rows` rows are cut into tiles of at most `most`: as few as possible, of nearly the same height.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiling {
+    count: usize,
+    height: usize,
+    taller: usize,
+}
+
+impl Tiling {
+    pub fn new(rows: usize, most: usize) -> Self {
+        let count = rows.div_ceil(most);
+        Self { count, height: rows.checked_div(count).unwrap_or(0), taller: rows.checked_rem(count).unwrap_or(0) }
+    }
+
+    pub fn count(self) -> usize {
+        self.count
+    }
+
+    pub fn rows(self) -> usize {
+        self.count * self.height + self.taller
+    }
+
+    /// First row and number of rows of a tile.
+    pub fn tile(self, index: usize) -> (usize, usize) {
+        (index * self.height + index.min(self.taller), self.height + usize::from(index < self.taller))
+    }
+}
+
+/// Columns of a panel: two blocks.
+pub const PANEL: usize = 2 * LANES;
