@@ -9,7 +9,7 @@
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`packed`] | weights in the layout of the product |
-//! | [`attention`] | grouped-query attention, prompts shared by their completions |
+//! | [`attention`], [`plan`] | grouped-query attention, prompts shared by their completions; what is computed together |
 //! | [`pages`] | where keys and values lie |
 //! | [`floats`] | large buffers |
 //! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
@@ -20,6 +20,7 @@ pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
+pub mod plan;
 pub mod pool;
 pub mod simd;
 mod tile;

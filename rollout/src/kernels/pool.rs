@@ -1,8 +1,8 @@
 //! Threads that stay awake between the operators of a step.
 //!
-//! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. ONNX
-//! Runtime's own pool hands work out through queues and was measured to lose a third of the second thread here. This
-//! one has a single job at a time: a thread that comes late is not waited for, since work is claimed task by task.
+//! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. This
+//! pool has a single job at a time and no queues, and a thread that comes late is not waited for, since work is claimed
+//! task by task: a core that another process holds costs its share and no more.
 
 use std::{
     cell::UnsafeCell,

@@ -4,11 +4,12 @@ use proptest::prelude::*;
 use shared::rng::Stream;
 
 use super::{
-    attention::{Attention, Plan},
+    attention::Attention,
     linear::{Input, Linear, Norm},
     packed::{Columns, Format, PackedShape},
     pages::{FreePages, PAGE, PageShape, Pages},
     parallel::{Machine, Scoped, Serial, Threads},
+    plan::Plan,
     simd::{Isa, LANES, Simd, Task},
 };
 

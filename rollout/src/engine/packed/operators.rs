@@ -18,12 +18,7 @@ use super::{
     weights::PackedWeights,
 };
 use crate::kernels::{
-    attention::{Attention, Plan},
-    linear::Input,
-    pages::Pages,
-    parallel::Machine,
-    pool::Pool,
-    simd::Isa,
+    attention::Attention, linear::Input, pages::Pages, parallel::Machine, plan::Plan, pool::Pool, simd::Isa,
 };
 
 /// What the nodes of a session work on.

@@ -19,9 +19,9 @@ use super::{
     weights::PackedWeights,
 };
 use crate::kernels::{
-    attention::Plan,
     packed::Format,
     pages::{FreePages, PageShape, Pages},
+    plan::Plan,
     pool::Pool,
     simd::Isa,
 };

@@ -1,0 +1,112 @@
+//! Which sequences a call computes, and what is computed together.
+
+use std::ops::Range;
+
+use super::tile::Tiling;
+
+/// Rows (sequences times query heads) that one task multiplies with a prefix.
+const BLOCK_ROWS: usize = 24;
+
+/// A sequence's share of a call: some tokens at its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Its tokens in the call.
+    pub tokens: Range<usize>,
+    /// Pages of the prefix, in the call's list of pages.
+    pub prefix_pages: Range<usize>,
+    /// Positions of the prefix.
+    pub prefix_len: usize,
+    /// Pages of its own, with room for the new tokens.
+    pub own_pages: Range<usize>,
+    /// Positions of its own that are in the cache already.
+    pub own_len: usize,
+}
+
+/// All sequences of a call. Neighbours with the same prefix pages are computed together.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// In the order of their tokens.
+    pub spans: Vec<Span>,
+    /// Page ids of all spans.
+    pub pages: Vec<u32>,
+    /// For each token its span.
+    pub(super) span_of: Vec<usize>,
+    /// Runs of tokens that one task computes for one key/value head.
+    pub(super) blocks: Vec<Range<usize>>,
+}
+
+impl Plan {
+    /// Forgets the last call; the buffers are kept.
+    pub fn clear(&mut self) {
+        self.spans.clear();
+        self.pages.clear();
+        self.span_of.clear();
+        self.blocks.clear();
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.span_of.len()
+    }
+
+    /// Adds a sequence with `tokens` new tokens.
+    pub fn push(&mut self, prefix: &[u32], prefix_len: usize, own: &[u32], own_len: usize, tokens: usize) {
+        let first = self.tokens();
+        let shared = self.spans.last().map(|last| last.prefix_pages.clone());
+        let shared = shared.filter(|last| !prefix.is_empty() && self.pages[last.clone()] == *prefix);
+        let prefix_pages = shared.unwrap_or_else(|| self.extend(prefix));
+        let own_pages = self.extend(own);
+        self.span_of.resize(first + tokens, self.spans.len());
+        self.spans.push(Span { tokens: first..first + tokens, prefix_pages, prefix_len, own_pages, own_len });
+    }
+
+    fn extend(&mut self, pages: &[u32]) -> Range<usize> {
+        let first = self.pages.len();
+        self.pages.extend_from_slice(pages);
+        first..self.pages.len()
+    }
+
+    /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Plan::push`].
+    pub fn cut(&mut self, group: usize) {
+        let most = (BLOCK_ROWS / group).max(1);
+        let mut first = 0;
+        while first < self.spans.len() {
+            let same = |s: &Span| {
+                let head = &self.spans[first];
+                s.prefix_pages == head.prefix_pages && s.prefix_len == head.prefix_len && head.prefix_len > 0
+            };
+            let run = 1 + self.spans[first + 1..].iter().take_while(|s| same(s)).count();
+            let tokens = self.spans[first].tokens.start..self.spans[first + run - 1].tokens.end;
+            let tiling = Tiling::new(tokens.len(), most);
+            for i in 0..tiling.count() {
+                let (start, length) = tiling.tile(i);
+                self.blocks.push(tokens.start + start..tokens.start + start + length);
+            }
+            first += run;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_of_a_prompt_are_computed_together_and_others_are_not() {
+        let mut plan = Plan::default();
+        for own in 0..7 {
+            plan.push(&[1, 2], 20, &[10 + own], 3, 1);
+        }
+        plan.push(&[3], 5, &[20], 0, 1);
+        plan.push(&[], 0, &[30, 31], 0, 20);
+        plan.cut(4);
+        assert_eq!(plan.tokens(), 28);
+        // Six sequences of four heads fill a block; twenty tokens of a prompt take four blocks of at most six.
+        assert_eq!(plan.blocks, [0..4, 4..7, 7..8, 8..13, 13..18, 18..23, 23..28]);
+        assert_eq!(plan.pages.iter().filter(|&&page| page == 1).count(), 1, "a shared prefix is listed once");
+        assert_eq!((plan.span_of[6], plan.span_of[7], plan.span_of[27]), (6, 7, 8));
+        plan.clear();
+        assert_eq!(plan.tokens() + plan.blocks.len() + plan.pages.len(), 0);
+    }
+}
