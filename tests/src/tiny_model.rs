@@ -99,6 +99,16 @@ pub fn write_safetensors(dir: &Path, tensors: impl Iterator<Item = (String, Vec<
     fs::write(dir.join("model.safetensors"), safetensors(tensors)).expect("model.safetensors can be written");
 }
 
+/// A model that trains in a moment, with the vocabulary of [`write_tokenizer`].
+pub const SMALL: Qwen2 = Qwen2 {
+    vocab_size: CHARACTERS,
+    hidden_size: 64,
+    intermediate_size: 96,
+    num_hidden_layers: 2,
+    num_attention_heads: 4,
+    num_key_value_heads: 2,
+};
+
 /// Number of tokens of [`write_tokenizer`].
 pub const CHARACTERS: usize = 97;
 

@@ -10,18 +10,10 @@ use std::{
 
 use tests::{
     binary,
-    tiny_model::{self, Qwen2},
+    tiny_model::{self, SMALL},
     training::{Training, train},
 };
 
-const MODEL: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 64,
-    intermediate_size: 96,
-    num_hidden_layers: 2,
-    num_attention_heads: 4,
-    num_key_value_heads: 2,
-};
 const PROMPTS: usize = 12;
 const GROUPS: f64 = 4.0;
 
@@ -29,7 +21,7 @@ const GROUPS: f64 = 4.0;
 /// cases, so that with `finished` about 60 % of all groups of 4 earn the same throughout.
 fn bench() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    MODEL.write(&dir.path().join("model"), 5);
+    SMALL.write(&dir.path().join("model"), 5);
     tiny_model::write_tokenizer(&dir.path().join("model"));
     let rows = (1..=PROMPTS).map(|n| format!("{{\"prompt\": \"{}=\", \"answer\": \"x\"}}\n", vec!["1"; n].join("+")));
     fs::write(dir.path().join("prompts.jsonl"), rows.collect::<String>()).unwrap();

@@ -5,17 +5,8 @@ use std::{fs, path::Path};
 use serde_json::Value;
 use tests::{
     cli,
-    tiny_model::{self, Qwen2},
+    tiny_model::{self, SMALL},
     training::train,
-};
-
-const MODEL: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 64,
-    intermediate_size: 96,
-    num_hidden_layers: 2,
-    num_attention_heads: 4,
-    num_key_value_heads: 2,
 };
 
 /// What `learner replay` answers on its last line.
@@ -28,7 +19,7 @@ fn replay(run: &Path, options: &[&str]) -> Value {
 #[test]
 fn a_kept_step_is_trained_again_as_it_was_and_with_other_methods() {
     let dir = tempfile::tempdir().unwrap();
-    MODEL.write(&dir.path().join("model"), 5);
+    SMALL.write(&dir.path().join("model"), 5);
     tiny_model::write_tokenizer(&dir.path().join("model"));
     let rows: String = (1..=6).map(|n| format!("{{\"prompt\": \"{n}=\"}}\n")).collect();
     fs::write(dir.path().join("prompts.jsonl"), rows).unwrap();

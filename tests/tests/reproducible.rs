@@ -4,22 +4,13 @@ use std::{fs, path::Path};
 
 use tests::{
     cli,
-    tiny_model::{self, Qwen2},
+    tiny_model::{self, SMALL},
     training::train,
-};
-
-const MODEL: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 64,
-    intermediate_size: 96,
-    num_hidden_layers: 2,
-    num_attention_heads: 4,
-    num_key_value_heads: 2,
 };
 
 /// A model, and prompts of different lengths.
 fn prepare(dir: &Path) {
-    MODEL.write(&dir.join("model"), 5);
+    SMALL.write(&dir.join("model"), 5);
     tiny_model::write_tokenizer(&dir.join("model"));
     let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
     fs::write(dir.join("prompts.jsonl"), rows.collect::<String>()).unwrap();

@@ -10,18 +10,10 @@ use std::{
 
 use tests::{
     binary, cli,
-    tiny_model::{self, Qwen2},
+    tiny_model::{self, SMALL},
     training::json_lines,
 };
 
-const MODEL: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 64,
-    intermediate_size: 96,
-    num_hidden_layers: 2,
-    num_attention_heads: 4,
-    num_key_value_heads: 2,
-};
 const STEPS: u64 = 40;
 
 /// A folder with a model and prompts, in which several runs of the same configuration can be made.
@@ -32,7 +24,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
-        MODEL.write(&bench.path("model"), 5);
+        SMALL.write(&bench.path("model"), 5);
         tiny_model::write_tokenizer(&bench.path("model"));
         let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
         fs::write(bench.path("prompts.jsonl"), rows.collect::<String>()).unwrap();

@@ -1,63 +1,20 @@
 //! Finding and loading ONNX Runtime, once per process.
 
 use std::{
-    env, fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Mutex, OnceLock, PoisonError},
 };
 
 use ort::environment::Environment;
-use shared::config::Device;
+use shared::{
+    config::Device,
+    native::{self, ONNXRUNTIME_VARIABLE},
+};
 
 use super::{EngineError, cuda};
 
-/// Names a library explicitly.
-const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
-/// Where `cargo xtask setup` unpacks the library, below the root of the repository.
-const SETUP_FOLDER: &str = ".native/onnxruntime";
-const LIBRARY: &str = "libonnxruntime.so";
-
-/// The ONNX Runtime library: `ORT_DYLIB_PATH`, else beside this program, else in `.native/onnxruntime` of one of the
-/// folders above it.
-///
-/// # Errors
-/// When there is none.
-pub fn library_path() -> Result<PathBuf, EngineError> {
-    if let Some(path) = env::var_os(LIBRARY_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from) {
-        if path.is_file() {
-            return Ok(path);
-        }
-        return Err(EngineError::Library(format!("{LIBRARY_VARIABLE} names {}, which is no file", path.display())));
-    }
-    let program = env::current_exe()
-        .and_then(|p| p.canonicalize())
-        .map_err(|e| EngineError::Library(format!("cannot find the folder of this program: {e}")))?;
-    search(&program).ok_or_else(|| {
-        EngineError::Library(format!(
-            "{LIBRARY} is neither beside {} nor in {SETUP_FOLDER} above it; run `cargo xtask setup`, or let \
-             {LIBRARY_VARIABLE} name the library",
-            program.display()
-        ))
-    })
-}
-
-fn search(program: &Path) -> Option<PathBuf> {
-    let beside = program.parent()?;
-    library_in(beside).or_else(|| beside.ancestors().find_map(|dir| library_in(&dir.join(SETUP_FOLDER))))
-}
-
-/// `libonnxruntime.so`, or the versioned name that Python wheels carry.
-fn library_in(dir: &Path) -> Option<PathBuf> {
-    let plain = dir.join(LIBRARY);
-    if plain.is_file() {
-        return Some(plain);
-    }
-    let versioned = format!("{LIBRARY}.");
-    fs::read_dir(dir)
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.is_file() && path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&versioned)))
-        .max()
+pub(super) fn library_path() -> Result<PathBuf, EngineError> {
+    native::onnxruntime().map_err(|e| EngineError::Library(e.to_string()))
 }
 
 /// Loads ONNX Runtime on first use.
@@ -103,29 +60,8 @@ pub fn require_device(device: Device) -> Result<(), EngineError> {
         return cuda::load_libraries(device);
     }
     Err(EngineError::Library(format!(
-        "device {name} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {LIBRARY_VARIABLE} name the \
+        "device {name} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {ONNXRUNTIME_VARIABLE} name the \
          library of an onnxruntime-gpu package",
         library.display()
     )))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_library_is_found_beside_the_program_and_above_it() {
-        let root = tempfile::tempdir().unwrap();
-        let program = root.path().join("target/release/rollout");
-        fs::create_dir_all(program.parent().unwrap()).unwrap();
-        assert_eq!(search(&program), None);
-        let set_up = root.path().join(SETUP_FOLDER);
-        fs::create_dir_all(&set_up).unwrap();
-        fs::write(set_up.join("libonnxruntime.so.1.31.1"), "").unwrap();
-        fs::write(set_up.join("libonnxruntime_providers_shared.so"), "").unwrap();
-        assert_eq!(search(&program), Some(set_up.join("libonnxruntime.so.1.31.1")));
-        let beside = program.with_file_name(LIBRARY);
-        fs::write(&beside, "").unwrap();
-        assert_eq!(search(&program), Some(beside));
-    }
 }
