@@ -4,10 +4,13 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{
-    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, WeightSource,
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, WeightSource,
 };
 use serde_json::Value;
-use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
+use shared::{
+    FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
+    config::{Device, RolloutDtype},
+};
 
 fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
     EngineOptions {

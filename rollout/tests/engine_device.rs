@@ -4,8 +4,11 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, RolloutDtype, WeightSource, runtime};
-use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
+use shared::{
+    ModelDir, PolicyVersion, PromptId, SamplingParams,
+    config::{Device, RolloutDtype},
+};
 
 fn device(test: &str) -> Option<Device> {
     match std::env::var("TANDEM_TEST_DEVICE").as_deref() {
@@ -38,7 +41,7 @@ fn golden_model(name: &str) -> ModelDir {
 
 fn exported(model: &ModelDir, device: Device, folder: &Path) -> WeightSource {
     let dir = folder.join(format!("{device:?}"));
-    export(model, &dir, &ExportOptions { dtype: device.rollout_dtype(), ..ExportOptions::default() }).unwrap();
+    export(model, &dir, &ExportOptions { dtype: device.export_dtype(), ..ExportOptions::default() }).unwrap();
     WeightSource { dir, version: PolicyVersion(0) }
 }
 
@@ -134,7 +137,7 @@ fn a_device_takes_new_weights() {
 
 #[test]
 fn a_missing_device_is_one_clear_line() {
-    let folder = runtime::library_path().unwrap().canonicalize().unwrap();
+    let folder = shared::native::onnxruntime().unwrap().canonicalize().unwrap();
     if folder.with_file_name("libonnxruntime_providers_cuda.so").exists() {
         eprintln!("SKIPPED a_missing_device_is_one_clear_line: this ONNX Runtime has the CUDA provider");
         return;

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tests::{
     cli, data_dir,
-    training::{json_lines, train},
+    training::{Training, json_lines, train},
 };
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -55,9 +55,8 @@ fn greedy_completions_equal_the_reference_and_the_learner_agrees() {
     }
 }
 
-#[test]
-fn thirty_steps_raise_the_reward() {
-    let Some(data) = data_dir("thirty_steps_raise_the_reward") else { return };
+/// Thirty steps on the pretrained model with more `options`, in which the reward must rise.
+fn thirty_steps(data: &Path, options: &str) -> Training {
     let dir = tempfile::tempdir().unwrap();
     let openings = ["Once upon a time", "One day", "Tom and Lily", "The little dog", "In the park", "A boy named Tim"];
     let dataset = dir.path().join("openings.jsonl");
@@ -65,7 +64,8 @@ fn thirty_steps_raise_the_reward() {
     let config = format!(
         "model = {:?}\ndataset = {dataset:?}\nreward_funcs = [\"sentence_share:word=she\"]\nmax_steps = 30\n\
          num_generations = 8\ngeneration_batch_size = 32\nper_device_train_batch_size = 32\n\
-         max_completion_length = 64\nlearning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nseed = 7\n",
+         max_completion_length = 64\nlearning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nseed = 7\n\
+         {options}",
         data.join("stories260K")
     );
     let training = train(dir.path(), "run", &config);
@@ -75,8 +75,28 @@ fn thirty_steps_raise_the_reward() {
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     let (first, last) = (mean(&reward[..5]), mean(&reward[25..]));
     assert!(last > first + 0.2, "reward {first:.3} before, {last:.3} after: {reward:?}");
-    let mismatch = training.curve("mismatch_kl").into_iter().fold(0.0, f64::max);
+    training
+}
+
+fn largest(training: &Training, metric: &str) -> f64 {
+    training.curve(metric).into_iter().fold(0.0, f64::max)
+}
+
+#[test]
+fn thirty_steps_raise_the_reward() {
+    let Some(data) = data_dir("thirty_steps_raise_the_reward") else { return };
+    let training = thirty_steps(&data, "");
+    let mismatch = largest(&training, "mismatch_kl");
     assert!(mismatch < 1e-9, "mismatch_kl {mismatch:e}");
-    let difference = training.curve("sampling/sampling_logp_difference/max").into_iter().fold(0.0, f64::max);
+    let difference = largest(&training, "sampling/sampling_logp_difference/max");
     assert!(difference < 1e-4, "largest log-prob difference {difference:e}");
+}
+
+/// Completions of the rounded model teach as well, and the rounding shows as a mismatch instead of going unnoticed.
+#[test]
+fn thirty_steps_with_bytes_raise_the_reward() {
+    let Some(data) = data_dir("thirty_steps_with_bytes_raise_the_reward") else { return };
+    let training = thirty_steps(&data, "rollout_dtype = \"int8\"\n");
+    let mismatch = training.curve("mismatch_kl");
+    assert!(mismatch.iter().all(|kl| (1e-6..0.02).contains(kl)), "mismatch_kl {mismatch:?}");
 }

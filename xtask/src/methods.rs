@@ -121,6 +121,11 @@ const METHODS: &[Method] = &[
         about: "one step of staleness, decoupled objective",
         options: &["--max_staleness=1"],
     },
+    Method {
+        name: "int8 rollouts",
+        about: "completions of the rounded model, importance correction",
+        options: &["--rollout_dtype=int8"],
+    },
 ];
 
 const SEEDS: [u64; 3] = [1, 2, 3];

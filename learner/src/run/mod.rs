@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
             going_on(path, config, &state);
         }
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, ..state };
-        let export = ExportOptions { dtype: config.rollout_device.rollout_dtype(), ..ExportOptions::default() };
+        let export = ExportOptions { dtype: config.rollout_device.export_dtype(), ..ExportOptions::default() };
         let base = ensure_export(&model, &export)?;
         let publisher = Publisher::new(run_dir.clone(), base);
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());

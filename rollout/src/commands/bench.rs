@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = ModelDir::open(&args.model).context("--model")?;
     let workload = args.workload(&model)?;
     let options = args.options(&model, &workload)?;
-    let dtype = args.dtype.unwrap_or_else(|| options.device.rollout_dtype());
+    let dtype = args.dtype.unwrap_or_else(|| options.device.export_dtype());
     let positions = (options.max_model_len > DEFAULT_MAX_POSITIONS).then_some(options.max_model_len);
     let dir = ensure_export(&model, &ExportOptions { dtype, max_positions: positions })
         .with_context(|| format!("--model {}", model.path().display()))?;

@@ -65,14 +65,14 @@ impl Job<'_> {
         if batching.max_num_seqs.is_none() {
             options.max_num_seqs = auto_max_num_seqs(
                 model.config(),
-                options.device.rollout_dtype(),
+                options.device.export_dtype(),
                 &options,
                 options.max_num_seqs,
                 available_memory(options.device)?,
             )?;
         }
         let positions = (options.max_model_len > DEFAULT_MAX_POSITIONS).then_some(options.max_model_len);
-        let export = ExportOptions { dtype: options.device.rollout_dtype(), max_positions: positions };
+        let export = ExportOptions { dtype: options.device.export_dtype(), max_positions: positions };
         let dir = ensure_export(model, &export).with_context(|| format!("--model {}", model.path().display()))?;
         Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model, options)?)
     }

@@ -6,11 +6,15 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use shared::{ModelDir, SamplingParams, config::Device};
+use serde::de::{DeserializeOwned, IntoDeserializer, value};
+use shared::{
+    ModelDir, SamplingParams,
+    config::{Device, RolloutDtype},
+};
 
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::types::{EngineOptions, Kernels, RolloutDtype},
+    engine::types::{EngineOptions, Kernels},
     reward::{RewardFunction, RewardPool},
 };
 
@@ -97,17 +101,17 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
     pub threads: Option<usize>,
     /// Where the model runs: cpu, cuda or tensorrt
-    #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
+    #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_choice::<Device>)]
     pub device: Device,
     /// What computes the model on the CPU: packed (this program's operators, fp32: faster, prompts held once for all
     /// their completions, new weights in use sooner) or stock (ONNX Runtime's, to compare with); completions of the two
     /// differ by rounding
-    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", default_value = "packed", value_parser = parse_kernels)]
+    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", default_value = "packed", value_parser = parse_choice::<Kernels>)]
     pub kernels: Kernels,
     /// What the linear layers compute in: auto (the exported type) or int8 (with the packed kernels: several times
     /// faster on processors with VNNI and a quarter of the memory; log-probs are those of the rounded model)
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
-          value_parser = parse_rollout_dtype)]
+          value_parser = parse_choice::<RolloutDtype>)]
     pub rollout_dtype: RolloutDtype,
 }
 
@@ -155,36 +159,12 @@ impl BatchingFlags {
     }
 }
 
-/// A device by its name in `run.toml`.
+/// A choice by its name in `run.toml`.
 ///
 /// # Errors
 /// The names there are.
-fn parse_device(name: &str) -> Result<Device, String> {
-    serde_json::from_value(name.into()).map_err(|_| format!("unknown device `{name}`; one of cpu, cuda, tensorrt"))
-}
-
-/// Kernels by their name.
-///
-/// # Errors
-/// The names there are.
-fn parse_kernels(name: &str) -> Result<Kernels, String> {
-    match name {
-        "packed" => Ok(Kernels::Packed),
-        "stock" => Ok(Kernels::Stock),
-        _ => Err(format!("unknown kernels `{name}`; one of packed, stock")),
-    }
-}
-
-/// What the linear layers compute in, by its name.
-///
-/// # Errors
-/// The names there are.
-fn parse_rollout_dtype(name: &str) -> Result<RolloutDtype, String> {
-    match name {
-        "auto" => Ok(RolloutDtype::Auto),
-        "int8" => Ok(RolloutDtype::Int8),
-        _ => Err(format!("unknown rollout dtype `{name}`; one of auto, int8")),
-    }
+fn parse_choice<T: DeserializeOwned>(name: &str) -> Result<T, String> {
+    T::deserialize(name.into_deserializer()).map_err(|e: value::Error| e.to_string())
 }
 
 /// The model and how prompts are made for it.

@@ -1,6 +1,6 @@
 //! What computes logits: the stock graph with an arena of slots, or the packed kernels with pages.
 
-use shared::{Dtype, ModelConfig, WeightManifest};
+use shared::{Dtype, ModelConfig, WeightManifest, config::RolloutDtype};
 
 use super::{
     EngineError, EngineOptions, WeightSource,
@@ -11,7 +11,7 @@ use super::{
     profile::Profile,
     session::{GraphSession, SessionOptions, dtype_of},
     swap::{Loaded, Loader},
-    types::{Kernels, RolloutDtype},
+    types::Kernels,
 };
 
 /// A loaded model with the keys and values of its sequences.
@@ -46,7 +46,7 @@ impl Backend {
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
                 let pages = page_shape(config, slots, options.max_model_len);
-                let format = options.rollout_dtype.format();
+                let format = options.rollout_dtype.into();
                 let options = PackedOptions { session: session_options(options), pages, format };
                 return Ok(Self::Packed(Box::new(PackedBackend::open(source, config, manifest, options)?)));
             }
@@ -166,7 +166,7 @@ impl Backend {
         let session = session_options(options);
         match self {
             Self::Stock(_) => Loader::Stock(session),
-            Self::Packed(packed) => Loader::Packed(session, options.rollout_dtype.format(), packed.take_spare()),
+            Self::Packed(packed) => Loader::Packed(session, options.rollout_dtype.into(), packed.take_spare()),
         }
     }
 

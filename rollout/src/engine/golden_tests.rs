@@ -2,11 +2,12 @@
 
 use exporters::{ExportOptions, export};
 use serde_json::Value;
-use shared::{ModelDir, PolicyVersion, SamplingParams, config::Device};
-
-use super::{
-    EngineOptions, Kernels, RolloutDtype, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest,
+use shared::{
+    ModelDir, PolicyVersion, SamplingParams,
+    config::{Device, RolloutDtype},
 };
+
+use super::{EngineOptions, Kernels, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest};
 use crate::sampler::{Law, Scratch, SeenTokens};
 
 const TOLERANCE: f64 = 1e-4;

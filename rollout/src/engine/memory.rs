@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use shared::{Dtype, ModelConfig, config::Device};
+use shared::{
+    Dtype, ModelConfig,
+    config::{Device, RolloutDtype},
+};
 
 use super::{
     EngineError, EngineOptions,
@@ -10,7 +13,6 @@ use super::{
     kv_cache::KvShape,
     packed::{self, page_shape},
     runtime,
-    types::RolloutDtype,
 };
 
 /// Slots beside those of the running sequences: the prompt that samples are started from.

@@ -42,9 +42,7 @@ pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, p
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;
-pub use types::{
-    EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, SwapReport, WeightSource,
-};
+pub use types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, SwapReport, WeightSource};
 
 #[cfg(test)]
 mod golden_tests;

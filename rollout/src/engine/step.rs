@@ -348,7 +348,7 @@ fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &Weigh
         }
     }
     let dtype = dtype_of(manifest);
-    if options.device != Device::Cpu && dtype != options.device.rollout_dtype() {
+    if options.device != Device::Cpu && dtype != options.device.export_dtype() {
         return refuse(format!(
             "device {} needs weights in half precision, and these are {dtype}; export with --dtype fp16",
             options.device

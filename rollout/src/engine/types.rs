@@ -2,11 +2,16 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+use shared::{
+    FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
+    config::{Device, RolloutDtype},
+};
+
 use crate::kernels::packed::Format;
-use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 
 /// What computes the model on the CPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kernels {
     /// The operators of this program over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
@@ -17,23 +22,11 @@ pub enum Kernels {
     Stock,
 }
 
-/// What the linear layers compute in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RolloutDtype {
-    /// The element type of the export.
-    #[default]
-    Auto,
-    /// Bytes, with a scale for each output and, from call to call, for each row of the input; every version is rounded
-    /// anew when it is loaded. Log-probs are those of the rounded model. For [`Kernels::Packed`].
-    Int8,
-}
-
-impl RolloutDtype {
-    pub(super) fn format(self) -> Format {
-        match self {
-            Self::Auto => Format::Float,
-            Self::Int8 => Format::Byte,
+impl From<RolloutDtype> for Format {
+    fn from(dtype: RolloutDtype) -> Self {
+        match dtype {
+            RolloutDtype::Auto => Self::Float,
+            RolloutDtype::Int8 => Self::Byte,
         }
     }
 }

@@ -204,6 +204,18 @@ pub enum WeightSwap {
     Continue,
 }
 
+/// What the sampler's linear layers compute in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutDtype {
+    /// The element type of the export: fp32 on the CPU, fp16 on CUDA.
+    #[default]
+    Auto,
+    /// Bytes, with a scale for each output and, from call to call, for each row of the input; every version is rounded
+    /// anew when it is loaded. Log-probs are those of the rounded model. On the CPU, with the packed kernels.
+    Int8,
+}
+
 /// Where a process computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
@@ -222,7 +234,7 @@ impl Device {
     /// other; half precision elsewhere, because GroupQueryAttention on CUDA (ONNX Runtime 1.31) decodes wrongly in
     /// single precision when the cache is extended in place.
     #[must_use]
-    pub fn rollout_dtype(self) -> Dtype {
+    pub fn export_dtype(self) -> Dtype {
         match self {
             Self::Cpu => Dtype::Fp32,
             Self::Cuda | Self::Tensorrt => Dtype::Fp16,

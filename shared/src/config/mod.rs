@@ -12,7 +12,7 @@ mod validate;
 
 pub use choices::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KlController, KlEstimator,
-    LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, ScaleRewards, WeightSwap,
+    LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards, WeightSwap,
 };
 pub use options::TrainConfig;
 

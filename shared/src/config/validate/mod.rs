@@ -8,7 +8,7 @@ mod warnings;
 
 use serde::Serialize;
 
-use super::{ConfigError, Device, TrainConfig};
+use super::{ConfigError, Device, RolloutDtype, TrainConfig};
 
 impl TrainConfig {
     /// Checks ranges and combinations.
@@ -127,6 +127,10 @@ impl TrainConfig {
         require(
             self.learner_device != Device::Tensorrt,
             "`learner_device` must be cpu or cuda: TensorRT does not train",
+        )?;
+        require(
+            self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
+            "`rollout_dtype` int8 is for `rollout_device` cpu: on CUDA the sampler computes in fp16",
         )
     }
 }
@@ -175,7 +179,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 23] = [
+        let cases: [(&str, Break); 24] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("output_dir", |c| c.output_dir = "".into()),
@@ -199,6 +203,7 @@ mod tests {
             ("repetition_penalty", |c| c.repetition_penalty = 1.1),
             ("peer_timeout", |c| c.peer_timeout = 0.0),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
+            ("rollout_dtype", |c| (c.rollout_dtype, c.rollout_device) = (RolloutDtype::Int8, Device::Cuda)),
         ];
         for (key, break_it) in cases {
             let mut config = valid();

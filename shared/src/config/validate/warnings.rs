@@ -1,7 +1,7 @@
 //! Settings that work and are probably not meant.
 
 use super::word;
-use crate::config::{AdvantageEstimator, KlEstimator, LossType, TrainConfig};
+use crate::config::{AdvantageEstimator, KlEstimator, LossType, RolloutDtype, TrainConfig};
 
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
@@ -60,6 +60,11 @@ impl TrainConfig {
             "`importance_sampling_correction` is off with `max_staleness` above 0: nothing corrects for older weights"
                 .into(),
         );
+        warn(
+            !self.importance_sampling_correction && self.rollout_dtype != RolloutDtype::Auto,
+            "`importance_sampling_correction` is off with a rounded `rollout_dtype`: nothing corrects for the rounding"
+                .into(),
+        );
         for (key, loss_type) in self.unused_by_loss() {
             warn(true, format!("`{key}` is an option of `loss_type` {} and has no effect", word(loss_type)));
         }
@@ -97,7 +102,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 10] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -111,6 +116,9 @@ mod tests {
             ("num_iterations", |c| c.num_iterations = 8),
             ("importance_sampling_correction", |c| {
                 (c.max_staleness, c.importance_sampling_correction) = (2, false);
+            }),
+            ("importance_sampling_correction", |c| {
+                (c.rollout_dtype, c.importance_sampling_correction) = (RolloutDtype::Int8, false);
             }),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),
         ];
