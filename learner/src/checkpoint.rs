@@ -30,7 +30,7 @@ pub const STATE_FILE: &str = "trainer_state.json";
 const STATE_FORMAT: u32 = 1;
 
 /// Options that may change between a checkpoint and its resumption without changing what is computed.
-const HARMLESS: [&str; 15] = [
+const HARMLESS: [&str; 14] = [
     "output_dir",
     "resume_from_checkpoint",
     "save_steps",
@@ -45,7 +45,6 @@ const HARMLESS: [&str; 15] = [
     "max_num_seqs",
     "max_num_batched_tokens",
     "rollout_threads",
-    "rollout_device",
 ];
 
 /// How far a run has come. There is no generator state: all randomness is a function of the seed and these counters.
@@ -148,7 +147,7 @@ pub fn save(
     let steps = run_dir.checkpoints()?;
     let surplus = steps.len().saturating_sub(limit.max(1) as usize);
     for step in &steps[..surplus] {
-        fs::remove_dir_all(run_dir.checkpoint(*step))?;
+        atomic::remove_dir(&run_dir.checkpoint(*step))?;
     }
     Ok(())
 }

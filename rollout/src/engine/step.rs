@@ -322,11 +322,11 @@ impl Engine {
     fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
         let sequence = self.scheduler.sequence(slot);
         let (prompt, sample) = (sequence.prompt(), sequence.sample());
-        let ended = sequence.accept(self.version, &self.limits).map_err(|source| EngineError::Row {
+        let ended = sequence.accept(self.version, &self.limits).map_err(|reason| EngineError::Row {
             prompt,
             sample,
             version: self.version,
-            source,
+            reason,
         })?;
         if let Some(reason) = ended {
             finished.push(self.scheduler.release(slot).finish(reason));

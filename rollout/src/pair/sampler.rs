@@ -81,7 +81,13 @@ impl Sampler {
     fn listen(&mut self) -> anyhow::Result<()> {
         for event in self.link.events().try_iter() {
             match event {
-                LinkEvent::Status(status) => self.plan.observe(status),
+                LinkEvent::Status(status) => {
+                    // The learner was restarted and makes the versions after this one anew, with other weights.
+                    if let Some(newest) = self.plan.observe(status) {
+                        self.weights.forget(&self.engine, newest);
+                        self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(newest))?;
+                    }
+                }
                 LinkEvent::Sent(id) => self.plan.sent(id),
                 LinkEvent::Silent(seconds) => return Err(silent(seconds)),
                 LinkEvent::Failed(error) => return Err(error).context("hand-over to the learner"),

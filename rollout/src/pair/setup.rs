@@ -108,6 +108,9 @@ impl Inputs {
             status.oldest_in_use = first.version;
         });
         tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
+        // A synchronous run makes lost versions again as they were.
+        let newest = if config.max_staleness == 0 { PolicyVersion(u64::MAX) } else { first.version };
+        let evaluation = self.evaluation(run_dir, config, first.total_steps, newest)?;
         let mut plan = Plan::new(PlanOptions {
             groups_per_step: config.groups_per_step(),
             max_staleness: config.max_staleness,
@@ -124,7 +127,7 @@ impl Inputs {
             order: PromptOrder::new(self.dataset.len(), config.shuffle_dataset, config.seed),
             num_generations: config.num_generations,
             assembly: self.assembly(config, config.sampling())?,
-            evaluation: self.evaluation(run_dir, config)?,
+            evaluation,
             dataset: self.dataset,
             engine,
             weights,
@@ -191,13 +194,19 @@ impl Inputs {
         Ok(Assembly::new(self.tokenizer.clone(), sampling, pool, config.weighted_rewards()))
     }
 
-    fn evaluation(&self, run_dir: &RunDir, config: &TrainConfig) -> anyhow::Result<Option<Evaluation>> {
+    fn evaluation(
+        &self,
+        run_dir: &RunDir,
+        config: &TrainConfig,
+        total_steps: u64,
+        newest: PolicyVersion,
+    ) -> anyhow::Result<Option<Evaluation>> {
         let (Some(dataset), Some(every)) = (&self.eval_dataset, config.eval_steps) else {
             return Ok(None);
         };
         let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() })?;
         let correct_at = self.rewards[0].reward().correct_at();
-        Evaluation::new(run_dir, dataset.clone(), assembly, correct_at, every).map(Some)
+        Evaluation::new(run_dir, dataset.clone(), assembly, correct_at, every, total_steps, newest).map(Some)
     }
 }
 

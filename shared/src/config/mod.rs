@@ -72,7 +72,7 @@ impl TrainConfig {
     /// Completions per step.
     #[must_use]
     pub fn completions_per_step(&self) -> u32 {
-        self.groups_per_step() * self.num_generations
+        self.groups_per_step().saturating_mul(self.num_generations)
     }
 
     /// Optimiser updates per step.
