@@ -2,20 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+pub use shared::config::Kernels;
+
 use crate::kernels::packed::Format;
 use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
-
-/// What computes the model on the CPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kernels {
-    /// The operators of this program over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
-    /// [`Kernels::Stock`].
-    #[default]
-    Packed,
-    /// The operators of ONNX Runtime on the published graph.
-    Stock,
-}
 
 /// What the linear layers compute in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -30,7 +20,8 @@ pub enum RolloutDtype {
 }
 
 impl RolloutDtype {
-    pub(super) fn format(self) -> Format {
+    /// The layout that the weights are packed in.
+    pub(crate) fn format(self) -> Format {
         match self {
             Self::Auto => Format::Float,
             Self::Int8 => Format::Byte,
