@@ -114,7 +114,7 @@ mod tests {
     fn lengths_are_read_line_by_line_and_counted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lengths");
-        let mut read = |text: &str| {
+        let read = |text: &str| {
             fs::write(&path, text).unwrap();
             read_lengths(&path, 3)
         };
