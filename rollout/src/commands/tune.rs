@@ -36,7 +36,8 @@ pub struct Args {
     #[arg(long, value_name = "L", default_value_t = 64, conflicts_with = "dataset",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_length: u32,
-    /// Tokens of each completion. If lengths differ, --lengths-file finds better settings
+    /// Tokens of each completion: quicker to say than --lengths-file, which finds better settings if lengths differ; longer
+    /// ones take more memory
     #[arg(long, value_name = "N", conflicts_with = "lengths_file", value_parser = clap::value_parser!(u32).range(1..))]
     pub completion_length: Option<u32>,
     /// A file with lengths of completions, one per line, as an earlier run had them; drawn from by --seed for as many
@@ -51,7 +52,7 @@ pub struct Args {
     /// Prompts of a step: as the run will have them, since more sequences fill larger batches
     #[arg(long, value_name = "P", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub num_prompts: u32,
-    /// Completions per prompt: as the run will have them, since they share their prompt
+    /// Completions per prompt: as the run will have them, since more of them share one prefill and its memory
     #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "G", default_value_t = 8,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,

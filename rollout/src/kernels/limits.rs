@@ -17,7 +17,7 @@ use super::{
 
 /// Products (depth, outputs, rows) that are large enough for the kernels to be at their best: the right side stays in
 /// the second cache level, the left one is used often.
-const PRODUCTS: [(usize, usize, usize); 3] = [(512, 4096, 240), (1024, 4096, 240), (1536, 2048, 480)];
+const PRODUCTS: [(usize, usize, usize); 2] = [(512, 2048, 240), (1024, 2048, 240)];
 /// How long each of them is repeated. The fastest time counts: what else runs on the machine only makes it slower.
 const PATIENCE: Duration = Duration::from_millis(80);
 /// Words that are read for the bandwidth: several times what caches hold.
@@ -25,7 +25,7 @@ const SWEEP: usize = 64 << 20;
 /// Words that a thread reads at a time.
 const STRIP: usize = 1 << 18;
 /// How often they are read.
-const SWEEPS: usize = 5;
+const SWEEPS: usize = 4;
 
 /// Upper bounds of this machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
