@@ -119,7 +119,7 @@ pub struct BatchingFlags {
 #[derive(Debug, Clone, clap::Args)]
 pub struct TraceFlags {
     /// Write a timeline of prefill, decode steps, sampling, rewards and swaps of weights, which https://ui.perfetto.dev
-    /// opens: costs less than a thousandth of the time and at most 40 MB, for which only the newest events are kept
+    /// opens: costs a few events a step and at most 40 MB, for which only the newest events are kept
     #[arg(long, env = "TANDEM_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }

@@ -20,7 +20,7 @@ use super::{
 const PRODUCTS: [(usize, usize, usize); 2] = [(512, 2048, 240), (1024, 2048, 240)];
 /// How long each of them is repeated. The fastest time counts: what else runs on the machine only makes it slower.
 const PATIENCE: Duration = Duration::from_millis(80);
-/// Words that are read for the bandwidth: several times what caches hold.
+/// Words that are read for the bandwidth: more than twice what the caches of most machines hold.
 const SWEEP: usize = 64 << 20;
 /// Words that a thread reads at a time.
 const STRIP: usize = 1 << 18;

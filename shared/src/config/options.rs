@@ -288,7 +288,7 @@ pub struct TrainConfig {
     pub save_step_batches: bool,
     /// Write `trace.json`, a timeline of the sampler's prefills, decode steps, sampling, rewards, waits and swaps of
     /// weights, which https://ui.perfetto.dev opens. It appears when the sampler ends and holds the newest events, at
-    /// most 40 MB; it costs less than a thousandth of the time.
+    /// most 40 MB; it costs a few events a step.
     pub rollout_trace: bool,
     /// `latest`, or the path of a `checkpoint-N` to go on from. TRL `resume_from_checkpoint`.
     pub resume_from_checkpoint: Option<String>,
