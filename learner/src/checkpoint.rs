@@ -30,7 +30,7 @@ pub const STATE_FILE: &str = "trainer_state.json";
 const STATE_FORMAT: u32 = 1;
 
 /// Options that may change between a checkpoint and its resumption without changing what is computed.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 15] = [
     "output_dir",
     "resume_from_checkpoint",
     "save_steps",
@@ -40,6 +40,7 @@ const HARMLESS: [&str; 14] = [
     "logging_steps",
     "log_completions",
     "save_step_batches",
+    "rollout_trace",
     "peer_timeout",
     "max_restarts",
     "max_num_seqs",

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     data::Dataset,
     engine::{Engine, FinishedSequence},
+    trace::{self, Event},
 };
 
 /// Longest wait when nothing can be done: how long a signal may take to be noticed.
@@ -195,6 +196,7 @@ impl Sampler {
         let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&self.engine);
         if self.engine.running() == 0 && !can_start {
             self.wait();
+            trace::span(begin, Instant::now(), Event::Wait);
             let idle = begin.elapsed().as_micros() as u64;
             self.link.update(|status| status.idle_micros += idle);
             return Ok(());

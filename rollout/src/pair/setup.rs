@@ -31,8 +31,9 @@ use super::{
 };
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{Engine, EngineOptions, Kernels, auto_max_num_seqs, available_memory},
+    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory},
     reward::{RewardFunction, RewardPool},
+    trace,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the
@@ -63,7 +64,12 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<()> {
     if first.finished && config.eval_steps.is_none() {
         return Ok(());
     }
-    inputs.sampler(run_dir, &config, &model, link, first, stop)?.run()
+    if config.rollout_trace {
+        trace::start();
+    }
+    let result = inputs.sampler(run_dir, &config, &model, link, first, stop)?.run();
+    trace::write(&run_dir.trace()).context("trace of the sampler")?;
+    result
 }
 
 /// What is read before the learner is asked for anything.
@@ -171,7 +177,7 @@ impl Inputs {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(EngineOptions {
             device: config.rollout_device,
-            kernels: Kernels::default(),
+            kernels: config.rollout_kernels,
             rollout_dtype: config.rollout_dtype,
             threads: config.threads(cores).0,
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),

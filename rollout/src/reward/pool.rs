@@ -19,6 +19,7 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shared::{RewardOutcome, StepScore};
 
 use super::{RewardFunction, RewardInput, Scope};
+use crate::trace::{self, Event};
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
@@ -248,7 +249,7 @@ impl Dispatcher {
             }
             let (function, done) = (self.functions[item.function].clone(), self.done.0.clone());
             // The receiver is gone only when the whole pool is.
-            self.pool.spawn(move || drop(done.send((id, call(&function, &item.input)))));
+            self.pool.spawn(move || drop(done.send((id, traced_call(&function, &item)))));
         }
     }
 
@@ -336,6 +337,15 @@ fn single(input: &RewardInput) -> impl Iterator<Item = RewardInput> + '_ {
         tokenizer: input.tokenizer.clone(),
         deadline: input.deadline,
     })
+}
+
+fn traced_call(function: &RewardFunction, item: &Item) -> Result<Vec<RewardOutcome>, String> {
+    let begin = Instant::now();
+    let outcomes = call(function, &item.input);
+    let thread = rayon::current_thread_index().unwrap_or(0);
+    let completions = item.input.completions.len();
+    trace::span(begin, Instant::now(), Event::Reward { thread, function: item.function, completions });
+    outcomes
 }
 
 fn call(function: &RewardFunction, input: &RewardInput) -> Result<Vec<RewardOutcome>, String> {

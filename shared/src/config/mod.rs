@@ -11,7 +11,7 @@ pub mod reference;
 mod validate;
 
 pub use choices::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KlController, KlEstimator,
+    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards, WeightSwap,
 };
 pub use options::TrainConfig;
