@@ -89,8 +89,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         workload.warm_up(&mut engine)?;
         let repeats = (0..args.repeat).map(|_| Measurement::take(&mut engine, &workload)).collect::<Result<_, _>>()?;
         let measurement = Measurement::median(repeats);
-        println!("{}", measurement.table_row(max_num_seqs));
-        let mut record = measurement.record(&workload, &options, dtype);
+        println!("{}", measurement.table_row(max_num_seqs, engine.instruction_set()));
+        let mut record = measurement.record(&workload, &options, dtype, engine.instruction_set());
         if args.swap {
             let report = measure::swap(&mut engine, &weights)?;
             record.insert("swap_seconds".into(), report.seconds.into());

@@ -104,8 +104,9 @@ pub struct BatchingFlags {
     /// differ by rounding
     #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", default_value = "packed", value_parser = parse_kernels)]
     pub kernels: Kernels,
-    /// What the linear layers compute in: auto (the exported type) or int8 (with the packed kernels: several times
-    /// faster on processors with VNNI and a quarter of the memory; log-probs are those of the rounded model)
+    /// What the linear layers compute in, with the packed kernels: auto (the exported type), int8 (a quarter of the
+    /// memory and several times faster with VNNI or AMX; log-probs are those of the rounded model) or bf16 (half of the
+    /// memory and faster with AMX; closer to fp32 than int8)
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_rollout_dtype)]
     pub rollout_dtype: RolloutDtype,
@@ -183,7 +184,8 @@ fn parse_rollout_dtype(name: &str) -> Result<RolloutDtype, String> {
     match name {
         "auto" => Ok(RolloutDtype::Auto),
         "int8" => Ok(RolloutDtype::Int8),
-        _ => Err(format!("unknown rollout dtype `{name}`; one of auto, int8")),
+        "bf16" => Ok(RolloutDtype::Bf16),
+        _ => Err(format!("unknown rollout dtype `{name}`; one of auto, int8, bf16")),
     }
 }
 

@@ -10,7 +10,6 @@ use super::{
     kv_cache::KvShape,
     packed::{self, page_shape},
     runtime,
-    types::RolloutDtype,
 };
 
 /// Slots beside those of the running sequences: the prompt that samples are started from.
@@ -100,7 +99,8 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         Device::Cpu => (packed, mapped),
         Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
     };
-    let packed = if options.rollout_dtype == RolloutDtype::Int8 { packed / size } else { packed };
+    // Rounding is that of the packed kernels, which begin with fp32.
+    let packed = packed / options.rollout_dtype.format().per_word() as u64;
     let slots = options.max_num_seqs + PREFIX_SLOTS;
     let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
         page_shape(config, slots, options.max_model_len).bytes()
@@ -191,7 +191,7 @@ pub fn auto_max_num_seqs(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Kernels;
+    use crate::engine::{Kernels, RolloutDtype};
 
     fn config(tied: bool) -> ModelConfig {
         ModelConfig::from_json(&format!(
@@ -228,6 +228,11 @@ mod tests {
             let all = config.parameter_count() * 4;
             let both = if tied { embedding } else { 0 };
             assert_eq!(plan.packed_weights + plan.mapped_weights, all + both);
+            for (rollout_dtype, share) in [(RolloutDtype::Bf16, 2), (RolloutDtype::Int8, 4)] {
+                let rounded = EngineOptions { kernels: Kernels::Packed, rollout_dtype, ..options(7) };
+                let rounded = memory_plan(&config, Dtype::Fp32, &rounded, 1 << 30);
+                assert_eq!(rounded.packed_weights, plan.packed_weights / share, "{rollout_dtype:?}");
+            }
             let swapping = EngineOptions { hot_swap: true, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &swapping, 1 << 30).swap, all + both);
         }

@@ -18,7 +18,7 @@ use super::{
     swap::{PendingSwap, manifest_of},
     types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
-use crate::sampler::SamplerPool;
+use crate::{kernels::simd::Isa, sampler::SamplerPool};
 
 /// Continuous batching over one model.
 pub struct Engine {
@@ -187,6 +187,16 @@ impl Engine {
     #[must_use]
     pub fn kernels(&self) -> Kernels {
         self.backend.kernels()
+    }
+
+    /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`,
+    /// `avx512-vnni`, `avx512`, `avx2`, `neon`, `plain`), or `onnxruntime`.
+    #[must_use]
+    pub fn instruction_set(&self) -> &'static str {
+        match self.backend.kernels() {
+            Kernels::Packed => Isa::detect().name(self.options.rollout_dtype.format()),
+            Kernels::Stock => "onnxruntime",
+        }
     }
 
     /// Loads and probes new weights on a side thread; stepping goes on meanwhile.

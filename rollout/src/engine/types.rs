@@ -27,6 +27,8 @@ pub enum RolloutDtype {
     /// Bytes, with a scale for each output and, from call to call, for each row of the input; every version is rounded
     /// anew when it is loaded. Log-probs are those of the rounded model. For [`Kernels::Packed`].
     Int8,
+    /// Weights and inputs rounded to bf16, sums in fp32; the rest of the model stays fp32. For [`Kernels::Packed`].
+    Bf16,
 }
 
 impl RolloutDtype {
@@ -34,6 +36,17 @@ impl RolloutDtype {
         match self {
             Self::Auto => Format::Float,
             Self::Int8 => Format::Byte,
+            Self::Bf16 => Format::Half,
+        }
+    }
+
+    /// Its name among the options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Int8 => "int8",
+            Self::Bf16 => "bf16",
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Measurement {
 
 impl Measurement {
     pub const TABLE_HEADER: &str = "max_num_seqs   seconds  tokens/s  prefill t/s  decode t/s  mean batch  TTFT p50 ms  \
-                                    TPOT p50 ms  prefill %  decode %  sampling %  rest %";
+                                    TPOT p50 ms  prefill %  decode %  sampling %  rest %  linear layers in";
 
     /// Generates the whole workload once.
     pub fn take(engine: &mut Engine, workload: &Workload) -> anyhow::Result<Self> {
@@ -75,7 +75,7 @@ impl Measurement {
         rate(self.profile.decode_tokens, self.seconds - self.profile.prefill.as_secs_f64())
     }
 
-    pub fn table_row(&self, max_num_seqs: usize) -> String {
+    pub fn table_row(&self, max_num_seqs: usize, instruction_set: &str) -> String {
         let share = |seconds: f64| 100.0 * seconds / self.seconds;
         let (prefill, decode, sampling) = (
             self.profile.prefill.as_secs_f64(),
@@ -84,7 +84,7 @@ impl Measurement {
         );
         format!(
             "{max_num_seqs:>12} {:>9.3} {:>9.1} {:>12.1} {:>11.1} {:>11.1} {:>12.1} {:>12.2} {:>10.1} {:>9.1} {:>11.2} \
-             {:>7.2}",
+             {:>7.2}  {instruction_set}",
             self.seconds,
             self.tokens_per_s(),
             self.prefill_tokens_per_s(),
@@ -100,7 +100,13 @@ impl Measurement {
     }
 
     /// One flat JSON object.
-    pub fn record(&self, workload: &Workload, options: &EngineOptions, dtype: Dtype) -> Map<String, Value> {
+    pub fn record(
+        &self,
+        workload: &Workload,
+        options: &EngineOptions,
+        dtype: Dtype,
+        instruction_set: &str,
+    ) -> Map<String, Value> {
         let profile = &self.profile;
         let record = json!({
             "num_prompts": workload.prompts.len(),
@@ -113,6 +119,7 @@ impl Measurement {
             "device": options.device,
             "kernels": options.kernels,
             "rollout_dtype": options.rollout_dtype,
+            "instruction_set": instruction_set,
             "dtype": dtype,
             "repeats": self.all_seconds.len(),
             "generated_tokens": self.generated_tokens,
