@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, RolloutDtype, WeightSource, runtime};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, RolloutDtype, WeightSource};
 use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
 
 fn device(test: &str) -> Option<Device> {
@@ -134,7 +134,7 @@ fn a_device_takes_new_weights() {
 
 #[test]
 fn a_missing_device_is_one_clear_line() {
-    let folder = runtime::library_path().unwrap().canonicalize().unwrap();
+    let folder = shared::native::onnxruntime().unwrap().canonicalize().unwrap();
     if folder.with_file_name("libonnxruntime_providers_cuda.so").exists() {
         eprintln!("SKIPPED a_missing_device_is_one_clear_line: this ONNX Runtime has the CUDA provider");
         return;
