@@ -27,10 +27,11 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
 }
 
 /// What computes the model, in every way there is on the CPU.
-const MODES: [(Kernels, RolloutDtype); 3] = [
+const MODES: [(Kernels, RolloutDtype); 4] = [
     (Kernels::Packed, RolloutDtype::Auto),
     (Kernels::Stock, RolloutDtype::Auto),
     (Kernels::Packed, RolloutDtype::Int8),
+    (Kernels::Packed, RolloutDtype::Bf16),
 ];
 
 fn golden_model(name: &str) -> ModelDir {
@@ -302,8 +303,8 @@ fn check_swaps(model: &ModelDir, [v0, v1]: [&WeightSource; 2], options: impl Fn(
 }
 
 #[test]
-fn int8_log_probs_are_those_of_a_model_close_to_the_stored_one() {
-    let Some(data) = tests::data_dir("int8_log_probs_are_those_of_a_model_close_to_the_stored_one") else { return };
+fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
+    let Some(data) = tests::data_dir("rounded_log_probs_are_those_of_a_model_close_to_the_stored_one") else { return };
     let model = ModelDir::open(data.join("stories260K")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let weights = exported(&model, folder.path());
@@ -319,9 +320,18 @@ fn int8_log_probs_are_those_of_a_model_close_to_the_stored_one() {
         finished.sort_by_key(|s| s.tag);
         finished.iter().map(|s| s.logprobs[0].logprob).collect()
     };
-    let (stored, rounded) = (logprobs(RolloutDtype::Auto), logprobs(RolloutDtype::Int8));
-    let mean = stored.iter().zip(&rounded).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / stored.len() as f64;
-    assert!(mean > 1e-5 && mean < 0.05, "mean difference of the likeliest token's log-prob: {mean}");
+    let stored = logprobs(RolloutDtype::Auto);
+    let means = [(RolloutDtype::Int8, 0.05), (RolloutDtype::Bf16, 0.02)].map(|(rollout_dtype, most)| {
+        let rounded = logprobs(rollout_dtype);
+        let sum: f64 = stored.iter().zip(&rounded).map(|(a, b)| f64::from((a - b).abs())).sum();
+        let mean = sum / stored.len() as f64;
+        assert!(
+            mean > 1e-5 && mean < most,
+            "{rollout_dtype:?}: mean difference of the likeliest token's log-prob {mean}"
+        );
+        mean
+    });
+    assert!(means[1] < means[0], "bf16 is closer than int8: {means:?}");
 }
 
 #[test]
@@ -362,8 +372,11 @@ fn requests_and_options_out_of_range_are_refused() {
     };
     refused(options(0, 1), "max_num_seqs");
     refused(options(1, 0), "threads");
-    let stock_int8 = EngineOptions { kernels: Kernels::Stock, rollout_dtype: RolloutDtype::Int8, ..options(1, 1) };
-    refused(stock_int8, "packed kernels");
+    for (rollout_dtype, message) in
+        [(RolloutDtype::Int8, "int8 needs the packed kernels"), (RolloutDtype::Bf16, "bf16 needs the packed kernels")]
+    {
+        refused(EngineOptions { kernels: Kernels::Stock, rollout_dtype, ..options(1, 1) }, message);
+    }
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
 
     let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();

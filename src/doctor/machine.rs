@@ -35,14 +35,37 @@ fn processor() -> Finding {
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let name = field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    describe_processor(&name, cores, &field("flags").unwrap_or_default())
+    describe_processor(&name, cores, &field("flags").unwrap_or_default(), tiles_are_granted())
 }
 
-fn describe_processor(name: &str, cores: usize, flags: &str) -> Finding {
+/// Whether the system would grant the tile registers of AMX, which a processor's flags alone do not tell.
+fn tiles_are_granted() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    {
+        const ARCH_GET_XCOMP_SUPP: libc::c_long = 0x1021;
+        const XTILEDATA: u64 = 1 << 18;
+        let mut supported = 0_u64;
+        // SAFETY: the call writes one word, to a variable that outlives it.
+        let result = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_XCOMP_SUPP, &raw mut supported) };
+        result == 0 && supported & XTILEDATA != 0
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    false
+}
+
+fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Finding {
     let has = |flag: &str| flags.split(' ').any(|f| f == flag);
-    let found: Vec<&str> = FEATURES.iter().filter(|(flag, _)| has(flag)).map(|(_, name)| *name).collect();
-    let detail =
-        format!("{name}, {cores} usable threads, {}", if found.is_empty() { "-".into() } else { found.join(" ") });
+    let found = FEATURES.iter().filter(|(flag, _)| has(flag));
+    let found: Vec<&str> =
+        found.map(|&(flag, name)| if flag == "amx_tile" && !tiles { "amx (not granted)" } else { name }).collect();
+    let kinds = if found.is_empty() { "-".into() } else { found.join(" ") };
+    // The sampler's int8 and bf16 (`--rollout-dtype`) are what the choice matters to.
+    let products = match (tiles && has("amx_int8") && has("amx_bf16"), has("avx512_vnni")) {
+        (true, _) => "; int8 and bf16 rollouts on amx",
+        (false, true) => "; int8 rollouts on avx512-vnni",
+        (false, false) => "",
+    };
+    let detail = format!("{name}, {cores} usable threads, {kinds}{products}");
     if cfg!(target_arch = "x86_64") && !has("avx2") {
         return Finding::warn("processor", detail, "without avx2 everything works, but several times slower");
     }
@@ -151,11 +174,20 @@ mod tests {
 
     #[test]
     fn instruction_sets_are_named_and_their_lack_is_a_warning() {
-        let good = describe_processor("X", 4, "fpu avx2 fma avx512f amx_tile");
+        let good = describe_processor("X", 4, "fpu avx2 fma avx512f amx_tile", true);
         assert_eq!((good.level, good.detail.as_str()), (Level::Ok, "X, 4 usable threads, avx2 fma avx512 amx"));
         if cfg!(target_arch = "x86_64") {
-            assert_eq!(describe_processor("X", 4, "fpu sse2").level, Level::Warn);
+            assert_eq!(describe_processor("X", 4, "fpu sse2", false).level, Level::Warn);
         }
+    }
+
+    #[test]
+    fn what_rounded_rollouts_are_computed_with_is_said() {
+        let detail = |flags: &str, tiles| describe_processor("X", 1, flags, tiles).detail;
+        let flags = "avx2 avx512_vnni amx_tile amx_int8 amx_bf16";
+        assert!(detail(flags, true).ends_with("avx2 avx512-vnni amx; int8 and bf16 rollouts on amx"));
+        assert!(detail(flags, false).ends_with("avx512-vnni amx (not granted); int8 rollouts on avx512-vnni"));
+        assert!(detail("avx2", false).ends_with("usable threads, avx2"));
     }
 
     #[test]

@@ -113,7 +113,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             .collect::<Result<_, _>>()?;
         let measurement = Measurement::median(repeats);
         eprintln!("{max_num_seqs} sequences at once: {:.1} tokens/s", measurement.tokens_per_s());
-        let mut record = report::record(&measurement, &workload, &options, dtype, peak_memory());
+        let mut record =
+            report::record(&measurement, &workload, &options, dtype, engine.instruction_set(), peak_memory());
         if args.swap {
             let report = measure::swap(&mut engine, &weights)?;
             record.insert("swap_seconds".into(), report.seconds.into());

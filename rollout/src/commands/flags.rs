@@ -112,8 +112,9 @@ pub struct BatchingFlags {
     /// differ by rounding [default: packed]
     #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", value_parser = parse_choice::<Kernels>)]
     pub kernels: Option<Kernels>,
-    /// What the linear layers compute in: auto (the exported type) or int8 (with the packed kernels: several times
-    /// faster on processors with VNNI and a quarter of the memory; log-probs are those of the rounded model)
+    /// What the linear layers compute in, with the packed kernels: auto (the exported type), int8 (a quarter of the
+    /// memory and several times faster with VNNI or AMX; log-probs are those of the rounded model) or bf16 (half of the
+    /// memory and faster with AMX; closer to fp32 than int8)
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_choice::<RolloutDtype>)]
     pub rollout_dtype: RolloutDtype,

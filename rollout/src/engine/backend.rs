@@ -55,9 +55,12 @@ impl Backend {
                 "the packed kernels do not know this graph; the kernels of ONNX Runtime are used"
             );
         }
-        if options.rollout_dtype == RolloutDtype::Int8 {
-            let message = "rollout_dtype int8 needs the packed kernels, which take fp32 exports on the CPU";
-            return Err(EngineError::Options(message.into()));
+        if options.rollout_dtype != RolloutDtype::Auto {
+            let message = format!(
+                "rollout_dtype {} needs the packed kernels, which take fp32 exports on the CPU",
+                options.rollout_dtype
+            );
+            return Err(EngineError::Options(message));
         }
         let shape = KvShape::new(config, dtype, slots, options.max_model_len);
         Ok(Self::Stock(Box::new(StockBackend {

@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use shared::{
-    Dtype, ModelConfig,
-    config::{Device, RolloutDtype},
-};
+use shared::{Dtype, ModelConfig, config::Device};
 
 use super::{
     EngineError, EngineOptions,
@@ -14,6 +11,7 @@ use super::{
     packed::{self, page_shape},
     runtime,
 };
+use crate::kernels::packed::Format;
 
 /// Slots beside those of the running sequences: the prompt that samples are started from.
 pub(super) const PREFIX_SLOTS: usize = 1;
@@ -102,7 +100,8 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         Device::Cpu => (packed, mapped),
         Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
     };
-    let packed = if options.rollout_dtype == RolloutDtype::Int8 { packed / size } else { packed };
+    // Rounding is that of the packed kernels, which begin with fp32.
+    let packed = packed / Format::from(options.rollout_dtype).per_word() as u64;
     let slots = options.max_num_seqs + PREFIX_SLOTS;
     let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
         page_shape(config, slots, options.max_model_len).bytes()
@@ -192,6 +191,8 @@ pub fn auto_max_num_seqs(
 
 #[cfg(test)]
 mod tests {
+    use shared::config::RolloutDtype;
+
     use super::*;
     use crate::engine::Kernels;
 
@@ -230,6 +231,11 @@ mod tests {
             let all = config.parameter_count() * 4;
             let both = if tied { embedding } else { 0 };
             assert_eq!(plan.packed_weights + plan.mapped_weights, all + both);
+            for (rollout_dtype, share) in [(RolloutDtype::Bf16, 2), (RolloutDtype::Int8, 4)] {
+                let rounded = EngineOptions { kernels: Kernels::Packed, rollout_dtype, ..options(7) };
+                let rounded = memory_plan(&config, Dtype::Fp32, &rounded, 1 << 30);
+                assert_eq!(rounded.packed_weights, plan.packed_weights / share, "{rollout_dtype:?}");
+            }
             let swapping = EngineOptions { hot_swap: true, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &swapping, 1 << 30).swap, all + both);
         }

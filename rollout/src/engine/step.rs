@@ -19,6 +19,7 @@ use super::{
     types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
 use crate::{
+    kernels::simd::Isa,
     sampler::SamplerPool,
     trace::{self, Event},
 };
@@ -192,6 +193,16 @@ impl Engine {
     #[must_use]
     pub fn kernels(&self) -> Kernels {
         self.backend.kernels()
+    }
+
+    /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`,
+    /// `avx512-vnni`, `avx512`, `avx2`, `neon`, `plain`), or `onnxruntime`.
+    #[must_use]
+    pub fn instruction_set(&self) -> &'static str {
+        match self.backend.kernels() {
+            Kernels::Packed => Isa::detect().name(self.options.rollout_dtype.into()),
+            Kernels::Stock => "onnxruntime",
+        }
     }
 
     /// Loads and probes new weights on a side thread; stepping goes on meanwhile.

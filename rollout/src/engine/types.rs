@@ -15,6 +15,7 @@ impl From<RolloutDtype> for Format {
         match dtype {
             RolloutDtype::Auto => Self::Float,
             RolloutDtype::Int8 => Self::Byte,
+            RolloutDtype::Bf16 => Self::Half,
         }
     }
 }

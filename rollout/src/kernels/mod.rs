@@ -2,10 +2,11 @@
 //!
 //! Every figure that a kernel writes is one chain of fused multiply-adds in an order that depends on the row alone.
 //! So a row comes out the same to the last bit in any batch, on any number of threads and under every instruction set.
+//! Sums of bytes are exact, and sums of bf16 have the order that AMX has wherever they are computed.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, NEON, plain Rust; chosen at run time |
+//! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, NEON, plain Rust; tiles of AMX; chosen at run time |
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`packed`] | weights in the layout of the product |

@@ -41,6 +41,21 @@ pub enum Format {
     /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
     /// input is rounded to bytes row by row, so a row still depends on itself alone.
     Byte,
+    /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
+    /// fp32. What is below the smallest normal number counts as 0, also among the sums of AMX.
+    Half,
+}
+
+impl Format {
+    /// Elements in a word of four bytes.
+    #[must_use]
+    pub fn per_word(self) -> usize {
+        match self {
+            Self::Float => 1,
+            Self::Half => 2,
+            Self::Byte => QUAD,
+        }
+    }
 }
 
 /// What belongs to the columns of packed bytes, in the order of the packed columns.
@@ -51,6 +66,9 @@ pub struct Quantized {
     /// Sum of the bytes: inputs are stored with an offset.
     pub sums: Vec<i32>,
 }
+
+/// Steps that tile registers take at once: pairs and quads are filled up with zeros to whole tiles.
+pub(super) const TILE_STEPS: usize = 16;
 
 impl PackedShape {
     /// Outputs of one panel.
@@ -74,11 +92,11 @@ impl PackedShape {
         self.steps() * PANEL
     }
 
-    /// Steps of the innermost loop: a float, or a quad of bytes, for each column.
+    /// Steps of the innermost loop: a float, a pair or a quad, for each column.
     pub(super) fn steps(&self) -> usize {
         match self.format {
             Format::Float => self.depth,
-            Format::Byte => self.depth.div_ceil(QUAD),
+            Format::Half | Format::Byte => self.depth.div_ceil(self.format.per_word()).next_multiple_of(TILE_STEPS),
         }
     }
 
@@ -142,6 +160,11 @@ impl PackedShape {
                 let rows: [_; PANEL] = std::array::from_fn(|lane| self.row(weights, self.depth, panel, lane));
                 match self.format {
                     Format::Float => pack_panel(&rows, out),
+                    Format::Half => {
+                        for (lane, row) in rows.iter().enumerate() {
+                            round_column(row.unwrap_or_default(), lane, bytemuck::cast_slice_mut(out));
+                        }
+                    }
                     Format::Byte => {
                         for (lane, row) in rows.iter().enumerate() {
                             let (scale, sum) = quantize_column(*row, lane, bytemuck::cast_slice_mut(out));
@@ -201,6 +224,28 @@ pub(super) fn nearest(x: f32) -> i32 {
     (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32
 }
 
+/// The nearest bf16, ties to even. Numbers below the smallest normal one become 0, as AMX takes them for 0.
+#[inline(always)]
+pub(super) fn to_bf16(x: f32) -> u16 {
+    const EXPONENT: u32 = 0x7f80_0000;
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let (nan, small) = (bits & !SIGN > EXPONENT, bits & EXPONENT == 0);
+    let kept = if nan { bits | 0x0040_0000 } else { rounded };
+    ((if small { bits & SIGN } else { kept }) >> 16) as u16
+}
+
+const SIGN: u32 = 1 << 31;
+
+/// Rounds a column to bf16.
+fn round_column(row: &[f32], lane: usize, out: &mut [u16]) {
+    for (step, place) in out[lane * 2..].chunks_mut(2 * PANEL).enumerate() {
+        for (i, half) in place[..2].iter_mut().enumerate() {
+            *half = row.get(step * 2 + i).map_or(0, |&x| to_bf16(x));
+        }
+    }
+}
+
 /// Largest byte.
 pub(super) const BYTE_MAX: f32 = 127.0;
 
@@ -219,4 +264,26 @@ fn quantize_column(row: Option<&[f32]>, lane: usize, out: &mut [i8]) -> (f32, i3
         }
     }
     (largest / BYTE_MAX, sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_to_bf16_is_to_nearest_and_small_numbers_are_zero() {
+        for i in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(i) << 16 | low);
+                let got = half::bf16::from_bits(to_bf16(x));
+                if x.is_nan() {
+                    assert!(got.is_nan());
+                } else if x.is_subnormal() {
+                    assert_eq!(got.to_bits(), half::bf16::from_f32(0.0_f32.copysign(x)).to_bits());
+                } else {
+                    assert_eq!(got, half::bf16::from_f32(x), "{x}");
+                }
+            }
+        }
+    }
 }

@@ -112,12 +112,22 @@ pub(super) struct Tiling {
     count: usize,
     height: usize,
     taller: usize,
+    /// Heights are in blocks of so many rows; the last one may be cut short.
+    block: usize,
+    rows: usize,
 }
 
 impl Tiling {
     pub fn new(rows: usize, most: usize) -> Self {
-        let count = rows.div_ceil(most);
-        Self { count, height: rows.checked_div(count).unwrap_or(0), taller: rows.checked_rem(count).unwrap_or(0) }
+        Self::in_blocks(rows, most, 1)
+    }
+
+    /// Of tiles of whole blocks of `block` rows, at most `most` blocks each.
+    pub fn in_blocks(rows: usize, most: usize, block: usize) -> Self {
+        let blocks = rows.div_ceil(block);
+        let count = blocks.div_ceil(most);
+        let (height, taller) = (blocks.checked_div(count).unwrap_or(0), blocks.checked_rem(count).unwrap_or(0));
+        Self { count, height, taller, block, rows }
     }
 
     pub fn count(self) -> usize {
@@ -125,12 +135,14 @@ impl Tiling {
     }
 
     pub fn rows(self) -> usize {
-        self.count * self.height + self.taller
+        self.rows
     }
 
     /// First row and number of rows of a tile.
     pub fn tile(self, index: usize) -> (usize, usize) {
-        (index * self.height + index.min(self.taller), self.height + usize::from(index < self.taller))
+        let first = self.block * (index * self.height + index.min(self.taller));
+        let height = self.block * (self.height + usize::from(index < self.taller));
+        (first, height.min(self.rows - first))
     }
 }
 

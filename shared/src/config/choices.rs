@@ -214,6 +214,19 @@ pub enum RolloutDtype {
     /// Bytes, with a scale for each output and, from call to call, for each row of the input; every version is rounded
     /// anew when it is loaded. Log-probs are those of the rounded model. On the CPU, with the packed kernels.
     Int8,
+    /// Weights and inputs rounded to bf16, sums in fp32; the rest of the model stays fp32. On the CPU, with the packed
+    /// kernels.
+    Bf16,
+}
+
+impl fmt::Display for RolloutDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Int8 => "int8",
+            Self::Bf16 => "bf16",
+        })
+    }
 }
 
 /// What computes the sampler's model on the CPU.

@@ -244,8 +244,8 @@ pub struct TrainConfig {
     pub weight_swap: WeightSwap,
     /// Device of the sampler.
     pub rollout_device: Device,
-    /// What the sampler's linear layers compute in. `int8` samples about twice as fast on the CPU, from a rounded model:
-    /// the price is a `mismatch_kl` above 0, which the importance correction answers.
+    /// What the sampler's linear layers compute in. `int8` and `bf16` sample faster on the CPU, from a rounded
+    /// model: the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers.
     pub rollout_dtype: RolloutDtype,
     /// What computes the sampler's model on the CPU. The completions of the two differ by rounding.
     pub rollout_kernels: Kernels,

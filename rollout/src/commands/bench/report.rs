@@ -66,6 +66,7 @@ pub(super) fn record(
     workload: &Workload,
     options: &EngineOptions,
     dtype: Dtype,
+    instruction_set: &str,
     peak_rss_bytes: Option<u64>,
 ) -> Map<String, Value> {
     let profile = &m.profile;
@@ -80,6 +81,7 @@ pub(super) fn record(
         "device": options.device,
         "kernels": options.kernels,
         "rollout_dtype": options.rollout_dtype,
+        "instruction_set": instruction_set,
         "dtype": dtype,
         "repeats": m.all_seconds.len(),
         "generated_tokens": m.generated_tokens,

@@ -4,6 +4,8 @@
 //! formed in the same tree everywhere and products are fused everywhere, so the instruction set does not show in the
 //! results.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod dot;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -12,6 +14,11 @@ mod plain;
 mod x86;
 
 pub use dot::{ByteTask, Dot, QUAD};
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use amx::{TileBytes, TileDot, TileHalves, TileProduct, Tiles};
+
+use super::packed::Format;
 
 /// Lanes of one block.
 pub const LANES: usize = 16;
@@ -33,9 +40,19 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn load(from: *const f32) -> Self::V;
+    /// The first and the second elements of sixteen pairs of bf16.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_pairs(from: *const f32) -> (Self::V, Self::V);
     /// # Safety
     /// See the trait.
     unsafe fn store(to: *mut f32, v: Self::V);
+    /// Sixteen whole numbers, rounded.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_whole(from: *const i32) -> Self::V;
     /// `a * b + c`, rounded once.
     ///
     /// # Safety
@@ -155,6 +172,9 @@ pub struct Isa(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// AVX-512, and AMX for bytes and bf16.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -178,6 +198,9 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") {
+                if amx::granted() {
+                    all.push(Self(Kind::Amx));
+                }
                 all.push(Self(Kind::Avx512));
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -212,7 +235,7 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` is the only maker of an `Isa` and has checked the instruction set.
-            Kind::Avx512 => unsafe { x86::with_avx512(task) },
+            Kind::Amx | Kind::Avx512 => unsafe { x86::with_avx512(task) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx2 => unsafe { x86::with_avx2(task) },
@@ -224,13 +247,44 @@ impl Isa {
         }
     }
 
-    /// Whether products of bytes have instructions of their own; without them they are slower than those of floats.
+    /// Whether products of bytes and of bf16 are those of tiles.
+    #[must_use]
+    pub fn has_tiles(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => true,
+            _ => false,
+        }
+    }
+
+    /// Whether products of bytes have vector instructions of their own; without them they are slower than those of
+    /// floats.
     #[must_use]
     pub fn has_byte_products(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => is_x86_feature_detected!("avx512vnni"),
+            Kind::Amx | Kind::Avx512 => is_x86_feature_detected!("avx512vnni"),
             _ => false,
+        }
+    }
+
+    /// What it is called when it multiplies this format.
+    #[must_use]
+    pub fn name(self, format: Format) -> &'static str {
+        match (self.0, format) {
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Amx, Format::Byte) => "amx-int8",
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Amx, Format::Half) => "amx-bf16",
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx512, Format::Byte) if self.has_byte_products() => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Amx | Kind::Avx512, _) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx2, _) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            (Kind::Neon, _) => "neon",
+            (Kind::Plain, _) => "plain",
         }
     }
 
@@ -247,7 +301,7 @@ impl Isa {
             }
         }
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Kind::Avx512 && self.has_byte_products() {
+        if self.has_byte_products() {
             // SAFETY: both instruction sets were checked.
             return unsafe { x86::with_vnni(task) };
         }

@@ -1,8 +1,9 @@
 //! NEON: four registers of 128 bits.
 
 use std::arch::aarch64::{
-    float32x4_t, vaddq_f32, vaddq_s32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
-    vdupq_n_s32, vfmaq_f32, vld1q_f32, vmulq_f32, vreinterpretq_f32_s32, vrndnq_f32, vshlq_n_s32, vst1q_f32,
+    float32x4_t, vaddq_f32, vaddq_s32, vandq_u32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vcvtq_f32_s32,
+    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1q_f32, vld1q_s32, vld1q_u32, vmulq_f32,
+    vreinterpretq_f32_s32, vreinterpretq_f32_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vst1q_f32,
 };
 
 use super::{Simd, Task};
@@ -45,6 +46,20 @@ impl Simd for Neon {
         for (i, quarter) in v.into_iter().enumerate() {
             unsafe { vst1q_f32(to.add(4 * i), quarter) };
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const f32) -> (Self::V, Self::V) {
+        let pairs = |i: usize| unsafe { vld1q_u32(from.add(4 * i).cast()) };
+        (
+            quarters(|i| unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs(i))) }),
+            quarters(|i| unsafe { vreinterpretq_f32_u32(vandq_u32(pairs(i), vdupq_n_u32(0xffff_0000))) }),
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn load_whole(from: *const i32) -> Self::V {
+        quarters(|i| unsafe { vcvtq_f32_s32(vld1q_s32(from.add(4 * i))) })
     }
 
     #[inline(always)]

@@ -33,6 +33,20 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(from: *const f32) -> (Self::V, Self::V) {
+        // SAFETY: the caller vouches for a block.
+        let pairs = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
+        (lanes(|i| f32::from_bits(pairs[i] << 16)), lanes(|i| f32::from_bits(pairs[i] & 0xffff_0000)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_whole(from: *const i32) -> Self::V {
+        // SAFETY: the caller vouches for a block.
+        let whole = unsafe { from.cast::<[i32; LANES]>().read_unaligned() };
+        lanes(|i| whole[i] as f32)
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         lanes(|i| a[i].mul_add(b[i], c[i]))
     }

@@ -1,11 +1,13 @@
 //! AVX-512 and AVX2.
 
 use std::arch::x86_64::{
-    __m256, __m512, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T1, _mm_prefetch, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps, _mm512_add_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_storeu_ps,
+    __m256, __m256i, __m512, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T1, _mm_prefetch, _mm256_add_epi32,
+    _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_round_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi32_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use super::{ByteTask, Simd, Task, dot::Vnni};
@@ -42,6 +44,9 @@ pub(super) unsafe fn with_avx2<T: Task>(task: T) -> T::Output {
     unsafe { task.run::<Avx2>() }
 }
 
+/// The second element of a pair of bf16: the upper half of an fp32 number.
+const SECOND: i32 = 0xffff_0000_u32 as i32;
+
 /// Whole numbers nearest, no exceptions raised.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
@@ -65,6 +70,20 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, v: __m512) {
         unsafe { _mm512_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const f32) -> (__m512, __m512) {
+        unsafe {
+            let pairs = _mm512_loadu_si512(from.cast());
+            let second = _mm512_and_si512(pairs, _mm512_set1_epi32(SECOND));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(second))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_whole(from: *const i32) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(from.cast())) }
     }
 
     #[inline(always)]
@@ -141,6 +160,29 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_ps(to, v.0);
             _mm256_storeu_ps(to.add(8), v.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const f32) -> (Self::V, Self::V) {
+        unsafe {
+            let pair = |pairs: __m256i| {
+                let second = _mm256_and_si256(pairs, _mm256_set1_epi32(SECOND));
+                (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(second))
+            };
+            let low = pair(_mm256_loadu_si256(from.cast()));
+            let high = pair(_mm256_loadu_si256(from.add(8).cast()));
+            ((low.0, high.0), (low.1, high.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_whole(from: *const i32) -> Self::V {
+        unsafe {
+            (
+                _mm256_cvtepi32_ps(_mm256_loadu_si256(from.cast())),
+                _mm256_cvtepi32_ps(_mm256_loadu_si256(from.add(8).cast())),
+            )
         }
     }
 

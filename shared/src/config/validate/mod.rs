@@ -130,7 +130,7 @@ impl TrainConfig {
         )?;
         require(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
-            "`rollout_dtype` int8 is for `rollout_device` cpu: on CUDA the sampler computes in fp16",
+            "`rollout_dtype` int8 and bf16 are for `rollout_device` cpu: on CUDA the sampler computes in fp16",
         )
     }
 }

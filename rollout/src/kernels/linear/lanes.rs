@@ -1,0 +1,154 @@
+//! Products in vector registers.
+
+use super::{
+    super::{
+        packed::TILE_STEPS,
+        simd::{ByteTask, Dot, LANES, QUAD, Simd, Task},
+        tile::{Ahead, LINE, Left, PANEL, Right, UNROLL, for_rows, multiply},
+    },
+    Job, Jobs, Panels,
+    finish::{finish_biased, finish_bytes, finish_row},
+    left::OFFSET,
+};
+
+impl Task for Panels<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for Job { panel, first, height, ahead } in Jobs::on_lanes(&self) {
+            // SAFETY: the instruction set is the caller's; sizes were checked by `Linear::run`; each panel is claimed
+            // once, so that no two threads write the same columns.
+            unsafe { for_rows!(height, tile_of_panel::<S>(&self, panel, first, ahead)) };
+        }
+    }
+}
+
+impl ByteTask for Panels<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, D: Dot>(self) {
+        for Job { panel, first, height, ahead } in Jobs::on_lanes(&self) {
+            // SAFETY: as above.
+            unsafe { for_rows!(height, byte_tile::<S, D>(&self, panel, first, ahead)) };
+        }
+    }
+}
+
+/// [`Panels`] of bf16.
+pub(super) struct Halves<'a>(pub Panels<'a>);
+
+impl Task for Halves<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for Job { panel, first, height, ahead } in Jobs::on_lanes(&self.0) {
+            // SAFETY: as above.
+            unsafe { for_rows!(height, half_tile::<S>(&self.0, panel, first, ahead)) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile_of_panel<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, ahead: Ahead) {
+    let shape = job.layer.shape;
+    // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
+    unsafe {
+        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
+        let start = match job.layer.bias {
+            None => [S::splat(0.0); 2],
+            Some(bias) => {
+                let bias = bias.as_ptr().add(panel * PANEL);
+                [S::load(bias), S::load(bias.add(LANES))]
+            }
+        };
+        let mut sums = [start; R];
+        let a = Left { data: job.left.at(job.layout.tile(first)), row_step: 1, step: R };
+        let b = Right { blocks: [columns, columns.add(LANES)], step: PANEL };
+        multiply::<S, R, 2>(shape.depth, a, b, ahead, &mut sums);
+
+        for (r, [low, high]) in sums.into_iter().enumerate() {
+            finish_row::<S>(job, panel, first + r, low, high);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
+    let shape = job.layer.shape;
+    let column_sums = &job.layer.quantized.expect("sums belong to bytes").sums[panel * PANEL..][..PANEL];
+    // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
+    unsafe {
+        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len()).cast::<i8>();
+        let rows = job.left.at(job.layout.tile(first)).cast::<u32>();
+        let mut sums = [[D::zero(); 2]; R];
+        for step in 0..shape.steps() {
+            let quad = columns.add(step * PANEL * QUAD);
+            for (r, [low, high]) in sums.iter_mut().enumerate() {
+                let x = *rows.add(step * R + r);
+                *low = D::dot(*low, x, quad);
+                *high = D::dot(*high, x, quad.add(LANES * QUAD));
+            }
+            if step % UNROLL == 0 {
+                for _ in 0..ahead.lines {
+                    S::prefetch(ahead.from);
+                    ahead.from = ahead.from.wrapping_add(LINE);
+                }
+            }
+        }
+        for (r, [low, high]) in sums.into_iter().enumerate() {
+            let mut whole = [[0; LANES]; 2];
+            D::store(&mut whole[0], low);
+            D::store(&mut whole[1], high);
+            let whole: &mut [i32; PANEL] = bytemuck::cast_mut(&mut whole);
+            for (sum, column) in whole.iter_mut().zip(column_sums) {
+                *sum -= OFFSET * column;
+            }
+            finish_bytes::<S>(job, panel, first + r, whole);
+        }
+    }
+}
+
+/// In the order of AMX: sixteen steps at a time, a chain of the first and one of the second elements of all pairs.
+#[inline(always)]
+unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
+    let shape = job.layer.shape;
+    // SAFETY: as above.
+    unsafe {
+        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
+        let rows = job.left.at(job.layout.tile(first));
+        let mut sums = [[S::splat(0.0); 2]; R];
+        for tile in (0..shape.steps()).step_by(TILE_STEPS) {
+            let mut chains = [[[S::splat(0.0); 2]; 2]; R];
+            for step in tile..tile + TILE_STEPS {
+                let pairs = columns.add(step * PANEL);
+                let ([low, high], [low_second, high_second]) = {
+                    let (low, high) = (S::load_pairs(pairs), S::load_pairs(pairs.add(LANES)));
+                    ([low.0, high.0], [low.1, high.1])
+                };
+                for (r, [firsts, seconds]) in chains.iter_mut().enumerate() {
+                    let x = S::splat(*rows.add(2 * step * R + r));
+                    firsts[0] = S::fma(x, low, firsts[0]);
+                    firsts[1] = S::fma(x, high, firsts[1]);
+                    let x = S::splat(*rows.add((2 * step + 1) * R + r));
+                    seconds[0] = S::fma(x, low_second, seconds[0]);
+                    seconds[1] = S::fma(x, high_second, seconds[1]);
+                }
+                if step % UNROLL == 0 {
+                    for _ in 0..ahead.lines {
+                        S::prefetch(ahead.from);
+                        ahead.from = ahead.from.wrapping_add(LINE);
+                    }
+                }
+            }
+            for (sums, [firsts, seconds]) in sums.iter_mut().zip(chains) {
+                for n in 0..2 {
+                    sums[n] = S::add(sums[n], S::add(firsts[n], seconds[n]));
+                }
+            }
+        }
+        for (r, [low, high]) in sums.into_iter().enumerate() {
+            finish_biased::<S>(job, panel, first + r, low, high);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
+//!
+//! `left` prepares the input, `lanes` multiplies in vector registers, `tiles` in those of AMX, and `finish` makes outputs
+//! of the sums. Of one format, both multiply to the same bits.
+
+mod finish;
+mod lanes;
+mod left;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
+use self::{
+    lanes::Halves,
+    left::{Layout, Pack},
+};
+use super::{
+    packed::{Format, PackedShape, Quantized},
+    parallel::{Claims, Machine, Shared},
+    tile::{Ahead, LINE, PANEL, UNROLL},
+};
+
+pub(super) use self::left::inverse_rms;
+
+/// RMSNorm before the product.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// `[depth]`.
+    pub gamma: &'a [f32],
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// A linear layer: `out = act(norm(x) W + bias) + residual`.
+#[derive(Debug, Clone, Copy)]
+pub struct Linear<'a> {
+    /// Sizes.
+    pub shape: PackedShape,
+    /// The packed weights.
+    pub panels: &'a [f32],
+    /// What belongs to packed bytes.
+    pub quantized: Option<&'a Quantized>,
+    /// In the order of the packed columns, padded ([`PackedShape::pack_bias`]).
+    pub bias: Option<&'a [f32]>,
+    /// Applied to the input.
+    pub norm: Option<Norm<'a>>,
+}
+
+/// What a call reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// `[tokens, depth]`.
+    pub x: &'a [f32],
+    /// The rows of `x` that are wanted, in this order; all of them if absent.
+    pub rows: Option<&'a [usize]>,
+    /// `[rows, outputs]`, added at the end.
+    pub residual: Option<&'a [f32]>,
+}
+
+impl Linear<'_> {
+    /// Computes `out`, `[rows, outputs]`. A row depends on its own input alone, bit for bit.
+    pub fn run(&self, input: Input<'_>, out: &mut [f32], Machine { isa, threads, scratch }: Machine<'_>) {
+        let PackedShape { depth, outputs, .. } = self.shape;
+        let rows = input.rows.map_or(input.x.len() / depth, <[usize]>::len);
+        assert_eq!(out.len(), rows * outputs, "the output has another size");
+        assert_eq!(self.panels.len(), self.shape.len(), "the panels have another size");
+        assert!(self.bias.is_none_or(|b| b.len() == self.shape.panels() * PANEL), "the bias has another size");
+        let columns = self.shape.panels() * PANEL;
+        assert_eq!(self.quantized.is_some(), self.shape.format == Format::Byte, "scales belong to bytes");
+        assert!(self.quantized.is_none_or(|q| q.scales.len() == columns && q.sums.len() == columns), "the scales");
+        assert!(self.norm.is_none_or(|n| n.gamma.len() == depth), "the norm has another size");
+        assert!(input.residual.is_none_or(|r| r.len() == out.len()), "the residual has another size");
+        let within = |&row: &usize| (row + 1) * depth <= input.x.len();
+        assert!(input.rows.is_none_or(|r| r.iter().all(within)), "a row outside the input");
+        if rows == 0 {
+            return;
+        }
+        let layout = Layout::new(self.shape, rows, isa);
+        // Left as it is: every element is written before it is read, but for rows that fill up a block of tiles, which
+        // nobody asks for.
+        let slack = ALIGNMENT / size_of::<f32>();
+        if scratch.len() < layout.len() + slack {
+            scratch.resize(layout.len() + slack, 0.0);
+        }
+        let aligned = scratch.as_ptr().align_offset(ALIGNMENT);
+        let left = Shared::new(&mut scratch[aligned..aligned + layout.len()]);
+        let out = Shared::new(out);
+        let (to_pack, to_multiply) = (Claims::new(layout.tasks()), Claims::new(self.shape.panels()));
+        threads.run(&|| {
+            to_pack.run_all(|task| isa.run(Pack { layer: self, input: &input, task, layout, left }));
+            let panels = Panels { layer: self, input: &input, claims: &to_multiply, layout, left, out };
+            match self.shape.format {
+                Format::Float => isa.run(panels),
+                #[cfg(target_arch = "x86_64")]
+                Format::Byte | Format::Half if isa.has_tiles() => isa.run(tiles::OnTiles(panels)),
+                Format::Byte => isa.run_bytes(panels),
+                Format::Half => isa.run(Halves(panels)),
+            }
+        });
+    }
+}
+
+/// Rows of tiles begin with a cache line.
+const ALIGNMENT: usize = 64;
+
+/// Claims panels and multiplies all rows with each.
+struct Panels<'a> {
+    layer: &'a Linear<'a>,
+    input: &'a Input<'a>,
+    claims: &'a Claims,
+    layout: Layout,
+    left: Shared<f32>,
+    out: Shared<f32>,
+}
+
+/// One panel times one tile of rows.
+struct Job {
+    panel: usize,
+    first: usize,
+    height: usize,
+    ahead: Ahead,
+}
+
+/// The jobs of a thread: panel after panel as they are claimed, and of each all tiles.
+struct Jobs<'a> {
+    panels: &'a Panels<'a>,
+    panel: Option<usize>,
+    next: Option<usize>,
+    tile: usize,
+    /// Cache lines of the next panel to ask for in one round, and words of it in one tile.
+    lines: usize,
+    share: usize,
+}
+
+impl<'a> Jobs<'a> {
+    /// `round` steps lie between two rounds of asking for what comes next.
+    fn new(panels: &'a Panels<'a>, round: usize) -> Self {
+        // While one panel is multiplied, the next one is fetched, spread evenly over the tiles of rows.
+        let lines = (round * PANEL / LINE).div_ceil(panels.layout.tiling.count());
+        let share = panels.layer.shape.steps() / round * lines * LINE;
+        let panel = panels.claims.claim();
+        Self { panel, next: panels.claims.claim(), tile: 0, lines, share, panels }
+    }
+
+    /// For vector registers.
+    fn on_lanes(panels: &'a Panels<'a>) -> Self {
+        Self::new(panels, UNROLL)
+    }
+
+    /// For tile registers.
+    #[cfg(target_arch = "x86_64")]
+    fn on_tiles(panels: &'a Panels<'a>) -> Self {
+        Self::new(panels, super::packed::TILE_STEPS)
+    }
+}
+
+impl Iterator for Jobs<'_> {
+    type Item = Job;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Job> {
+        if self.tile == self.panels.layout.tiling.count() {
+            self.tile = 0;
+            self.panel = self.next;
+            self.next = self.panels.claims.claim();
+        }
+        let panel = self.panel?;
+        let shape = self.panels.layer.shape;
+        // The panel after the last is the first of the next layer, which lies behind this one.
+        let coming = self.next.unwrap_or(shape.panels()) * shape.panel_len() + self.tile * self.share;
+        let lines = if self.tile * self.share < shape.panel_len() { self.lines } else { 0 };
+        let (first, height) = self.panels.layout.tiling.tile(self.tile);
+        self.tile += 1;
+        let ahead = Ahead { from: self.panels.layer.panels.as_ptr().wrapping_add(coming), lines };
+        Some(Job { panel, first, height, ahead })
+    }
+}

@@ -1,0 +1,76 @@
+//! Products in the tile registers of AMX: 32 rows at a time.
+
+use super::{
+    super::{
+        packed::{Format, TILE_STEPS},
+        simd::{LANES, Simd, Task, TileBytes, TileDot, TileHalves, TileProduct, Tiles},
+        tile::{LINE, PANEL},
+    },
+    Job, Jobs, Panels,
+    finish::{finish_biased, finish_bytes},
+};
+
+/// [`Panels`] of bytes or bf16, on a machine with tiles.
+pub(super) struct OnTiles<'a>(pub Panels<'a>);
+
+/// Sums of two blocks of rows.
+#[repr(align(64))]
+struct Sums([[u32; PANEL]; 2 * TILE_STEPS]);
+
+impl Task for OnTiles<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let panels = &self.0;
+        let mut sums = Sums([[0; PANEL]; 2 * TILE_STEPS]);
+        // SAFETY: the task is run only where tiles are granted; each panel is claimed once, so that no two threads write
+        // the same columns.
+        unsafe {
+            let _tiles = Tiles::new();
+            for Job { panel, first, height, ahead } in Jobs::on_tiles(panels) {
+                let shape = panels.layer.shape;
+                let count = shape.steps() / TILE_STEPS;
+                // Half of what comes next is asked for during the product and half while the sums become outputs, so
+                // that memory is never idle: it is what bounds few rows.
+                let lines = ahead.lines / 2;
+                let mut coming = ahead.from.wrapping_add(lines * count * LINE);
+                let lines_per_row = ((ahead.lines - lines) * count).div_ceil(height);
+                let product = TileProduct {
+                    left: panels.left.at(panels.layout.tile(first)),
+                    second: TILE_STEPS * shape.steps() * size_of::<f32>(),
+                    right: panels.layer.panels.as_ptr().add(panel * shape.panel_len()),
+                    count,
+                    sums: sums.0.as_mut_ptr(),
+                    ahead: ahead.from,
+                    lines,
+                };
+                let bytes = shape.format == Format::Byte;
+                if bytes {
+                    multiply::<TileBytes>(product, height)
+                } else {
+                    multiply::<TileHalves>(product, height)
+                }
+                for (r, sums) in sums.0.iter().take(height).enumerate() {
+                    for _ in 0..lines_per_row {
+                        S::prefetch(coming);
+                        coming = coming.wrapping_add(LINE);
+                    }
+                    if bytes {
+                        finish_bytes::<S>(panels, panel, first + r, bytemuck::cast_ref(sums));
+                    } else {
+                        let sums: &[f32; PANEL] = bytemuck::cast_ref(sums);
+                        let (low, high) = (S::load(sums.as_ptr()), S::load(sums[LANES..].as_ptr()));
+                        finish_biased::<S>(panels, panel, first + r, low, high);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply<D: TileDot>(product: TileProduct, height: usize) {
+    // SAFETY: passed on to the caller.
+    unsafe { if height > TILE_STEPS { D::two(product) } else { D::one(product) } }
+}

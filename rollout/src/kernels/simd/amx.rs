@@ -1,0 +1,240 @@
+//! AMX: products of whole tiles, sixteen rows by sixteen columns.
+//!
+//! The intrinsics are not stable in Rust, so the instructions are written out. A system hands out the tile registers on
+//! request only; [`granted`] asks once. All eight tiles are sixteen rows of 64 bytes here: a tile of the right side is
+//! sixteen steps (of a word for each of 16 columns), a tile of the left side sixteen rows of sixteen words.
+
+use std::{
+    arch::{
+        asm,
+        x86_64::{__cpuid, __cpuid_count, _xgetbv},
+    },
+    sync::OnceLock,
+};
+
+/// Rows, steps and columns of a tile.
+const TILE: usize = 16;
+
+/// Whether this machine multiplies tiles of bytes and of bf16, and the system lets this process do so.
+pub(super) fn granted() -> bool {
+    static GRANTED: OnceLock<bool> = OnceLock::new();
+    *GRANTED.get_or_init(|| has_instructions() && keeps_registers() && asked_for())
+}
+
+/// AMX-TILE, AMX-INT8 and AMX-BF16 with tiles of the known size.
+fn has_instructions() -> bool {
+    const NEEDED: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    if __cpuid(0).eax < 0x1d || __cpuid_count(7, 0).edx & NEEDED != NEEDED {
+        return false;
+    }
+    let palette = __cpuid_count(0x1d, 1);
+    let (row_bytes, tiles, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
+    row_bytes == 64 && tiles == 8 && rows == 16
+}
+
+/// Whether the system keeps the tiles when it changes from one thread to another.
+fn keeps_registers() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const TILES: u64 = 1 << 17 | 1 << 18;
+    #[target_feature(enable = "xsave")]
+    fn enabled() -> u64 {
+        // SAFETY: the caller has checked OSXSAVE.
+        unsafe { _xgetbv(0) }
+    }
+    // SAFETY: as above; OSXSAVE means XSAVE.
+    __cpuid(1).ecx & OSXSAVE != 0 && unsafe { enabled() } & TILES == TILES
+}
+
+/// Asks Linux for the tiles: for the process with all its threads.
+#[cfg(target_os = "linux")]
+fn asked_for() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn asked_for() -> bool {
+    false
+}
+
+/// The tile registers of this thread, set up; given back when it goes.
+pub(in crate::kernels) struct Tiles(());
+
+impl Tiles {
+    /// # Safety
+    /// [`granted`] must hold, and no other `Tiles` live on this thread.
+    #[inline(always)]
+    pub unsafe fn new() -> Self {
+        #[repr(C, align(64))]
+        struct Configuration([u8; 64]);
+        static CONFIGURATION: Configuration = {
+            let mut bytes = [0; 64];
+            bytes[0] = 1;
+            let mut tile = 0;
+            while tile < 8 {
+                bytes[16 + 2 * tile] = 64;
+                bytes[48 + tile] = TILE as u8;
+                tile += 1;
+            }
+            Configuration(bytes)
+        };
+        // SAFETY: the caller vouches for the instructions; the configuration is one that they take.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly)) };
+        Self(())
+    }
+}
+
+impl Drop for Tiles {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: a `Tiles` is made only where the instructions are.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// What a product of tiles reads and writes.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct TileProduct {
+    /// Tiles of the left side, one after the other; of a second block of rows, `second` bytes further on.
+    pub left: *const f32,
+    /// Bytes from the first block of rows to the second.
+    pub second: usize,
+    /// Sixteen steps of two blocks of columns, 128 bytes each, one after the other.
+    pub right: *const f32,
+    /// Number of tiles along the depth.
+    pub count: usize,
+    /// Rows of 32 sums.
+    pub sums: *mut [u32; 32],
+    /// Asked for on the way: `lines` cache lines for every tile.
+    pub ahead: *const f32,
+    /// See above.
+    pub lines: usize,
+}
+
+/// What the elements of tiles are.
+pub(in crate::kernels) trait TileDot {
+    /// Multiplies one block of sixteen rows with two blocks of columns.
+    ///
+    /// # Safety
+    /// A [`Tiles`] must live on this thread, and the addresses be valid.
+    unsafe fn one(product: TileProduct);
+    /// The same for two blocks of rows.
+    ///
+    /// # Safety
+    /// See above.
+    unsafe fn two(product: TileProduct);
+}
+
+/// Signed bytes, summed in 32-bit integers: exact.
+pub(in crate::kernels) struct TileBytes;
+
+/// Pairs of bf16, summed in fp32. In one tile, each sum takes the first elements of all pairs and, apart from these, the
+/// second ones, each as a chain of fused multiply-adds from 0, and adds the sum of both.
+pub(in crate::kernels) struct TileHalves;
+
+macro_rules! tile_dot {
+    ($name:ty, $dot:literal) => {
+        impl TileDot for $name {
+            #[inline(always)]
+            unsafe fn one(product: TileProduct) {
+                // SAFETY: the caller vouches for the tiles and for the addresses.
+                unsafe {
+                    asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "2:",
+                        "tileloadd tmm4, [{left} + {row}*1]",
+                        "tileloadd tmm6, [{right} + {step}*1]",
+                        concat!($dot, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm7, [{right} + {step}*1 + 64]",
+                        concat!($dot, " tmm1, tmm4, tmm7"),
+                        "mov {line}, {lines}",
+                        "test {line}, {line}",
+                        "jz 4f",
+                        "3:",
+                        "prefetcht1 [{ahead}]",
+                        "add {ahead}, 64",
+                        "dec {line}",
+                        "jnz 3b",
+                        "4:",
+                        "add {left}, 1024",
+                        "add {right}, 2048",
+                        "dec {count}",
+                        "jnz 2b",
+                        "tilestored [{sums} + {step}*1], tmm0",
+                        "tilestored [{sums} + {step}*1 + 64], tmm1",
+                        left = inout(reg) product.left => _,
+                        right = inout(reg) product.right => _,
+                        count = inout(reg) product.count => _,
+                        ahead = inout(reg) product.ahead => _,
+                        line = out(reg) _,
+                        lines = in(reg) product.lines,
+                        sums = in(reg) product.sums,
+                        row = in(reg) 64_usize,
+                        step = in(reg) 128_usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn two(product: TileProduct) {
+                // SAFETY: as above.
+                unsafe {
+                    asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        "2:",
+                        "tileloadd tmm4, [{left} + {row}*1]",
+                        "tileloadd tmm6, [{right} + {step}*1]",
+                        concat!($dot, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm5, [{below} + {row}*1]",
+                        concat!($dot, " tmm2, tmm5, tmm6"),
+                        "tileloadd tmm7, [{right} + {step}*1 + 64]",
+                        concat!($dot, " tmm1, tmm4, tmm7"),
+                        concat!($dot, " tmm3, tmm5, tmm7"),
+                        "mov {line}, {lines}",
+                        "test {line}, {line}",
+                        "jz 4f",
+                        "3:",
+                        "prefetcht1 [{ahead}]",
+                        "add {ahead}, 64",
+                        "dec {line}",
+                        "jnz 3b",
+                        "4:",
+                        "add {left}, 1024",
+                        "add {below}, 1024",
+                        "add {right}, 2048",
+                        "dec {count}",
+                        "jnz 2b",
+                        "tilestored [{sums} + {step}*1], tmm0",
+                        "tilestored [{sums} + {step}*1 + 64], tmm1",
+                        "tilestored [{sums} + {step}*1 + 2048], tmm2",
+                        "tilestored [{sums} + {step}*1 + 2112], tmm3",
+                        left = inout(reg) product.left => _,
+                        below = inout(reg) product.left.byte_add(product.second) => _,
+                        right = inout(reg) product.right => _,
+                        count = inout(reg) product.count => _,
+                        ahead = inout(reg) product.ahead => _,
+                        line = out(reg) _,
+                        lines = in(reg) product.lines,
+                        sums = in(reg) product.sums,
+                        row = in(reg) 64_usize,
+                        step = in(reg) 128_usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                        out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    );
+                }
+            }
+        }
+    };
+}
+
+tile_dot!(TileBytes, "tdpbssd");
+tile_dot!(TileHalves, "tdpbf16ps");
