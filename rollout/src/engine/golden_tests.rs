@@ -47,6 +47,7 @@ impl Graph {
             threads: 1,
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,
+            speculative_tokens: 0,
             max_model_len: POSITIONS,
             spinning: false,
             hot_swap: false,

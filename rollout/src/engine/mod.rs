@@ -23,6 +23,7 @@ mod backend;
 mod batch;
 mod binding;
 mod cuda;
+mod draft;
 mod error;
 mod kv_cache;
 mod logits;

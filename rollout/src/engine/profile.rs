@@ -30,6 +30,10 @@ pub struct Profile {
     pub decode_tokens: u64,
     /// Decode steps.
     pub decode_steps: u64,
+    /// Tokens computed on trial beside those of decode steps.
+    pub drafted_tokens: u64,
+    /// Of these, the ones that were drawn; they count among `decode_tokens`, which a step then has more of than sequences.
+    pub accepted_tokens: u64,
 }
 
 impl Profile {
@@ -42,7 +46,8 @@ impl Profile {
     /// Mean number of sequences per decode step.
     #[must_use]
     pub fn mean_batch(&self) -> f64 {
-        if self.decode_steps == 0 { 0.0 } else { self.decode_tokens as f64 / self.decode_steps as f64 }
+        let newest = self.decode_tokens - self.accepted_tokens;
+        if self.decode_steps == 0 { 0.0 } else { newest as f64 / self.decode_steps as f64 }
     }
 }
 

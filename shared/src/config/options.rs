@@ -250,6 +250,9 @@ pub struct TrainConfig {
     pub max_num_seqs: Option<usize>,
     /// Tokens of one prefill call. vLLM `max_num_batched_tokens`.
     pub max_num_batched_tokens: usize,
+    /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and from the completions of
+    /// its group; 0 = off. Saves steps and changes no completion. vLLM `num_speculative_tokens`.
+    pub speculative_tokens: usize,
     /// Longest prompt plus completion; absent = the model's limit, or what the dataset needs. vLLM `max_model_len`.
     pub max_model_len: Option<usize>,
     /// Seconds without any sign of life of the other process before a process gives up.
@@ -376,6 +379,7 @@ impl Default for TrainConfig {
             learner_threads: None,
             max_num_seqs: None,
             max_num_batched_tokens: 8192,
+            speculative_tokens: 0,
             max_model_len: None,
             peer_timeout: 300.0,
             max_restarts: 3,
