@@ -78,7 +78,9 @@ impl Drafter {
     fn guess(&mut self, slot: usize, sequence: &Sequence) {
         let Self { most, rates, chains, context, .. } = self;
         let Chain { tokens, likely, taken } = &mut chains[slot];
-        (tokens.clear(), likely.clear(), *taken = 0);
+        tokens.clear();
+        likely.clear();
+        *taken = 0;
         // The newest token is followed by one in any case, which takes one of those that remain.
         let most = (*most).min(sequence.remaining() - 1);
         let Some(history) = sequence.history() else { return };
