@@ -30,7 +30,7 @@ pub const STATE_FILE: &str = "trainer_state.json";
 const STATE_FORMAT: u32 = 1;
 
 /// Options that may change between a checkpoint and its resumption without changing what is computed.
-const HARMLESS: [&str; 15] = [
+const HARMLESS: [&str; 16] = [
     "output_dir",
     "resume_from_checkpoint",
     "save_steps",
@@ -45,6 +45,7 @@ const HARMLESS: [&str; 15] = [
     "max_restarts",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "speculative_tokens",
     "rollout_threads",
 ];
 

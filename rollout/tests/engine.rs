@@ -20,6 +20,7 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,
+        speculative_tokens: 0,
         max_model_len: 96,
         spinning: false,
         hot_swap: false,
@@ -216,6 +217,69 @@ fn check_independence(
     assert!(reversed == expected, "{what}: reversed order of arrival");
 }
 
+/// Ends a completion with its n-th token.
+struct Nth(u32);
+
+impl StopWatch for Nth {
+    fn push(&mut self, _: u32) -> bool {
+        self.0 -= 1;
+        self.0 == 0
+    }
+}
+
+/// [`mixed_groups`], and groups whose completions repeat each other or themselves: greedy ones run into a cycle, which is
+/// cut by its length, by a stop watch or by the room there is.
+fn repetitive_groups() -> Vec<GroupRequest> {
+    let law = |temperature| SamplingParams { temperature, max_completion_length: 80, ..SamplingParams::default() };
+    let cycle = SamplingParams { ignore_eos: true, ..law(0.0) };
+    let prompt: Vec<u32> = (0..24).map(|i| 10 + i % 5).collect();
+    let stopped =
+        GroupRequest { stop_watch: Some(Arc::new(|| Box::new(Nth(29)))), ..group(103, &[5, 7], 3, cycle.clone()) };
+    let ragged =
+        GroupRequest { lengths: Some(Arc::from([3, 70, 41, 12, 64])), ..group(104, &prompt, 5, cycle.clone()) };
+    let more = [
+        group(100, &[9, 8, 7], 2, cycle.clone()),
+        group(101, &prompt, 6, law(0.3)),
+        group(102, &prompt, 4, SamplingParams { top_p: 0.6, ..law(0.8) }),
+        stopped,
+        ragged,
+        group(105, &prompt, 3, SamplingParams { repetition_penalty: 1.05, ..cycle }),
+    ];
+    mixed_groups().into_iter().chain(more).collect()
+}
+
+#[test]
+fn drafts_change_no_bit_of_a_completion() {
+    let (mut drafted, mut accepted) = (0, 0);
+    for name in ["llama", "qwen2", "qwen3"] {
+        let model = golden_model(name);
+        let folder = tempfile::tempdir().unwrap();
+        let weights = exported(&model, folder.path());
+        for rollout_dtype in [RolloutDtype::Auto, RolloutDtype::Int8] {
+            let mut run = |max_num_seqs, threads, speculative_tokens| -> BTreeMap<_, _> {
+                let options = EngineOptions { rollout_dtype, speculative_tokens, ..options(max_num_seqs, threads) };
+                let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
+                repetitive_groups().into_iter().for_each(|g| engine.add_group(g).unwrap());
+                let finished = finish(&mut engine).into_iter().map(outcome).collect();
+                drafted += engine.profile().drafted_tokens;
+                accepted += engine.profile().accepted_tokens;
+                finished
+            };
+            let expected = run(8, 1, 0);
+            for (max_num_seqs, threads, speculative_tokens) in
+                [(1, 1, 8), (3, 2, 20), (8, 1, 1), (20, 2, 4), (64, 1, 8)]
+            {
+                let found = run(max_num_seqs, threads, speculative_tokens);
+                assert!(
+                    found == expected,
+                    "{name}, {rollout_dtype:?}: {speculative_tokens} drafts, {max_num_seqs} rows"
+                );
+            }
+        }
+    }
+    assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted}: both kinds must occur to test anything");
+}
+
 #[test]
 fn end_of_sequence_tokens_and_stop_watches_end_completions() {
     let model = golden_model("llama");
@@ -235,15 +299,8 @@ fn end_of_sequence_tokens_and_stop_watches_end_completions() {
     }
     assert!(cut.iter().all(|s| s.token_ids.len() == 60 && s.finish_reason == FinishReason::Length));
 
-    struct Third(u32);
-    impl StopWatch for Third {
-        fn push(&mut self, _: u32) -> bool {
-            self.0 += 1;
-            self.0 == 3
-        }
-    }
     let watched = GroupRequest {
-        stop_watch: Some(Arc::new(|| Box::new(Third(0)))),
+        stop_watch: Some(Arc::new(|| Box::new(Nth(3)))),
         ..group(1, &[1, 5], 3, SamplingParams { ignore_eos: true, ..hot })
     };
     engine.add_group(watched).unwrap();
@@ -377,6 +434,8 @@ fn requests_and_options_out_of_range_are_refused() {
     {
         refused(EngineOptions { kernels: Kernels::Stock, rollout_dtype, ..options(1, 1) }, message);
     }
+    let stock_drafts = EngineOptions { kernels: Kernels::Stock, speculative_tokens: 1, ..options(1, 1) };
+    refused(stock_drafts, "speculative_tokens");
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
 
     let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();

@@ -29,6 +29,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,
+        speculative_tokens: 0,
         max_model_len: 96,
         spinning: false,
         hot_swap: true,

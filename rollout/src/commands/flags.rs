@@ -99,6 +99,10 @@ pub struct BatchingFlags {
     /// --max-completion-length need, within the model's limit]
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
     pub max_model_len: Option<usize>,
+    /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and its group: saves steps
+    /// while few sequences run and completions repeat each other; changes no completion; 0 = off
+    #[arg(long, env = "TANDEM_SPECULATIVE_TOKENS", value_name = "N", default_value_t = 0)]
+    pub speculative_tokens: usize,
     /// Threads of the engine: as many as there are cores free for it; more take each other's time [default: all cores]
     #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
     pub threads: Option<usize>,
@@ -192,6 +196,7 @@ impl BatchingFlags {
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),
+            speculative_tokens: self.speculative_tokens,
             max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,

@@ -4,7 +4,7 @@ use shared::{Dtype, ModelConfig, WeightManifest, config::RolloutDtype};
 
 use super::{
     EngineError, EngineOptions, WeightSource,
-    batch::{Batch, DecodeRow},
+    batch::{Batch, DecodeRow, Drafts},
     kv_cache::{KvCache, KvShape},
     memory::PREFIX_SLOTS,
     packed::{self, PackedBackend, PackedOptions, page_shape},
@@ -143,14 +143,23 @@ impl Backend {
         }
     }
 
-    /// One more token for each of the slots `0..rows.len()`; `logits` is `[rows, vocab]`.
-    pub fn decode(&mut self, rows: &[DecodeRow], logits: &mut [f32]) -> Result<(), EngineError> {
+    /// One more token for each of the slots `0..rows.len()`, and its drafts, which only the packed backend takes; `logits`
+    /// is `[rows + drafts, vocab]`, slot by slot.
+    pub fn decode(&mut self, rows: &[DecodeRow], drafts: &Drafts, logits: &mut [f32]) -> Result<(), EngineError> {
         match self {
             Self::Stock(stock) => {
+                debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
                 stock.batch.set_decode(rows.iter().copied());
                 stock.session.run(&stock.batch, &mut stock.kv, 0, logits)
             }
-            Self::Packed(packed) => packed.decode(rows, logits),
+            Self::Packed(packed) => packed.decode(rows, drafts, logits),
+        }
+    }
+
+    /// The next draft of a slot turned out to be right: its keys and values are those of the sequence.
+    pub fn keep_draft(&mut self, slot: usize) {
+        if let Self::Packed(packed) = self {
+            packed.keep_draft(slot);
         }
     }
 

@@ -7,7 +7,12 @@ use shared::{
     config::{Device, RolloutDtype},
 };
 
-use super::{EngineOptions, Kernels, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest};
+use super::{
+    EngineOptions, Kernels, WeightSource,
+    backend::Backend,
+    batch::{DecodeRow, Drafts},
+    session::read_manifest,
+};
 use crate::sampler::{Law, Scratch, SeenTokens};
 
 const TOLERANCE: f64 = 1e-4;
@@ -48,6 +53,7 @@ impl Graph {
             threads: 1,
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,
+            speculative_tokens: 0,
             max_model_len: POSITIONS,
             spinning: false,
             hot_swap: false,
@@ -72,7 +78,7 @@ impl Graph {
     /// Logits after one more token.
     fn decode(&mut self, token: u32, position: usize) -> Vec<f32> {
         let mut logits = vec![f32::NAN; self.vocab];
-        self.backend.decode(&[DecodeRow { token, position }], &mut logits).unwrap();
+        self.backend.decode(&[DecodeRow { token, position }], &Drafts::default(), &mut logits).unwrap();
         logits
     }
 }

@@ -29,7 +29,7 @@ pub struct MemoryPlan {
     pub swap: u64,
     /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
     pub kv_cache: u64,
-    /// One row of logits per slot.
+    /// A row of logits for each row of a step, and one for the prompt.
     pub logits: u64,
     /// Activations of the largest call.
     pub activations: u64,
@@ -113,7 +113,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         mapped_weights: mapped,
         swap: if options.hot_swap { packed + mapped } else { 0 },
         kv_cache: kv_cache as u64,
-        logits: ((options.max_num_seqs + PREFIX_SLOTS) * config.vocab_size * size_of::<f32>()) as u64,
+        logits: ((options.rows() + PREFIX_SLOTS) * config.vocab_size * size_of::<f32>()) as u64,
         activations: activations(config, options) * size,
         available,
     }
@@ -123,7 +123,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
 fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
     let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
     let per_token = 3 * config.hidden_size + 3 * config.intermediate_size + 2 * heads * config.head_dim;
-    let tokens = options.max_model_len.max(options.max_num_seqs);
+    let tokens = options.max_model_len.max(options.rows());
     (tokens * per_token) as u64
 }
 
@@ -213,6 +213,7 @@ mod tests {
             threads: 1,
             max_num_seqs,
             max_num_batched_tokens: 256,
+            speculative_tokens: 0,
             max_model_len: 128,
             spinning: false,
             hot_swap: false,

@@ -2,14 +2,16 @@
 //!
 //! An [`Engine`] owns one version of the weights, the keys and values of its sequences, and a queue of groups. Each
 //! [`Engine::step`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
-//! one token for every running sequence. What a completion becomes depends on the weights and on its own key (seed,
-//! epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the threads.
+//! one token for every running sequence, or several where drafts come true. What a completion becomes depends on the
+//! weights and on its own key (seed, epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the
+//! threads.
 //!
 //! | file | subject |
 //! |---|---|
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
 //! | `backend` | what computes logits: packed or stock |
+//! | `draft` | tokens that are computed ahead on trial |
 //! | `packed` | the rewritten graph over [`crate::kernels`] |
 //! | `session`, `kv_cache`, `batch` | the published graph; its keys and values; the small inputs of a call |
 //! | `logits`, `cuda` | output of a call; memory of a device |
@@ -23,6 +25,7 @@ mod backend;
 mod batch;
 mod binding;
 mod cuda;
+mod draft;
 mod error;
 mod kv_cache;
 mod logits;

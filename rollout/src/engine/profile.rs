@@ -39,6 +39,10 @@ pub struct Profile {
     pub kv_bytes_read: u64,
     /// Most bytes of keys and values in use.
     pub kv_bytes_peak: u64,
+    /// Tokens computed on trial beside those of decode steps.
+    pub drafted_tokens: u64,
+    /// Of these, the ones that were drawn; they count among `decode_tokens`, which a step then has more of than sequences.
+    pub accepted_tokens: u64,
 }
 
 impl Profile {
@@ -55,10 +59,17 @@ impl Profile {
         self.kv_bytes_peak = self.kv_bytes_peak.max(bytes);
     }
 
+    /// Rows that decode steps computed: of every sequence its newest token, and drafts.
+    #[must_use]
+    pub fn decode_rows(&self) -> u64 {
+        self.decode_tokens - self.accepted_tokens + self.drafted_tokens
+    }
+
     /// Mean number of sequences per decode step.
     #[must_use]
     pub fn mean_batch(&self) -> f64 {
-        if self.decode_steps == 0 { 0.0 } else { self.decode_tokens as f64 / self.decode_steps as f64 }
+        let newest = self.decode_tokens - self.accepted_tokens;
+        if self.decode_steps == 0 { 0.0 } else { newest as f64 / self.decode_steps as f64 }
     }
 }
 

@@ -8,6 +8,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
+    draft::SharedHistory,
     sequence::{Limits, Sequence},
     types::{FinishedSequence, GroupRequest},
 };
@@ -19,6 +20,7 @@ struct WaitingGroup {
     next_sample: u32,
     /// When its prompt was first prefilled.
     admitted: Option<Instant>,
+    history: Option<SharedHistory>,
 }
 
 /// The queue and the slots.
@@ -47,9 +49,9 @@ impl Scheduler {
         }
     }
 
-    pub fn push(&mut self, request: GroupRequest) {
+    pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) {
         self.waiting_samples += request.num_generations as usize;
-        self.waiting.push_back(WaitingGroup { request: Arc::new(request), next_sample: 0, admitted: None });
+        self.waiting.push_back(WaitingGroup { request: Arc::new(request), next_sample: 0, admitted: None, history });
     }
 
     pub fn running(&self) -> usize {
@@ -91,6 +93,7 @@ impl Scheduler {
         let group = self.waiting.front_mut()?;
         let admitted = group.admitted.expect("a prefilled group was admitted");
         let sequence = Sequence::new(&group.request, group.next_sample, admitted, limits);
+        let sequence = sequence.with_history(group.history.as_ref());
         group.next_sample += 1;
         self.waiting_samples -= 1;
         if group.next_sample == group.request.num_generations {
@@ -209,8 +212,8 @@ mod tests {
     #[test]
     fn a_group_larger_than_the_slots_keeps_its_prefix_until_the_last_sample() {
         let mut scheduler = Scheduler::new(1);
-        scheduler.push(request(0, 3));
-        scheduler.push(request(1, 1));
+        scheduler.push(request(0, 3), None);
+        scheduler.push(request(1, 1), None);
         for _ in 0..3 {
             if scheduler.prompt_to_prefill().is_some() {
                 scheduler.prefix_is_ready(Instant::now());
@@ -228,7 +231,7 @@ mod tests {
     #[test]
     fn nothing_starts_while_admission_is_off_and_a_forgotten_prefix_is_prefilled_again() {
         let mut scheduler = Scheduler::new(4);
-        scheduler.push(request(0, 2));
+        scheduler.push(request(0, 2), None);
         scheduler.set_admission(false);
         assert!(scheduler.prompt_to_prefill().is_none());
         scheduler.set_admission(true);
@@ -253,7 +256,7 @@ mod tests {
             let mut scheduler = Scheduler::new(capacity);
             let mut expected = BTreeSet::new();
             for (tag, &n) in groups.iter().enumerate() {
-                scheduler.push(request(tag as u64, n));
+                scheduler.push(request(tag as u64, n), None);
                 expected.extend((0..n).map(|s| (tag as u64, s)));
             }
             let mut cache = vec![None; capacity];

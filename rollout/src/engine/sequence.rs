@@ -6,6 +6,7 @@ use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
 
 use super::{
     batch::DecodeRow,
+    draft::SharedHistory,
     types::{FinishedSequence, GroupRequest, StopWatch},
 };
 use crate::sampler::{Draw, RowError, Scratch, SeenTokens, sample_row};
@@ -30,6 +31,8 @@ pub(super) struct Sequence {
     versions: Vec<(u32, PolicyVersion)>,
     seen: SeenTokens,
     stop_watch: Option<Box<dyn StopWatch>>,
+    /// With speculative decoding, what the group has written.
+    history: Option<SharedHistory>,
     admitted: Instant,
     first_token: Option<Instant>,
     drawn: Option<Result<Draw, RowError>>,
@@ -53,11 +56,41 @@ impl Sequence {
             versions: Vec::new(),
             seen,
             stop_watch: request.stop_watch.as_ref().map(|make| make()),
+            history: None,
             admitted,
             first_token: None,
             drawn: None,
             request: Arc::clone(request),
         }
+    }
+
+    /// The same with drafts from what the group has written.
+    pub fn with_history(self, history: Option<&SharedHistory>) -> Self {
+        Self { history: history.cloned(), ..self }
+    }
+
+    /// What the group has written, with speculative decoding.
+    pub fn history(&self) -> Option<&SharedHistory> {
+        self.history.as_ref()
+    }
+
+    /// Puts the last `most` tokens of prompt and completion into `out`.
+    pub fn tail(&self, most: usize, out: &mut Vec<u32>) {
+        let own = &self.token_ids[self.token_ids.len().saturating_sub(most)..];
+        let prompt = &self.request.prompt_ids;
+        out.clear();
+        out.extend_from_slice(&prompt[prompt.len().saturating_sub(most - own.len())..]);
+        out.extend_from_slice(own);
+    }
+
+    /// Tokens that may still come; at least one while the completion has not ended.
+    pub fn remaining(&self) -> usize {
+        self.limit - self.token_ids.len()
+    }
+
+    /// The newest token.
+    pub fn newest(&self) -> Option<u32> {
+        self.token_ids.last().copied()
     }
 
     /// Id of the prompt, for messages.

@@ -8,7 +8,8 @@ use shared::{ModelConfig, ModelDir, PolicyVersion, WeightManifest, config::Devic
 use super::{
     EngineError,
     backend::Backend,
-    batch::DecodeRow,
+    batch::{DecodeRow, Drafts},
+    draft::{Drafter, History},
     logits::LogitsBuffer,
     memory::{available_memory, plan_memory},
     profile::{Profile, Stopwatch},
@@ -33,8 +34,13 @@ pub struct Engine {
     version: PolicyVersion,
     scheduler: Scheduler,
     sampler: SamplerPool,
+    /// With speculative decoding.
+    drafter: Option<Drafter>,
     rows: Vec<DecodeRow>,
-    /// `[max_num_seqs, vocab]`.
+    drafts: Drafts,
+    /// Slots whose next token can be drawn from the logits there are.
+    live: Vec<bool>,
+    /// `[rows of a step, vocab]`.
     logits: LogitsBuffer,
     /// `[vocab]`: what follows the prompt that samples start from.
     prefix_logits: LogitsBuffer,
@@ -61,6 +67,10 @@ impl Engine {
         );
 
         let backend = Backend::open(&weights, &config, &manifest, &options)?;
+        if options.speculative_tokens > 0 && backend.kernels() == Kernels::Stock {
+            let message = "speculative_tokens needs the packed kernels, which take fp32 exports on the CPU";
+            return Err(EngineError::Options(message.into()));
+        }
         let sampler = SamplerPool::new(options.threads)
             .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
         Ok(Self {
@@ -71,8 +81,11 @@ impl Engine {
             version: weights.version,
             scheduler: Scheduler::new(options.max_num_seqs),
             sampler,
+            drafter: (options.speculative_tokens > 0).then(|| Drafter::new(options.speculative_tokens, options.rows())),
             rows: Vec::with_capacity(options.max_num_seqs),
-            logits: LogitsBuffer::new(options.max_num_seqs * config.vocab_size, options.device)?,
+            drafts: Drafts::default(),
+            live: Vec::with_capacity(options.max_num_seqs),
+            logits: LogitsBuffer::new(options.rows() * config.vocab_size, options.device)?,
             prefix_logits: LogitsBuffer::new(config.vocab_size, options.device)?,
             pending: None,
             profile: Profile::default(),
@@ -112,7 +125,8 @@ impl Engine {
         if let Err(message) = request.sampling.validate() {
             return refuse(message);
         }
-        self.scheduler.push(request);
+        let history = self.drafter.as_ref().map(|_| History::shared(&request.prompt_ids));
+        self.scheduler.push(request, history);
         Ok(())
     }
 
@@ -320,25 +334,70 @@ impl Engine {
         let rows = self.scheduler.running();
         self.rows.clear();
         self.rows.extend(self.scheduler.dense().map(|sequence| sequence.decode_row()));
+        if let Some(drafter) = &mut self.drafter {
+            drafter.draft(self.scheduler.dense_slots(), &mut self.drafts);
+        }
         let vocab = self.config.vocab_size;
-        let logits = &mut self.logits[..rows * vocab];
+        let computed = rows + self.drafts.len();
+        let logits = &mut self.logits[..computed * vocab];
         self.profile.scheduling += watch.lap();
-        self.backend.decode(&self.rows, logits)?;
-        let positions = self.rows.iter().map(|row| row.position as u64 + 1).sum();
-        self.profile.decode += watch.lap_of(Event::Decode { rows, positions });
+        self.backend.decode(&self.rows, &self.drafts, logits)?;
+        let attended = |(slot, row): (usize, &DecodeRow)| -> u64 {
+            (0..=self.drafts.of(slot).len()).map(|ahead| (row.position + 1 + ahead) as u64).sum()
+        };
+        let positions = self.rows.iter().enumerate().map(attended).sum();
+        let time = watch.lap_of(Event::Decode { rows: computed, positions });
+        if let Some(drafter) = &mut self.drafter {
+            drafter.took(computed, time);
+        }
+        self.profile.decode += time;
         self.profile.decode_steps += 1;
         self.profile.decode_tokens += rows as u64;
+        self.profile.drafted_tokens += self.drafts.len() as u64;
         self.profile.add_kv(positions, self.backend.kv_bytes_in_use());
-
-        self.sampler.for_each(vocab, self.scheduler.dense_slots(), |slot, sequence, scratch| {
-            let row = &logits[slot * vocab..(slot + 1) * vocab];
-            sequence.as_mut().expect("decoding runs on slots without holes").draw(row, scratch);
-        });
-        self.profile.sampling += watch.lap_of(Event::Sample { rows });
-        (0..rows).try_for_each(|slot| self.accept(slot, finished))
+        self.draw(rows, watch, finished)
     }
 
-    fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+    /// Draws from the logits of a step: once for every sequence, and again for those whose draw was their next draft.
+    fn draw(
+        &mut self,
+        rows: usize,
+        watch: &mut Stopwatch,
+        finished: &mut Vec<FinishedSequence>,
+    ) -> Result<(), EngineError> {
+        self.live.clear();
+        self.live.resize(rows, true);
+        for round in 0.. {
+            let (vocab, logits, drafts, live) = (self.config.vocab_size, &self.logits, &self.drafts, &self.live);
+            self.sampler.for_each(vocab, self.scheduler.dense_slots(), |slot, sequence, scratch| {
+                if let Some(sequence) = sequence.as_mut().filter(|_| live[slot]) {
+                    let row = drafts.first_row(slot) + round;
+                    sequence.draw(&logits[row * vocab..(row + 1) * vocab], scratch);
+                }
+            });
+            let drawn = self.live.iter().filter(|&&live| live).count();
+            self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
+            for slot in 0..rows {
+                if !self.live[slot] {
+                    continue;
+                }
+                let newest = self.accept(slot, finished)?;
+                self.live[slot] = newest.is_some() && newest == self.drafts.of(slot).get(round).copied();
+                if self.live[slot] {
+                    self.backend.keep_draft(slot);
+                    self.profile.accepted_tokens += 1;
+                    self.profile.decode_tokens += 1;
+                }
+            }
+            if !self.live.contains(&true) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the token that a sequence has drawn; returns it if the sequence goes on.
+    fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<Option<u32>, EngineError> {
         let sequence = self.scheduler.sequence(slot);
         let (prompt, sample) = (sequence.prompt(), sequence.sample());
         let ended = sequence.accept(self.version, &self.limits).map_err(|reason| EngineError::Row {
@@ -347,11 +406,15 @@ impl Engine {
             version: self.version,
             reason,
         })?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(sequence);
+        }
         if let Some(reason) = ended {
             finished.push(self.scheduler.release(slot).finish(reason));
             self.backend.release(slot);
+            return Ok(None);
         }
-        Ok(())
+        Ok(self.scheduler.sequence(slot).newest())
     }
 }
 

@@ -38,11 +38,25 @@ pub struct EngineOptions {
     pub max_num_batched_tokens: usize,
     /// Longest prompt plus completion (vLLM `max_model_len`).
     pub max_model_len: usize,
+    /// Most drafts of a sequence in one step (vLLM `num_speculative_tokens`); 0 = no speculative decoding. For
+    /// [`Kernels::Packed`].
+    pub speculative_tokens: usize,
     /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
     /// shared with another busy process (the learner).
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second session.
     pub hot_swap: bool,
+}
+
+/// Rows of a step beyond which no drafts are added to the newest tokens of the sequences.
+const DRAFT_ROWS: usize = 32;
+
+impl EngineOptions {
+    /// Most rows of a decode step.
+    pub(super) fn rows(&self) -> usize {
+        let drafted = self.max_num_seqs.saturating_mul(1 + self.speculative_tokens);
+        self.max_num_seqs.max(drafted.min(DRAFT_ROWS))
+    }
 }
 
 /// Watches the tokens of one completion for a stop string.

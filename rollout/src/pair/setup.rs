@@ -182,6 +182,7 @@ impl Inputs {
             threads: config.threads(cores).0,
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
             max_num_batched_tokens: config.max_num_batched_tokens,
+            speculative_tokens: config.speculative_tokens,
             max_model_len,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,

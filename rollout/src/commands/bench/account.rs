@@ -72,9 +72,10 @@ impl Account<'_> {
 
     /// Operations of all matrix products of the model.
     fn operations(&self) -> f64 {
-        let rows = (self.profile.prefill_tokens + self.profile.decode_tokens) as f64;
+        let decoded = self.profile.decode_rows();
+        let rows = (self.profile.prefill_tokens + decoded) as f64;
         // Of a prompt only the last row of logits is computed.
-        rows * self.work.linear + (self.profile.prefills + self.profile.decode_tokens) as f64 * self.work.head
+        rows * self.work.linear + (self.profile.prefills + decoded) as f64 * self.work.head
     }
 
     /// Operations per second while products were computed.
@@ -125,6 +126,8 @@ impl Account<'_> {
             "kv_bytes_peak": self.profile.kv_bytes_peak,
             "kv_bytes_reserved": self.work.kv_bytes,
             "kv_use": self.kv_use(),
+            "drafted_tokens": self.profile.drafted_tokens,
+            "accepted_tokens": self.profile.accepted_tokens,
             "batch_occupancy": self.occupancy(),
         });
         if let Value::Object(more) = more {

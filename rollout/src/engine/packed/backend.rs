@@ -5,7 +5,10 @@ use std::sync::Arc;
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
-    super::{EngineError, WeightSource, batch::DecodeRow},
+    super::{
+        EngineError, WeightSource,
+        batch::{DecodeRow, Drafts},
+    },
     operators::Times,
     session::{PackedOptions, PackedSession},
     weights::{PackedWeights, PanelMemory},
@@ -118,13 +121,14 @@ impl PackedBackend {
         self.slots.swap(from, to);
     }
 
-    /// One more token for the slots `0..rows.len()`.
-    pub fn decode(&mut self, rows: &[DecodeRow], logits: &mut [f32]) -> Result<(), EngineError> {
+    /// One more token for the slots `0..rows.len()`, and the drafts that may follow it: `logits` has a row for each, slot
+    /// by slot. The keys and values of a draft count once it is kept ([`PackedBackend::keep_draft`]).
+    pub fn decode(&mut self, rows: &[DecodeRow], drafts: &Drafts, logits: &mut [f32]) -> Result<(), EngineError> {
         let Self { session, slots, free, ids, order, .. } = self;
-        for (slot, row) in slots.iter_mut().zip(rows) {
+        for (index, (slot, row)) in slots.iter_mut().zip(rows).enumerate() {
             let slot = slot.as_mut().expect("decoding runs on slots without holes");
             assert_eq!(row.position, slot.prefix.len + slot.own_len, "the cache and the sequence have one length");
-            if slot.own_len.is_multiple_of(PAGE) && slot.own.len() * PAGE == slot.own_len {
+            while slot.own.len() * PAGE <= slot.own_len + drafts.of(index).len() {
                 slot.own.push(take(free));
             }
         }
@@ -134,19 +138,29 @@ impl PackedBackend {
         order.extend(0..rows.len());
         order.sort_by_key(|&slot| (at(slot).prefix.pages[0], slot));
         ids.clear();
-        ids.extend(order.iter().map(|&slot| i64::from(rows[slot].token)));
+        for &slot in order.iter() {
+            ids.push(i64::from(rows[slot].token));
+            ids.extend(drafts.of(slot).iter().map(|&token| i64::from(token)));
+        }
         session.run(ids, logits, |plan, last| {
-            last.resize(rows.len(), 0);
-            for (token, &slot) in order.iter().enumerate() {
+            last.resize(ids.len(), 0);
+            for &slot in order.iter() {
                 let Slot { prefix, own, own_len } = at(slot);
-                plan.push(&prefix.pages, prefix.len, own, *own_len, 1);
-                last[slot] = token;
+                let tokens = 1 + drafts.of(slot).len();
+                let (first, row) = (plan.tokens(), drafts.first_row(slot));
+                plan.push(&prefix.pages, prefix.len, own, *own_len, tokens);
+                (0..tokens).for_each(|i| last[row + i] = first + i);
             }
         })?;
         for slot in slots.iter_mut().take(rows.len()).flatten() {
             slot.own_len += 1;
         }
         Ok(())
+    }
+
+    /// The next draft of a slot turned out to be right.
+    pub fn keep_draft(&mut self, slot: usize) {
+        self.slots[slot].as_mut().expect("the slot is occupied").own_len += 1;
     }
 
     /// Bytes of the pages that are taken.
@@ -215,7 +229,7 @@ mod tests {
         assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
         for step in 0..17 {
             let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
-            backend.decode(&rows, &mut logits).unwrap();
+            backend.decode(&rows, &Drafts::default(), &mut logits).unwrap();
             assert_eq!(all - backend.free.len(), 3 + 16 * (1 + step / PAGE));
         }
         // The group's rows are equal, since they hold the same tokens.
