@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::{
-    packed::{BYTE_MAX, Columns, Format, PackedShape, Quantized, largest, nearest},
+    packed::{BYTE_MAX, Columns, Format, PackedShape, Quantized, largest, nearest, to_bytes},
     parallel::{Claims, Machine, Shared},
     simd::{self, ByteTask, Dot, LANES, QUAD, Simd, Task},
     tile::{Ahead, LINE, Left, PANEL, Right, Tiling, UNROLL, for_rows, multiply},
@@ -147,7 +147,7 @@ impl PackTile<'_> {
     unsafe fn bytes(&self, first: usize, height: usize, r: usize, x: &[f32]) {
         let steps = self.layer.shape.steps();
         let largest = largest(x);
-        let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
+        let factor = to_bytes(largest);
         let mut to = self.left.at(first * steps + r).cast::<[u8; QUAD]>();
         let (quads, rest) = x.as_chunks::<QUAD>();
         // SAFETY: within the tile, or one row past it at the end; the scales follow the tiles, one for each row.
@@ -155,7 +155,7 @@ impl PackTile<'_> {
             for quad in quads {
                 let mut bytes = [OFFSET as u8; QUAD];
                 for i in 0..QUAD {
-                    bytes[i] = (nearest(quad[i] * inverse) + OFFSET) as u8;
+                    bytes[i] = (nearest(quad[i] * factor) + OFFSET) as u8;
                 }
                 *to = bytes;
                 to = to.wrapping_add(height);
@@ -163,7 +163,7 @@ impl PackTile<'_> {
             if !rest.is_empty() {
                 let mut bytes = [OFFSET as u8; QUAD];
                 for (byte, x) in bytes.iter_mut().zip(rest) {
-                    *byte = (nearest(x * inverse) + OFFSET) as u8;
+                    *byte = (nearest(x * factor) + OFFSET) as u8;
                 }
                 *to = bytes;
             }
