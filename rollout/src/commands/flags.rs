@@ -81,7 +81,8 @@ fn as_flag(message: &str) -> String {
     }
 }
 
-/// Sizes and resources of the engine. Names are vLLM's. None of the sizes changes a completion.
+/// Sizes and resources of the engine. Names are vLLM's. No size changes a token of a completion; `max_model_len` may cut
+/// it short.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Batching")]
 pub struct BatchingFlags {
@@ -226,7 +227,8 @@ pub struct RewardFlags {
         allow_negative_numbers = true
     )]
     pub reward_weights: Vec<f64>,
-    /// Seconds that one reward function may take for one completion before it counts as failed
+    /// Seconds that one call of a reward function may take before it counts as failed; a call is for one completion, or for
+    /// all of a prompt where the function sees them together (`command`, `model`, `relative_length`)
     #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = 10.0)]
     pub reward_timeout: f64,
 }

@@ -38,7 +38,8 @@ pub struct TrainConfig {
     pub reward_funcs: Vec<String>,
     /// One weight per reward function; empty = all 1. TRL `reward_weights`.
     pub reward_weights: Vec<f64>,
-    /// Seconds that one reward function may take for one completion before it counts as failed.
+    /// Seconds that one call of a reward function may take before it counts as failed. A call is for one completion, or
+    /// for all of a prompt where the function sees them together (`command`, `model`, `relative_length`).
     pub reward_timeout: f64,
 
     // --- generation ---
