@@ -43,18 +43,19 @@ fn program() -> ExitCode {
     if let Err(error) = learner::device::sleep_while_waiting() {
         tracing::warn!("libtorch's idle threads will spin, because the program cannot start itself again: {error}");
     }
+    let done = |()| ExitCode::SUCCESS;
     let result = match command {
         Command::Run(args) => run::run(&args),
-        Command::Sft(args) => sft::run(&args),
-        Command::RewardModel(args) => reward_model::run(&args),
-        Command::Score(args) => score::run(&args),
-        Command::Replay(args) => replay::run(&args),
-        Command::Logprobs(args) => logprobs::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Init(args) => init::run(&args),
+        Command::Sft(args) => sft::run(&args).map(done),
+        Command::RewardModel(args) => reward_model::run(&args).map(done),
+        Command::Score(args) => score::run(&args).map(done),
+        Command::Replay(args) => replay::run(&args).map(done),
+        Command::Logprobs(args) => logprobs::run(&args).map(done),
+        Command::Bench(args) => bench::run(&args).map(done),
+        Command::Init(args) => init::run(&args).map(done),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

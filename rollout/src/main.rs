@@ -31,16 +31,18 @@ enum Command {
 
 fn main() -> ExitCode {
     shared::logging::init();
+    let done = |()| ExitCode::SUCCESS;
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
-        Command::Generate(args) => generate::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Tune(args) => tune::run(&args),
-        Command::Eval(args) => eval::run(&args),
-        Command::Rewards(args) => rewards::run(&args),
+        Command::Generate(args) => generate::run(&args).map(done),
+        Command::Bench(args) => bench::run(&args).map(done),
+        Command::Tune(args) => tune::run(&args).map(done),
+        Command::Eval(args) => eval::run(&args).map(done),
+        Command::Rewards(args) => rewards::run(&args).map(done),
     };
+    rollout::reward::command::end_all();
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -89,16 +89,29 @@ pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::StorageFull, message))
 }
 
-/// Removes what killed processes left in a folder: temporary files and folders of processes that are no more.
+/// Removes what killed processes left in a folder that any process may write in: temporary files and folders of
+/// processes that are no more.
 ///
 /// # Errors
 /// Any error of the file system; an entry that another process removes meanwhile is none.
 pub fn remove_abandoned(dir: &Path) -> io::Result<()> {
+    let ended = |process: u32| !Path::new("/proc").join(process.to_string()).exists();
+    remove_if(dir, |name| writer_of(name).is_some_and(ended))
+}
+
+/// Removes every temporary file and folder of a folder that nobody else writes in. Unlike [`remove_abandoned`], this
+/// finds what a process left whose number is in use again, which in a container is the rule.
+///
+/// # Errors
+/// As [`remove_abandoned`].
+pub fn remove_temporary(dir: &Path) -> io::Result<()> {
+    remove_if(dir, is_temporary)
+}
+
+fn remove_if(dir: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
     for entry in fs::read_dir(dir).map_err(|e| with_path(e, dir))? {
         let entry = entry?;
-        let name = entry.file_name();
-        let Some(process) = writer_of(&name.to_string_lossy()) else { continue };
-        if Path::new("/proc").join(process.to_string()).exists() {
+        if !wanted(&entry.file_name().to_string_lossy()) {
             continue;
         }
         let removed =
@@ -173,12 +186,16 @@ fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// For file systems without an exchange: for an instant nothing has the name.
+/// For file systems without an exchange: for an instant nothing has the name. What had it has it again when the other
+/// cannot take its place.
 fn swap_in_two_steps(temporary: &Path, path: &Path) -> io::Result<()> {
     let mut aside = temporary.as_os_str().to_owned();
     aside.push(".old");
     fs::rename(path, &aside)?;
-    fs::rename(temporary, path)?;
+    if let Err(error) = fs::rename(temporary, path) {
+        fs::rename(&aside, path)?;
+        return Err(error);
+    }
     fs::rename(&aside, temporary)
 }
 
@@ -297,6 +314,10 @@ mod tests {
         swap_in_two_steps(&new, &old).unwrap();
         assert_eq!(fs::read_to_string(old.join("data")).unwrap(), "new");
         assert_eq!(fs::read_to_string(new.join("data")).unwrap(), "old");
+
+        fs::remove_dir_all(&new).unwrap();
+        assert!(swap_in_two_steps(&new, &old).is_err());
+        assert_eq!(fs::read_to_string(old.join("data")).unwrap(), "new", "nothing could take its place");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub mod atomic;
 pub mod channel;
 pub mod config;
+pub mod exit;
 pub mod group;
 pub mod ids;
 pub mod logging;

@@ -152,24 +152,13 @@ impl RunDir {
         self.root.join("report.html")
     }
 
-    /// Removes what a killed process left half-written.
+    /// Removes what a killed process left half-written; for whoever holds the run.
     ///
     /// # Errors
     /// When a folder cannot be listed or an entry cannot be removed.
     pub fn remove_litter(&self) -> io::Result<()> {
-        for dir in [self.root.clone(), self.weights(), self.completions(), self.batches()] {
-            let Ok(entries) = fs::read_dir(&dir) else {
-                continue;
-            };
-            for entry in entries {
-                let entry = entry?;
-                if atomic::is_temporary(&entry.file_name().to_string_lossy()) {
-                    let path = entry.path();
-                    if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
-                }
-            }
-        }
-        Ok(())
+        let folders = [self.root.clone(), self.weights(), self.completions(), self.batches()];
+        folders.iter().filter(|dir| dir.is_dir()).try_for_each(|dir| atomic::remove_temporary(dir))
     }
 }
 

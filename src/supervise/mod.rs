@@ -7,6 +7,7 @@ mod tests;
 use std::{process::ExitStatus, time::Duration};
 
 use anyhow::{Result, bail};
+use shared::exit::ENDED_BY_SIGNAL;
 
 pub use process::{Process, Spec, describe};
 
@@ -15,7 +16,7 @@ pub use process::{Process, Spec, describe};
 pub enum Outcome {
     /// The learner finished.
     Finished,
-    /// The user asked for the end and the learner stopped in order.
+    /// The user asked for the end, of the launcher or of the learner itself, and the learner stopped in order.
     Interrupted,
     /// The user asked twice: both processes were killed.
     Killed,
@@ -81,10 +82,11 @@ pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn W
             learner.terminate();
         }
         if let Some(status) = learner.ended()? {
-            if status.success() {
-                let patience = if stopping { limits.after_term } else { limits.farewell };
+            if status.success() || ended_by_signal(status) {
+                let stopped = stopping || ended_by_signal(status);
+                let patience = if stopped { limits.after_term } else { limits.farewell };
                 sampler.end_within(patience, limits.after_term)?;
-                return Ok(if stopping { Outcome::Interrupted } else { Outcome::Finished });
+                return Ok(if stopped { Outcome::Interrupted } else { Outcome::Finished });
             }
             if stopping {
                 sampler.end_within(Duration::ZERO, limits.after_term)?;
@@ -179,8 +181,9 @@ impl Member {
         let log = self.spec.log.display();
         let lines = self.last_lines();
         let advanced = steps > self.steps_at_start;
-        // A signal is an accident; an exit code is a decision of the process, which it would take again.
-        let error = (status.code().is_some() && !advanced).then(|| error_line(&lines, status));
+        // A signal is an accident; any other exit code is a decision of the process, which it would take again.
+        let decided = status.code().is_some() && !ended_by_signal(status);
+        let error = (decided && !advanced).then(|| error_line(&lines, status));
         let early = self.restarts == 0 && self.process.as_ref().is_some_and(|p| p.age() < limits.early);
         if let Some(error) = &error
             && (early || self.last_error.as_ref() == Some(error))
@@ -200,6 +203,11 @@ impl Member {
         watch.say(&format!("restarting {name} ({} of {} restarts)", self.restarts + 1, limits.max_restarts));
         Ok(())
     }
+}
+
+/// Whether a process ended in order because a signal asked it to.
+fn ended_by_signal(status: ExitStatus) -> bool {
+    status.code() == Some(ENDED_BY_SIGNAL.into())
 }
 
 /// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status.

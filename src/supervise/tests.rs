@@ -82,6 +82,26 @@ fn a_killed_sampler_is_named_and_restarted_beside_the_same_learner() {
     assert!(said.contains("| about to go") && said.contains("restarting rollout (1 of 2 restarts)"), "{said}");
 }
 
+/// Somebody else's SIGTERM is no end of the run: the sampler ends in order, and the learner would wait for it.
+#[test]
+fn a_sampler_that_a_signal_ended_is_restarted() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampler = "if [ -e once ]; then touch done; exit 0; fi; touch once; trap 'exit 143' TERM; kill $$; sleep 30";
+    let (outcome, watch) = pair(dir.path(), UNTIL_DONE, sampler);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    let said = watch.all();
+    assert!(said.contains("rollout ended: exit status 143") && said.contains("restarting rollout"), "{said}");
+}
+
+#[test]
+fn a_learner_that_a_signal_ended_ends_the_run_as_interrupted() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo life >> lives; trap 'touch done; exit 143' TERM; kill $$; sleep 30";
+    let (outcome, _) = pair(dir.path(), learner, UNTIL_DONE);
+    assert_eq!(outcome.unwrap(), Outcome::Interrupted);
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\n");
+}
+
 #[test]
 fn a_killed_learner_is_restarted() {
     let dir = tempfile::tempdir().unwrap();
@@ -128,7 +148,7 @@ fn an_error_after_steps_is_a_crash_until_it_repeats_itself() {
 #[test]
 fn an_interrupt_ends_the_learner_first_and_the_sampler_after_it() {
     let dir = tempfile::tempdir().unwrap();
-    let learner = "trap 'sleep 0.2; echo learner >> order; touch done; exit 0' TERM; touch interrupt1; while :; do sleep 0.02; done";
+    let learner = "trap 'sleep 0.2; echo learner >> order; touch done; exit 143' TERM; touch interrupt1; while :; do sleep 0.02; done";
     let sampler = format!("trap 'echo terminated >> order' TERM; {UNTIL_DONE}; sleep 0.1; echo sampler >> order");
     let (outcome, watch) = pair(dir.path(), learner, &sampler);
     assert_eq!(outcome.unwrap(), Outcome::Interrupted);

@@ -1,6 +1,7 @@
 //! The run directory before the pair starts: whose it is, and where the run goes on.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File, TryLockError},
     io,
     os::fd::AsRawFd,
@@ -26,9 +27,12 @@ pub struct OwnedRun {
 /// Creates (or takes up again) the run directory of a resolved configuration and writes `config.toml` into it.
 pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let dir = RunDir::new(&config.output_dir);
-    let start = start_of(config, &dir)?;
+    // What is refused stays untouched.
+    start_of(config, &dir)?;
     dir.create().context("`output_dir` cannot be used")?;
     let lock = lock(&dir)?;
+    // While the lock was waited for, its last holder may have made a step or a checkpoint.
+    let start = start_of(config, &dir)?;
     dir.remove_litter()?;
     match &start {
         Start::Fresh => clear(&dir)?,
@@ -136,7 +140,7 @@ fn lock(dir: &RunDir) -> Result<File> {
             Ok(()) => break,
             Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_PATIENCE => thread::sleep(LOCK_POLL),
             Err(TryLockError::WouldBlock) => {
-                bail!("another `tandem train` is still at work in {}", dir.root().display())
+                bail!("another `tandem train` is still at work in {}{}", dir.root().display(), holders(&path))
             }
             Err(TryLockError::Error(e)) => return Err(e).with_context(|| path.display().to_string()),
         }
@@ -146,6 +150,21 @@ fn lock(dir: &RunDir) -> Result<File> {
         return Err(io::Error::last_os_error()).with_context(|| path.display().to_string());
     }
     Ok(file)
+}
+
+/// The processes that have a file open, in brackets. Whoever took a lock may have ended and left it to its children, so
+/// the system's list of locks does not say this.
+fn holders(path: &Path) -> String {
+    let Ok(path) = fs::canonicalize(path) else { return String::new() };
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let has_open = |process: &Path| {
+        entries(&process.join("fd")).any(|file| fs::read_link(file.path()).is_ok_and(|open| open == path))
+    };
+    let own = std::process::id();
+    let number = |name: &OsStr| name.to_str()?.parse::<u32>().ok().filter(|&process| process != own);
+    let processes = entries(Path::new("/proc")).filter_map(|entry| Some((number(&entry.file_name())?, entry.path())));
+    let found: Vec<String> = processes.filter(|(_, path)| has_open(path)).map(|(id, _)| id.to_string()).collect();
+    if found.is_empty() { String::new() } else { format!(" (process {})", found.join(", ")) }
 }
 
 fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
@@ -161,6 +180,8 @@ fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     fn config(root: &Path, resume: Option<&str>) -> TrainConfig {
@@ -219,6 +240,38 @@ mod tests {
         fs::write(foreign.join("thesis.tex"), "").unwrap();
         assert!(refusal(&config(&foreign, None)).contains("is not empty"));
         assert!(foreign.join("thesis.tex").exists());
+    }
+
+    /// A learner that outlives its launcher may make the first step while the next launcher waits for it.
+    #[test]
+    fn what_happened_while_the_lock_was_waited_for_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        let OwnedRun { dir: run, _lock: lock } = prepare(&config(&root, None)).unwrap();
+        let text = thread::scope(|scope| {
+            let next = scope.spawn(|| refusal(&config(&root, None)));
+            thread::sleep(LOCK_POLL * 6);
+            assert!(!next.is_finished(), "the lock is waited for");
+            fs::write(run.metrics(), "{\"step\":1}\n").unwrap();
+            fs::create_dir(run.checkpoint(1)).unwrap();
+            drop(lock);
+            next.join().unwrap()
+        });
+        assert!(text.contains("checkpoint-1"), "{text}");
+        assert!(run.metrics().exists());
+    }
+
+    #[test]
+    fn a_process_that_holds_the_run_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.lock");
+        let file = File::create(&path).unwrap();
+        assert_eq!(holders(&path), "", "this process is not meant");
+        let mut child = Command::new("sleep").arg("60").stdin(file).spawn().unwrap();
+        let found = holders(&path);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, format!(" (process {})", child.id()));
     }
 
     #[test]

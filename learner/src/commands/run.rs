@@ -2,11 +2,12 @@
 
 use std::{
     path::PathBuf,
+    process::ExitCode,
     sync::{Arc, atomic::AtomicBool},
 };
 
 use anyhow::Context;
-use shared::{RunDir, channel::iox::IoxLearner, config::layers};
+use shared::{RunDir, channel::iox::IoxLearner, config::layers, exit::ENDED_BY_SIGNAL};
 
 use crate::{
     device,
@@ -21,11 +22,12 @@ pub struct Args {
     pub run_dir: PathBuf,
 }
 
-/// Trains until the last step; SIGTERM or SIGINT ends the run in order, with a checkpoint.
+/// Trains until the last step; SIGTERM or SIGINT ends the run in order, with a checkpoint. The exit code tells the two
+/// apart.
 ///
 /// # Errors
 /// With context for the user.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let run_dir = RunDir::new(&args.run_dir);
     let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
     config.validate()?;
@@ -37,9 +39,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let threads = device::set_threads(config.learner_threads);
     tracing::info!("learner on {device:?} with {threads} threads");
     let end = IoxLearner::open(&run_dir)?;
-    match train(&run_dir, &config, device, end, &stop)? {
-        Outcome::Finished => tracing::info!("every step is done"),
-        Outcome::Stopped => tracing::info!("stopped as asked; every completed step is in a checkpoint"),
-    }
-    Ok(())
+    Ok(match train(&run_dir, &config, device, end, &stop)? {
+        Outcome::Finished => {
+            tracing::info!("every step is done");
+            ExitCode::SUCCESS
+        }
+        Outcome::Stopped => {
+            tracing::info!("stopped as asked; every completed step is in a checkpoint");
+            ExitCode::from(ENDED_BY_SIGNAL)
+        }
+    })
 }

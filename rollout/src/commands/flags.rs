@@ -83,7 +83,8 @@ fn as_flag(message: &str) -> String {
     }
 }
 
-/// Sizes and resources of the engine. Names are vLLM's. None of the sizes changes a completion.
+/// Sizes and resources of the engine. Names are vLLM's. No size changes a token of a completion; `max_model_len` may cut
+/// it short.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Batching")]
 pub struct BatchingFlags {
@@ -274,7 +275,8 @@ pub struct RewardFlags {
         allow_negative_numbers = true
     )]
     pub reward_weights: Vec<f64>,
-    /// Seconds that one reward function may take for one completion before it counts as failed: more is kinder to slow
+    /// Seconds that one call of a reward function may take before it counts as failed, for one completion, or for all of a
+    /// prompt where the function sees them together (`command`, `model`, `relative_length`): more is kinder to slow
     /// functions, less keeps a hanging one from holding everything up
     #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = 10.0)]
     pub reward_timeout: f64,

@@ -1,11 +1,11 @@
 //! `rollout run`: the sampling half of a training pair.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::ensure;
-use shared::RunDir;
+use shared::{RunDir, exit::ENDED_BY_SIGNAL};
 
-use crate::pair;
+use crate::pair::{self, Ended};
 
 /// Flags of `rollout run`.
 #[derive(Debug, clap::Args)]
@@ -15,15 +15,18 @@ pub struct Args {
     pub run_dir: PathBuf,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand; the exit code tells the launcher whether the run is over.
 ///
 /// # Errors
 /// With context for the user.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     ensure!(
         args.run_dir.is_dir(),
         "--run-dir {}: no such folder; `tandem train` makes it and starts both processes",
         args.run_dir.display()
     );
-    pair::run(&RunDir::new(&args.run_dir))
+    Ok(match pair::run(&RunDir::new(&args.run_dir))? {
+        Ended::RunOver => ExitCode::SUCCESS,
+        Ended::BySignal => ExitCode::from(ENDED_BY_SIGNAL),
+    })
 }

@@ -182,6 +182,10 @@ fn prompt_row(
     let row = adapters::adapt(parse(line)?, tokenizer.template().is_some())?;
     let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref())?;
     let (prompt_text, prefill, ids) = tokenise(prompt, &row.columns, tokenizer)?;
+    let vocab_size = tokenizer.model_vocab_size();
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+        return Err(format!("token {id} of the prompt is not in the model's vocabulary of {vocab_size} tokens"));
+    }
     let kept = options.max_prompt_length.map_or(ids.len(), |max| ids.len().min(max as usize));
     if kept == 0 {
         return Err("the prompt has no tokens".into());

@@ -46,6 +46,8 @@ pub enum TokenizerError {
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// Token ids that the model has an embedding for; the tokenizer may know more or fewer.
+    model_vocab_size: usize,
     /// blake3 of `tokenizer.json`.
     content: [u8; 32],
 }
@@ -91,7 +93,8 @@ impl Tokenizer {
             Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?)?)),
             None => None,
         };
-        Ok(Self { inner: Arc::new(inner), template, content: *blake3::hash(&bytes).as_bytes() })
+        let model_vocab_size = model.config().vocab_size;
+        Ok(Self { inner: Arc::new(inner), template, model_vocab_size, content: *blake3::hash(&bytes).as_bytes() })
     }
 
     /// Token ids of a text. `add_special_tokens` is for plain text; a rendered chat template brings its own.
@@ -143,10 +146,21 @@ impl Tokenizer {
         self.inner.decode(ids, true).map_err(|e| TokenizerError::Decode(e.to_string()))
     }
 
+    /// Whether [`Tokenizer::decode`] leaves a token out: it is special, or not one of the tokenizer's.
+    pub(super) fn leaves_out(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_none_or(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
     /// Number of token ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    /// Number of token ids that the model takes.
+    #[must_use]
+    pub fn model_vocab_size(&self) -> usize {
+        self.model_vocab_size
     }
 
     /// The chat template, if the model has one.

@@ -7,7 +7,7 @@
 //!
 //! The contract that keeps this sound: a [`Bindings`] value keeps no borrow of the memory it was given. Whoever calls
 //! [`Bindings::bind_input`] or [`Bindings::bind_output`] promises that the memory outlives every [`Bindings::run`] that
-//! comes before the name is bound anew. [`super::session`] is the only caller.
+//! comes before the name is bound anew. The callers are [`super::session`] and [`super::packed`]'s session.
 
 use std::{
     ffi::{CStr, c_void},

@@ -57,11 +57,13 @@ impl Loader {
     }
 }
 
-/// A version in the making on a side thread.
+/// A version in the making on a side thread. Dropping it waits for the thread: at the end of the program, ONNX Runtime
+/// must not be taken down under it.
 pub(super) struct PendingSwap {
     pub version: PolicyVersion,
     pub begun: Instant,
-    thread: JoinHandle<Result<Loaded, EngineError>>,
+    /// There until it is joined.
+    thread: Option<JoinHandle<Result<Loaded, EngineError>>>,
 }
 
 impl PendingSwap {
@@ -83,21 +85,31 @@ impl PendingSwap {
                 loaded
             })
             .map_err(|e| EngineError::Swap { version, message: format!("no thread to load it on: {e}") })?;
-        Ok(Self { version, begun: Instant::now(), thread })
+        Ok(Self { version, begun: Instant::now(), thread: Some(thread) })
     }
 
     /// Whether [`PendingSwap::join`] returns without waiting.
     pub fn is_ready(&self) -> bool {
-        self.thread.is_finished()
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits for the version.
-    pub fn join(self) -> Result<Loaded, EngineError> {
+    pub fn join(mut self) -> Result<Loaded, EngineError> {
         let version = self.version;
-        let result = self.thread.join().map_err(|_| "the loading thread panicked".to_owned());
+        let thread = self.thread.take().expect("it is joined once");
+        let result = thread.join().map_err(|_| "the loading thread panicked".to_owned());
         result
             .and_then(|loaded| loaded.map_err(|e| e.to_string()))
             .map_err(|message| EngineError::Swap { version, message })
+    }
+}
+
+impl Drop for PendingSwap {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Nobody wants the version any more, nor what was wrong with it.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -116,5 +128,29 @@ pub(super) fn retire(session: GraphSession) {
     let dropped = thread::Builder::new().name("weight-retire".into()).spawn(move || drop(session));
     if let Err(error) = dropped {
         tracing::warn!(%error, "no thread to free the old weights on; freed in place");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        time::Duration,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_version_that_nobody_wants_any_more_is_waited_for() {
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
+        let version = PolicyVersion(1);
+        let thread = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            seen.store(true, Ordering::Relaxed);
+            Err(EngineError::Swap { version, message: "of the test's own making".into() })
+        });
+        drop(PendingSwap { version, begun: Instant::now(), thread: Some(thread) });
+        assert!(ended.load(Ordering::Relaxed));
     }
 }

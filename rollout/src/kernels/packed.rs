@@ -147,6 +147,7 @@ impl PackedShape {
     /// if they are bytes.
     pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &dyn Threads) -> Option<Quantized> {
         assert_eq!(panels.len(), self.len(), "the panels have another size");
+        assert!(self.format != Format::Byte || self.depth <= MAX_BYTE_DEPTH, "sums of {} bytes overflow", self.depth);
         let shared = Shared::new(panels);
         let columns = if self.format == Format::Byte { self.panels() * PANEL } else { 0 };
         let mut quantized = Quantized { scales: vec![0.0; columns], sums: vec![0; columns] };
@@ -249,18 +250,29 @@ fn round_column(row: &[f32], lane: usize, out: &mut [u16]) {
 /// Largest byte.
 pub(super) const BYTE_MAX: f32 = 127.0;
 
+/// Longest sums of products of bytes, an input with its offset up to 255, that 32 bits hold.
+const MAX_BYTE_DEPTH: usize = i32::MAX as usize / (255 * 127);
+
+/// What numbers up to `largest` are multiplied with to become bytes: 0 where there is no such factor, for all zeros, for
+/// numbers so small that it would be infinite, and where one is not a number, which shows in the scale.
+#[inline(always)]
+pub(super) fn to_bytes(largest: f32) -> f32 {
+    let factor = BYTE_MAX / largest;
+    if factor.is_finite() { factor } else { 0.0 }
+}
+
 /// Rounds a column to bytes, the largest to 127 or -127; returns its scale and the sum of the bytes.
 fn quantize_column(row: Option<&[f32]>, lane: usize, out: &mut [i8]) -> (f32, i32) {
     let row = row.unwrap_or_default();
     let largest = largest(row);
-    let inverse = if largest > 0.0 { BYTE_MAX / largest } else { 0.0 };
+    let factor = to_bytes(largest);
     let mut sum = 0;
     let places = out[lane * QUAD..].chunks_mut(QUAD * PANEL);
     for (step, place) in places.enumerate() {
         for (i, byte) in place[..QUAD].iter_mut().enumerate() {
-            let whole = row.get(step * QUAD + i).map_or(0, |x| nearest(x * inverse));
-            *byte = whole as i8;
-            sum += whole;
+            // What is not a number becomes any byte.
+            *byte = row.get(step * QUAD + i).map_or(0, |x| nearest(x * factor)) as i8;
+            sum += i32::from(*byte);
         }
     }
     (largest / BYTE_MAX, sum)

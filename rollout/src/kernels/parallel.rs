@@ -15,6 +15,9 @@ pub trait Threads {
     fn count(&self) -> usize;
 
     /// Calls `work` on up to [`Threads::count`] threads, this one among them, and returns when all calls have.
+    ///
+    /// # Panics
+    /// When one of the calls does, on whichever thread.
     fn run(&self, work: &(dyn Fn() + Sync));
 }
 
@@ -53,17 +56,28 @@ impl Claims {
     }
 
     /// Runs tasks until none is left, then waits for those of other threads. What they wrote can be read afterwards.
+    ///
+    /// A task that panics counts as done, so that no thread waits for it; [`Threads::run`] passes the panic on.
     pub fn run_all(&self, task: impl Fn(usize)) {
         while let Some(i) = self.claim() {
+            let _counts = Counts(&self.done);
             task(i);
-            self.done.fetch_add(1, Ordering::Release);
         }
-        // Whoever has claimed a task is at work on it, so this ends.
+        // Whoever has claimed a task is at work on it and counts it however it ends, so this ends.
         let mut spins = 0_u32;
         while self.done.load(Ordering::Acquire) < self.count {
             spins += 1;
             if spins < 10_000 { hint::spin_loop() } else { std::thread::yield_now() }
         }
+    }
+}
+
+/// Counts a task when it ends, by a panic too.
+struct Counts<'a>(&'a AtomicUsize);
+
+impl Drop for Counts<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -112,10 +126,9 @@ impl<T> Shared<T> {
         Self(buffer.as_mut_ptr(), buffer.len())
     }
 
-    /// Address of an element.
+    /// Address of an element; whoever follows it vouches that it lies within the buffer.
     pub fn at(&self, index: usize) -> *mut T {
         debug_assert!(index <= self.1, "element {index} of {}", self.1);
-        // SAFETY: the index is within the buffer or one past it.
-        unsafe { self.0.add(index) }
+        self.0.wrapping_add(index)
     }
 }

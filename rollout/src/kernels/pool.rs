@@ -2,7 +2,8 @@
 //!
 //! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. This
 //! pool has a single job at a time and no queues, and a thread that comes late is not waited for, since work is claimed
-//! task by task: a core that another process holds costs its share and no more.
+//! task by task: a core that another process holds costs its share and no more. Whoever comes while there is a job, from
+//! another thread or from within the job, works alone.
 
 use std::{
     cell::UnsafeCell,
@@ -33,6 +34,10 @@ pub struct Pool {
 }
 
 struct Shared {
+    /// Whether there is a job.
+    busy: AtomicBool,
+    /// Whether a thread of the pool has panicked in the job.
+    panicked: AtomicBool,
     /// [`OPEN`], [`ENTERED`] times the threads inside, [`NUMBER`] times the number of the job.
     word: AtomicU64,
     /// The job; valid for whoever has entered.
@@ -43,7 +48,7 @@ struct Shared {
     spin: Duration,
 }
 
-// SAFETY: `job` is written only while no thread is inside and none can enter.
+// SAFETY: `job` is written only by whoever has made the pool busy, while no thread is inside and none can enter.
 unsafe impl Sync for Shared {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for Shared {}
@@ -55,6 +60,8 @@ impl Pool {
     /// When the system gives no threads.
     pub fn new(threads: usize, spin: Duration) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
+            busy: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
             word: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             sleeping: AtomicUsize::new(0),
@@ -77,21 +84,37 @@ impl Threads for Pool {
     }
 
     fn run(&self, work: &(dyn Fn() + Sync)) {
-        if self.threads.is_empty() {
+        if self.threads.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
             return work();
         }
-        // SAFETY: no thread is inside and the job is not open, so nobody reads it now. It is closed, and all who entered
-        // have left, before this function returns and the borrow ends: also when `work` panics, by the guard.
+        // SAFETY: the pool was not busy, so no thread is inside and the job is not open: nobody reads or writes it now. It
+        // is closed, and all who entered have left, before this function returns and the borrow ends: also when `work`
+        // panics, by the guard.
         unsafe {
             *self.shared.job.get() = Some(std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work));
         }
-        let _closing = Closing(&self.shared);
+        self.shared.panicked.store(false, Ordering::Relaxed);
+        let free = Free(&self.shared.busy);
+        let closing = Closing(&self.shared);
         self.shared.word.fetch_add(NUMBER | OPEN, Ordering::SeqCst);
         if self.shared.sleeping.load(Ordering::SeqCst) > 0 {
             drop(self.shared.bell.0.lock().unwrap_or_else(PoisonError::into_inner));
             self.shared.bell.1.notify_all();
         }
         work();
+        drop(closing);
+        let panicked = self.shared.panicked.load(Ordering::Relaxed);
+        drop(free);
+        assert!(!panicked, "a thread of the pool panicked; its message is above");
+    }
+}
+
+/// Frees the pool for the next job.
+struct Free<'a>(&'a AtomicBool);
+
+impl Drop for Free<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -117,12 +140,11 @@ impl Shared {
             last = number;
             // SAFETY: this thread has entered, so the job is valid until it leaves.
             let job = unsafe { (*self.job.get()).expect("an open job is set") };
-            // A panic shows in the caller too, which runs the same code; this thread must leave in any case.
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
-            self.word.fetch_sub(ENTERED, Ordering::Release);
-            if result.is_err() {
-                std::process::abort();
+            // The caller waits until this thread has left, so it must leave in any case; the caller passes the panic on.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
             }
+            self.word.fetch_sub(ENTERED, Ordering::Release);
         }
     }
 
@@ -172,7 +194,7 @@ impl Drop for Pool {
         drop(self.shared.bell.0.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.bell.1.notify_all();
         for thread in self.threads.drain(..) {
-            // The thread aborts the process rather than panic.
+            // It has caught what panicked in it.
             let _ = thread.join();
         }
     }
@@ -180,8 +202,13 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::Barrier,
+    };
+
     use super::*;
-    use crate::kernels::parallel::Claims;
+    use crate::kernels::parallel::{Claims, Scoped};
 
     #[test]
     fn every_task_is_done_once_whether_threads_spin_or_sleep() {
@@ -189,18 +216,59 @@ mod tests {
             let pool = Pool::new(threads, Duration::from_micros(spin)).unwrap();
             assert_eq!(pool.count(), threads);
             for round in 0..300_usize {
-                let counts: Vec<AtomicUsize> = (0..round % 17).map(|_| AtomicUsize::new(0)).collect();
-                let claims = Claims::new(counts.len());
-                pool.run(&|| {
-                    claims.run_all(|i| {
-                        counts[i].fetch_add(1, Ordering::Relaxed);
-                    })
-                });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, round {round}");
+                assert_eq!(count(&pool, round % 17), vec![1; round % 17], "{threads} threads, round {round}");
                 if round % 50 == 0 {
                     thread::sleep(Duration::from_millis(2));
                 }
             }
         }
+    }
+
+    /// Runs `tasks` tasks on `threads`; what it gives back is how often each was done.
+    fn count(threads: &dyn Threads, tasks: usize) -> Vec<usize> {
+        let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+        let claims = Claims::new(tasks);
+        threads.run(&|| {
+            claims.run_all(|i| {
+                counts[i].fetch_add(1, Ordering::Relaxed);
+            })
+        });
+        counts.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
+    #[test]
+    fn a_panic_ends_the_call_and_no_thread_waits_for_it() {
+        let pool = Pool::new(2, Duration::ZERO).unwrap();
+        let caller = thread::current().id();
+        for threads in [&pool as &dyn Threads, &Scoped(2)] {
+            for caller_panics in [true, false] {
+                let (claims, both) = (Claims::new(2), Barrier::new(2));
+                let work = || {
+                    claims.run_all(|_| {
+                        // Each thread has one of the two tasks.
+                        both.wait();
+                        assert!((thread::current().id() == caller) != caller_panics, "of the test's own making");
+                    })
+                };
+                assert!(catch_unwind(AssertUnwindSafe(|| threads.run(&work))).is_err());
+                assert_eq!(count(threads, 5), [1; 5], "the threads go on to work");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_at_the_same_time_and_within_a_job_do_all_their_tasks() {
+        let pool = Pool::new(3, Duration::from_micros(50)).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for tasks in 0..300 {
+                        assert_eq!(count(&pool, tasks % 17), vec![1; tasks % 17]);
+                    }
+                });
+            }
+        });
+        let claims = Claims::new(6);
+        pool.run(&|| claims.run_all(|tasks| assert_eq!(count(&pool, tasks), vec![1; tasks])));
     }
 }

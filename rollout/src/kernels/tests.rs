@@ -228,6 +228,28 @@ fn tiles_are_used_where_the_machine_has_them() {
     }
 }
 
+/// Of three columns and three inputs, the second is too small for bytes and the third is not a number.
+#[test]
+fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
+    let depth = 3;
+    let rows = [1.0, 1e-38, f32::NAN].map(|x| vec![x; depth]);
+    let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Byte };
+    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None };
+    let x = rows.concat();
+    for isa in Isa::available() {
+        let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &Serial);
+        assert_eq!([out[0], out[1], out[3], out[4]], [3.0, 0.0, 0.0, 0.0], "{isa:?}");
+        assert!([2, 5, 6, 7, 8].iter().all(|&i| out[i].is_nan()), "{isa:?}: {out:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "overflow")]
+fn more_bytes_than_a_sum_holds_are_refused() {
+    let shape = PackedShape { depth: 70_000, outputs: 1, columns: Columns::Joined, format: Format::Byte };
+    let _ = shape.pack(&[&vec![1.0; 70_000]], &mut vec![0.0; shape.len()], &Serial);
+}
+
 /// Sizes of a model's attention.
 #[derive(Debug, Clone, Copy)]
 struct Heads {

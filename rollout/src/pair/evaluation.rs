@@ -130,8 +130,8 @@ impl Evaluation {
         if round.done.len() < self.dataset.len() {
             return Ok(());
         }
-        let round = self.round.take().expect("it was just looked at");
-        let mut record = figures(round.version, &round.done, self.correct_at);
+        let mut round = self.round.take().expect("it was just looked at");
+        let mut record = figures(round.version, &mut round.done, self.correct_at);
         record.set("eval_seconds", round.begun.elapsed().as_secs_f64());
         if round.lost {
             tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
@@ -150,8 +150,10 @@ impl Evaluation {
     }
 }
 
-/// The record of one evaluation; keys are TRL's with its prefix `eval_`.
-fn figures(version: PolicyVersion, groups: &[RolloutGroup], correct_at: f64) -> MetricRecord {
+/// The record of one evaluation, to the last digit the same in whatever order scoring ended; keys are TRL's with its
+/// prefix `eval_`.
+fn figures(version: PolicyVersion, groups: &mut [RolloutGroup], correct_at: f64) -> MetricRecord {
+    groups.sort_by_key(|group| group.id);
     let names = groups.first().map(|g| g.reward_names.as_slice()).unwrap_or_default();
     let weights: Vec<f64> = names.iter().map(|(_, weight)| *weight).collect();
     let completions = || groups.iter().flat_map(|g| &g.completions);
@@ -199,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    fn group(tokens: usize, finish_reason: FinishReason, rewards: Vec<RewardOutcome>) -> RolloutGroup {
+    fn group(index: u32, tokens: usize, finish_reason: FinishReason, rewards: Vec<RewardOutcome>) -> RolloutGroup {
         let completion = Completion {
             sample: 0,
             token_ids: vec![0; tokens],
@@ -210,7 +212,7 @@ mod tests {
             rewards,
         };
         RolloutGroup {
-            id: GroupId { step: Step(3), index: 0 },
+            id: GroupId { step: Step(3), index },
             prompt_id: PromptId(0),
             epoch: 0,
             prompt_ids: vec![1],
@@ -237,12 +239,12 @@ mod tests {
     #[test]
     fn completions_without_a_score_are_left_out_of_the_means() {
         use RewardOutcome::{NotApplicable, Score};
-        let groups = [
-            group(2, FinishReason::Stop, vec![Score(2.0), Score(1.0)]),
-            group(4, FinishReason::Length, vec![Score(0.0), NotApplicable]),
-            group(6, FinishReason::Stop, vec![RewardOutcome::Failed("late".into()), NotApplicable]),
+        let mut groups = [
+            group(0, 2, FinishReason::Stop, vec![Score(2.0), Score(1.0)]),
+            group(1, 4, FinishReason::Length, vec![Score(0.0), NotApplicable]),
+            group(2, 6, FinishReason::Stop, vec![RewardOutcome::Failed("late".into()), NotApplicable]),
         ];
-        let record = figures(PolicyVersion(3), &groups, 1.5);
+        let record = figures(PolicyVersion(3), &mut groups, 1.5);
         for (key, value) in [
             ("step", 3.0),
             ("eval_prompts", 3.0),
@@ -255,5 +257,14 @@ mod tests {
         ] {
             assert_eq!(record.get(key), Some(value), "{key}");
         }
+    }
+
+    #[test]
+    fn the_order_in_which_scores_arrive_does_not_show() {
+        let of = |index, score| group(index, 2, FinishReason::Stop, vec![RewardOutcome::Score(score)]);
+        let reward = |mut groups: [RolloutGroup; 3]| figures(PolicyVersion(3), &mut groups, 1.0).get("eval_reward");
+        let [a, b, c] = [of(0, 0.1), of(1, 0.2), of(2, 0.3)];
+        // A sum of these from the other end has another last digit.
+        assert_eq!(reward([c.clone(), b.clone(), a.clone()]), reward([a, b, c]));
     }
 }

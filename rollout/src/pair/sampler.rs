@@ -31,6 +31,15 @@ const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// Wait while a session is being built or rewards are being computed, which wake nobody up.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
 
+/// Why a sampler has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The learner says that the run is over.
+    RunOver,
+    /// A signal asked it to.
+    BySignal,
+}
+
 /// Everything that the step loop works with.
 pub struct Sampler {
     /// Which group comes next.
@@ -60,16 +69,16 @@ impl Sampler {
     ///
     /// # Errors
     /// When the learner is silent for too long, the channel or the engine fails, or a version cannot be loaded.
-    pub fn run(&mut self) -> anyhow::Result<()> {
+    pub fn run(&mut self) -> anyhow::Result<Ended> {
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 tracing::info!("ended by a signal");
-                return Ok(());
+                return Ok(Ended::BySignal);
             }
             self.listen()?;
             if self.over() {
                 tracing::info!("the run is over");
-                return Ok(());
+                return Ok(Ended::RunOver);
             }
             self.collect()?;
             self.hand_over();
@@ -104,10 +113,17 @@ impl Sampler {
     /// Whether nothing is left to do. The last version of a complete run is still evaluated if it is due; a run that was
     /// ended early is not held up by that.
     fn over(&self) -> bool {
-        let status = self.learner();
-        let complete = status.version.0 == status.total_steps;
-        let due = |e: &Evaluation| e.active() || e.due(status.version);
-        status.finished && !(complete && self.evaluation.as_ref().is_some_and(due))
+        self.learner().finished && !(self.complete() && self.evaluation_due())
+    }
+
+    /// Whether every step of the run has been made.
+    fn complete(&self) -> bool {
+        self.learner().version.0 == self.learner().total_steps
+    }
+
+    fn evaluation_due(&self) -> bool {
+        let version = self.learner().version;
+        self.evaluation.as_ref().is_some_and(|evaluation| evaluation.active() || evaluation.due(version))
     }
 
     fn evaluating(&self) -> bool {
@@ -134,7 +150,8 @@ impl Sampler {
     }
 
     fn follow(&mut self) -> anyhow::Result<()> {
-        if self.evaluating() {
+        // With the last version no group is made, so without an evaluation it is not loaded.
+        if self.evaluating() || (self.complete() && !self.evaluation_due()) {
             return Ok(());
         }
         let (target, finished) = (self.learner().version, self.learner().finished);

@@ -23,10 +23,11 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::{
     assembly::Assembly,
     evaluation::Evaluation,
+    inherited,
     link::{Link, LinkEvent},
     order::PromptOrder,
     plan::{DynamicSampling, Plan, PlanOptions},
-    sampler::{Sampler, silent},
+    sampler::{Ended, Sampler, silent},
     weights::WeightFollower,
 };
 use crate::{
@@ -44,7 +45,8 @@ const KEPT_BYTES: usize = 256 << 20;
 ///
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
-pub fn run(run_dir: &RunDir) -> anyhow::Result<()> {
+pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
+    inherited::keep().context("descriptors of this process")?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).context("signal handler")?;
@@ -59,10 +61,10 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<()> {
     let link =
         Link::start(end, status, Duration::from_secs_f64(config.peer_timeout)).context("thread of the channel")?;
     let Some(first) = first_status(&link, &stop)? else {
-        return Ok(());
+        return Ok(Ended::BySignal);
     };
     if first.finished && config.eval_steps.is_none() {
-        return Ok(());
+        return Ok(Ended::RunOver);
     }
     if config.rollout_trace {
         trace::start();

@@ -16,6 +16,7 @@ use serde_json::json;
 use shared::RewardOutcome;
 
 use super::{Reward, RewardInput, Scope, registry::Parameters};
+pub use process::end_all;
 use process::{AskError, Process};
 
 /// A command with its idle processes.
@@ -27,7 +28,7 @@ struct CommandReward {
 impl CommandReward {
     fn take_idle(&self) -> Option<Process> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(mut process) = idle.pop() {
+        while let Some(process) = idle.pop() {
             if process.is_ready() {
                 return Some(process);
             }
@@ -48,7 +49,7 @@ impl CommandReward {
         self.ask_process(process, request, input).map_err(|e| e.to_string())
     }
 
-    fn ask_process(&self, mut process: Process, request: &str, input: &RewardInput) -> Result<String, AskError> {
+    fn ask_process(&self, process: Process, request: &str, input: &RewardInput) -> Result<String, AskError> {
         // Without an answer the process ends here.
         let answer = process.ask(request, input.deadline)?;
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);

@@ -2,9 +2,9 @@
 //!
 //! A dispatcher thread takes groups from a channel, cuts them into items (one call of one function, see
 //! [`Scope`]) and keeps as many of them running on a rayon pool as it has threads. Each item has a deadline that counts
-//! from its start. A thread cannot be stopped from outside, so when an item overruns, it is given up, and a fresh pool
-//! takes the place of the one with the lost thread: items behind it are not held up. A function that keeps losing
-//! threads is no longer called.
+//! from its start (or, should no thread take it up in that time, from when it was handed to them). A thread cannot be
+//! stopped from outside, so when an item overruns, it is given up, and a fresh pool takes the place of the one with the
+//! lost thread: items behind it are not held up. A function that keeps losing threads is no longer called.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,7 +19,7 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shared::{RewardOutcome, StepScore};
 
 use super::{RewardFunction, RewardInput, Scope};
-use crate::trace::{self, Event};
+use crate::trace;
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
@@ -148,8 +148,13 @@ struct Open {
     missing: usize,
 }
 
-/// An item's number and its outcomes, or why there are none.
-type Done = (u64, Result<Vec<RewardOutcome>, String>);
+/// What a thread says of an item, by its number.
+enum Event {
+    /// It has begun, and is given up at this time.
+    Begun(u64, Option<Instant>),
+    /// Its outcomes, or why there are none.
+    Done(u64, Result<Vec<RewardOutcome>, String>),
+}
 
 struct Dispatcher {
     functions: Arc<[RewardFunction]>,
@@ -162,7 +167,7 @@ struct Dispatcher {
     lost: HashMap<u64, usize>,
     open: HashMap<u64, Open>,
     next: u64,
-    done: (Sender<Done>, Receiver<Done>),
+    events: (Sender<Event>, Receiver<Event>),
     results: Sender<ScoredGroup>,
 }
 
@@ -183,14 +188,14 @@ impl Dispatcher {
             lost: HashMap::new(),
             open: HashMap::new(),
             next: 0,
-            done: unbounded(),
+            events: unbounded(),
             results,
         })
     }
 
     /// Works until the channel is closed.
     fn run(&mut self, submitted: &Receiver<Submitted>) {
-        let done = self.done.1.clone();
+        let events = self.events.1.clone();
         loop {
             self.start_items();
             let earliest = self.running.values().filter_map(|item| item.given_up_at).min();
@@ -200,11 +205,8 @@ impl Dispatcher {
                     Ok(group) => self.open_group(group),
                     Err(_) => return,
                 },
-                recv(done) -> item => {
-                    let (id, outcomes) = item.expect("the dispatcher holds a sender");
-                    self.finish_item(id, outcomes);
-                }
-                recv(alarm) -> _ => self.give_up_overdue(),
+                recv(events) -> event => self.take(event.expect("the dispatcher holds a sender")),
+                recv(alarm) -> now => self.give_up_overdue(now.expect("an alarm goes off once")),
             }
         }
     }
@@ -233,13 +235,13 @@ impl Dispatcher {
             && let Some(mut item) = self.queue.remove(place)
         {
             let id = self.number();
-            item.input.deadline = Instant::now().checked_add(self.deadline);
+            let deadline = self.deadline;
             let running = Running {
                 group: item.group,
                 function: item.function,
                 first: item.first,
                 tokens: item.input.completions.iter().map(|c| c.token_ids.len()).collect(),
-                given_up_at: item.input.deadline.and_then(|deadline| deadline.checked_add(GRACE)),
+                given_up_at: given_up_at(Instant::now().checked_add(deadline)),
             };
             self.running.insert(id, running);
             let lost = self.lost.values().filter(|&&function| function == item.function).count();
@@ -247,15 +249,30 @@ impl Dispatcher {
                 self.finish_item(id, Err(format!("not called any more: {lost} calls have not come back")));
                 continue;
             }
-            let (function, done) = (self.functions[item.function].clone(), self.done.0.clone());
-            // The receiver is gone only when the whole pool is.
-            self.pool.spawn(move || drop(done.send((id, traced_call(&function, &item)))));
+            let (function, events) = (self.functions[item.function].clone(), self.events.0.clone());
+            self.pool.spawn(move || {
+                item.input.deadline = Instant::now().checked_add(deadline);
+                // The receiver is gone only when the whole pool is.
+                let _ = events.send(Event::Begun(id, given_up_at(item.input.deadline)));
+                let _ = events.send(Event::Done(id, traced_call(&function, &item)));
+            });
         }
     }
 
     fn may_start(&self, function: usize) -> bool {
         let limit = self.functions[function].reward().concurrency().max(1);
         limit >= self.threads || self.running.values().filter(|item| item.function == function).count() < limit
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Begun(id, given_up_at) => {
+                if let Some(item) = self.running.get_mut(&id) {
+                    item.given_up_at = given_up_at;
+                }
+            }
+            Event::Done(id, outcomes) => self.finish_item(id, outcomes),
+        }
     }
 
     fn finish_item(&mut self, id: u64, outcomes: Result<Vec<RewardOutcome>, String>) {
@@ -291,8 +308,12 @@ impl Dispatcher {
         }
     }
 
-    fn give_up_overdue(&mut self) {
-        let now = Instant::now();
+    /// Gives up what is overdue at a time, for which this thread may have woken up late: first it hears what threads have
+    /// said since.
+    fn give_up_overdue(&mut self, now: Instant) {
+        while let Ok(event) = self.events.1.try_recv() {
+            self.take(event);
+        }
         let overdue: Vec<u64> = self
             .running
             .iter()
@@ -322,6 +343,10 @@ impl Dispatcher {
     }
 }
 
+fn given_up_at(deadline: Option<Instant>) -> Option<Instant> {
+    deadline?.checked_add(GRACE)
+}
+
 fn thread_pool(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
     ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("reward-{i}")).build()
 }
@@ -344,7 +369,7 @@ fn traced_call(function: &RewardFunction, item: &Item) -> Result<Vec<RewardOutco
     let outcomes = call(function, &item.input);
     let thread = rayon::current_thread_index().unwrap_or(0);
     let completions = item.input.completions.len();
-    trace::span(begin, Instant::now(), Event::Reward { thread, function: item.function, completions });
+    trace::span(begin, Instant::now(), trace::Event::Reward { thread, function: item.function, completions });
     outcomes
 }
 

@@ -38,8 +38,9 @@ pub struct TrainConfig {
     pub reward_funcs: Vec<String>,
     /// One weight per reward function; empty = all 1. TRL `reward_weights`.
     pub reward_weights: Vec<f64>,
-    /// Seconds that one reward function may take for one completion before it counts as failed: more is kinder to slow
-    /// functions, and a hanging one holds its group up for longer.
+    /// Seconds that one call of a reward function may take before it counts as failed. A call is for one completion, or
+    /// for all of a prompt where the function sees them together (`command`, `model`, `relative_length`). More is kinder to
+    /// slow functions, and a hanging one holds its group up for longer.
     pub reward_timeout: f64,
 
     // --- generation ---

@@ -102,6 +102,7 @@ fn bad_rows_are_named_by_file_line_and_reason() {
         ("{\"prompt\": [{\"content\": \"a\"}]}", "message 0 of `prompt` is no object with a `role`"),
         ("{\"prompt_ids\": [1, -2]}", "`prompt_ids` is no list of token ids"),
         ("{\"prompt_ids\": []}", "the prompt has no tokens"),
+        ("{\"prompt_ids\": [1, 512]}", "token 512 of the prompt is not in the model's vocabulary of 512 tokens"),
         ("{\"question\": 5, \"answer\": \"a\"}", "`question` is no text"),
         ("{\"nums\": [1, \"2\"], \"target\": 3}", "`nums` is no list of whole numbers"),
         ("{\"nums\": [1], \"target\": \"3\"}", "`target` is no whole number"),

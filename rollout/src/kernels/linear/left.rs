@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::{
     super::{
-        packed::{BYTE_MAX, Format, PackedShape, TILE_STEPS, largest, nearest, to_bf16},
+        packed::{BYTE_MAX, Format, PackedShape, TILE_STEPS, largest, nearest, to_bf16, to_bytes},
         parallel::Shared,
         simd::{self, Isa, LANES, QUAD, Simd, Task},
         tile::Tiling,
@@ -107,15 +107,15 @@ impl Task for Pack<'_> {
 /// What bytes of the input are stored with for vector registers, where they are unsigned.
 pub(super) const OFFSET: i32 = 128;
 
-/// Scale of a row of bytes and its inverse.
+/// Scale of a row of bytes, and what its figures are multiplied with.
 fn byte_scale(x: &[f32]) -> (f32, f32) {
     let largest = largest(x);
-    (largest / BYTE_MAX, if largest > 0.0 { BYTE_MAX / largest } else { 0.0 })
+    (largest / BYTE_MAX, to_bytes(largest))
 }
 
 #[inline(always)]
-fn byte(x: f32, inverse: f32) -> u8 {
-    (nearest(x * inverse) + OFFSET) as u8
+fn byte(x: f32, factor: f32) -> u8 {
+    (nearest(x * factor) + OFFSET) as u8
 }
 
 impl Pack<'_> {
@@ -132,13 +132,13 @@ impl Pack<'_> {
             match self.layer.shape.format {
                 Format::Float => x.iter().for_each(|&x| put(x)),
                 Format::Byte => {
-                    let (scale, inverse) = byte_scale(x);
+                    let (scale, factor) = byte_scale(x);
                     let (quads, rest) = x.as_chunks::<QUAD>();
-                    quads.iter().for_each(|quad| put(bytemuck::cast(quad.map(|x| byte(x, inverse)))));
+                    quads.iter().for_each(|quad| put(bytemuck::cast(quad.map(|x| byte(x, factor)))));
                     let mut last = [0.0; QUAD];
                     last[..rest.len()].copy_from_slice(rest);
                     for _ in quads.len()..self.layout.words {
-                        put(bytemuck::cast(last.map(|x| byte(x, inverse))));
+                        put(bytemuck::cast(last.map(|x| byte(x, factor))));
                         last = [0.0; QUAD];
                     }
                     *self.left.at(self.layout.scale(row)) = scale;
@@ -164,9 +164,9 @@ impl Pack<'_> {
                 to = to.wrapping_add(TILE_STEPS);
             };
             if self.layer.shape.format == Format::Byte {
-                let (scale, inverse) = byte_scale(x);
+                let (scale, factor) = byte_scale(x);
                 for_chunks(x, |chunk: &[f32; QUAD * WORDS]| {
-                    put(bytemuck::cast(chunk.map(|x| nearest(x * inverse) as i8)));
+                    put(bytemuck::cast(chunk.map(|x| nearest(x * factor) as i8)));
                 });
                 *self.left.at(self.layout.scale(row)) = scale;
             } else {

@@ -3,7 +3,8 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -12,6 +13,9 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded}
 
 /// Longest answer, in bytes.
 const MAX_LINE: u64 = 64 << 20;
+
+/// Longest line of the log, in bytes; a longer one is shown in pieces.
+const MAX_LOG_LINE: u64 = 64 << 10;
 
 /// How long a process that has closed its output may take to end, so that its exit status can be told.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
@@ -30,8 +34,21 @@ pub(super) enum AskError {
     Line(String),
 }
 
+/// The groups of all processes that have not been dropped. Each is led by a child that has not been waited for, so its
+/// number is that of no other group.
+static GROUPS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+fn groups() -> MutexGuard<'static, Vec<u32>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills every process that is still there; for the end of the program, which waits for no call that hangs.
+pub fn end_all() {
+    groups().iter().copied().for_each(kill);
+}
+
 /// A running process. Its pipes are served by threads, so that neither a process that does not read nor one that does
-/// not write can block the caller. Dropping it kills it with all that it started.
+/// not write can block the caller. Dropping it kills it with all that it started, whether or not it has ended itself.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -42,6 +59,7 @@ pub(super) struct Process {
 impl Process {
     /// Starts a command line with the shell.
     pub fn start(run: &str) -> Result<Self, String> {
+        let mut groups = groups();
         let mut child = Command::new("/bin/sh")
             .args(["-c", run])
             .stdin(Stdio::piped())
@@ -51,6 +69,8 @@ impl Process {
             .process_group(0)
             .spawn()
             .map_err(|e| format!("`{run}` cannot be started: {e}"))?;
+        groups.push(child.id());
+        drop(groups);
         let (requests, written) = unbounded();
         let (read, answers) = bounded(16);
         let stdin = child.stdin.take().expect("stdin is piped");
@@ -59,21 +79,35 @@ impl Process {
         thread::spawn(move || write_requests(stdin, &written));
         thread::spawn(move || read_answers(stdout, &read));
         let run = run.to_owned();
-        thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                tracing::info!("`{run}`: {line}");
-            }
-        });
+        thread::spawn(move || log_lines(stderr, &run));
         Ok(Self { child, requests, answers })
     }
 
     /// Whether it runs and has said nothing that it was not asked for: such a line would be taken for the next answer.
-    pub fn is_ready(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None)) && self.answers.is_empty()
+    pub fn is_ready(&self) -> bool {
+        self.end().is_none() && self.answers.is_empty()
+    }
+
+    /// How it ended, if it has. It is not waited for by that, so that its group can still be killed.
+    fn end(&self) -> Option<String> {
+        let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // SAFETY: the call fills the structure, for which zeros are valid too; its fields are those of an ended child.
+        let (pid, code, status) = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            if libc::waitid(libc::P_PID, self.child.id(), &raw mut info, look) != 0 {
+                return None;
+            }
+            (info.si_pid(), info.si_code, info.si_status())
+        };
+        match code {
+            _ if pid == 0 => None,
+            libc::CLD_EXITED => Some(format!("exit status: {status}")),
+            _ => Some(format!("signal: {status}")),
+        }
     }
 
     /// Writes a line and waits for the one that answers it.
-    pub fn ask(&mut self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
+    pub fn ask(&self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
         if self.requests.send(request.as_bytes().to_vec()).is_err() {
             return Err(self.ended());
         }
@@ -88,26 +122,42 @@ impl Process {
         }
     }
 
-    fn ended(&mut self) -> AskError {
+    fn ended(&self) -> AskError {
         // The output closes a moment before the process is gone.
         let patience = Instant::now() + LAST_MOMENT;
-        let mut status = None;
-        while status.is_none() && Instant::now() < patience {
-            status = self.child.try_wait().ok().flatten();
+        let mut end = self.end();
+        while end.is_none() && Instant::now() < patience {
             thread::sleep(Duration::from_millis(1));
+            end = self.end();
         }
-        AskError::Ended(status.map(|status| format!(" ({status})")).unwrap_or_default())
+        AskError::Ended(end.map(|end| format!(" ({end})")).unwrap_or_default())
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let group = self.child.id() as libc::pid_t;
-        if matches!(self.child.try_wait(), Ok(None)) {
-            // SAFETY: the child has not been waited for, so the number is that of its group and of no other process.
-            unsafe { libc::kill(-group, libc::SIGKILL) };
-        }
+        let mut groups = groups();
+        kill(self.child.id());
+        groups.retain(|&group| group != self.child.id());
+        drop(groups);
         let _ = self.child.wait();
+    }
+}
+
+/// Kills a group of [`GROUPS`].
+fn kill(group: u32) {
+    let group = libc::pid_t::try_from(group).expect("process ids are positive and fit pid_t");
+    // SAFETY: a signal, without effects on memory.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+}
+
+/// Brings to the log what a process writes to stderr, text or not.
+fn log_lines(stderr: ChildStderr, run: &str) {
+    let mut reader = BufReader::new(stderr);
+    let mut line = Vec::new();
+    while matches!(reader.by_ref().take(MAX_LOG_LINE).read_until(b'\n', &mut line), Ok(1..)) {
+        tracing::info!("`{run}`: {}", String::from_utf8_lossy(&line).trim_end());
+        line.clear();
     }
 }
 

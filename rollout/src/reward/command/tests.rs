@@ -37,6 +37,12 @@ fn scored(pool: &mut RewardPool) -> Vec<RewardOutcome> {
     group.outcomes.into_iter().map(|mut outcomes| outcomes.remove(0)).collect()
 }
 
+/// The outcomes of a call with this deadline, without a pool that might give the call up first.
+fn called(function: &RewardFunction, input: RewardInput, seconds: f64) -> Vec<RewardOutcome> {
+    let deadline = Instant::now() + Duration::from_secs_f64(seconds);
+    function.reward().score(&RewardInput { deadline: Some(deadline), ..input })
+}
+
 fn answer(answer: &str) -> Vec<RewardOutcome> {
     scored(&mut pool(&[program(&format!("echo '{answer}'")), "finished".into()], 10.0))
 }
@@ -117,6 +123,14 @@ fn runs(process: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
+fn wait_for_end(processes: &[i32]) {
+    let begun = Instant::now();
+    while processes.iter().any(|&process| runs(process)) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{processes:?} still run");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -128,22 +142,42 @@ fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
         pids = pids.display(),
         hung = hung.display()
     );
-    let mut pool = pool(&[run, "finished".into()], 1.0);
-    let started = Instant::now();
+    let function = RewardFunction::from_spec(&run).unwrap();
     let late = failed("no answer within the deadline; the command was killed and is started again for the next call");
-    assert_eq!(scored(&mut pool), [late.clone(), late]);
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(called(&function, input(&["a", "b"]), 5.0), [late.clone(), late]);
     let first = numbers(&pids);
     assert_eq!(first.len(), 2);
-    assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
-    assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+    for _ in 0..2 {
+        let scores = called(&function, input(&["a", "b"]), 60.0);
+        assert_eq!(scores, [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+    }
     let all = numbers(&pids);
     assert_eq!(all.len(), 3, "the second process is kept");
+    drop(function);
+    wait_for_end(&all);
+}
+
+#[test]
+fn what_a_program_left_behind_is_killed_though_the_program_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let pids = folder.path().join("pids");
+    let run = format!("command:run=sleep 1000 & echo $! >> {}; read -r line; echo [1, 2]", pids.display());
+    let mut pool = pool(&[run, "finished".into()], 10.0);
+    for _ in 0..2 {
+        assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+        // The shell ends after its answer; its child has the pipes and stays.
+        std::thread::sleep(Duration::from_millis(50));
+    }
     drop(pool);
-    let killed = Instant::now();
-    while all.iter().any(|&process| runs(process)) {
-        assert!(killed.elapsed() < Duration::from_secs(10), "{all:?} still run");
-        std::thread::sleep(Duration::from_millis(10));
+    wait_for_end(&numbers(&pids));
+}
+
+#[test]
+fn what_is_no_text_may_be_said_to_the_log() {
+    let program = program("printf '\\377\\n' >&2; sleep 0.1; echo more >&2; echo [1, 2]");
+    let mut pool = pool(&[program, "finished".into()], 10.0);
+    for _ in 0..2 {
+        assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
     }
 }
 
@@ -162,10 +196,7 @@ fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
 #[test]
 fn a_program_that_does_not_read_blocks_nobody() {
     let long = "x".repeat(1 << 20);
-    let mut pool = pool(&["command:run=sleep 1000".into(), "finished".into()], 0.5);
-    let started = Instant::now();
-    pool.submit(0, input(&[&long, "b"]));
-    let group = pool.recv().unwrap();
-    assert!(matches!(&group.outcomes[0][0], RewardOutcome::Failed(reason) if reason.contains("within the deadline")));
-    assert!(started.elapsed() < Duration::from_secs(5));
+    let function = RewardFunction::from_spec("command:run=sleep 1000").unwrap();
+    let outcomes = called(&function, input(&[&long, "b"]), 0.5);
+    assert!(matches!(&outcomes[0], RewardOutcome::Failed(reason) if reason.contains("within the deadline")));
 }

@@ -7,7 +7,7 @@
 mod network;
 mod sequence;
 
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Instant};
+use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use shared::{ModelDir, RewardOutcome, StepScore};
 
@@ -110,10 +110,8 @@ impl Reward for ModelReward {
             }
         }
         for batch in sequences.chunks(self.batch) {
-            let late = input.deadline.is_some_and(|deadline| deadline <= Instant::now());
             let rows: Vec<&Sequence> = batch.iter().map(|(_, sequence)| sequence).collect();
-            let scores = if late { Err("out of time".to_owned()) } else { self.network.scores(&rows) };
-            match scores {
+            match self.network.scores(&rows, input.deadline) {
                 Ok(scores) => {
                     for ((index, sequence), scores) in batch.iter().zip(scores) {
                         outcomes[*index] = self.outcome(sequence, &scores);

@@ -2,8 +2,9 @@
 
 use std::{
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
+    time::Instant,
 };
 
 use exporters::{ExportOptions, ensure_export, fused_rotary};
@@ -63,19 +64,22 @@ impl Network {
         self.positions
     }
 
-    /// The first label at every place of every row. Rows are padded on the right, which no score can see.
-    pub fn scores(&self, rows: &[&Sequence]) -> Result<Vec<Vec<f32>>, String> {
+    /// The first label at every place of every row. Rows are padded on the right, which no score can see. After the
+    /// deadline the network is not run.
+    pub fn scores(&self, rows: &[&Sequence], deadline: Option<Instant>) -> Result<Vec<Vec<f32>>, String> {
+        let mut session = in_time(&self.session, deadline)?;
         let width = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
-        let flat = self.run(rows, width).map_err(|e| {
+        let flat = self.run(&mut session, rows, width).map_err(|e| {
             let message = e.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             format!("the reward model failed: {message}")
         })?;
+        drop(session);
         let mut first_labels = flat.into_iter().step_by(self.labels);
         Ok(rows.iter().map(|row| first_labels.by_ref().take(row.places.len()).collect()).collect())
     }
 
     /// `[places, labels]`, flat.
-    fn run(&self, rows: &[&Sequence], width: usize) -> ort::Result<Vec<f32>> {
+    fn run(&self, session: &mut Session, rows: &[&Sequence], width: usize) -> ort::Result<Vec<f32>> {
         let batch = rows.len();
         let padded = |row: &&Sequence| {
             let padding = width - row.ids.len();
@@ -97,9 +101,18 @@ impl Network {
             let positions: Vec<i64> = (0..batch).flat_map(|_| 0..width as i64).collect();
             inputs.push(("position_ids".into(), Tensor::from_array(([batch, width], positions))?.into()));
         }
-        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
         let outputs = session.run(inputs)?;
         Ok(outputs["scores"].try_extract_tensor::<f32>()?.1.to_vec())
+    }
+}
+
+/// Holds what is locked, unless the deadline has passed by then: a call that was given up may have held it until now, and
+/// nobody waits for this one any more.
+fn in_time<T>(locked: &Mutex<T>, deadline: Option<Instant>) -> Result<MutexGuard<'_, T>, String> {
+    let guard = locked.lock().unwrap_or_else(PoisonError::into_inner);
+    match deadline {
+        Some(deadline) if deadline <= Instant::now() => Err("out of time".to_owned()),
+        _ => Ok(guard),
     }
 }
 
@@ -112,4 +125,25 @@ fn load(dir: &Path, options: NetworkOptions) -> Result<Session, engine::EngineEr
     let doing = format!("cannot load {}", path.display());
     runtime::environment()?;
     engine::load(&path, options).map_err(engine::EngineError::runtime(&doing))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_call_that_waited_for_another_beyond_its_deadline_does_not_run() {
+        let session = Mutex::new(());
+        let other = session.lock().unwrap();
+        thread::scope(|scope| {
+            let late = scope.spawn(|| in_time(&session, Some(Instant::now() + Duration::from_millis(20))).is_err());
+            thread::sleep(Duration::from_millis(100));
+            drop(other);
+            assert!(late.join().unwrap());
+        });
+        assert!(in_time(&session, Some(Instant::now() + Duration::from_secs(3600))).is_ok());
+        assert!(in_time(&session, None).is_ok());
+    }
 }
