@@ -10,8 +10,10 @@ use serde_json::Value;
 use tests::timeline::Timeline;
 
 fn bench(model: &Path, cache: &Path, arguments: &[&str]) -> Output {
+    let repeat: &[&str] = if arguments.contains(&"--repeat") { &[] } else { &["--repeat", "1"] };
     Command::new(env!("CARGO_BIN_EXE_rollout"))
-        .args(["bench", "--threads", "1", "--repeat", "1", "--num-prompts", "2", "--num-generations", "3"])
+        .args(["bench", "--threads", "1", "--num-prompts", "2", "--num-generations", "3"])
+        .args(repeat)
         .args(["--prompt-length", "5", "--model"])
         .arg(model)
         .args(arguments)
@@ -161,7 +163,7 @@ fn what_cannot_be_done_is_one_clear_line() {
     refused(&model, &["--completion-length", "100000"], &["limit"]);
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);
     refused(&cache.path().join("none"), &["--completion-length", "7"], &["--model", "no such directory"]);
-    refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "packed, stock"]);
+    refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "`packed` or `stock`"]);
     let compare = |flags: &'static str| ["--completion-length", "7", "--compare", flags];
     refused(&model, &compare("--max-num-sequences 3"), &["--compare", "--max-num-sequences"]);
     refused(&model, &compare("stock"), &["--compare", "stock"]);

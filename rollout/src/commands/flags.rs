@@ -101,7 +101,8 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
     pub max_model_len: Option<usize>,
     /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and its group: saves steps
-    /// while few sequences run and completions repeat each other; changes no completion; 0 = off
+    /// while few sequences run and completions repeat each other, costs the work of wrong guesses, which are not made where
+    /// they were seen not to pay; changes no completion; 0 = off
     #[arg(long, env = "TANDEM_SPECULATIVE_TOKENS", value_name = "N", default_value_t = 0)]
     pub speculative_tokens: usize,
     /// Threads of the engine: as many as there are cores free for it; more take each other's time [default: all cores]

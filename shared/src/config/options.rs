@@ -266,7 +266,8 @@ pub struct TrainConfig {
     /// less keeps running sequences waiting less. vLLM `max_num_batched_tokens`.
     pub max_num_batched_tokens: usize,
     /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and from the completions of
-    /// its group; 0 = off. Saves steps and changes no completion. vLLM `num_speculative_tokens`.
+    /// its group; 0 = off. Saves steps while few sequences run, costs the work of wrong guesses and changes no
+    /// completion. vLLM `num_speculative_tokens`.
     pub speculative_tokens: usize,
     /// Longest prompt plus completion; absent = what the dataset and `max_completion_length` need, within the model's
     /// limit. Less saves memory for keys and values and cuts completions off. vLLM `max_model_len`.
