@@ -31,8 +31,8 @@ pub enum ExportError {
         /// What is supported.
         hint: String,
     },
-    /// A tensor of the caller could not be read.
-    #[error("tensor {name}: {source}")]
+    /// A tensor of the caller could not be read; the source says why.
+    #[error("tensor {name}")]
     Tensor {
         /// The Hugging Face parameter name.
         name: String,

@@ -102,17 +102,30 @@ impl MicroBatch {
 /// nothing but the lengths, and no gradient depends on the split.
 #[must_use]
 pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = rows.iter().copied().filter(|&r| !sequences[r].completion.is_empty()).collect();
-    order.sort_by_key(|&r| (std::cmp::Reverse(sequences[r].positions()), r));
-    let mut batches: Vec<Vec<usize>> = Vec::new();
-    for row in order {
-        match batches.last_mut() {
-            // The first row of a batch is its longest, so it sets the width.
-            Some(batch) if (batch.len() + 1) * sequences[batch[0]].positions() <= budget => batch.push(row),
-            _ => batches.push(vec![row]),
+    let filled = rows.iter().copied().filter(|&r| !sequences[r].completion.is_empty());
+    pack(filled, |row| sequences[row].positions(), 1, budget)
+}
+
+/// Packs items of `rows_per_item` rows each into passes of at most `budget` positions, padding included, longest first and
+/// ties by index; a longer item goes alone.
+#[must_use]
+pub fn pack(
+    items: impl Iterator<Item = usize>,
+    length_of: impl Fn(usize) -> usize,
+    rows_per_item: usize,
+    budget: usize,
+) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = items.collect();
+    order.sort_by_key(|&item| (std::cmp::Reverse(length_of(item)), item));
+    let mut passes: Vec<Vec<usize>> = Vec::new();
+    for item in order {
+        match passes.last_mut() {
+            // The first item of a pass is its longest, so it sets the width.
+            Some(pass) if (pass.len() + 1) * rows_per_item * length_of(pass[0]) <= budget => pass.push(item),
+            _ => passes.push(vec![item]),
         }
     }
-    batches
+    passes
 }
 
 #[cfg(test)]

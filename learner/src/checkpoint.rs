@@ -40,12 +40,12 @@ const HARMLESS: [&str; 15] = [
     "logging_steps",
     "log_completions",
     "save_step_batches",
+    "rollout_trace",
     "peer_timeout",
     "max_restarts",
     "max_num_seqs",
     "max_num_batched_tokens",
     "rollout_threads",
-    "rollout_device",
 ];
 
 /// How far a run has come. There is no generator state: all randomness is a function of the seed and these counters.
@@ -148,7 +148,7 @@ pub fn save(
     let steps = run_dir.checkpoints()?;
     let surplus = steps.len().saturating_sub(limit.max(1) as usize);
     for step in &steps[..surplus] {
-        fs::remove_dir_all(run_dir.checkpoint(*step))?;
+        atomic::remove_dir(&run_dir.checkpoint(*step))?;
     }
     Ok(())
 }

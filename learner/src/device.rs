@@ -78,6 +78,14 @@ pub fn sleep_while_waiting() -> std::io::Result<()> {
     Err(command.exec())
 }
 
+/// Waits until a device has done what it was given, so that a clock that is read next has it in. On the CPU, operations
+/// are done when they return.
+pub fn wait_for(device: Device) {
+    if let Device::Cuda(index) = device {
+        Cuda::synchronize(index as i64);
+    }
+}
+
 /// Sets libtorch's threads; `None` takes every core this process may use. Returns the number.
 pub fn set_threads(threads: Option<usize>) -> usize {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);

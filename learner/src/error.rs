@@ -35,9 +35,9 @@ pub enum LearnerError {
     /// The sampler breaks the contract, or is gone.
     #[error("{0}")]
     Peer(String),
-    /// libtorch refused an operation.
-    #[error("libtorch: {0}")]
-    Torch(#[from] tch::TchError),
+    /// libtorch refused an operation. Most of its refusals are panics, of which [`crate::refusal`] makes the same.
+    #[error("{}", crate::refusal::one_line(.0))]
+    Torch(String),
     /// Reading or writing a model failed.
     #[error(transparent)]
     Export(#[from] exporters::ExportError),
@@ -50,6 +50,12 @@ pub enum LearnerError {
     /// Any error of the file system; the message names the path.
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+impl From<tch::TchError> for LearnerError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error.to_string())
+    }
 }
 
 impl LearnerError {

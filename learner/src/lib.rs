@@ -24,6 +24,7 @@ pub mod mismatch;
 pub mod model;
 pub mod optimizer;
 pub mod publish;
+pub mod refusal;
 pub mod replay;
 pub mod reward_model;
 pub mod run;
@@ -31,5 +32,6 @@ pub mod schedule;
 pub mod sft;
 pub mod step;
 pub mod text;
+pub mod verl;
 
 pub use error::LearnerError;

@@ -34,6 +34,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    learner::refusal::catch(program)
+}
+
+fn program() -> ExitCode {
     shared::logging::init();
     let command = Cli::parse().command;
     if let Err(error) = learner::device::sleep_while_waiting() {

@@ -9,11 +9,7 @@ use shared::{
     metrics::MetricRecord,
 };
 
-/// verl's bound on the log of a ratio.
-pub const VERL_BOUND: f64 = 20.0;
-
-/// verl's guard against division by 0.
-const VERL_EPSILON: f64 = 1e-8;
+use crate::verl::{EPSILON, LOG_RATIO_BOUND};
 
 /// How ratios become weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,7 +36,7 @@ impl Correction {
             mode: config.importance_sampling_mode,
             clip_max: config.importance_sampling_clip_max,
             clip_min: config.importance_sampling_clip_min,
-            log_ratio_bound: batch_normalize.then_some(VERL_BOUND),
+            log_ratio_bound: batch_normalize.then_some(LOG_RATIO_BOUND),
             batch_normalize,
         })
     }
@@ -62,7 +58,8 @@ impl Correction {
         };
         let mut weights = Weights { per_sequence, rows: log_ratios.iter().map(of_row).collect() };
         if self.batch_normalize {
-            let mean = weights.mean(log_ratios);
+            // Where every weight is masked, verl leaves them as they are too.
+            let mean = Some(weights.mean(log_ratios)).filter(|&mean| mean > EPSILON).unwrap_or(1.0);
             weights.rows.iter_mut().flatten().for_each(|weight| *weight /= mean);
         }
         weights
@@ -103,11 +100,11 @@ impl Weights {
     fn mean(&self, rows: &[Vec<f64>]) -> f64 {
         if !self.per_sequence {
             let tokens = rows.iter().map(Vec::len).sum::<usize>() as f64;
-            return self.rows.iter().flatten().sum::<f64>() / (tokens + VERL_EPSILON);
+            return self.rows.iter().flatten().sum::<f64>() / (tokens + EPSILON);
         }
         let of_row = |(weights, row): (&Vec<f64>, &Vec<f64>)| {
             let tokens = row.len() as f64;
-            weights[0] * tokens / (tokens + VERL_EPSILON)
+            weights[0] * tokens / (tokens + EPSILON)
         };
         self.rows.iter().zip(rows).map(of_row).sum::<f64>() / rows.len() as f64
     }
@@ -147,6 +144,16 @@ mod tests {
         let tokens = correction(ImportanceSamplingMode::TokenMask).weights(&ratios);
         assert_eq!(tokens.rows[2], [0.0]);
         assert_eq!(tokens.rows[0], [0.5f64.exp(); 2]);
+    }
+
+    #[test]
+    fn a_batch_that_is_masked_altogether_stays_masked() {
+        for mode in [ImportanceSamplingMode::TokenMask, ImportanceSamplingMode::SequenceMask] {
+            let normalised = Correction { batch_normalize: true, ..correction(mode) };
+            assert_eq!(normalised.weights(&[vec![-2.0; 3], vec![4.0]]).rows.concat().iter().sum::<f64>(), 0.0);
+            let rows = normalised.weights(&[vec![0.5], vec![4.0]]).rows.concat();
+            assert!((rows[0] - 2.0).abs() < 1e-7 && rows[1] == 0.0, "{rows:?}");
+        }
     }
 
     #[test]

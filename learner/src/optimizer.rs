@@ -154,7 +154,10 @@ impl AdamW {
                 .map(|(_, tensor)| tensor)
                 .ok_or_else(|| LearnerError::Config(format!("the optimiser state has no tensor {name}")))
         };
-        self.step = i64::try_from(&find("step")?.to_kind(Kind::Int64).reshape([-1]).get(0))? as u64;
+        let step = Vec::<i64>::try_from(find("step")?.to_kind(Kind::Int64).reshape([-1]))?;
+        let step = step.first().and_then(|&step| u64::try_from(step).ok());
+        self.step =
+            step.ok_or_else(|| LearnerError::Config("the optimiser state's `step` is no number of updates".into()))?;
         for (name, shape) in parameters.named() {
             for (moment, flat) in [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)] {
                 let key = format!("{moment}.{name}");

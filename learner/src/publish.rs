@@ -1,8 +1,8 @@
 //! Weight versions: written whole into their own folder, never over a file that a sampler may have mapped.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
-use shared::{PolicyVersion, RunDir, WeightManifest};
+use shared::{PolicyVersion, RunDir, WeightManifest, atomic};
 
 use crate::{error::LearnerError, model::Parameters};
 
@@ -35,7 +35,8 @@ impl Publisher {
     }
 
     /// Makes the run directory's newest version the given one: versions of a future that was lost with a killed learner
-    /// go, and `version` is written unless it is there already with the content of `saved`.
+    /// go, and `version` is written unless it is there already with the content of `saved` and the graph of now, which
+    /// another sampler device or program may have changed.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -46,11 +47,14 @@ impl Publisher {
         parameters: &Parameters,
     ) -> Result<(), LearnerError> {
         for newer in self.run_dir.versions()?.into_iter().filter(|v| *v > version) {
-            fs::remove_dir_all(self.run_dir.version(newer))?;
+            atomic::remove_dir(&self.run_dir.version(newer))?;
         }
         let there = WeightManifest::read(&self.run_dir.version(version)).ok();
+        let base = WeightManifest::read(&self.base).map_err(exporters::ExportError::from)?;
         let same = match (&there, saved) {
-            (Some(there), Some(saved)) => there.data_blake3 == saved.data_blake3,
+            (Some(there), Some(saved)) => {
+                there.data_blake3 == saved.data_blake3 && there.model_blake3 == base.model_blake3
+            }
             _ => false,
         };
         if !same {
@@ -67,7 +71,7 @@ impl Publisher {
     pub fn prune(&self, current: PolicyVersion, oldest_in_use: PolicyVersion) -> Result<(), LearnerError> {
         for version in self.run_dir.versions()? {
             if version < oldest_in_use && version.0 + KEEP <= current.0 {
-                fs::remove_dir_all(self.run_dir.version(version))?;
+                atomic::remove_dir(&self.run_dir.version(version))?;
             }
         }
         Ok(())

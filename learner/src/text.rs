@@ -1,9 +1,27 @@
-//! Token ids of a row's field: given as ids, or as text for the model's tokenizer.
+//! Rows of JSONL files, and token ids of their fields: given as ids, or as text for the model's tokenizer.
+
+use std::{fs, path::Path};
 
 use shared::ModelDir;
 use tokenizers::Tokenizer;
 
 use crate::error::LearnerError;
+
+/// Every line of a file that is not blank, as `read` makes it.
+///
+/// # Errors
+/// A file that cannot be read or has no rows, or the first unusable row, with file, line number and reason.
+pub fn rows<Row>(path: &Path, read: impl Fn(&str) -> Result<Row, String>) -> Result<Vec<Row>, LearnerError> {
+    let text = fs::read_to_string(path).map_err(|e| LearnerError::content(path, format!("cannot be read: {e}")))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let rows: Vec<Row> = lines
+        .map(|(i, line)| read(line).map_err(|e| LearnerError::content(path, format!("line {}: {e}", i + 1))))
+        .collect::<Result<_, _>>()?;
+    if rows.is_empty() {
+        return Err(LearnerError::content(path, "has no rows"));
+    }
+    Ok(rows)
+}
 
 /// Turns fields of JSONL rows into token ids.
 #[derive(Debug)]

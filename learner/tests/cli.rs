@@ -76,6 +76,18 @@ fn random_weights_depend_on_the_seed_alone() {
     assert!(a == b && a != c);
 }
 
+/// The tokens come from no sampler; the steps have a gradient all the same.
+#[test]
+fn the_benchmark_measures_steps_that_train() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path());
+    let model = folder.path().to_str().unwrap();
+    let lengths = ["--batch-size", "4", "--prompt-length", "3", "--completion-length", "40", "--steps", "1"];
+    let run = learner(&[&["bench", "--model", model, "--threads", "1"][..], &lengths].concat());
+    let result: Value = serde_json::from_str(String::from_utf8(run.stdout).unwrap().lines().last().unwrap()).unwrap();
+    assert!(result["grad_norm"].as_f64().unwrap() > 1e-3, "{result}");
+}
+
 #[test]
 fn mistakes_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -98,6 +110,27 @@ fn mistakes_are_named() {
     for command in [["sft", "--data"], ["logprobs", "--input"]] {
         let message = failure(&[command[0], "--model", model, command[1], &foreign, "--output", &out]);
         assert!(message.contains("99") && message.contains("vocabulary"), "{message}");
+    }
+    let good = path("good.jsonl", "{\"prompt_ids\": [2], \"completion_ids\": [3]}\n");
+    let sft = |flags: &[&str]| failure(&[&["sft", "--model", model, "--data", good.as_str()][..], flags].concat());
+    for (flag, value) in [
+        ("--epochs", "nan"),
+        ("--epochs", "-3"),
+        ("--learning-rate", "-1"),
+        ("--weight-decay", "-0.1"),
+        ("--adam-beta2", "1"),
+        ("--max-grad-norm", "inf"),
+        ("--max-steps", "0"),
+    ] {
+        let message = sft(&["--output", &out, &format!("{flag}={value}")]);
+        assert!(message.contains(flag), "{flag} {value}: {message}");
+    }
+    assert!(sft(&["--output", model]).contains("--output is the --model directory"));
+    let absent = folder.path().join("absent").to_str().unwrap().to_owned();
+    for command in [["sft", "--data"], ["reward-model", "--pairs"]] {
+        let output = folder.path().to_str().unwrap();
+        let message = failure(&[command[0], "--model", &absent, command[1], &good, "--output", output]);
+        assert!(message.contains("absent"), "{message}");
     }
     let message = failure(&["run", "--run-dir", folder.path().to_str().unwrap()]);
     assert!(message.contains("config.toml"), "{message}");

@@ -7,7 +7,8 @@ mod support;
 use std::{fs, sync::atomic::AtomicBool};
 
 use learner::{
-    critic::{Critic, clip_fraction, row_weights, value_loss},
+    critic::{Critic, clip_fraction, value_loss},
+    loss::reduction::Aggregation,
     model::{LoadOptions, load, load_scorer},
     run::{Outcome, run},
     step::{StepBatch, StepStats, Trainer},
@@ -43,7 +44,8 @@ fn golden_value_loss() {
             tokens.filter(|(_, mask)| **mask > 0.0).map(|(value, _)| *value).collect()
         };
         let lengths: Vec<usize> = mask.iter().map(|row| row.iter().filter(|&&m| m > 0.0).count()).collect();
-        let weights: Vec<f64> = row_weights(mode, &lengths, width)
+        let weights: Vec<f64> = Aggregation::new(mode, width)
+            .weights(&lengths)
             .into_iter()
             .zip(&lengths)
             .flat_map(|(weight, &length)| vec![weight; length])

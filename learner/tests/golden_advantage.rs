@@ -1,11 +1,13 @@
 //! Advantages and the KL penalty against TRL, verl and DeepSeekMath's formula, through the functions that training uses.
 
-use learner::advantage::{
-    CreditOptions, KlController, RewardSummary, Sample, credit,
-    gae::{gae, whiten},
-    kl_reward::estimate,
-    outcome::Lone,
-    process::{Deviation, process},
+use learner::{
+    advantage::{
+        CreditOptions, KlController, RewardSummary, Sample, credit,
+        gae::{gae, whiten},
+        outcome::Lone,
+        process::{Deviation, process},
+    },
+    kl,
 };
 use serde_json::{Value, json};
 use shared::{
@@ -256,7 +258,7 @@ fn golden_kl_estimators_in_the_reward() {
         let (own, reference) = (matrix(&case["inputs"]["logps"]), matrix(&case["inputs"]["ref_logps"]));
         for (row, expected) in matrix(&case["expected"]["kl"]).iter().enumerate() {
             let found: Vec<f64> =
-                own[row].iter().zip(&reference[row]).map(|(own, other)| estimate(estimator, *own, *other)).collect();
+                own[row].iter().zip(&reference[row]).map(|(own, other)| kl::value(estimator, *own, *other)).collect();
             assert_list(&case["name"], "kl", &found, expected);
         }
     }

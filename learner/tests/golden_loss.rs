@@ -8,10 +8,10 @@ mod ragged;
 use learner::{
     loss::{
         Importance, LossGradient, Measures, Objective, Rows, Tokens,
-        ratio::VERL_BOUND,
         reduction::{Normaliser, RowWeights, update_weights},
     },
     step::Mean,
+    verl::LOG_RATIO_BOUND,
 };
 use ragged::{assert_close, lengths, number, optional, rows};
 use serde_json::{Value, json};
@@ -295,7 +295,7 @@ fn verl_case(case: &Value) {
     let mut objective = Objective::from_config(&config);
     let sapo = params["loss"] == "sapo";
     if sapo {
-        objective.log_ratio_bound = Some(VERL_BOUND);
+        objective.log_ratio_bound = Some(LOG_RATIO_BOUND);
     }
     let found = case.differentiate(&objective);
     let name = case.name;

@@ -5,12 +5,7 @@
 #[path = "support/ragged.rs"]
 mod ragged;
 
-use learner::{
-    kl,
-    loss::reduction::Aggregation,
-    mismatch::{Correction, VERL_BOUND},
-    step::Mismatch,
-};
+use learner::{kl, loss::reduction::Aggregation, mismatch::Correction, step::Mismatch, verl::LOG_RATIO_BOUND};
 use ragged::{assert_close, lengths, matrix, number, numbers, optional, rows};
 use serde_json::{Value, json};
 use shared::{
@@ -143,7 +138,7 @@ fn golden_verl_rollout_is() {
             mode,
             clip_max: number(&params["threshold"]),
             clip_min: None,
-            log_ratio_bound: Some(VERL_BOUND),
+            log_ratio_bound: Some(LOG_RATIO_BOUND),
             batch_normalize: params["batch_normalize"].as_bool().unwrap(),
         };
         let log_ratios = rows(&inputs["log_ratio"], &inputs["mask"]);

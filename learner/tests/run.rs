@@ -13,12 +13,15 @@ use std::{
     time::Duration,
 };
 
+use exporters::{ExportOptions, export};
 use learner::{
     LearnerError,
+    model::{LoadOptions, load},
+    publish::Publisher,
     run::{Outcome, run},
 };
 use shared::{
-    ModelDir, PolicyVersion, RunDir, WeightManifest,
+    Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
     channel::{LearnerStatus, memory},
     config::TrainConfig,
     metrics,
@@ -228,4 +231,28 @@ fn what_the_learner_cannot_do_is_refused() {
         assert!(!matches!(failed, LearnerError::Peer(_)));
         assert!(failed.to_string().contains(word), "{failed}");
     }
+}
+
+/// After a resumption on another device the version on disk has the right weights and the wrong graph.
+#[test]
+fn a_version_is_written_again_when_the_graph_has_changed() {
+    let folder = Folder::new();
+    let run_dir = folder.run_dir("run");
+    run_dir.create().unwrap();
+    let model = ModelDir::open(support::model()).unwrap();
+    let policy = load(&model, LoadOptions::default()).unwrap();
+    let version = PolicyVersion(3);
+    let publisher = |dtype: Dtype| {
+        let base = folder.root.path().join(dtype.to_string());
+        if !base.exists() {
+            export(&model, &base, &ExportOptions { dtype, ..ExportOptions::default() }).unwrap();
+        }
+        Publisher::new(run_dir.clone(), base)
+    };
+    let saved = publisher(Dtype::Fp32).publish(version, policy.parameters()).unwrap();
+    let dtype_after = |dtype: Dtype| {
+        publisher(dtype).rewind(version, Some(&saved), policy.parameters()).unwrap();
+        WeightManifest::read(&run_dir.version(version)).unwrap().tensor("model.embed_tokens.weight").unwrap().dtype
+    };
+    assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);
 }

@@ -4,6 +4,7 @@ mod support;
 
 use learner::{
     advantage::{CreditOptions, credit},
+    loss::Measure,
     model::{LoadOptions, load},
     step::{StepBatch, StepStats, Trainer},
 };
@@ -74,10 +75,14 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     }
     let batch = StepBatch::new(&groups, &config, PolicyVersion(3));
     assert!(!batch.rows[0].trained && batch.rows[0].valid && batch.rows[1].trained);
-    let mean = 1.5;
     let advantages = credit(&CreditOptions::from_config(&config), &batch.samples(), None, None).advantages;
-    assert!(advantages.iter().enumerate().all(|(i, a)| a[0].signum() == (i as f64 - mean).signum()));
+    // Mean and standard deviation of 0, 1, 2 and 3, the truncated one included.
+    let expected = |i: usize| (i as f64 - 1.5) / ((5.0f64 / 3.0).sqrt() + 1e-4);
+    assert!(advantages.iter().enumerate().all(|(i, a)| (a[0] - expected(i)).abs() < 1e-12), "{advantages:?}");
 
+    let mut other = groups.clone();
+    other[0].completions[0].token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
+    assert_eq!(largest_difference(&step(&config, &groups).0, &step(&config, &other).0), 0.0);
     let all = TrainConfig { mask_truncated_completions: false, ..config.clone() };
     assert!(largest_difference(&step(&config, &groups).0, &step(&all, &groups).0) > 0.0);
 }
@@ -144,6 +149,9 @@ fn a_logical_batch_with_a_large_ratio_is_left_out() {
     assert!(usual.early_stopped == 0 && usual.grad_norms[0] > 1e-3);
     let stopped = set_ratios(&|_| 6.0);
     assert_eq!((stopped.early_stopped, stopped.grad_norms[0], stopped.losses[0]), (2, 0.0, 0.0));
+    let one = set_ratios(&|row| if row == 0 { 1e4 } else { 1.0 });
+    assert_eq!(one.early_stopped, 1, "only the logical batch of that row");
+    assert!(one.grad_norms[0] > 1e-3 && one.grad_norms[0] < 1e2, "{}", one.grad_norms[0]);
 }
 
 /// With `sync_ref_model`, every so many steps the reference becomes a mixture of itself and the policy.
@@ -173,6 +181,98 @@ fn the_reference_follows_the_policy() {
     let expected = &start * 0.4 + flat(trainer.policy()) * 0.6;
     assert!(largest_difference(&flat(trainer.moving_reference().unwrap()), &expected) < 1e-12);
     assert!(largest_difference(&expected, &start) > 1e-3);
+}
+
+/// The entropy that leads the adaptive coefficient is that of all completions, whether a completion has a gradient or
+/// not: without any contrast the bonus comes all the same, and with some the coefficient does not choose what is measured.
+#[test]
+fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
+    let config = TrainConfig {
+        warmup_steps: 0,
+        learning_rate: 0.0,
+        use_adaptive_entropy: true,
+        entropy_coef: 0.0,
+        entropy_coef_delta: 0.01,
+        entropy_coef_max: 1.0,
+        entropy_target: 100.0,
+        ..config()
+    };
+    let run = |config: &TrainConfig, groups: &[RolloutGroup]| {
+        let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
+        let mut trainer = Trainer::new(config, policy, None).unwrap();
+        let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
+        let state = serde_json::to_value(trainer.entropy().state().unwrap()).unwrap();
+        (stats, state["last_entropy"].as_f64().unwrap())
+    };
+    let mut groups = support::groups(&config, 3);
+    for completion in groups.iter_mut().skip(1).flat_map(|group| &mut group.completions) {
+        completion.rewards = vec![RewardOutcome::Score(1.0), RewardOutcome::NotApplicable];
+    }
+    let (with, entropy) = run(&config, &groups);
+    let (without, unaided) = run(&TrainConfig { entropy_coef_max: 0.0, ..config.clone() }, &groups);
+    assert_eq!((with.entropy_coef, without.entropy_coef), (Some(0.04), Some(0.0)));
+    assert!((entropy - unaided).abs() < 1e-5, "{entropy} with the bonus, {unaided} without");
+    assert!((with.entropy.get() - without.entropy.get()).abs() < 1e-5);
+
+    groups[0].completions = groups[1].completions.clone();
+    assert_eq!(run(&config, &groups).0.entropy_coef, Some(0.04), "no contrast at all");
+}
+
+#[test]
+fn a_damaged_optimiser_state_is_refused() {
+    let config = config();
+    let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
+    let mut trainer = Trainer::new(&config, policy, None).unwrap();
+    let state = trainer.optimizer().state(trainer.policy().parameters());
+    for step in [Vec::new(), vec![-1i64]] {
+        let mut damaged = vec![("step".to_owned(), Tensor::from_slice(&step))];
+        damaged.extend(state[1..].iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())));
+        let error = trainer.restore(0, &damaged).unwrap_err().to_string();
+        assert!(error.contains("`step`"), "{error}");
+    }
+    trainer.restore(0, &state).unwrap();
+}
+
+/// A product beyond 32 bits is one update of everything.
+#[test]
+fn an_update_may_be_larger_than_any_batch() {
+    let whole = TrainConfig { warmup_steps: 0, per_device_train_batch_size: 12, num_iterations: 1, ..config() };
+    let huge = TrainConfig { per_device_train_batch_size: 1 << 16, gradient_accumulation_steps: 1 << 16, ..whole };
+    let (_, stats) = step(&huge, &support::groups(&huge, 3));
+    assert_eq!((stats.losses.len() as u64, huge.updates_per_step()), (1, 1));
+}
+
+/// Clipping is a share of all trained tokens, also of those whose advantage is 0.
+#[test]
+fn clip_fractions_count_completions_without_contrast() {
+    for (loss_type, measure) in [(LossType::Dapo, Measure::ClipHigh), (LossType::Vanilla, Measure::PgClip)] {
+        let config = TrainConfig {
+            warmup_steps: 0,
+            num_iterations: 1,
+            decoupled_objective: false,
+            loss_type,
+            mask_truncated_completions: false,
+            ..config()
+        };
+        let mut groups = support::groups(&config, 3);
+        let (_, stats) = step(&config, &groups);
+        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+            let contrast = row < 4;
+            let score = if contrast { row as f64 } else { 1.0 };
+            completion.rewards = vec![RewardOutcome::Score(score), RewardOutcome::NotApplicable];
+            // Ratios of 2 to the sampler: clipped where the advantage is above 0.
+            for (token, old) in completion.logprobs.iter_mut().zip(&stats.old_logprobs[row]) {
+                token.logprob_at_temperature = (old - 2f64.ln()) as f32;
+            }
+        }
+        let tokens = |rows: &[usize]| -> f64 {
+            let all: Vec<_> = groups.iter().flat_map(|group| &group.completions).collect();
+            rows.iter().map(|&row| all[row].token_ids.len() as f64).sum()
+        };
+        let expected = tokens(&[2, 3]) / tokens(&(0..12).collect::<Vec<_>>());
+        let found = step(&TrainConfig { learning_rate: 0.0, ..config }, &groups).1.measures.mean(measure).unwrap();
+        assert!((found - expected).abs() < 1e-12, "{loss_type:?}: {found} is not {expected}");
+    }
 }
 
 /// The entropy bonus has a gradient: with nothing else in the loss, a step raises the entropy.

@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampler`] (logits to a
 //! token), [`reward`] (completions to scores), [`pair`] (the half of the training pair that runs in this process).
-//! [`commands`] holds one file per subcommand. This crate never links libtorch.
+//! [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of it. This crate never links libtorch.
 
 pub mod commands;
 pub mod data;
@@ -11,3 +11,4 @@ pub mod kernels;
 pub mod pair;
 pub mod reward;
 pub mod sampler;
+pub mod trace;

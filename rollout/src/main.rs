@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{bench, eval, generate, rewards, run};
+use rollout::commands::{bench, eval, generate, rewards, run, tune};
 
 /// Samples groups of completions from a language model over ONNX Runtime.
 #[derive(Debug, Parser)]
@@ -21,6 +21,8 @@ enum Command {
     Generate(generate::Args),
     /// Measure generation on its own: prefill and decode rates, latencies, time by phase.
     Bench(bench::Args),
+    /// Find the batching flags that suit a model, this machine and a distribution of lengths.
+    Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),
     /// List the reward functions.
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Generate(args) => generate::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
+        Command::Tune(args) => tune::run(&args).map(done),
         Command::Eval(args) => eval::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
     };

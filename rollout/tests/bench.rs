@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tests::timeline::Timeline;
 
 fn bench(model: &Path, cache: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rollout"))
@@ -47,6 +48,16 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     let phases = ["prefill", "decode", "sampling", "kv_copy", "scheduling"].map(|p| number(&format!("{p}_seconds")));
     let inside: f64 = phases.iter().sum();
     assert!(inside <= number("seconds") && inside >= 0.5 * number("seconds"), "{phases:?}");
+    let shares = ["linear", "head", "attention", "graph_rest", "sampling", "scheduling", "idle"]
+        .map(|p| number(&format!("{p}_share")));
+    assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-6 && shares.iter().all(|&s| s >= 0.0), "{shares:?}");
+    for name in ["gemm_peak_share", "bandwidth_share", "kv_use", "batch_occupancy"] {
+        assert!(number(name) > 0.0 && number(name) <= 1.0, "{name}: {}", number(name));
+    }
+    let quantiles = ["p50", "p90", "p99"].map(|q| number(&format!("tpot_seconds_{q}")));
+    assert!(quantiles.is_sorted(), "{quantiles:?}");
+    // Positions 5 to 10 are attended to from the second token on: of the prompt, the tokens so far and the own one.
+    assert_eq!(number("mean_positions"), (6..=11).sum::<u32>() as f64 / 6.0);
 
     for kernels in [&["--kernels", "stock"][..], &["--rollout-dtype", "int8"]] {
         let swapped =
@@ -66,6 +77,77 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     let sizes: Vec<_> = sweep.as_array().unwrap().iter().map(|r| r["max_num_seqs"].as_u64().unwrap()).collect();
     assert_eq!(sizes, [1, 4], "sizes beyond the six sequences are left out");
     assert!(sweep.as_array().unwrap().iter().all(|r| r["generated_tokens"] == 21));
+    // One at a time fills its place in every step; four places are not all taken towards the end of ragged lengths.
+    let occupancy = |i: usize| sweep[i]["batch_occupancy"].as_f64().unwrap();
+    assert!(occupancy(0) == 1.0 && occupancy(1) < 1.0, "{sweep}");
+}
+
+#[test]
+fn the_timeline_and_the_profile_tell_the_same() {
+    let (model, cache) = (tests::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
+    let file = cache.path().join("trace.json");
+    for kernels in ["packed", "stock"] {
+        let arguments = ["--completion-length", "20", "--kernels", kernels, "--max-num-seqs", "4", "--trace"];
+        let record = last_line(&bench(&model, cache.path(), &[&arguments[..], &[file.to_str().unwrap()]].concat()));
+        let timeline = Timeline::read(&file);
+        assert_eq!(timeline.track("generation").len(), 1);
+        for part in ["prefill", "decode", "sampler", "KV copies"] {
+            assert!(timeline.within(part, "engine steps"), "{part}");
+        }
+        // The warm-up comes before the repeat and is no part of the profile.
+        let repeat = &timeline.track("generation")[0];
+        let seconds = |track: &str| -> f64 {
+            let spans = timeline.track(track).iter().filter(|span| span.begin >= repeat.begin);
+            spans.map(|span| (span.end - span.begin) as f64 / 1e9).sum()
+        };
+        let number = |name: &str| record[name].as_f64().unwrap();
+        for (track, name) in [
+            ("prefill", "prefill_seconds"),
+            ("decode", "decode_seconds"),
+            ("sampler", "sampling_seconds"),
+            ("KV copies", "kv_copy_seconds"),
+        ] {
+            assert!(
+                (seconds(track) - number(name)).abs() < 1e-6,
+                "{track}: {} against {}",
+                seconds(track),
+                number(name)
+            );
+        }
+        let inside =
+            ["prefill", "decode", "sampling", "kv_copy", "scheduling"].map(|p| number(&format!("{p}_seconds")));
+        assert!((seconds("engine steps") - inside.iter().sum::<f64>()).abs() < 1e-6);
+        let steps: Vec<_> = timeline.track("decode").iter().filter(|span| span.begin >= repeat.begin).collect();
+        assert_eq!(steps.len() as u64, record["decode_steps"].as_u64().unwrap());
+        let rows: u64 = steps.iter().map(|span| span.args["rows"].as_u64().unwrap()).sum();
+        assert_eq!(rows + 6, 120, "the first token of each completion comes from the prefill");
+        let running = timeline.counter("running");
+        assert!(running.contains(&4.0) && running.last() == Some(&0.0), "{running:?}");
+        assert!(timeline.counter("KV bytes").iter().any(|&bytes| bytes > 0.0));
+    }
+}
+
+#[test]
+fn two_settings_are_compared_in_turns() {
+    let (model, cache) = (tests::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
+    let work = ["--completion-length", "5", "--repeat", "2"];
+    let output = bench(&model, cache.path(), &[&work[..], &["--compare", "--max-num-seqs 1 --kernels stock"]].concat());
+    let summary = last_line(&output);
+    assert_eq!(summary["rounds"], 2);
+    let line = |side: &str| summary[side].as_str().unwrap().to_owned();
+    assert!(!line("a").contains("stock") && line("b").ends_with("--max-num-seqs 1 --kernels stock"), "{summary}");
+    assert!(!line("a").contains("--compare") && !line("a").contains("--repeat"), "{summary}");
+    let rate = &summary["figures"]["tokens_per_s"];
+    let number = |name: &str| rate[name].as_f64().unwrap();
+    assert!(number("ratio_min") <= number("ratio") && number("ratio") <= number("ratio_max") && number("a") > 0.0);
+    // One repeat of each a round, in turns.
+    let log = String::from_utf8(output.stderr).unwrap();
+    let order: Vec<&str> = log.lines().filter_map(|l| l.strip_prefix("round ")?.split(':').next()).collect();
+    assert_eq!(order, ["1, A", "1, B", "2, A", "2, B"]);
+
+    let binary = env!("CARGO_BIN_EXE_rollout");
+    let with_itself = last_line(&bench(&model, cache.path(), &[&work[..], &["--compare-binary", binary]].concat()));
+    assert_eq!(with_itself["a"], with_itself["b"]);
 }
 
 #[test]
@@ -80,6 +162,17 @@ fn what_cannot_be_done_is_one_clear_line() {
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);
     refused(&cache.path().join("none"), &["--completion-length", "7"], &["--model", "no such directory"]);
     refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "packed, stock"]);
+    let compare = |flags: &'static str| ["--completion-length", "7", "--compare", flags];
+    refused(&model, &compare("--max-num-sequences 3"), &["--compare", "--max-num-sequences"]);
+    refused(&model, &compare("stock"), &["--compare", "stock"]);
+    refused(&model, &compare("--repeat 3"), &["--compare", "--repeat"]);
+    refused(&model, &compare("--max-model-len 3"), &["B (", "--max-model-len"]);
+    refused(
+        &model,
+        &["--completion-length", "7", "--compare-binary", "/nonexistent"],
+        &["--compare-binary", "no such"],
+    );
+    refused(&model, &["--completion-length", "7", "--trace", "/nonexistent/t.json"], &["--trace", "no such folder"]);
     let too_many = ["--completion-length", "7", "--max-num-seqs", "2000000000"];
     refused(&model, &too_many, &["does not fit into memory", "KV cache", "max_num_seqs (2000000000)"]);
 }

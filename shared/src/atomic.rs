@@ -57,6 +57,15 @@ pub fn write_dir<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Re
     result
 }
 
+/// Removes a folder in one visible step: a reader finds it whole or not at all.
+///
+/// # Errors
+/// Any error of the file system, with the path in its message.
+pub fn remove_dir(path: &Path) -> io::Result<()> {
+    let temporary = temporary_beside(path)?;
+    fs::rename(path, &temporary).and_then(|()| fs::remove_dir_all(&temporary)).map_err(|e| with_path(e, path))
+}
+
 /// Checks that the file system of `path` has room for that many bytes.
 ///
 /// # Errors
@@ -309,6 +318,27 @@ mod tests {
         fs::remove_dir_all(&new).unwrap();
         assert!(swap_in_two_steps(&new, &old).is_err());
         assert_eq!(fs::read_to_string(old.join("data")).unwrap(), "new", "nothing could take its place");
+    }
+
+    #[test]
+    fn readers_never_find_a_part_of_a_folder_that_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("v1");
+        let files = 300;
+        for _ in 0..20 {
+            fs::create_dir(&path).unwrap();
+            (0..files).for_each(|n| fs::write(path.join(n.to_string()), "").unwrap());
+            std::thread::scope(|scope| {
+                let remover = scope.spawn(|| remove_dir(&path).unwrap());
+                while !remover.is_finished() {
+                    let whole = path.join("0").exists() && path.join((files - 1).to_string()).exists();
+                    assert!(whole || !path.exists(), "a part of the folder is there");
+                }
+            });
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+        let error = remove_dir(&path).unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
     }
 
     #[test]

@@ -99,14 +99,14 @@ pub struct WeightManifest {
 pub enum ManifestError {
     /// The file cannot be read or written.
     #[error("cannot read the weight manifest: {0}")]
-    Io(#[from] std::io::Error),
+    Io(String),
     /// It is no valid manifest.
-    #[error("{path}: not a weight manifest: {source}")]
+    #[error("{path}: not a weight manifest: {reason}")]
     Json {
         /// The file.
         path: String,
         /// What the parser said.
-        source: serde_json::Error,
+        reason: String,
     },
     /// It was written by another version of this program.
     #[error(
@@ -128,6 +128,13 @@ pub enum ManifestError {
     },
 }
 
+/// As text: the message holds all of it, and whoever prints a chain of causes would print it twice.
+impl From<std::io::Error> for ManifestError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error.to_string())
+    }
+}
+
 impl WeightManifest {
     /// Reads `dir/manifest.json` and checks that `weights.data` has the length it states.
     ///
@@ -137,7 +144,7 @@ impl WeightManifest {
         let path = dir.join(MANIFEST_FILE);
         let text = fs::read(&path).map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         let manifest: Self = serde_json::from_slice(&text)
-            .map_err(|source| ManifestError::Json { path: path.display().to_string(), source })?;
+            .map_err(|e| ManifestError::Json { path: path.display().to_string(), reason: e.to_string() })?;
         if manifest.format != MANIFEST_FORMAT {
             return Err(ManifestError::Format { path: path.display().to_string(), found: manifest.format });
         }

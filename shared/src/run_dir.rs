@@ -140,6 +140,12 @@ impl RunDir {
         numbered(&self.batches(), |name| name.strip_prefix("step-").and_then(|n| n.parse().ok()))
     }
 
+    /// Timeline of the sampler, with `rollout_trace`; written when it ends.
+    #[must_use]
+    pub fn trace(&self) -> PathBuf {
+        self.root.join("trace.json")
+    }
+
     /// The self-contained report.
     #[must_use]
     pub fn report(&self) -> PathBuf {

@@ -3,6 +3,7 @@
 
 pub mod cli;
 pub mod golden;
+pub mod timeline;
 pub mod tiny_model;
 pub mod training;
 

@@ -35,7 +35,7 @@ fn the_subcommands_of_the_readme_exist() {
     let text = document("README.md");
     for (binary, subcommands) in [
         ("tandem", &["train", "iterate", "demo", "report", "import-config", "doctor"][..]),
-        ("rollout", &["generate", "bench", "eval", "rewards"]),
+        ("rollout", &["generate", "bench", "tune", "eval", "rewards"]),
         ("learner", &["reward-model", "replay", "logprobs"]),
     ] {
         for subcommand in subcommands {

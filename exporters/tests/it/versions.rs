@@ -1,6 +1,6 @@
 //! Publishing versions and writing them back.
 
-use std::fs;
+use std::{error::Error, fs};
 
 use exporters::{
     Checkpoint, ExportOptions, SourceError, VersionDir, export, fill_hf, fill_version, version_to_hf, write_hf,
@@ -59,9 +59,9 @@ fn a_failing_or_wrong_source_is_named_and_leaves_nothing() {
     let (base, out) = (model.path().join("base"), model.path().join("v1"));
     export(&model.open(), &base, &ExportOptions::default()).unwrap();
     let refusal = |read: &mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>| {
-        let error = write_version(&base, &out, PolicyVersion(1), read).unwrap_err().to_string();
+        let error = write_version(&base, &out, PolicyVersion(1), read).unwrap_err();
         assert!(!out.exists() && fs::read_dir(model.path()).unwrap().count() == 3);
-        error
+        error.source().map_or_else(|| error.to_string(), |reason| format!("{error}: {reason}"))
     };
     let error = refusal(&mut |_| Err("out of memory".into()));
     assert_eq!(error, "tensor model.embed_tokens.weight: out of memory");

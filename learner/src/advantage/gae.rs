@@ -1,7 +1,6 @@
 //! Recursions over the tokens of a completion, and whitening over those of a batch.
 
-/// Kept away from 0 in whitening, as in verl's `masked_whiten`.
-const EPSILON: f64 = 1e-8;
+use crate::verl::EPSILON;
 
 /// Added to the standard deviation in normalisation, as in RLinf.
 const NORMALISE_EPSILON: f64 = 1e-5;

@@ -2,28 +2,10 @@
 
 use shared::config::{KlController as Kind, KlEstimator, TrainConfig};
 
-/// Bounds of k3's log-ratio and value in verl's `kl_penalty`.
-const K3_LOG_RATIO: f64 = 20.0;
-const K3_VALUE: f64 = 10.0;
+use crate::kl;
 
 /// Largest relative error that the adaptive controller acts on in one step (Ziegler et al. 2019).
 const ERROR_LIMIT: f64 = 0.2;
-
-/// Estimate of the KL divergence at one token, from its log-probs. In the reward nothing is differentiated, so the
-/// straight-through forms equal their values. verl `kl_penalty`.
-#[must_use]
-pub fn estimate(estimator: KlEstimator, logprob: f64, ref_logprob: f64) -> f64 {
-    let difference = logprob - ref_logprob;
-    match estimator {
-        KlEstimator::K1 | KlEstimator::K1Plus => difference,
-        KlEstimator::K2 | KlEstimator::Mse => 0.5 * difference * difference,
-        KlEstimator::Abs => difference.abs(),
-        KlEstimator::K3 | KlEstimator::K3Plus => {
-            let ratio = (-difference).clamp(-K3_LOG_RATIO, K3_LOG_RATIO);
-            (ratio.exp_m1() - ratio).clamp(-K3_VALUE, K3_VALUE)
-        }
-    }
-}
 
 /// Penalties of a generation batch.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +53,7 @@ impl KlController {
             .zip(ref_logprobs)
             .map(|(old, reference)| {
                 let tokens = old.iter().zip(reference);
-                tokens.map(|(old, reference)| estimate(self.estimator, *old, *reference)).collect()
+                tokens.map(|(old, reference)| kl::value(self.estimator, *old, *reference)).collect()
             })
             .collect();
         let compared = estimates.iter().filter(|tokens| !tokens.is_empty());

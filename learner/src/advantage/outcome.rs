@@ -6,7 +6,8 @@ use shared::config::ScaleRewards;
 
 use super::moments::{Moments, members, pick};
 
-/// What a completion is compared with when it is the only one of its group that has a reward.
+/// What a completion is compared with when it is the only one of its group that has a reward. Training follows TRL; verl's
+/// rule is there so that its figures for grpo can be checked in every case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lone {
     /// With itself: advantage 0 (TRL).

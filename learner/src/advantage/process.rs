@@ -3,7 +3,8 @@
 
 use super::moments::Moments;
 
-/// Which standard deviation step rewards are divided by.
+/// Which standard deviation step rewards are divided by. Training has n − 1; the formula of the paper is checked with both,
+/// since it leaves open which is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deviation {
     /// With n − 1, as everywhere in TRL; 0 for a single step.

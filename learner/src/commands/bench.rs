@@ -5,7 +5,8 @@ use std::{path::PathBuf, time::Instant};
 use serde_json::json;
 use shared::{
     Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
-    config::TrainConfig, rng,
+    config::{ImportanceSamplingMode, TrainConfig},
+    rng,
 };
 
 use super::{ComputeArgs, load_or_initialise};
@@ -53,6 +54,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         num_iterations: args.num_iterations,
         micro_batch_tokens: args.compute.micro_batch_tokens,
         max_steps: Some(u64::from(args.steps) + 1),
+        // No sampler has drawn these tokens. Its log-probs are 0, so every ratio to it is below 1 and every weight is 1.
+        importance_sampling_mode: ImportanceSamplingMode::SequenceTruncate,
+        importance_sampling_clip_min: Some(1.0),
         ..TrainConfig::default()
     };
     let mut trainer = Trainer::new(&config, policy, None)?;
@@ -89,6 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "max_step_s": seconds.iter().copied().fold(0.0, f64::max),
             "fwd_bwd_s": phase(|s| s.times.forward_backward.as_secs_f64()),
             "optimizer_s": phase(|s| s.times.optimizer.as_secs_f64()),
+            "grad_norm": phase(|s| s.grad_norms[0]),
             "tokens_per_s": tokens / step_s,
             "completion_tokens_per_s": completion_tokens / step_s,
             "peak_rss_mb": device::peak_memory().map(|bytes| bytes / (1 << 20)),

@@ -2,14 +2,15 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use serde_json::{Map, Value, json};
 use shared::atomic;
 
-use super::{ComputeArgs, load_or_initialise};
+use super::{ComputeArgs, above_zero, load_or_initialise};
 use crate::{
     batch::Sequence,
     step::{Evaluation, evaluate},
+    text,
 };
 
 /// Flags of `learner logprobs`.
@@ -46,22 +47,11 @@ struct Row {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if !(args.temperature > 0.0 && args.temperature.is_finite()) {
-        bail!("--temperature must be a positive number, got {}", args.temperature);
-    }
+    above_zero("--temperature", args.temperature)?;
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, None, device, false)?;
-    let text = std::fs::read_to_string(&args.input)
-        .with_context(|| format!("--input {} cannot be read", args.input.display()))?;
-    let mut rows = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(i, line)| {
-            read_row(line, model.config().vocab_size)
-                .with_context(|| format!("{}: line {}", args.input.display(), i + 1))
-        })
-        .collect::<anyhow::Result<Vec<Row>>>()?;
+    let vocabulary = model.config().vocab_size;
+    let mut rows = text::rows(&args.input, |line| read_row(line, vocabulary).map_err(|e| format!("{e:#}")))?;
     let start = Instant::now();
     let sequences: Vec<Sequence<'_>> =
         rows.iter().map(|row| Sequence { prompt: &row.prompt, completion: &row.completion }).collect();

@@ -9,9 +9,9 @@ pub mod run;
 pub mod score;
 pub mod sft;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
 use shared::ModelDir;
 use tch::{Device, Kind};
@@ -50,6 +50,39 @@ impl ComputeArgs {
 /// A value that is written as in `run.toml`.
 fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(text.into()).map_err(|e| e.to_string())
+}
+
+/// Refuses to write a model over the one that is read. A folder that is not there is no such case; whoever opens it
+/// says so.
+fn refuse_overwriting(output: &Path, model: &Path) -> anyhow::Result<()> {
+    if let (Ok(output), Ok(model)) = (output.canonicalize(), model.canonicalize())
+        && output == model
+    {
+        bail!("--output is the --model directory; name another one");
+    }
+    Ok(())
+}
+
+/// Refuses a number that is not above 0.
+fn above_zero(flag: &str, value: f64) -> anyhow::Result<()> {
+    check(flag, value, "a number above 0", value > 0.0)
+}
+
+/// Refuses a negative number.
+fn not_negative(flag: &str, value: f64) -> anyhow::Result<()> {
+    check(flag, value, "a number of at least 0", value >= 0.0)
+}
+
+/// Refuses a number that is no share of something that something else is left of.
+fn below_one(flag: &str, value: f64) -> anyhow::Result<()> {
+    check(flag, value, "at least 0 and below 1", (0.0..1.0).contains(&value))
+}
+
+fn check(flag: &str, value: f64, allowed: &str, holds: bool) -> anyhow::Result<()> {
+    if !(holds && value.is_finite()) {
+        bail!("{flag} must be {allowed}, got {value}");
+    }
+    Ok(())
 }
 
 /// The model of a directory; with random weights when it has none and a seed is given.

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use shared::ModelDir;
 use tch::Kind;
 
-use super::{ComputeArgs, word};
+use super::{ComputeArgs, above_zero, below_one, not_negative, refuse_overwriting, word};
 use crate::{
     model::{LoadOptions, load_scorer},
     optimizer::AdamWOptions,
@@ -59,18 +59,10 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if args.output.exists() && args.output.canonicalize()? == args.model.canonicalize()? {
-        bail!("--output is the --model directory; name another one");
-    }
-    if !(0.0..1.0).contains(&args.history_share) {
-        bail!("--history-share must be at least 0 and below 1, got {}", args.history_share);
-    }
-    if !(args.epochs > 0.0 && args.epochs.is_finite()) {
-        bail!("--epochs must be a number above 0, got {}", args.epochs);
-    }
-    if !(args.learning_rate >= 0.0 && args.learning_rate.is_finite()) {
-        bail!("--learning-rate must be a number of at least 0, got {}", args.learning_rate);
-    }
+    refuse_overwriting(&args.output, &args.model)?;
+    below_one("--history-share", args.history_share)?;
+    above_zero("--epochs", args.epochs)?;
+    not_negative("--learning-rate", args.learning_rate)?;
     let device = args.compute.open()?;
     let model = ModelDir::open(&args.model)?;
     let scorer = load_scorer(&model, LoadOptions { kind: Kind::Float, device, trainable: true })

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use shared::config::LrSchedulerType;
 
-use super::{ComputeArgs, load_or_initialise, word};
+use super::{ComputeArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting, word};
 use crate::{
     optimizer::AdamWOptions,
     schedule::Schedule,
@@ -69,8 +69,14 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if args.output.exists() && args.output.canonicalize()? == args.model.canonicalize()? {
-        bail!("--output is the --model directory; name another one");
+    refuse_overwriting(&args.output, &args.model)?;
+    above_zero("--epochs", args.epochs)?;
+    not_negative("--learning-rate", args.learning_rate)?;
+    not_negative("--weight-decay", args.weight_decay)?;
+    below_one("--adam-beta2", args.adam_beta2)?;
+    not_negative("--max-grad-norm", args.max_grad_norm)?;
+    if args.max_steps == Some(0) {
+        bail!("--max-steps must be at least 1");
     }
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, args.init_seed, device, true)?;
@@ -78,9 +84,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let steps = args
         .max_steps
         .unwrap_or_else(|| ((args.epochs * examples.len() as f64 / f64::from(args.batch_size)).ceil() as u64).max(1));
-    if steps == 0 {
-        bail!("--max-steps must be at least 1");
-    }
     let options = Options {
         steps,
         batch_size: args.batch_size as usize,

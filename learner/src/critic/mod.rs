@@ -12,11 +12,12 @@ use shared::{
 use tch::{Device, Tensor};
 
 pub use stats::{CriticStats, explained_variance, spread};
-pub use value_loss::{ValueLoss, clip_fraction, row_weights, value_loss};
+pub use value_loss::{ValueLoss, clip_fraction, value_loss};
 
 use crate::{
     batch::{MicroBatch, Sequence, split},
     error::LearnerError,
+    loss::reduction::Aggregation,
     model::{Gradients, LoadOptions, Parameters, Scorer, load_scorer},
     optimizer::{AdamW, AdamWOptions},
     schedule::Schedule,
@@ -37,8 +38,7 @@ pub struct Critic {
     /// Updates done or skipped, which is what the schedule counts.
     updates: u64,
     range: f64,
-    aggregation: LossAggregation,
-    scale: f64,
+    aggregation: Aggregation,
     budget: usize,
     device: Device,
 }
@@ -77,8 +77,10 @@ impl Critic {
             },
             updates: 0,
             range: config.cliprange_value,
-            aggregation: config.loss_aggregation.unwrap_or(LossAggregation::TokenMean),
-            scale: config.loss_scale_factor.unwrap_or(f64::from(config.max_completion_length)),
+            aggregation: Aggregation::new(
+                config.loss_aggregation.unwrap_or(LossAggregation::TokenMean),
+                config.loss_scale_factor.unwrap_or(f64::from(config.max_completion_length)),
+            ),
             budget: config.micro_batch_tokens as usize,
             device: options.device,
             model,
@@ -150,16 +152,15 @@ impl Critic {
             return Ok(());
         }
         let mut weights = vec![0.0; sequences.len()];
-        for (&row, weight) in rows.iter().zip(row_weights(self.aggregation, &lengths, self.scale)) {
+        for (&row, weight) in rows.iter().zip(self.aggregation.weights(&lengths)) {
             weights[row] = weight;
         }
         self.gradients.zero();
         let mut loss = 0.0;
         for rows in split(sequences, rows, self.budget) {
             let micro = MicroBatch::new(sequences, &rows, self.device);
-            let gather =
-                |lists: &[Vec<f64>]| micro.rows.iter().flat_map(|&r| lists[r].iter().copied()).collect::<Vec<f64>>();
-            let (values, returns, weights) = (gather(values), gather(returns), micro.per_token(|row| weights[row]));
+            let (values, returns) = (micro.gather(values), micro.gather(returns));
+            let weights = micro.per_token(|row| weights[row]);
             let (inputs, positions) = (&micro.input_ids_BS, &micro.positions_N);
             self.scorer.differentiate(inputs, positions, &mut self.gradients, &mut |predictions| {
                 let found = value_loss(predictions, &values, &returns, &weights, self.range);

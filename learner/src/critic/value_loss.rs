@@ -1,9 +1,6 @@
 //! The clipped value loss of PPO (Schulman et al. 2017, as in OpenAI's baselines and verl's `compute_value_loss`).
 
-use shared::config::LossAggregation;
-
-/// Kept away from 0 in means over sequences and tokens, as in verl.
-const EPSILON: f64 = 1e-8;
+use crate::verl::EPSILON;
 
 /// Loss of a run of tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,19 +33,4 @@ pub fn value_loss(predictions: &[f64], values: &[f64], returns: &[f64], weights:
 #[must_use]
 pub fn clip_fraction(clipped: usize, tokens: usize) -> f64 {
     clipped as f64 / (tokens as f64 + EPSILON)
-}
-
-/// Weight of each row's tokens in the loss of an update, given the rows' numbers of tokens; rows without any do not
-/// count. `scale` is the divisor of seq-mean-token-sum-norm. verl `agg_loss`.
-#[must_use]
-pub fn row_weights(aggregation: LossAggregation, lengths: &[usize], scale: f64) -> Vec<f64> {
-    let tokens = lengths.iter().sum::<usize>() as f64;
-    let rows = lengths.iter().filter(|&&length| length > 0).count() as f64;
-    let weight = |length: usize| match aggregation {
-        LossAggregation::TokenMean => 1.0 / tokens,
-        LossAggregation::SeqMeanTokenSum => 1.0 / rows,
-        LossAggregation::SeqMeanTokenMean => 1.0 / (length as f64 + EPSILON) / rows,
-        LossAggregation::SeqMeanTokenSumNorm => 1.0 / scale,
-    };
-    lengths.iter().map(|&length| if length > 0 { weight(length) } else { 0.0 }).collect()
 }

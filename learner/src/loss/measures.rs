@@ -7,7 +7,8 @@ use shared::metrics::MetricRecord;
 /// A figure that a loss has for every token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Measure {
-    /// The importance ratio. TRL `ratio`.
+    /// The importance ratio. TRL `ratio`. Completions without a gradient have none: where all advantages of a group are
+    /// 0, the mean leaves it out, as do [`Self::PpoKl`] and the clipping of verl's cispo.
     Ratio,
     /// The KL estimate, bias correction included.
     Kl,
@@ -32,6 +33,9 @@ pub enum Measure {
 }
 
 impl Measure {
+    /// The measures of clipping.
+    pub const CLIPPED: [Self; 5] = [Self::ClipLow, Self::ClipHigh, Self::CispoClip, Self::PgClip, Self::PgClipLower];
+
     /// The name of its mean among the metrics.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -2,7 +2,8 @@
 
 use shared::config::{ImportanceSamplingLevel, KlEstimator, LossType, TrainConfig};
 
-use super::{Measure, ratio::VERL_BOUND};
+use super::Measure;
+use crate::verl::LOG_RATIO_BOUND;
 
 /// VESPO's parameters for advantages of at least 0, and for the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,7 +78,7 @@ impl Objective {
             epsilon_high: config.epsilon_high.unwrap_or(config.epsilon),
             delta: config.delta,
             clip_ratio_c: config.clip_ratio_c,
-            log_ratio_bound: bounded.then_some(VERL_BOUND),
+            log_ratio_bound: bounded.then_some(LOG_RATIO_BOUND),
             sapo_temperatures: (config.sapo_temperature_pos, config.sapo_temperature_neg),
             vespo: Vespo {
                 k: (config.vespo_k_pos, config.vespo_k_neg),
@@ -118,15 +119,18 @@ impl Objective {
             || advantages.iter().any(|&advantage| advantage != 0.0)
     }
 
-    /// Whether the policy term counts tokens that it clips by this measure; a token without advantage never is one.
+    /// Whether the policy term counts tokens that it clips by this measure, and a token without advantage never is one.
+    /// verl's cispo goes by the ratio alone and counts any.
     #[must_use]
     pub fn clips_by(&self, measure: Measure) -> bool {
-        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, Grpo, Luspo};
+        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, GeoMean, Grpo, Gspo, Luspo, Vanilla};
         match measure {
             Measure::ClipLow | Measure::ClipHigh => {
                 matches!(self.loss_type, Grpo | Bnpo | DrGrpo | Dapo | Luspo)
             }
             Measure::CispoClip => self.loss_type == Cispo,
+            Measure::PgClip => matches!(self.loss_type, Vanilla | Gspo | GeoMean),
+            Measure::PgClipLower => matches!(self.loss_type, Vanilla | GeoMean),
             _ => false,
         }
     }

@@ -5,9 +5,6 @@ use tch::Tensor;
 
 use super::rows::Rows;
 
-/// verl's bound on the log-ratio of a token.
-pub const VERL_BOUND: f64 = 20.0;
-
 /// verl's upper bound on the log-ratio of GSPO.
 const GSPO_BOUND: f64 = 10.0;
 

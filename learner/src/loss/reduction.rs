@@ -6,8 +6,7 @@
 
 use shared::config::{LossAggregation, LossType, TrainConfig};
 
-/// What verl adds to the length of a sequence before it divides by it.
-const VERL_EPSILON: f64 = 1e-8;
+use crate::verl::EPSILON;
 
 /// Figures that are the same for every completion of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,6 +103,9 @@ pub fn entropy_weights(lengths: &[usize], normaliser: &Normaliser) -> Vec<f64> {
 }
 
 /// verl's reductions, over all completions of an optimiser update (`agg_loss`).
+///
+/// Training is one worker that sees all of them ([`Aggregation::new`]). The figures of several workers are fields, as they
+/// are arguments in verl, so that each of its cases can be checked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Aggregation {
     /// What is summed and what averaged.
@@ -133,7 +135,7 @@ impl Aggregation {
         let weight = |length: usize| match self.mode {
             LossAggregation::TokenMean => self.dp_size / tokens,
             LossAggregation::SeqMeanTokenSum => self.dp_size / sequences,
-            LossAggregation::SeqMeanTokenMean => self.dp_size / (sequences * (length as f64 + VERL_EPSILON)),
+            LossAggregation::SeqMeanTokenMean => self.dp_size / (sequences * (length as f64 + EPSILON)),
             LossAggregation::SeqMeanTokenSumNorm => 1.0 / self.loss_scale_factor,
         };
         lengths.iter().map(|&length| weight(length)).collect()

@@ -2,6 +2,7 @@
 
 mod attention;
 mod head;
+mod host;
 mod linear;
 mod load;
 mod mlp;
@@ -17,6 +18,7 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 pub use head::{Head, Slopes, Span, Targets, TokenStats};
+pub use host::to_host;
 pub use load::{LoadOptions, has_weights, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;

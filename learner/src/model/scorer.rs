@@ -1,9 +1,10 @@
 //! A transformer with one number per position on top: critics and reward models.
 
 use shared::{Head, ModelConfig};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::{
+    host::to_host,
     parameters::{Gradients, Parameters},
     trunk::Trunk,
 };
@@ -83,8 +84,4 @@ impl Scorer {
     fn project(&self, hidden_NH: &Tensor) -> Tensor {
         hidden_NH.linear(&self.weight_1H, None::<Tensor>).squeeze_dim(1)
     }
-}
-
-fn to_host(values_N: &Tensor) -> Result<Vec<f64>, LearnerError> {
-    Ok(Vec::<f64>::try_from(values_N.to_kind(Kind::Double).to_device(Device::Cpu))?)
 }

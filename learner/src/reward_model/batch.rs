@@ -3,6 +3,7 @@
 use tch::{Device, Tensor};
 
 use super::{Answer, Pair};
+use crate::batch::pack;
 
 /// Answers that go through the model together, padded on the right, with the places where scores are read off.
 #[derive(Debug)]
@@ -57,27 +58,10 @@ impl AnswerBatch {
     }
 }
 
-/// Splits items, given the length of each and the rows it takes, into passes of at most `budget` positions, padding
-/// included; a longer item goes alone. Items of like length come together.
-#[must_use]
-pub fn split(lengths: &[usize], rows_per_item: usize, budget: usize) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|&item| (std::cmp::Reverse(lengths[item]), item));
-    let mut passes: Vec<Vec<usize>> = Vec::new();
-    for item in order {
-        match passes.last_mut() {
-            // The first item of a pass is its longest, so it sets the width.
-            Some(pass) if (pass.len() + 1) * rows_per_item * lengths[pass[0]] <= budget => pass.push(item),
-            _ => passes.push(vec![item]),
-        }
-    }
-    passes
-}
-
-/// As [`split`], for pairs, which are never torn apart.
+/// Splits pairs into passes of at most `budget` positions, padding included; a pair is never torn apart, and a longer one
+/// goes alone.
 #[must_use]
 pub fn split_pairs(pairs: &[&Pair], budget: usize) -> Vec<Vec<usize>> {
-    let lengths: Vec<usize> =
-        pairs.iter().map(|pair| pair.chosen.tokens.len().max(pair.rejected.tokens.len())).collect();
-    split(&lengths, 2, budget)
+    let length_of = |pair: usize| pairs[pair].chosen.tokens.len().max(pairs[pair].rejected.tokens.len());
+    pack(0..pairs.len(), length_of, 2, budget)
 }

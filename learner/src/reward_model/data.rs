@@ -5,7 +5,10 @@ use std::path::Path;
 use serde::{Deserialize, de::DeserializeOwned};
 use shared::ModelDir;
 
-use crate::{error::LearnerError, text::TextIds};
+use crate::{
+    error::LearnerError,
+    text::{self, TextIds},
+};
 
 /// Where a completion is scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -137,19 +140,5 @@ fn read<Row: DeserializeOwned, Item>(
     path: &Path,
     encode: &dyn Fn(Row) -> Result<Item, String>,
 ) -> Result<Vec<Item>, LearnerError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|e| LearnerError::content(path, format!("cannot be read: {e}")))?;
-    let items: Vec<Item> = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(i, line)| {
-            let row = serde_json::from_str(line).map_err(|e| e.to_string());
-            row.and_then(encode).map_err(|reason| LearnerError::content(path, format!("line {}: {reason}", i + 1)))
-        })
-        .collect::<Result<_, _>>()?;
-    if items.is_empty() {
-        return Err(LearnerError::content(path, "has no rows"));
-    }
-    Ok(items)
+    text::rows(path, |line| serde_json::from_str(line).map_err(|e| e.to_string()).and_then(encode))
 }

@@ -11,10 +11,11 @@ use std::time::Instant;
 use serde::Serialize;
 use shared::rng;
 
-pub use batch::{AnswerBatch, split, split_pairs};
+pub use batch::{AnswerBatch, split_pairs};
 pub use data::{Answer, Level, Pair, Reader};
 
 use crate::{
+    batch::pack,
     error::LearnerError,
     model::{Gradients, Scorer},
     optimizer::{AdamW, AdamWOptions},
@@ -190,9 +191,8 @@ impl<'a> Epoch<'a> {
 /// When libtorch refuses an operation.
 pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Vec<Vec<f64>>, LearnerError> {
     let device = scorer.parameters().flat().device();
-    let lengths: Vec<usize> = answers.iter().map(|answer| answer.tokens.len()).collect();
     let mut found = vec![Vec::new(); answers.len()];
-    for items in split(&lengths, 1, budget) {
+    for items in pack(0..answers.len(), |i| answers[i].tokens.len(), 1, budget) {
         let batch = AnswerBatch::new(&items.iter().map(|&i| &answers[i]).collect::<Vec<_>>(), device);
         let scores = batch.by_answer(&scorer.evaluate(&batch.input_ids_BS, &batch.positions_N)?);
         items.into_iter().zip(scores).for_each(|(item, scores)| found[item] = scores);

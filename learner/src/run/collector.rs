@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use shared::{RolloutGroup, Step, channel::STATUS_INTERVAL, config::TrainConfig};
+use shared::{PolicyVersion, RolloutGroup, Step, channel::STATUS_INTERVAL, config::TrainConfig};
 
 use super::link::Link;
 use crate::error::LearnerError;
@@ -21,6 +21,8 @@ pub struct Collector {
     num_generations: usize,
     vocabulary: u32,
     dynamic_sampling: bool,
+    /// Versions that are made again after a restart are other weights than before.
+    remakes_differ: bool,
     waiting: BTreeMap<Step, BTreeMap<u32, RolloutGroup>>,
 }
 
@@ -33,6 +35,7 @@ impl Collector {
             num_generations: config.num_generations as usize,
             vocabulary: vocabulary as u32,
             dynamic_sampling: config.dynamic_sampling,
+            remakes_differ: config.max_staleness > 0,
             waiting: BTreeMap::new(),
         }
     }
@@ -100,6 +103,12 @@ impl Collector {
             tracing::debug!(group = %id, "a group of a step that is done came again");
             return Ok(());
         }
+        let tokens = group.completions.iter().flat_map(|completion| &completion.versions);
+        let newest = tokens.map(|(_, version)| *version).fold(group.policy_version, PolicyVersion::max);
+        if self.remakes_differ && newest.0 > step.0 {
+            tracing::debug!(group = %id, "a group of v{newest}, which was lost, is left out; the sampler makes it again");
+            return Ok(());
+        }
         let known = id.step == step && arrived.indices.binary_search(&id.index).is_ok();
         let groups = self.waiting.entry(id.step).or_default();
         if self.dynamic_sampling && !known {
@@ -152,4 +161,53 @@ struct Arrived {
     indices: Vec<u32>,
     /// Where the first group that is missing begins (dynamic sampling).
     next_cursor: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{Completion, FinishReason, GroupId, PromptId};
+
+    use super::*;
+
+    fn group(step: u64, versions: &[(u32, u64)]) -> RolloutGroup {
+        let completion = |sample| Completion {
+            sample,
+            token_ids: vec![1; 4],
+            logprobs: vec![Default::default(); 4],
+            versions: versions.iter().map(|&(token, version)| (token, PolicyVersion(version))).collect(),
+            text: String::new(),
+            finish_reason: FinishReason::Stop,
+            rewards: Vec::new(),
+        };
+        RolloutGroup {
+            id: GroupId { step: Step(step), index: 0 },
+            prompt_id: PromptId(0),
+            epoch: 0,
+            prompt_ids: vec![1],
+            prompt_text: String::new(),
+            completions: (0..2).map(completion).collect(),
+            reward_names: Vec::new(),
+            policy_version: PolicyVersion(versions[0].1),
+            cursor: 1,
+            dropped: Vec::new(),
+            filler: false,
+            generation_seconds: 0.0,
+        }
+    }
+
+    /// A version that the learner has not made (again) comes from before its restart.
+    #[test]
+    fn groups_of_lost_versions_are_left_out_where_remade_versions_differ() {
+        for (max_staleness, expected) in [(1, [4, 5].as_slice()), (0, &[4, 5, 6, 7])] {
+            let config = TrainConfig { num_generations: 2, max_staleness, ..TrainConfig::default() };
+            let mut collector = Collector::new(&config, 10);
+            let nothing = Arrived { indices: Vec::new(), next_cursor: 0 };
+            let all = [(4, &[(0, 3)][..]), (5, &[(0, 3), (2, 4)]), (6, &[(0, 4), (2, 5)]), (7, &[(0, 5)])];
+            for (step, versions) in all {
+                collector.admit(group(step, versions), Step(4), &nothing).unwrap();
+            }
+            let kept: Vec<u64> = collector.waiting.keys().map(|step| step.0).collect();
+            assert_eq!(kept, expected);
+        }
+    }
 }

@@ -35,6 +35,8 @@ struct Heard {
 struct Shared {
     own: Mutex<LearnerStatus>,
     heard: Mutex<Heard>,
+    /// Why the thread has ended.
+    failure: Mutex<Option<ChannelError>>,
     stop: AtomicBool,
 }
 
@@ -42,7 +44,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Link {
     shared: Arc<Shared>,
-    groups: Receiver<Result<RolloutGroup, ChannelError>>,
+    groups: Receiver<RolloutGroup>,
     thread: Option<JoinHandle<()>>,
     peer_timeout: Duration,
 }
@@ -54,6 +56,7 @@ impl Link {
         let shared = Arc::new(Shared {
             own: Mutex::new(status),
             heard: Mutex::new(Heard { status: None, at: Instant::now() }),
+            failure: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
         let (sender, groups) = bounded(capacity);
@@ -84,7 +87,7 @@ impl Link {
     /// A failed channel, or a sampler that has been silent for longer than the peer timeout.
     pub fn receive(&self, wait: Duration) -> Result<Option<RolloutGroup>, LearnerError> {
         match self.groups.recv_timeout(wait) {
-            Ok(group) => Ok(Some(group?)),
+            Ok(group) => Ok(Some(group)),
             Err(RecvTimeoutError::Timeout) => {
                 let silence = lock(&self.shared.heard).at.elapsed();
                 if silence > self.peer_timeout {
@@ -96,7 +99,10 @@ impl Link {
                 }
                 Ok(None)
             }
-            Err(RecvTimeoutError::Disconnected) => Err(LearnerError::Peer("the channel's thread has ended".into())),
+            Err(RecvTimeoutError::Disconnected) => Err(match lock(&self.shared.failure).take() {
+                Some(error) => error.into(),
+                None => LearnerError::Peer("the channel's thread has ended".into()),
+            }),
         }
     }
 
@@ -130,21 +136,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of the lock panics")
 }
 
-fn serve(mut end: impl LearnerEnd, shared: &Shared, groups: &Sender<Result<RolloutGroup, ChannelError>>) {
+fn serve(mut end: impl LearnerEnd, shared: &Shared, groups: &Sender<RolloutGroup>) {
     while !shared.stop.load(Ordering::Acquire) {
         if let Err(error) = exchange(&mut end, shared, groups) {
-            // The main thread may be gone already; then there is nobody to tell.
-            let _ = groups.send_timeout(Err(error), Duration::from_secs(1));
+            // The main thread learns of it when it has taken the groups that wait, which may be minutes from now.
+            tracing::error!("the channel to the sampler has failed: {error}");
+            *lock(&shared.failure) = Some(error);
             return;
         }
     }
 }
 
-fn exchange(
-    end: &mut impl LearnerEnd,
-    shared: &Shared,
-    groups: &Sender<Result<RolloutGroup, ChannelError>>,
-) -> Result<(), ChannelError> {
+fn exchange(end: &mut impl LearnerEnd, shared: &Shared, groups: &Sender<RolloutGroup>) -> Result<(), ChannelError> {
     let own = lock(&shared.own).clone();
     end.publish_status(&own)?;
     if let Some(status) = end.sampler_status()? {
@@ -157,7 +160,59 @@ fn exchange(
     if let Some(group) = end.receive_group(STATUS_INTERVAL)? {
         lock(&shared.heard).at = Instant::now();
         // This thread is the only sender, so the room seen above is still there.
-        let _ = groups.try_send(Ok(group));
+        let _ = groups.try_send(group);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{GroupId, PolicyVersion, PromptId, Step};
+
+    use super::*;
+
+    /// Gives groups without end, until it fails after a number of statuses.
+    struct Failing(u32);
+
+    impl LearnerEnd for Failing {
+        fn receive_group(&mut self, _: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
+            Ok(Some(RolloutGroup {
+                id: GroupId { step: Step(0), index: 0 },
+                prompt_id: PromptId(0),
+                epoch: 0,
+                prompt_ids: vec![1],
+                prompt_text: String::new(),
+                completions: Vec::new(),
+                reward_names: Vec::new(),
+                policy_version: PolicyVersion(0),
+                cursor: 1,
+                dropped: Vec::new(),
+                filler: false,
+                generation_seconds: 0.0,
+            }))
+        }
+
+        fn publish_status(&mut self, _: &LearnerStatus) -> Result<(), ChannelError> {
+            self.0 = self.0.checked_sub(1).ok_or_else(|| ChannelError::Transport("the memory is gone".into()))?;
+            Ok(())
+        }
+
+        fn sampler_status(&mut self) -> Result<Option<SamplerStatus>, ChannelError> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn a_channel_that_fails_behind_a_full_queue_is_reported_after_the_groups_in_it() {
+        let link = Link::start(Failing(4), LearnerStatus::default(), 2, Duration::from_secs(60));
+        let thread = link.thread.as_ref().unwrap();
+        while !thread.is_finished() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        for _ in 0..2 {
+            assert!(link.receive(Duration::ZERO).unwrap().is_some());
+        }
+        let error = link.receive(Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("the memory is gone"), "{error}");
+    }
 }

@@ -5,7 +5,10 @@ use std::path::Path;
 use serde::Deserialize;
 use shared::ModelDir;
 
-use crate::{error::LearnerError, text::TextIds};
+use crate::{
+    error::LearnerError,
+    text::{self, TextIds},
+};
 
 /// A tokenised row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,18 +59,7 @@ impl Encoder {
     /// # Errors
     /// The first unusable row, with file, line number and reason.
     pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|e| LearnerError::content(path, format!("cannot be read: {e}")))?;
-        let rows = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let examples: Vec<Example> = rows
-            .map(|(i, line)| {
-                self.encode(line).map_err(|reason| LearnerError::content(path, format!("line {}: {reason}", i + 1)))
-            })
-            .collect::<Result<_, _>>()?;
-        if examples.is_empty() {
-            return Err(LearnerError::content(path, "has no rows"));
-        }
-        Ok(examples)
+        text::rows(path, |line| self.encode(line))
     }
 
     fn encode(&self, line: &str) -> Result<Example, String> {

@@ -70,8 +70,7 @@ impl<'a> StepBatch<'a> {
         let mut rows = Vec::new();
         for (group, &age) in groups.iter().zip(&staleness) {
             for completion in &group.completions {
-                let usable = completion.finish_reason != FinishReason::Aborted && !completion.token_ids.is_empty();
-                let valid = usable && age <= config.max_staleness;
+                let valid = completion.is_usable() && age <= config.max_staleness;
                 let cut = config.mask_truncated_completions && completion.finish_reason == FinishReason::Length;
                 rows.push(Row { group, completion, valid, trained: valid && !cut });
             }

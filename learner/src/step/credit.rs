@@ -37,16 +37,14 @@ pub struct Assignment {
 
 impl CreditAssigner {
     /// The assigner of a run. The critic comes later, since it is loaded like the policy: [`Self::set_critic`].
-    ///
-    /// # Errors
-    /// Options that have no meaning together.
-    pub fn from_config(config: &TrainConfig) -> Result<Self, LearnerError> {
-        Ok(Self {
+    #[must_use]
+    pub fn from_config(config: &TrainConfig) -> Self {
+        Self {
             options: CreditOptions::from_config(config),
             kl: KlController::from_config(config),
             critic: None,
             critic_warmup_steps: config.critic_warmup_steps,
-        })
+        }
     }
 
     /// Gives it the critic that gae needs.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use crate::{
     batch::{MicroBatch, Sequence, split},
     error::LearnerError,
     kept::{Kept, Truncation},
-    model::Decoder,
+    model::{Decoder, to_host},
 };
 
 /// What a model says about a completion's tokens.
@@ -87,12 +87,4 @@ impl Forward<'_> {
         }
         self.kept = Some(kept);
     }
-}
-
-/// Values of a tensor, `[N]`.
-///
-/// # Errors
-/// When libtorch refuses an operation.
-pub(super) fn to_host(values_N: &Tensor) -> Result<Vec<f64>, LearnerError> {
-    Ok(Vec::<f64>::try_from(values_N.to_kind(Kind::Double).to_device(Device::Cpu))?)
 }

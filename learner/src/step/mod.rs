@@ -19,6 +19,7 @@ pub use metrics::record;
 pub use stats::{Mean, Mismatch, StepStats, Times};
 
 use crate::{
+    device::wait_for,
     error::LearnerError,
     kept::{Kept, Truncation},
     loss::{
@@ -77,7 +78,7 @@ impl Trainer {
             schedule: Schedule::from_config(config, total_steps * config.updates_per_step()),
             optimizer: AdamW::new(policy.parameters(), AdamWOptions::from_config(config)),
             gradients: policy.parameters().gradients(),
-            credit: CreditAssigner::from_config(config)?,
+            credit: CreditAssigner::from_config(config),
             updates: 0,
             keeps_gradient: false,
             device: policy.parameters().flat().device(),
@@ -116,7 +117,8 @@ impl Trainer {
         &mut self.credit
     }
 
-    /// The gradients of the last update, multiplied by its clipping.
+    /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the way.
+    /// The gradient itself is in [`StepStats::first_gradient`].
     #[must_use]
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
@@ -191,6 +193,7 @@ impl Trainer {
                     correction: correction.as_ref(),
                     importance: importance.as_ref(),
                     first: iteration == 0,
+                    watches_entropy: self.config.use_adaptive_entropy,
                     // Nothing was updated yet: the current policy is the old one, and its log-probs are read off.
                     on_policy: iteration == 0 && number == 0,
                 };
@@ -216,7 +219,8 @@ impl Trainer {
     fn plan(&self, batch: &StepBatch<'_>, step: u64) -> Vec<Vec<usize>> {
         let order = rng::permutation(batch.rows.len(), &[self.config.seed, SHUFFLE_KEY, step]);
         let order: Vec<usize> = order.into_iter().map(|i| i as usize).collect();
-        let per_update = self.config.per_device_train_batch_size * self.config.gradient_accumulation_steps;
+        let per_update =
+            self.config.per_device_train_batch_size.saturating_mul(self.config.gradient_accumulation_steps);
         order.chunks(per_update as usize).map(<[usize]>::to_vec).collect()
     }
 
@@ -333,6 +337,7 @@ impl Trainer {
         self.gradients.zero();
         stats.begin_update();
         let loss = pass.run(&self.policy, &mut self.gradients, rows, stats)?;
+        wait_for(self.device);
         stats.times.forward_backward += start.elapsed();
 
         if self.keeps_gradient && stats.first_gradient.is_none() {
@@ -352,6 +357,7 @@ impl Trainer {
             Update { grad_norm: f64::NAN, applied: false }
         };
         stats.grad_norms.push(update.grad_norm);
+        wait_for(self.device);
         stats.times.optimizer += start.elapsed();
         if !update.applied {
             stats.skipped_updates += 1;

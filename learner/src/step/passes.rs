@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use tch::{Device, Tensor};
 
-use super::{Evaluation, Forward, StepBatch, StepStats, forward::to_host};
+use super::{Evaluation, Forward, StepBatch, StepStats};
 use crate::{
     batch::MicroBatch,
     error::LearnerError,
     loss::{Importance, LossGradient, Measure, Objective, Rows, Scope, Tokens, reduction::RowWeights},
     mismatch::{Correction, Weights},
-    model::{Decoder, Gradients, Slopes, Span, TokenStats},
+    model::{Decoder, Gradients, Slopes, Span, TokenStats, to_host},
 };
 
 /// Entropies are rounded to multiples of this, in nats, before they are ranked.
@@ -38,6 +38,8 @@ pub(super) struct Pass<'a> {
     pub(super) importance: Option<&'a Weights>,
     /// First time that these rows are passed over.
     pub(super) first: bool,
+    /// The mean entropy of every update is needed, also over rows without a gradient.
+    pub(super) watches_entropy: bool,
     /// The policy is still the one the step began with.
     pub(super) on_policy: bool,
 }
@@ -191,20 +193,26 @@ impl Pass<'_> {
         Ok((gradient, spans))
     }
 
-    /// Rows whose gradient is exactly 0 or that are left out of the loss: they are only looked at, and only once.
+    /// Rows whose gradient is exactly 0 or that are left out of the loss: they are only looked at, and only once unless
+    /// their entropies lead a coefficient.
     fn observe(&self, policy: &Decoder, rows: &[usize], stats: &mut StepStats) -> Result<(), LearnerError> {
-        let found = if self.first { self.forward.evaluate(policy, rows)? } else { Vec::new() };
+        let looks = self.first || self.watches_entropy;
+        let found = if looks { self.forward.evaluate(policy, rows)? } else { Vec::new() };
         for &row in rows {
             let trained = self.batch.rows[row].trained;
             if let Some(found) = found.get(row) {
                 self.remember(row, &found.logprobs, stats);
                 if trained {
-                    stats.entropy.extend(&found.entropies);
+                    if self.first {
+                        stats.entropy.extend(&found.entropies);
+                    }
+                    stats.active_entropy.0 += found.entropies.iter().sum::<f64>();
+                    stats.active_entropy.1 += found.entropies.len() as f64;
                 }
             }
             if trained {
                 let tokens = self.batch.rows[row].trained_tokens();
-                for measure in [Measure::ClipLow, Measure::ClipHigh, Measure::CispoClip] {
+                for measure in Measure::CLIPPED {
                     if self.objective.clips_by(measure) {
                         stats.measures.add(measure, &vec![0.0; tokens], self.objective.per_sequence(measure));
                     }

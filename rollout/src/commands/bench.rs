@@ -1,21 +1,29 @@
 //! `rollout bench`: generation measured on its own.
 
-mod measure;
-mod workload;
+mod account;
+mod compare;
+pub(super) mod measure;
+mod processor;
+mod report;
+pub(super) mod workload;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
 use serde_json::Value;
-use shared::{Dtype, ModelDir, PolicyVersion};
+use shared::{Dtype, ModelDir, PolicyVersion, config::Device};
 
 use self::{
-    measure::{Measurement, reset_peak_memory},
+    account::{Account, Work},
+    measure::{Measurement, peak_memory, reset_peak_memory},
     workload::Workload,
 };
-use super::flags::BatchingFlags;
-use crate::engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory};
+use super::flags::{BatchingFlags, TraceFlags};
+use crate::{
+    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory},
+    kernels::limits::Limits,
+};
 
 /// Flags of `rollout bench`. Prompts are random tokens; completions are drawn from the full distribution at
 /// temperature 1 and go on past end-of-sequence tokens, so the work does not depend on the weights.
@@ -24,85 +32,148 @@ pub struct Args {
     /// Hugging Face model directory; without a tokenizer is fine
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
-    /// Number of prompts
+    /// Number of prompts: more make the figures firmer and take longer
     #[arg(long, value_name = "P", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub num_prompts: u32,
-    /// Completions per prompt; the prompt is prefilled once for all of them
+    /// Completions per prompt, which is prefilled once for all of them: more share more of the work
     #[arg(long, value_name = "G", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,
-    /// Tokens of each prompt
+    /// Tokens of each prompt: longer ones shift time from decoding to prefill and attention
     #[arg(long, value_name = "L", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_length: u32,
-    /// Tokens of each completion
+    /// Tokens of each completion: all end together, the best case for batching; --lengths-file shows the usual one
     #[arg(long, value_name = "N", conflicts_with = "lengths_file", value_parser = clap::value_parser!(u32).range(1..))]
     pub completion_length: Option<u32>,
     /// A file with the length of every completion, one per line, in the order of prompts and, within a prompt, of
     /// its completions: ragged lengths as training has them
     #[arg(long, value_name = "FILE")]
     pub lengths_file: Option<PathBuf>,
-    /// Measure the same work this many times and take the median
+    /// Measure the same work this many times and take the median: more even out what else runs on the machine, and take
+    /// as much longer
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Measure at each of these values of --max-num-seqs (separated by commas) instead of one
+    /// Measure at each of these values of --max-num-seqs (separated by commas) instead of one, which takes as many times
+    /// longer
     #[arg(long, value_name = "SIZES", value_delimiter = ',', num_args = 0..=1,
           default_missing_value = "1,2,4,8,16,32,64", conflicts_with = "max_num_seqs")]
     pub sweep: Option<Vec<usize>>,
-    /// Element type of weights and KV cache: fp16 needs --device cuda to pay [default: fp32 on the CPU, fp16 elsewhere]
+    /// Element type of weights and KV cache: fp16 halves the memory and rounds more, and needs --device cuda to be faster
+    /// [default: fp32 on the CPU, fp16 elsewhere]
     #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
     pub dtype: Option<Dtype>,
-    /// Seed of prompts and sampling
+    /// Seed of prompts and sampling: the same seed is the same work
     #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = 42)]
     pub seed: u64,
     /// Then load the weights again beside those in use, twice, as training does with every version, and report the second
     /// time: needs memory for both
     #[arg(long)]
     pub swap: bool,
+    /// Run this command in turns with itself under these flags (A B A B …, --repeat rounds), each time in a process of its
+    /// own, and report medians and ratios instead: "--kernels stock", "--max-num-seqs 16 --threads 1". Takes twice the
+    /// time and loads the model anew for every run; in return, both see the same changes of the machine's mood
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true, conflicts_with_all = ["sweep", "trace"])]
+    pub compare: Option<String>,
+    /// As --compare, with another build of this program in the second place (and the flags of --compare, if given)
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["sweep", "trace"])]
+    pub compare_binary: Option<PathBuf>,
     /// Let idle threads sleep between operators, as on cores shared with the learner: slower on cores of its own
     #[arg(long)]
     pub no_spinning: bool,
     /// Sizes and resources.
     #[command(flatten)]
     pub batching: BatchingFlags,
+    /// The timeline.
+    #[command(flatten)]
+    pub trace: TraceFlags,
 }
 
-/// Runs the subcommand: a table, then one line of JSON (an array with `--sweep`) on stdout.
+/// Runs the subcommand: tables on stderr, then one line of JSON (an array with `--sweep`) on stdout.
 ///
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if args.compare.is_some() || args.compare_binary.is_some() {
+        return compare::run(args, &words_after_subcommand()?);
+    }
     let model = ModelDir::open(&args.model).context("--model")?;
     let workload = args.workload(&model)?;
     let options = args.options(&model, &workload)?;
     let dtype = args.dtype.unwrap_or_else(|| options.device.export_dtype());
-    let positions = (options.max_model_len > DEFAULT_MAX_POSITIONS).then_some(options.max_model_len);
-    let dir = ensure_export(&model, &ExportOptions { dtype, max_positions: positions })
-        .with_context(|| format!("--model {}", model.path().display()))?;
-    let weights = WeightSource { dir, version: PolicyVersion(0) };
+    args.trace.start()?;
+    let weights = WeightSource { dir: export(&model, dtype, options.max_model_len)?, version: PolicyVersion(0) };
 
-    let sizes = args.sizes(&model, dtype, &options, workload.sequences())?;
-    println!("{}", Measurement::TABLE_HEADER);
-    let mut records = Vec::new();
-    for max_num_seqs in sizes {
+    let mut measured = Vec::new();
+    for max_num_seqs in args.sizes(&model, dtype, &options, workload.sequences())? {
         let options = EngineOptions { max_num_seqs, ..options.clone() };
         reset_peak_memory();
         let mut engine = Engine::new(weights.clone(), &model, options.clone())?;
         workload.warm_up(&mut engine)?;
-        let repeats = (0..args.repeat).map(|_| Measurement::take(&mut engine, &workload)).collect::<Result<_, _>>()?;
+        let repeats = (0..args.repeat)
+            .map(|_| Measurement::take(&mut engine, &workload, Duration::MAX))
+            .collect::<Result<_, _>>()?;
         let measurement = Measurement::median(repeats);
-        println!("{}", measurement.table_row(max_num_seqs));
-        let mut record = measurement.record(&workload, &options, dtype);
+        eprintln!("{max_num_seqs} sequences at once: {:.1} tokens/s", measurement.tokens_per_s());
+        let mut record = report::record(&measurement, &workload, &options, dtype, peak_memory());
         if args.swap {
             let report = measure::swap(&mut engine, &weights)?;
             record.insert("swap_seconds".into(), report.seconds.into());
             record.insert("swap_stall_seconds".into(), report.stall_seconds.into());
         }
-        records.push(record);
+        measured.push((measurement, options, engine.kernels(), record));
     }
+    args.trace.write()?;
+
+    // Afterwards, so that its memory does not count as the engine's.
+    let limits = match options.device {
+        Device::Cpu => {
+            Some(Limits::measure(options.threads, options.rollout_dtype.into()).context("limits of this machine")?)
+        }
+        Device::Cuda | Device::Tensorrt => None,
+    };
+    let accounts = measured.iter().map(|(measurement, options, kernels, _)| Account {
+        profile: &measurement.profile,
+        seconds: measurement.seconds,
+        work: Work::of(model.config(), dtype, options),
+        max_num_seqs: options.max_num_seqs,
+        kernels: *kernels,
+        limits,
+    });
+    let accounts: Vec<Account<'_>> = accounts.collect();
+    eprintln!("{}", report::RATES);
+    measured.iter().zip(&accounts).for_each(|((m, ..), account)| eprintln!("{}", report::rates(m, account)));
+    eprintln!("{}", report::SHARES);
+    accounts.iter().for_each(|account| eprintln!("{}", report::shares(account)));
+    if let Some(Limits { gemm, read_bandwidth }) = limits {
+        eprintln!("limits of this machine: {:.0} GFLOP/s, {:.1} GB/s", gemm / 1e9, read_bandwidth / 1e9);
+    }
+
+    let fields: Vec<_> = accounts.iter().map(Account::fields).collect();
+    let mut records: Vec<Value> = measured
+        .into_iter()
+        .zip(fields)
+        .map(|((.., mut record), fields)| {
+            record.extend(fields);
+            record.into()
+        })
+        .collect();
     match records.pop() {
-        Some(record) if args.sweep.is_none() => println!("{}", Value::Object(record)),
-        last => println!("{}", Value::Array(records.into_iter().chain(last).map(Value::Object).collect())),
+        Some(record) if args.sweep.is_none() => println!("{record}"),
+        last => println!("{}", Value::Array(records.into_iter().chain(last).collect())),
     }
     Ok(())
+}
+
+/// The folder of the exported model, whose graph takes `max_model_len` positions.
+pub(super) fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> anyhow::Result<PathBuf> {
+    let positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
+    ensure_export(model, &ExportOptions { dtype, max_positions: positions })
+        .with_context(|| format!("--model {}", model.path().display()))
+}
+
+/// The command line behind the name of the subcommand.
+fn words_after_subcommand() -> anyhow::Result<Vec<String>> {
+    let words = std::env::args_os().skip(2).map(|word| word.into_string());
+    words.collect::<Result<_, _>>().map_err(|word| anyhow::anyhow!("{}: is not valid text", word.display()))
 }
 
 impl Args {
@@ -110,12 +181,7 @@ impl Args {
         let sequences = self.num_prompts as usize * self.num_generations as usize;
         let lengths = match (&self.completion_length, &self.lengths_file) {
             (Some(length), _) => vec![*length; sequences],
-            (None, Some(path)) => {
-                let text =
-                    std::fs::read_to_string(path).with_context(|| format!("--lengths-file {}", path.display()))?;
-                workload::parse_lengths(&text, sequences)
-                    .with_context(|| format!("--lengths-file {}", path.display()))?
-            }
+            (None, Some(path)) => workload::read_lengths(path, sequences)?,
             (None, None) => bail!("one of --completion-length and --lengths-file is needed"),
         };
         Ok(Workload {

@@ -1,6 +1,6 @@
 //! Completing every prompt of a dataset: what `generate` and `eval` have in common.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context, ensure};
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
@@ -13,6 +13,7 @@ use crate::{
         Engine, EngineOptions, FinishedSequence, GroupRequest, WeightSource, auto_max_num_seqs, available_memory,
     },
     reward::{RewardPool, ScoredGroup},
+    trace::{self, Event},
 };
 
 /// One completion, decoded and scored.
@@ -113,6 +114,7 @@ impl Job<'_> {
                 })
                 .with_context(|| format!("{}: prompt {}", self.dataset.path().display(), row.prompt_id))?;
         }
+        let begin = Instant::now();
         let mut collected = Collected::new(self, rewards);
         let mut progress = Progress::new(collected.missing);
         while !engine.is_idle() {
@@ -126,7 +128,9 @@ impl Job<'_> {
         let seconds = progress.seconds();
         progress.finish();
         let tokens = progress.tokens();
-        Ok(Completions { rows: collected.finish()?, tokens, seconds })
+        let rows = collected.finish()?;
+        trace::span(begin, Instant::now(), Event::Generate { tokens });
+        Ok(Completions { rows, tokens, seconds })
     }
 }
 

@@ -9,7 +9,7 @@ use shared::SamplingParams;
 
 use super::{
     complete::Job,
-    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags},
+    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
     rows::{self, Scoring},
 };
 use crate::data::Tokenizer;
@@ -32,7 +32,7 @@ pub struct Args {
     /// right number, however written), the full score of every other function]
     #[arg(long, env = "TANDEM_CORRECT_AT", value_name = "SCORE", allow_negative_numbers = true)]
     pub correct_at: Option<f64>,
-    /// Also write the completions, as `rollout generate` does
+    /// Also write the completions, as `rollout generate` does: some kilobytes each
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// How tokens are drawn.
@@ -44,6 +44,9 @@ pub struct Args {
     /// Reward functions; the first decides what is correct.
     #[command(flatten)]
     pub rewards: RewardFlags,
+    /// The timeline.
+    #[command(flatten)]
+    pub trace: TraceFlags,
 }
 
 /// Runs the subcommand.
@@ -63,15 +66,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let correct_at = args.correct_at.unwrap_or_else(|| first.reward().correct_at());
     let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
     if let Some(output) = &args.output {
-        rows::check_writable(output)?;
+        rows::check_writable("--output", output)?;
     }
     let model = args.prompt.model()?;
     let tokenizer = Tokenizer::open(&model)?;
     let dataset = args.prompt.dataset(&args.dataset, &tokenizer)?;
     let mut pool = args.rewards.pool(functions, &dataset, args.batching.threads()?)?;
     let job = Job { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
+    args.trace.start()?;
     let mut engine = job.engine(&model, &args.batching)?;
     let completions = job.complete(&mut engine, pool.as_mut())?;
+    args.trace.write()?;
     if let Some(output) = &args.output {
         rows::write(output, &dataset, &completions, &scoring)?;
     }

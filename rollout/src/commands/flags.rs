@@ -12,10 +12,12 @@ use shared::{
     config::{Device, RolloutDtype},
 };
 
+use super::rows::check_writable;
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
     engine::types::{EngineOptions, Kernels},
     reward::{RewardFunction, RewardPool},
+    trace,
 };
 
 /// How tokens are drawn. Names and defaults are TRL's.
@@ -42,7 +44,7 @@ pub struct SamplingFlags {
     #[arg(long, env = "TANDEM_MAX_COMPLETION_LENGTH", value_name = "N",
           default_value_t = SamplingParams::default().max_completion_length)]
     pub max_completion_length: u32,
-    /// End a completion when its text contains this; may be given several times
+    /// End a completion when its text contains this, which saves the tokens that would follow; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Seed of the sampling: the same seed gives the same completions whatever the batch size or number of threads
@@ -91,24 +93,26 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N")]
     pub max_num_seqs: Option<usize>,
     /// Prompt tokens prefilled between two decode steps, at least one whole prompt: more fills free places sooner, less
-    /// keeps running sequences waiting less
-    #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N", default_value_t = 8192)]
-    pub max_num_batched_tokens: usize,
+    /// keeps running sequences waiting less [default: 8192]
+    #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
+    pub max_num_batched_tokens: Option<usize>,
     /// Longest prompt plus completion, for which each sequence reserves memory [default: what the prompts and
     /// --max-completion-length need, within the model's limit]
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
     pub max_model_len: Option<usize>,
-    /// Threads of the engine [default: all cores]
+    /// Threads of the engine: as many as there are cores free for it; more take each other's time [default: all cores]
     #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
     pub threads: Option<usize>,
-    /// Where the model runs: cpu, cuda or tensorrt
+    /// Where the model runs: cpu (fp32, bit for bit the same everywhere), cuda (fp16, many times faster; needs ONNX
+    /// Runtime's CUDA build) or tensorrt (what it can take of the graph is faster still, but building its engine takes
+    /// long)
     #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_choice::<Device>)]
     pub device: Device,
     /// What computes the model on the CPU: packed (this program's operators, fp32: faster, prompts held once for all
     /// their completions, new weights in use sooner) or stock (ONNX Runtime's, to compare with); completions of the two
-    /// differ by rounding
-    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", default_value = "packed", value_parser = parse_choice::<Kernels>)]
-    pub kernels: Kernels,
+    /// differ by rounding [default: packed]
+    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", value_parser = parse_choice::<Kernels>)]
+    pub kernels: Option<Kernels>,
     /// What the linear layers compute in: auto (the exported type) or int8 (with the packed kernels: several times
     /// faster on processors with VNNI and a quarter of the memory; log-probs are those of the rounded model)
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
@@ -116,8 +120,44 @@ pub struct BatchingFlags {
     pub rollout_dtype: RolloutDtype,
 }
 
+/// The timeline.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TraceFlags {
+    /// Write a timeline of prefill, decode steps, sampling, rewards and swaps of weights, which https://ui.perfetto.dev
+    /// opens: costs a few events a step and at most 40 MB, for which only the newest events are kept
+    #[arg(long, env = "TANDEM_TRACE", value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+}
+
+impl TraceFlags {
+    /// Starts the recording if it is wanted.
+    ///
+    /// # Errors
+    /// When the file could not be written in the end.
+    pub fn start(&self) -> anyhow::Result<()> {
+        if let Some(path) = &self.trace {
+            check_writable("--trace", path)?;
+            trace::start();
+        }
+        Ok(())
+    }
+
+    /// Writes the recording.
+    ///
+    /// # Errors
+    /// With the path.
+    pub fn write(&self) -> anyhow::Result<()> {
+        match &self.trace {
+            Some(path) => trace::write(path).context("--trace"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Sequences decoded at once when the user does not say: beyond this a processor gains little.
 const DEFAULT_MAX_NUM_SEQS: usize = 64;
+/// Prompt tokens between two decode steps when the user does not say.
+const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 8192;
 
 impl BatchingFlags {
     /// The number of threads.
@@ -137,7 +177,7 @@ impl BatchingFlags {
     pub fn engine_options(&self, sequences: usize, tokens: usize, model_limit: usize) -> anyhow::Result<EngineOptions> {
         for (flag, value) in [
             ("--max-num-seqs", self.max_num_seqs),
-            ("--max-num-batched-tokens", Some(self.max_num_batched_tokens)),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
             ("--max-model-len", self.max_model_len),
         ] {
             ensure!(value != Some(0), "{flag} must be at least 1");
@@ -147,11 +187,11 @@ impl BatchingFlags {
         }
         Ok(EngineOptions {
             device: self.device,
-            kernels: self.kernels,
+            kernels: self.kernels.unwrap_or_default(),
             rollout_dtype: self.rollout_dtype,
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
-            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),
             max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
@@ -174,14 +214,15 @@ pub struct PromptFlags {
     /// Hugging Face model directory (config.json, model.safetensors, tokenizer.json)
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
-    /// System message put before every prompt; a plain text prompt becomes a user message then
+    /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a user
+    /// message then
     #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT")]
     pub system_prompt: Option<String>,
     /// Keep at most this many tokens of a prompt, from its end: bounds time and memory, loses the beginning
     #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_prompt_length: Option<u32>,
-    /// Take only the first N prompts
+    /// Take only the first N prompts: less work, and a less certain figure
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
 }
@@ -215,10 +256,11 @@ impl PromptFlags {
 #[command(next_help_heading = "Rewards")]
 pub struct RewardFlags {
     /// Reward functions by name, separated by commas, parameters as in `sentence_share:word=dog`; `rollout rewards`
-    /// lists them
+    /// lists them. Rules cost next to nothing, programs and reward models take cores from the engine
     #[arg(long, env = "TANDEM_REWARD_FUNCS", value_name = "NAMES", value_delimiter = ',')]
     pub reward_funcs: Vec<String>,
-    /// Weight of each reward function in the sum, separated by commas [default: 1 each]
+    /// Weight of each reward function in the sum, separated by commas: more of one counts for less of the others
+    /// [default: 1 each]
     #[arg(
         long,
         env = "TANDEM_REWARD_WEIGHTS",
@@ -227,8 +269,9 @@ pub struct RewardFlags {
         allow_negative_numbers = true
     )]
     pub reward_weights: Vec<f64>,
-    /// Seconds that one call of a reward function may take before it counts as failed; a call is for one completion, or for
-    /// all of a prompt where the function sees them together (`command`, `model`, `relative_length`)
+    /// Seconds that one call of a reward function (for one completion, or for all of a prompt where the function sees them
+    /// together) may take before it counts as failed: more is kinder to slow functions, less keeps a hanging one from
+    /// holding everything up
     #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = 10.0)]
     pub reward_timeout: f64,
 }

@@ -6,7 +6,7 @@ use shared::SamplingParams;
 
 use super::{
     complete::Job,
-    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags},
+    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
     progress::rate,
     rows::{self, Scoring},
 };
@@ -25,7 +25,7 @@ pub struct Args {
     /// Where the completions go: JSONL, one row per completion, ordered by prompt and sample; written whole at the end
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: PathBuf,
-    /// Completions per prompt; the prompt is prefilled once for all of them
+    /// Completions per prompt: time grows with them, but the prompt is prefilled once for all
     #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,
@@ -38,6 +38,9 @@ pub struct Args {
     /// Reward functions to score the completions with.
     #[command(flatten)]
     pub rewards: RewardFlags,
+    /// The timeline.
+    #[command(flatten)]
+    pub trace: TraceFlags,
 }
 
 /// Runs the subcommand.
@@ -48,14 +51,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.sampling.params(SamplingParams::default().temperature)?;
     let functions = args.rewards.functions()?;
     let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
-    rows::check_writable(&args.output)?;
+    rows::check_writable("--output", &args.output)?;
     let model = args.prompt.model()?;
     let tokenizer = Tokenizer::open(&model)?;
     let dataset = args.prompt.dataset(&args.prompts, &tokenizer)?;
     let mut pool = args.rewards.pool(functions, &dataset, args.batching.threads()?)?;
     let job = Job { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
+    args.trace.start()?;
     let mut engine = job.engine(&model, &args.batching)?;
     let completions = job.complete(&mut engine, pool.as_mut())?;
+    args.trace.write()?;
     rows::write(&args.output, &dataset, &completions, &scoring)?;
     for failure in scoring.failures(&completions) {
         eprintln!("warning: {failure}");

@@ -9,3 +9,4 @@ mod progress;
 pub mod rewards;
 mod rows;
 pub mod run;
+pub mod tune;

@@ -47,11 +47,11 @@ impl Scoring {
 /// Refuses, before any work is done, an output that could not be written after it.
 ///
 /// # Errors
-/// The path, and what is wrong with it.
-pub fn check_writable(path: &Path) -> anyhow::Result<()> {
-    ensure!(!path.is_dir(), "--output {}: is a folder; name a file", path.display());
+/// The flag and the path, and what is wrong with it.
+pub fn check_writable(flag: &str, path: &Path) -> anyhow::Result<()> {
+    ensure!(!path.is_dir(), "{flag} {}: is a folder; name a file", path.display());
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    ensure!(parent.is_dir(), "--output {}: no such folder: {}", path.display(), parent.display());
+    ensure!(parent.is_dir(), "{flag} {}: no such folder: {}", path.display(), parent.display());
     let probe = parent.join(format!(".tmp-{}-probe", std::process::id()));
     OpenOptions::new()
         .write(true)
@@ -59,7 +59,7 @@ pub fn check_writable(path: &Path) -> anyhow::Result<()> {
         .truncate(true)
         .open(&probe)
         .and_then(|_| fs::remove_file(&probe))
-        .with_context(|| format!("--output {}: cannot be written", path.display()))
+        .with_context(|| format!("{flag} {}: cannot be written", path.display()))
 }
 
 /// Writes one row per completion, ordered by prompt and sample; the file appears whole.

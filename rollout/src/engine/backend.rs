@@ -151,6 +151,17 @@ impl Backend {
         }
     }
 
+    /// Bytes of keys and values in use; with the stock graph those of the last call, where nothing is shared.
+    pub fn kv_bytes_in_use(&self) -> u64 {
+        match self {
+            Self::Stock(stock) => {
+                let positions: u64 = stock.batch.seqlens_k.iter().map(|&n| n as u64 + 1).sum();
+                positions * stock.kv.position_bytes()
+            }
+            Self::Packed(packed) => packed.kv_bytes_in_use(),
+        }
+    }
+
     /// Adds the time of the parts of the graph since the last call, where it is known.
     pub fn add_times(&mut self, profile: &mut Profile) {
         if let Self::Packed(packed) = self {

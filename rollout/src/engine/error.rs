@@ -52,7 +52,7 @@ pub enum EngineError {
         message: String,
     },
     /// No token can be drawn from a row of logits.
-    #[error("prompt {prompt}, sample {sample}, weights v{version}: {source}")]
+    #[error("prompt {prompt}, sample {sample}, weights v{version}: {reason}")]
     Row {
         /// The prompt's id.
         prompt: u64,
@@ -61,7 +61,7 @@ pub enum EngineError {
         /// The weights in use.
         version: PolicyVersion,
         /// What is wrong with the row.
-        source: RowError,
+        reason: RowError,
     },
     /// New weights could not be taken into use; the old ones stay.
     #[error("weights v{version}: {message}")]

@@ -163,6 +163,11 @@ impl KvCache {
         Ok(())
     }
 
+    /// Bytes of one position of one sequence, all layers together.
+    pub fn position_bytes(&self) -> u64 {
+        (self.shape.bytes() / (self.shape.slots * self.shape.positions)) as u64
+    }
+
     /// Waits for the copies; to be called before the graph runs.
     pub fn settle(&mut self) -> Result<(), EngineError> {
         match &mut self.storage {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::trace::{self, Event};
+
 /// Time and work since the last reset.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Profile {
@@ -30,6 +32,13 @@ pub struct Profile {
     pub decode_tokens: u64,
     /// Decode steps.
     pub decode_steps: u64,
+    /// Positions that the rows of decode steps attended to, each row's own counted.
+    pub decode_positions: u64,
+    /// Bytes of keys and values that decode steps read: what is in use, summed over the steps. With packed kernels a
+    /// shared prompt counts once a step.
+    pub kv_bytes_read: u64,
+    /// Most bytes of keys and values in use.
+    pub kv_bytes_peak: u64,
 }
 
 impl Profile {
@@ -37,6 +46,13 @@ impl Profile {
     #[must_use]
     pub fn total(&self) -> Duration {
         self.prefill + self.decode + self.kv_copy + self.sampling + self.scheduling
+    }
+
+    /// A decode step has attended to `positions` and read `bytes`.
+    pub(super) fn add_kv(&mut self, positions: u64, bytes: u64) {
+        self.decode_positions += positions;
+        self.kv_bytes_read += bytes;
+        self.kv_bytes_peak = self.kv_bytes_peak.max(bytes);
     }
 
     /// Mean number of sequences per decode step.
@@ -47,16 +63,33 @@ impl Profile {
 }
 
 /// Cuts the running time into laps.
-pub(super) struct Stopwatch(Instant);
+pub(super) struct Stopwatch {
+    begun: Instant,
+    last: Instant,
+}
 
 impl Stopwatch {
     pub fn start() -> Self {
-        Self(Instant::now())
+        let now = Instant::now();
+        Self { begun: now, last: now }
     }
 
     /// Time since the start or the last lap.
     pub fn lap(&mut self) -> Duration {
         let now = Instant::now();
-        now.duration_since(std::mem::replace(&mut self.0, now))
+        now.duration_since(std::mem::replace(&mut self.last, now))
+    }
+
+    /// As [`Stopwatch::lap`]; the lap is shown in the trace.
+    pub fn lap_of(&mut self, event: Event) -> Duration {
+        let begin = self.last;
+        let lap = self.lap();
+        trace::span(begin, self.last, event);
+        lap
+    }
+
+    /// Shows all laps together in the trace.
+    pub fn all_laps(&self, event: Event) {
+        trace::span(self.begun, self.last, event);
     }
 }

@@ -18,7 +18,10 @@ use super::{
     swap::{PendingSwap, manifest_of},
     types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
-use crate::sampler::SamplerPool;
+use crate::{
+    sampler::SamplerPool,
+    trace::{self, Event},
+};
 
 /// Continuous batching over one model.
 pub struct Engine {
@@ -127,6 +130,8 @@ impl Engine {
         }
         self.backend.add_times(&mut self.profile);
         self.profile.scheduling += watch.lap();
+        let kv_bytes = self.backend.kv_bytes_in_use();
+        watch.all_laps(Event::Step { running: self.running(), waiting: self.waiting(), kv_bytes });
         Ok(finished)
     }
 
@@ -242,6 +247,7 @@ impl Engine {
         self.version = version;
         self.scheduler.forget_prefix();
         self.backend.forget_prefix();
+        trace::span(stalled, Instant::now(), Event::SwapWeights { version: version.0 });
         let report = SwapReport {
             version,
             seconds: begun.elapsed().as_secs_f64(),
@@ -268,7 +274,7 @@ impl Engine {
         let since = Instant::now();
         self.profile.scheduling += watch.lap();
         self.backend.prefill(prompt, &mut self.prefix_logits)?;
-        self.profile.prefill += watch.lap();
+        self.profile.prefill += watch.lap_of(Event::Prefill { tokens: prompt.len() });
         self.profile.prefills += 1;
         self.profile.prefill_tokens += prompt.len() as u64;
         self.scheduler.prefix_is_ready(since);
@@ -284,11 +290,11 @@ impl Engine {
         while let Some(slot) = self.scheduler.start_next(&self.limits) {
             self.profile.scheduling += watch.lap();
             self.backend.start(slot)?;
-            self.profile.kv_copy += watch.lap();
+            self.profile.kv_copy += watch.lap_of(Event::KvCopy);
             let sequence = self.scheduler.sequence(slot);
             let row = &self.prefix_logits;
             self.sampler.for_each(row.len(), &mut [sequence], |_, sequence, scratch| sequence.draw(row, scratch));
-            self.profile.sampling += watch.lap();
+            self.profile.sampling += watch.lap_of(Event::Sample { rows: 1 });
             self.accept(slot, finished)?;
         }
         Ok(())
@@ -298,7 +304,7 @@ impl Engine {
         self.profile.scheduling += watch.lap();
         let backend = &mut self.backend;
         self.scheduler.compact(|from, to, used| backend.moved(from, to, used))?;
-        self.profile.kv_copy += watch.lap();
+        self.profile.kv_copy += watch.lap_of(Event::KvCopy);
 
         let rows = self.scheduler.running();
         self.rows.clear();
@@ -307,26 +313,28 @@ impl Engine {
         let logits = &mut self.logits[..rows * vocab];
         self.profile.scheduling += watch.lap();
         self.backend.decode(&self.rows, logits)?;
-        self.profile.decode += watch.lap();
+        let positions = self.rows.iter().map(|row| row.position as u64 + 1).sum();
+        self.profile.decode += watch.lap_of(Event::Decode { rows, positions });
         self.profile.decode_steps += 1;
         self.profile.decode_tokens += rows as u64;
+        self.profile.add_kv(positions, self.backend.kv_bytes_in_use());
 
         self.sampler.for_each(vocab, self.scheduler.dense_slots(), |slot, sequence, scratch| {
             let row = &logits[slot * vocab..(slot + 1) * vocab];
             sequence.as_mut().expect("decoding runs on slots without holes").draw(row, scratch);
         });
-        self.profile.sampling += watch.lap();
+        self.profile.sampling += watch.lap_of(Event::Sample { rows });
         (0..rows).try_for_each(|slot| self.accept(slot, finished))
     }
 
     fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
         let sequence = self.scheduler.sequence(slot);
         let (prompt, sample) = (sequence.prompt(), sequence.sample());
-        let ended = sequence.accept(self.version, &self.limits).map_err(|source| EngineError::Row {
+        let ended = sequence.accept(self.version, &self.limits).map_err(|reason| EngineError::Row {
             prompt,
             sample,
             version: self.version,
-            source,
+            reason,
         })?;
         if let Some(reason) = ended {
             finished.push(self.scheduler.release(slot).finish(reason));

@@ -13,7 +13,10 @@ use super::{
     packed::{PackedOptions, PackedSession, PackedWeights, PanelMemory, page_shape},
     session::{GraphSession, SessionOptions, read_manifest},
 };
-use crate::kernels::{packed::Format, pages::PAGE, parallel::Scoped};
+use crate::{
+    kernels::{packed::Format, pages::PAGE, parallel::Scoped},
+    trace::{self, Event},
+};
 
 /// How a version is loaded.
 pub(super) enum Loader {
@@ -75,7 +78,12 @@ impl PendingSwap {
         let config = config.clone();
         let thread = thread::Builder::new()
             .name("weight-swap".into())
-            .spawn(move || loader.load(&source, &config, &manifest))
+            .spawn(move || {
+                let begin = Instant::now();
+                let loaded = loader.load(&source, &config, &manifest);
+                trace::span(begin, Instant::now(), Event::LoadWeights { version: version.0 });
+                loaded
+            })
             .map_err(|e| EngineError::Swap { version, message: format!("no thread to load it on: {e}") })?;
         Ok(Self { version, begun: Instant::now(), thread: Some(thread) })
     }

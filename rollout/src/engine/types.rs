@@ -2,25 +2,13 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use serde::{Deserialize, Serialize};
+pub use shared::config::Kernels;
 use shared::{
     FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, RolloutDtype},
 };
 
 use crate::kernels::packed::Format;
-
-/// What computes the model on the CPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kernels {
-    /// The operators of this program over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
-    /// [`Kernels::Stock`].
-    #[default]
-    Packed,
-    /// The operators of ONNX Runtime on the published graph.
-    Stock,
-}
 
 impl From<RolloutDtype> for Format {
     fn from(dtype: RolloutDtype) -> Self {

@@ -12,10 +12,12 @@
 //! | [`attention`], [`plan`] | grouped-query attention, prompts shared by their completions; what is computed together |
 //! | [`pages`] | where keys and values lie |
 //! | [`floats`] | large buffers |
+//! | [`limits`] | what the machine can do at most |
 //! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
 
 pub mod attention;
 pub mod floats;
+pub mod limits;
 pub mod linear;
 pub mod packed;
 pub mod pages;

@@ -1,6 +1,9 @@
 //! Greedy evaluation of weight versions on a dataset of its own, between two steps.
 
-use std::time::Instant;
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use anyhow::Context;
 use shared::{
@@ -22,6 +25,8 @@ pub struct Evaluation {
     /// The first reward function's score from which a completion counts as correct.
     correct_at: f64,
     every: u64,
+    total_steps: u64,
+    path: PathBuf,
     file: MetricsFile,
     last: Option<u64>,
     round: Option<Round>,
@@ -32,10 +37,13 @@ struct Round {
     next_row: usize,
     done: Vec<RolloutGroup>,
     begun: Instant,
+    /// The learner has lost the version meanwhile.
+    lost: bool,
 }
 
 impl Evaluation {
-    /// An evaluation every `every` steps; what `eval.jsonl` already holds is not done again.
+    /// An evaluation every `every` of `total_steps` steps; what `eval.jsonl` already holds of versions up to `newest` is not done again,
+    /// later versions are forgotten.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -45,20 +53,30 @@ impl Evaluation {
         assembly: Assembly,
         correct_at: f64,
         every: u64,
+        total_steps: u64,
+        newest: PolicyVersion,
     ) -> anyhow::Result<Self> {
         let path = run_dir.eval();
-        let failed = || format!("{}", path.display());
-        let file = MetricsFile::open(&path, u64::MAX).with_context(failed)?;
-        let steps = metrics::read(&path).with_context(failed)?;
-        let last = steps.iter().filter_map(|r| r.get("step")).map(|step| step as u64).max();
-        Ok(Self { dataset, assembly, correct_at, every: every.max(1), file, last, round: None })
+        let (file, last) = open(&path, newest)?;
+        Ok(Self { dataset, assembly, correct_at, every: every.max(1), total_steps, path, file, last, round: None })
     }
 
-    /// Whether a version is to be evaluated: it is the first one, or a multiple of the interval was reached since the
-    /// last evaluation.
+    /// The learner was restarted and makes the versions after `newest` anew: they are evaluated again.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn forget(&mut self, newest: PolicyVersion) -> anyhow::Result<()> {
+        (self.file, self.last) = open(&self.path, newest)?;
+        if let Some(round) = &mut self.round {
+            round.lost |= round.version > newest;
+        }
+        Ok(())
+    }
+
+    /// Whether a version is to be evaluated; see [`due`].
     #[must_use]
     pub fn due(&self, version: PolicyVersion) -> bool {
-        self.last.is_none_or(|last| version.0 / self.every > last / self.every)
+        due(self.last, version.0, self.every, self.total_steps)
     }
 
     /// Whether an evaluation is going on.
@@ -70,7 +88,7 @@ impl Evaluation {
     /// Begins the evaluation of the version that the (idle) engine holds.
     pub fn begin(&mut self, version: PolicyVersion) {
         let done = Vec::with_capacity(self.dataset.len());
-        self.round = Some(Round { version, next_row: 0, done, begun: Instant::now() });
+        self.round = Some(Round { version, next_row: 0, done, begun: Instant::now(), lost: false });
     }
 
     /// Gives the engine prompts as long as it has room for them.
@@ -115,6 +133,10 @@ impl Evaluation {
         let mut round = self.round.take().expect("it was just looked at");
         let mut record = figures(round.version, &mut round.done, self.correct_at);
         record.set("eval_seconds", round.begun.elapsed().as_secs_f64());
+        if round.lost {
+            tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
+            return Ok(());
+        }
         self.file.append(&record).context("eval.jsonl")?;
         self.last = Some(round.version.0);
         let figure = |key: &str| record.get(key).unwrap_or(f64::NAN);
@@ -159,6 +181,20 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / count as f64
 }
 
+/// The file without versions after `newest`, and the last version in it.
+fn open(path: &Path, newest: PolicyVersion) -> anyhow::Result<(MetricsFile, Option<u64>)> {
+    let failed = || format!("{}", path.display());
+    let file = MetricsFile::open(path, newest.0).with_context(failed)?;
+    let records = metrics::read(path).with_context(failed)?;
+    Ok((file, records.iter().filter_map(|r| r.get("step")).map(|step| step as u64).max()))
+}
+
+/// Whether a version is to be evaluated after the `last` one that was: it is the first, a multiple of the interval was
+/// reached since, or the run ends with it.
+fn due(last: Option<u64>, version: u64, every: u64, total_steps: u64) -> bool {
+    last.is_none_or(|last| version > last && (version / every > last / every || version == total_steps))
+}
+
 #[cfg(test)]
 mod tests {
     use shared::{Completion, PromptId, RewardOutcome};
@@ -189,6 +225,15 @@ mod tests {
             filler: false,
             generation_seconds: 0.0,
         }
+    }
+
+    #[test]
+    fn the_first_version_every_so_many_and_the_last_are_evaluated() {
+        let mut last = None;
+        let evaluated: Vec<u64> = (0..=7).filter(|&v| due(last, v, 3, 7) && last.replace(v) != Some(v)).collect();
+        assert_eq!(evaluated, [0, 3, 6, 7]);
+        assert!(!due(Some(7), 7, 3, 7), "once");
+        assert!(due(Some(2), 4, 3, 7) && !due(Some(7), 8, 3, 20) && due(Some(7), 9, 3, 20));
     }
 
     #[test]

@@ -40,10 +40,14 @@ pub struct Admission {
     pub position: u64,
 }
 
+/// Newest version whose tokens count: every one, until the learner loses some.
+const EVERY: PolicyVersion = PolicyVersion(u64::MAX);
+
 #[derive(Debug)]
 enum State {
-    /// In the engine, or being scored.
-    InWork,
+    /// In the engine, or being scored. Tokens of versions after the given one come from weights that the learner has
+    /// lost since then.
+    InWork(PolicyVersion),
     /// Finished, to be handed over.
     Unsent(Arc<RolloutGroup>),
     /// With the thread that sends.
@@ -80,8 +84,16 @@ impl Plan {
 
     /// Takes the learner's newest status. After a restart of the learner every group that is not known to have reached
     /// the new process is handed over again; groups of durable steps are dropped.
-    pub fn observe(&mut self, status: LearnerStatus) {
+    ///
+    /// Returns the newest version that a restarted learner has kept, where those after it will be other weights when it
+    /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not.
+    pub fn observe(&mut self, status: LearnerStatus) -> Option<PolicyVersion> {
         let restarted = self.learner.as_ref().is_some_and(|old| old.incarnation != status.incarnation);
+        let durable = PolicyVersion(status.durable_step.0);
+        let newest = (restarted && self.options.max_staleness > 0).then_some(durable);
+        if let Some(newest) = newest {
+            self.forget(newest);
+        }
         for (id, state) in &mut self.groups {
             let arrived = received(&status, *id);
             match state {
@@ -95,7 +107,7 @@ impl Plan {
         let kept = self.groups.split_off(&durable);
         for (id, state) in std::mem::replace(&mut self.groups, kept) {
             match state {
-                State::InWork => drop(self.groups.insert(id, state)),
+                State::InWork(_) => drop(self.groups.insert(id, state)),
                 State::Unsent(group) | State::Sending(group) | State::Sent(group) => self.release(&group),
             }
         }
@@ -104,6 +116,27 @@ impl Plan {
         }
         self.learner = Some(status);
         self.fit();
+        newest
+    }
+
+    /// The versions after `newest` are lost: what was made with them is made again.
+    fn forget(&mut self, newest: PolicyVersion) {
+        if let Some(candidates) = &mut self.candidates {
+            candidates.forget(newest);
+        }
+        let mut released = 0;
+        self.groups.retain(|_, state| match state {
+            State::InWork(counts) => {
+                *counts = newest.min(*counts);
+                true
+            }
+            State::Unsent(group) | State::Sending(group) | State::Sent(group) => {
+                let lost = newer_than(group, newest);
+                released += if lost { size(group) } else { 0 };
+                !lost
+            }
+        });
+        self.kept_bytes -= released;
     }
 
     /// With dynamic sampling, a group's place depends on those before it. What the learner has received is what counts:
@@ -145,7 +178,7 @@ impl Plan {
     pub fn admit(&mut self, version: PolicyVersion) -> Option<Admission> {
         let Some(candidates) = &self.candidates else {
             let admission = self.next(version)?;
-            self.groups.insert(admission.id, State::InWork);
+            self.groups.insert(admission.id, State::InWork(EVERY));
             return Some(admission);
         };
         let admission = self.next_candidate(candidates, version)?;
@@ -194,7 +227,8 @@ impl Plan {
         let Some(state) = self.groups.get_mut(&id) else {
             return;
         };
-        if self.learner.as_ref().is_some_and(|s| id.step < s.durable_step) {
+        let lost = matches!(state, State::InWork(newest) if newer_than(&group, *newest));
+        if lost || self.learner.as_ref().is_some_and(|s| id.step < s.durable_step) {
             self.groups.remove(&id);
             return;
         }
@@ -207,7 +241,7 @@ impl Plan {
     pub fn give_up(&mut self, admission: Admission) {
         if let Some(candidates) = &mut self.candidates {
             candidates.give_up(admission.position);
-        } else if matches!(self.groups.get(&admission.id), Some(State::InWork)) {
+        } else if matches!(self.groups.get(&admission.id), Some(State::InWork(_))) {
             self.groups.remove(&admission.id);
         }
     }
@@ -253,7 +287,7 @@ impl Plan {
             .range(first..)
             .filter(|(_, state)| match state {
                 State::Unsent(group) | State::Sending(group) => group.policy_version <= status.version,
-                State::InWork | State::Sent(_) => false,
+                State::InWork(_) | State::Sent(_) => false,
             })
             .count()
     }
@@ -288,6 +322,12 @@ impl Plan {
 
 fn received(status: &LearnerStatus, id: GroupId) -> bool {
     id.step == status.step && status.received.binary_search(&id.index).is_ok()
+}
+
+/// Whether any of a group's tokens were sampled from weights after `newest`.
+fn newer_than(group: &RolloutGroup, newest: PolicyVersion) -> bool {
+    let tokens = group.completions.iter().flat_map(|completion| &completion.versions);
+    group.policy_version > newest || tokens.into_iter().any(|(_, version)| *version > newest)
 }
 
 /// Memory of a group, near enough for a budget.

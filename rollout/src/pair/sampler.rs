@@ -23,6 +23,7 @@ use super::{
 use crate::{
     data::Dataset,
     engine::{Engine, FinishedSequence},
+    trace::{self, Event},
 };
 
 /// Longest wait when nothing can be done: how long a signal may take to be noticed.
@@ -90,7 +91,13 @@ impl Sampler {
     fn listen(&mut self) -> anyhow::Result<()> {
         for event in self.link.events().try_iter() {
             match event {
-                LinkEvent::Status(status) => self.plan.observe(status),
+                LinkEvent::Status(status) => {
+                    // The learner was restarted and makes the versions after this one anew, with other weights.
+                    if let Some(newest) = self.plan.observe(status) {
+                        self.weights.forget(&self.engine, newest);
+                        self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(newest))?;
+                    }
+                }
                 LinkEvent::Sent(id) => self.plan.sent(id),
                 LinkEvent::Silent(seconds) => return Err(silent(seconds)),
                 LinkEvent::Failed(error) => return Err(error).context("hand-over to the learner"),
@@ -206,6 +213,7 @@ impl Sampler {
         let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&self.engine);
         if self.engine.running() == 0 && !can_start {
             self.wait();
+            trace::span(begin, Instant::now(), Event::Wait);
             let idle = begin.elapsed().as_micros() as u64;
             self.link.update(|status| status.idle_micros += idle);
             return Ok(());

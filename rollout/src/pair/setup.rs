@@ -32,8 +32,9 @@ use super::{
 };
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{Engine, EngineOptions, Kernels, auto_max_num_seqs, available_memory},
+    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory},
     reward::{RewardFunction, RewardPool},
+    trace,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the
@@ -65,7 +66,12 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     if first.finished && config.eval_steps.is_none() {
         return Ok(Ended::RunOver);
     }
-    inputs.sampler(run_dir, &config, &model, link, first, stop)?.run()
+    if config.rollout_trace {
+        trace::start();
+    }
+    let result = inputs.sampler(run_dir, &config, &model, link, first, stop)?.run();
+    trace::write(&run_dir.trace()).context("trace of the sampler")?;
+    result
 }
 
 /// What is read before the learner is asked for anything.
@@ -110,6 +116,9 @@ impl Inputs {
             status.oldest_in_use = first.version;
         });
         tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
+        // A synchronous run makes lost versions again as they were.
+        let newest = if config.max_staleness == 0 { PolicyVersion(u64::MAX) } else { first.version };
+        let evaluation = self.evaluation(run_dir, config, first.total_steps, newest)?;
         let mut plan = Plan::new(PlanOptions {
             groups_per_step: config.groups_per_step(),
             max_staleness: config.max_staleness,
@@ -126,7 +135,7 @@ impl Inputs {
             order: PromptOrder::new(self.dataset.len(), config.shuffle_dataset, config.seed),
             num_generations: config.num_generations,
             assembly: self.assembly(config, config.sampling())?,
-            evaluation: self.evaluation(run_dir, config)?,
+            evaluation,
             dataset: self.dataset,
             engine,
             weights,
@@ -170,7 +179,7 @@ impl Inputs {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(EngineOptions {
             device: config.rollout_device,
-            kernels: Kernels::default(),
+            kernels: config.rollout_kernels,
             rollout_dtype: config.rollout_dtype,
             threads: config.threads(cores).0,
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
@@ -193,13 +202,19 @@ impl Inputs {
         Ok(Assembly::new(self.tokenizer.clone(), sampling, pool, config.weighted_rewards()))
     }
 
-    fn evaluation(&self, run_dir: &RunDir, config: &TrainConfig) -> anyhow::Result<Option<Evaluation>> {
+    fn evaluation(
+        &self,
+        run_dir: &RunDir,
+        config: &TrainConfig,
+        total_steps: u64,
+        newest: PolicyVersion,
+    ) -> anyhow::Result<Option<Evaluation>> {
         let (Some(dataset), Some(every)) = (&self.eval_dataset, config.eval_steps) else {
             return Ok(None);
         };
         let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() })?;
         let correct_at = self.rewards[0].reward().correct_at();
-        Evaluation::new(run_dir, dataset.clone(), assembly, correct_at, every).map(Some)
+        Evaluation::new(run_dir, dataset.clone(), assembly, correct_at, every, total_steps, newest).map(Some)
     }
 }
 

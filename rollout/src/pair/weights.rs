@@ -23,6 +23,8 @@ pub struct WeightFollower {
     run_dir: RunDir,
     swap: WeightSwap,
     pending: Option<PolicyVersion>,
+    /// What the engine has is not what the learner calls by that version.
+    lost: bool,
     failures: u32,
     not_before: Instant,
 }
@@ -31,7 +33,7 @@ impl WeightFollower {
     /// A follower of the versions in a run directory.
     #[must_use]
     pub fn new(run_dir: RunDir, swap: WeightSwap) -> Self {
-        Self { run_dir, swap, pending: None, failures: 0, not_before: Instant::now() }
+        Self { run_dir, swap, pending: None, lost: false, failures: 0, not_before: Instant::now() }
     }
 
     /// Where a version is.
@@ -46,7 +48,7 @@ impl WeightFollower {
     /// When the version cannot be loaded, after several attempts.
     pub fn follow(&mut self, engine: &mut Engine, target: PolicyVersion, link: &Link) -> anyhow::Result<()> {
         let result = match self.pending {
-            None if target == engine.version() || Instant::now() < self.not_before => return Ok(()),
+            None if target == engine.version() && !self.lost || Instant::now() < self.not_before => return Ok(()),
             None => self.begin(engine, target, link),
             Some(pending) if self.may_swap(engine, pending) => self.finish(engine, link),
             Some(_) => return Ok(()),
@@ -55,6 +57,7 @@ impl WeightFollower {
             return Ok(());
         };
         self.pending = None;
+        self.lost = true;
         engine.set_admission(true);
         self.failures += 1;
         self.not_before = Instant::now() + RETRY;
@@ -63,6 +66,12 @@ impl WeightFollower {
             return Ok(());
         }
         Err(error.context(format!("weights v{target} cannot be loaded")))
+    }
+
+    /// The learner was restarted and makes the versions after `newest` anew: one of them that is loaded, or about to be,
+    /// is replaced even by a version of the same number.
+    pub fn forget(&mut self, engine: &Engine, newest: PolicyVersion) {
+        self.lost |= self.pending.unwrap_or(newest).max(engine.version()) > newest;
     }
 
     /// Whether new groups may be given to the engine: not before a swap that waits for the running ones.
@@ -90,6 +99,7 @@ impl WeightFollower {
             engine.set_admission(false);
         }
         self.pending = Some(target);
+        self.lost = false;
         Ok(())
     }
 

@@ -78,10 +78,16 @@ pub enum ChannelError {
     },
     /// A frame is damaged or of another version of this program.
     #[error("a frame from the peer cannot be read: {0}")]
-    Frame(#[from] frame::FrameError),
+    Frame(String),
     /// The transport failed.
     #[error("the shared-memory channel failed: {0}")]
     Transport(String),
+}
+
+impl From<frame::FrameError> for ChannelError {
+    fn from(error: frame::FrameError) -> Self {
+        Self::Frame(error.to_string())
+    }
 }
 
 /// The sampler's end.

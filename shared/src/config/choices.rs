@@ -216,6 +216,26 @@ pub enum RolloutDtype {
     Int8,
 }
 
+/// What computes the sampler's model on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Kernels {
+    /// This program's operators over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as `stock`.
+    #[default]
+    Packed,
+    /// ONNX Runtime's operators on the published graph: slower, and a check on the others.
+    Stock,
+}
+
+impl fmt::Display for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Packed => "packed",
+            Self::Stock => "stock",
+        })
+    }
+}
+
 /// Where a process computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]

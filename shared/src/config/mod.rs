@@ -11,7 +11,7 @@ pub mod reference;
 mod validate;
 
 pub use choices::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KlController, KlEstimator,
+    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards, WeightSwap,
 };
 pub use options::TrainConfig;
@@ -72,7 +72,7 @@ impl TrainConfig {
     /// Completions per step.
     #[must_use]
     pub fn completions_per_step(&self) -> u32 {
-        self.groups_per_step() * self.num_generations
+        self.groups_per_step().saturating_mul(self.num_generations)
     }
 
     /// Optimiser updates per step.

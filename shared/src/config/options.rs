@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KlController, KlEstimator,
+    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards, WeightSwap,
 };
 use crate::sampling::SamplingParams;
@@ -28,7 +28,7 @@ pub struct TrainConfig {
     pub output_dir: PathBuf,
     /// Put before the messages of every prompt as a system message (a plain text prompt becomes a user message then).
     pub system_prompt: Option<String>,
-    /// Keep at most this many prompt tokens, from the end. `None` = all.
+    /// Keep at most this many prompt tokens, from the end: bounds time and memory, loses the beginning. `None` = all.
     pub max_prompt_length: Option<u32>,
     /// Draw the prompts in a seeded random order, a new one each epoch. TRL `shuffle_dataset`.
     pub shuffle_dataset: bool,
@@ -38,16 +38,19 @@ pub struct TrainConfig {
     pub reward_funcs: Vec<String>,
     /// One weight per reward function; empty = all 1. TRL `reward_weights`.
     pub reward_weights: Vec<f64>,
-    /// Seconds that one call of a reward function may take before it counts as failed. A call is for one completion, or
-    /// for all of a prompt where the function sees them together (`command`, `model`, `relative_length`).
+    /// Seconds that one call of a reward function may take before it counts as failed: more is kinder to slow functions,
+    /// and a hanging one holds its group up for longer. A call is for one completion, or for all of a prompt where the
+    /// function sees them together (`command`, `model`, `relative_length`).
     pub reward_timeout: f64,
 
     // --- generation ---
-    /// Completions per prompt (the group size G). TRL `num_generations`.
+    /// Completions per prompt (the group size G): more give a firmer baseline and share one prefill, fewer let a step see
+    /// more prompts. TRL `num_generations`.
     pub num_generations: u32,
-    /// Longest completion in tokens. TRL `max_completion_length`.
+    /// Longest completion in tokens: time and memory of a step grow with it, and what is longer is cut off. TRL
+    /// `max_completion_length`.
     pub max_completion_length: u32,
-    /// Divides the logits. TRL `temperature`.
+    /// Divides the logits: lower is surer and more alike, higher explores more. TRL `temperature`.
     pub temperature: f32,
     /// Nucleus sampling; 1 = off. TRL `top_p`.
     pub top_p: f32,
@@ -237,28 +240,38 @@ pub struct TrainConfig {
     /// How many versions behind the learner a group may have been sampled. 0 = synchronous and reproducible; larger
     /// values let generation and learning overlap.
     pub max_staleness: u64,
-    /// What happens to running sequences when new weights arrive and `max_staleness` is above 0.
+    /// What happens to running sequences when new weights arrive and `max_staleness` is above 0: `drain` keeps every
+    /// completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes versions.
     pub weight_swap: WeightSwap,
     /// Device of the sampler.
     pub rollout_device: Device,
     /// What the sampler's linear layers compute in. `int8` samples about twice as fast on the CPU, from a rounded model:
     /// the price is a `mismatch_kl` above 0, which the importance correction answers.
     pub rollout_dtype: RolloutDtype,
+    /// What computes the sampler's model on the CPU. The completions of the two differ by rounding.
+    pub rollout_kernels: Kernels,
     /// Device of the learner.
     pub learner_device: Device,
-    /// Threads of the sampler; absent = all cores when synchronous, half of them otherwise.
+    /// Threads of the sampler; absent = all cores when synchronous, half of them otherwise. More than there are cores
+    /// free are slower than fewer; `rollout tune` measures it.
     pub rollout_threads: Option<usize>,
-    /// Threads of the learner; absent = as for the sampler.
+    /// Threads of the learner; absent = as for the sampler. While both processes work at once, each takes cores from
+    /// the other.
     pub learner_threads: Option<usize>,
-    /// Sequences decoded at once. vLLM `max_num_seqs`; absent = the generation batch, as far as memory allows.
+    /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for their
+    /// keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on it. vLLM
+    /// `max_num_seqs`; absent = the generation batch, as far as memory allows.
     pub max_num_seqs: Option<usize>,
-    /// Tokens of one prefill call. vLLM `max_num_batched_tokens`.
+    /// Prompt tokens prefilled between two decode steps, but at least one whole prompt: more fills free places sooner,
+    /// less keeps running sequences waiting less. vLLM `max_num_batched_tokens`.
     pub max_num_batched_tokens: usize,
-    /// Longest prompt plus completion; absent = the model's limit, or what the dataset needs. vLLM `max_model_len`.
+    /// Longest prompt plus completion; absent = what the dataset and `max_completion_length` need, within the model's
+    /// limit. Less saves memory for keys and values and cuts completions off. vLLM `max_model_len`.
     pub max_model_len: Option<usize>,
-    /// Seconds without any sign of life of the other process before a process gives up.
+    /// Seconds without any sign of life of the other process before a process gives up: too few end a run that is only
+    /// slow, many leave a hang unnoticed for long.
     pub peer_timeout: f64,
-    /// How often the launcher restarts a process that died.
+    /// How often the launcher restarts a process that died: more ride out more crashes, and hide a lasting fault longer.
     pub max_restarts: u32,
 
     // --- bookkeeping ---
@@ -272,10 +285,15 @@ pub struct TrainConfig {
     pub eval_steps: Option<u64>,
     /// Steps between progress lines when not on a terminal. TRL `logging_steps`.
     pub logging_steps: u64,
-    /// Write every step's completions to `completions/`. TRL `log_completions`.
+    /// Write every step's completions to `completions/`: a few kilobytes each on disk. TRL `log_completions`.
     pub log_completions: bool,
-    /// Keep each step's groups and the state it began with in `batches/`, for `learner replay`.
+    /// Keep each step's groups and the state it began with in `batches/`, for `learner replay`: costs disk space and time
+    /// for weights and optimiser state at every step.
     pub save_step_batches: bool,
+    /// Write `trace.json`, a timeline of the sampler's prefills, decode steps, sampling, rewards, waits and swaps of
+    /// weights, which https://ui.perfetto.dev opens. It appears when the sampler ends and holds the newest events, at
+    /// most 40 MB; it costs a few events a step.
+    pub rollout_trace: bool,
     /// `latest`, or the path of a `checkpoint-N` to go on from. TRL `resume_from_checkpoint`.
     pub resume_from_checkpoint: Option<String>,
 }
@@ -376,6 +394,7 @@ impl Default for TrainConfig {
             weight_swap: WeightSwap::default(),
             rollout_device: Device::default(),
             rollout_dtype: RolloutDtype::default(),
+            rollout_kernels: Kernels::default(),
             learner_device: Device::default(),
             rollout_threads: None,
             learner_threads: None,
@@ -391,6 +410,7 @@ impl Default for TrainConfig {
             logging_steps: 1,
             log_completions: true,
             save_step_batches: false,
+            rollout_trace: false,
             resume_from_checkpoint: None,
         }
     }

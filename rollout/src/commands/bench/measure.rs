@@ -5,41 +5,49 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Map, Value, json};
-use shared::Dtype;
+use shared::FinishReason;
 
-use super::workload::Workload;
-use crate::engine::{Engine, EngineOptions, Profile, SwapReport, WeightSource};
+use super::{super::progress::rate, processor::processor_seconds, workload::Workload};
+use crate::{
+    engine::{Engine, Profile, SwapReport, WeightSource},
+    trace::{self, Event},
+};
 
 /// One repeat.
 #[derive(Debug, Clone)]
-pub(super) struct Measurement {
-    seconds: f64,
+pub(in crate::commands) struct Measurement {
+    pub seconds: f64,
     /// Of all repeats, ascending.
-    all_seconds: Vec<f64>,
-    generated_tokens: u64,
-    profile: Profile,
+    pub all_seconds: Vec<f64>,
+    /// Cores that were busy with this process, on average: fewer than threads where others take their share.
+    pub cores: f64,
+    pub generated_tokens: u64,
+    pub profile: Profile,
     /// Seconds to the first token, one per completion, ascending.
-    ttft: Vec<f64>,
+    pub ttft: Vec<f64>,
     /// Seconds per token after the first, one per completion with more than one token, ascending.
-    tpot: Vec<f64>,
+    pub tpot: Vec<f64>,
 }
 
 impl Measurement {
-    pub const TABLE_HEADER: &str = "max_num_seqs   seconds  tokens/s  prefill t/s  decode t/s  mean batch  TTFT p50 ms  \
-                                    TPOT p50 ms  prefill %  decode %  sampling %  rest %";
-
-    /// Generates the whole workload once.
-    pub fn take(engine: &mut Engine, workload: &Workload) -> anyhow::Result<Self> {
+    /// Generates the whole workload once; what takes longer than `limit` is ended with what it has.
+    pub fn take(engine: &mut Engine, workload: &Workload, limit: Duration) -> anyhow::Result<Self> {
         engine.reset_profile();
-        let start = Instant::now();
+        let (start, busy) = (Instant::now(), processor_seconds());
         workload.submit(engine)?;
         let mut finished = Vec::with_capacity(workload.sequences());
         while !engine.is_idle() {
             finished.extend(engine.step()?);
+            if start.elapsed() > limit {
+                finished.extend(engine.abort_all());
+            }
         }
         let seconds = start.elapsed().as_secs_f64();
+        let cores = (processor_seconds() - busy) / seconds;
+        let generated_tokens = finished.iter().map(|s| s.token_ids.len() as u64).sum();
+        trace::span(start, Instant::now(), Event::Generate { tokens: generated_tokens });
         let rest = |n: usize| (n - 1) as f64;
+        finished.retain(|s| s.finish_reason != FinishReason::Aborted);
         let tpot = finished
             .iter()
             .filter(|s| s.token_ids.len() > 1)
@@ -47,7 +55,8 @@ impl Measurement {
         Ok(Self {
             seconds,
             all_seconds: vec![seconds],
-            generated_tokens: finished.iter().map(|s| s.token_ids.len() as u64).sum(),
+            cores,
+            generated_tokens,
             profile: engine.profile(),
             ttft: ascending(finished.iter().map(|s| s.ttft_seconds).collect()),
             tpot: ascending(tpot.collect()),
@@ -62,87 +71,17 @@ impl Measurement {
         Self { all_seconds, ..repeats.swap_remove(middle) }
     }
 
-    fn tokens_per_s(&self) -> f64 {
+    pub fn tokens_per_s(&self) -> f64 {
         self.generated_tokens as f64 / self.seconds
     }
 
-    fn prefill_tokens_per_s(&self) -> f64 {
+    pub fn prefill_tokens_per_s(&self) -> f64 {
         rate(self.profile.prefill_tokens, self.profile.prefill.as_secs_f64())
     }
 
     /// Of the decode steps as a whole, sampling included.
-    fn decode_tokens_per_s(&self) -> f64 {
+    pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.profile.decode_tokens, self.seconds - self.profile.prefill.as_secs_f64())
-    }
-
-    pub fn table_row(&self, max_num_seqs: usize) -> String {
-        let share = |seconds: f64| 100.0 * seconds / self.seconds;
-        let (prefill, decode, sampling) = (
-            self.profile.prefill.as_secs_f64(),
-            self.profile.decode.as_secs_f64(),
-            self.profile.sampling.as_secs_f64(),
-        );
-        format!(
-            "{max_num_seqs:>12} {:>9.3} {:>9.1} {:>12.1} {:>11.1} {:>11.1} {:>12.1} {:>12.2} {:>10.1} {:>9.1} {:>11.2} \
-             {:>7.2}",
-            self.seconds,
-            self.tokens_per_s(),
-            self.prefill_tokens_per_s(),
-            self.decode_tokens_per_s(),
-            self.profile.mean_batch(),
-            1e3 * quantile(&self.ttft, 0.5),
-            1e3 * quantile(&self.tpot, 0.5),
-            share(prefill),
-            share(decode),
-            share(sampling),
-            share(self.seconds - prefill - decode - sampling),
-        )
-    }
-
-    /// One flat JSON object.
-    pub fn record(&self, workload: &Workload, options: &EngineOptions, dtype: Dtype) -> Map<String, Value> {
-        let profile = &self.profile;
-        let record = json!({
-            "num_prompts": workload.prompts.len(),
-            "num_generations": workload.num_generations,
-            "prompt_length": workload.prompts[0].len(),
-            "max_num_seqs": options.max_num_seqs,
-            "max_num_batched_tokens": options.max_num_batched_tokens,
-            "max_model_len": options.max_model_len,
-            "threads": options.threads,
-            "device": options.device,
-            "kernels": options.kernels,
-            "rollout_dtype": options.rollout_dtype,
-            "dtype": dtype,
-            "repeats": self.all_seconds.len(),
-            "generated_tokens": self.generated_tokens,
-            "prefill_tokens": profile.prefill_tokens,
-            "seconds": self.seconds,
-            "seconds_min": self.all_seconds.first(),
-            "seconds_max": self.all_seconds.last(),
-            "tokens_per_s": self.tokens_per_s(),
-            "prefill_tokens_per_s": self.prefill_tokens_per_s(),
-            "decode_tokens_per_s": self.decode_tokens_per_s(),
-            "prefill_seconds": profile.prefill.as_secs_f64(),
-            "decode_seconds": profile.decode.as_secs_f64(),
-            "sampling_seconds": profile.sampling.as_secs_f64(),
-            "linear_seconds": profile.linear.as_secs_f64(),
-            "head_seconds": profile.head.as_secs_f64(),
-            "attention_seconds": profile.attention.as_secs_f64(),
-            "kv_copy_seconds": profile.kv_copy.as_secs_f64(),
-            "scheduling_seconds": profile.scheduling.as_secs_f64(),
-            "decode_steps": profile.decode_steps,
-            "mean_batch": profile.mean_batch(),
-            "ttft_seconds_p50": quantile(&self.ttft, 0.5),
-            "ttft_seconds_p99": quantile(&self.ttft, 0.99),
-            "tpot_seconds_p50": quantile(&self.tpot, 0.5),
-            "tpot_seconds_p99": quantile(&self.tpot, 0.99),
-            "peak_rss_bytes": peak_memory(),
-        });
-        match record {
-            Value::Object(map) => map,
-            other => unreachable!("the record is an object, not {other}"),
-        }
     }
 }
 
@@ -164,23 +103,19 @@ pub(super) fn swap(engine: &mut Engine, weights: &WeightSource) -> anyhow::Resul
     once()
 }
 
-fn rate(tokens: u64, seconds: f64) -> f64 {
-    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
-}
-
 fn ascending(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(f64::total_cmp);
     values
 }
 
 /// The nearest-rank quantile of ascending values; 0 without any.
-fn quantile(values: &[f64], q: f64) -> f64 {
+pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let rank = (q * values.len() as f64).ceil() as usize;
     values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 /// Largest resident set of this process in bytes since [`reset_peak_memory`].
-fn peak_memory() -> Option<u64> {
+pub(super) fn peak_memory() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
@@ -202,6 +137,7 @@ mod tests {
         Measurement {
             seconds,
             all_seconds: vec![seconds],
+            cores: 1.0,
             generated_tokens: 10,
             profile: Profile::default(),
             ttft: vec![],

@@ -1,6 +1,6 @@
 //! What is generated.
 
-use std::sync::Arc;
+use std::{fs, path::Path, sync::Arc};
 
 use anyhow::{Context, ensure};
 use shared::{PromptId, SamplingParams, rng::Stream};
@@ -11,7 +11,7 @@ use crate::engine::{Engine, GroupRequest};
 const FIRST_ORDINARY_TOKEN: usize = 300;
 
 /// Prompts with the lengths of their completions.
-pub(super) struct Workload {
+pub(in crate::commands) struct Workload {
     pub num_generations: u32,
     pub prompts: Vec<Arc<[u32]>>,
     /// One per completion, prompt by prompt.
@@ -27,7 +27,8 @@ impl Workload {
 
     /// Longest prompt plus completion.
     pub fn longest(&self) -> usize {
-        self.prompts[0].len() + self.lengths.iter().max().copied().unwrap_or(0) as usize
+        self.prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0)
+            + self.lengths.iter().max().copied().unwrap_or(0) as usize
     }
 
     /// Queues everything.
@@ -66,26 +67,42 @@ impl Workload {
 }
 
 /// Prompts of random ordinary tokens.
-pub(super) fn random_prompts(count: usize, length: usize, vocab: usize, seed: u64) -> Vec<Arc<[u32]>> {
+pub(in crate::commands) fn random_prompts(count: usize, length: usize, vocab: usize, seed: u64) -> Vec<Arc<[u32]>> {
     let first = FIRST_ORDINARY_TOKEN.min(vocab / 4);
     let mut stream = Stream::new(&[seed, count as u64, length as u64]);
     let mut token = || first as u32 + stream.below((vocab - first) as u64) as u32;
     (0..count).map(|_| (0..length).map(|_| token()).collect()).collect()
 }
 
-/// One positive whole number per line, `sequences` of them.
-pub(super) fn parse_lengths(text: &str, sequences: usize) -> anyhow::Result<Vec<u32>> {
+/// The lengths of `sequences` completions, from the file of `--lengths-file`.
+pub(super) fn read_lengths(path: &Path, sequences: usize) -> anyhow::Result<Vec<u32>> {
+    let lengths = lengths_of(path)?;
+    ensure!(
+        lengths.len() == sequences,
+        "--lengths-file {}: {} lengths for {sequences} completions (prompts × generations)",
+        path.display(),
+        lengths.len()
+    );
+    Ok(lengths)
+}
+
+/// The lengths in a file, at least one.
+pub(in crate::commands) fn lengths_of(path: &Path) -> anyhow::Result<Vec<u32>> {
+    let name = || format!("--lengths-file {}", path.display());
+    let text = fs::read_to_string(path).with_context(name)?;
+    let lengths = parse_lengths(&text).with_context(name)?;
+    ensure!(!lengths.is_empty(), "{}: holds no lengths", name());
+    Ok(lengths)
+}
+
+/// One positive whole number per line.
+fn parse_lengths(text: &str) -> anyhow::Result<Vec<u32>> {
     let mut lengths = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let length: u32 = line.trim().parse().with_context(|| format!("line {}: `{line}`", number + 1))?;
         ensure!(length > 0, "line {}: a completion has at least 1 token", number + 1);
         lengths.push(length);
     }
-    ensure!(
-        lengths.len() == sequences,
-        "{} lengths for {sequences} completions (prompts × generations)",
-        lengths.len()
-    );
     Ok(lengths)
 }
 
@@ -95,10 +112,18 @@ mod tests {
 
     #[test]
     fn lengths_are_read_line_by_line_and_counted() {
-        assert_eq!(parse_lengths("3\n 4 \n\n5", 3).unwrap(), [3, 4, 5]);
-        for (text, part) in [("3\nx\n1", "line 2"), ("3\n0\n1", "line 2"), ("1\n2", "2 lengths for 3")] {
-            let error = format!("{:#}", parse_lengths(text, 3).unwrap_err());
-            assert!(error.contains(part), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lengths");
+        let read = |text: &str| {
+            fs::write(&path, text).unwrap();
+            read_lengths(&path, 3)
+        };
+        assert_eq!(read("3\n 4 \n\n5").unwrap(), [3, 4, 5]);
+        for (text, part) in
+            [("3\nx\n1", "line 2"), ("3\n0\n1", "line 2"), ("1\n2", "2 lengths for 3"), ("\n", "holds no lengths")]
+        {
+            let error = format!("{:#}", read(text).unwrap_err());
+            assert!(error.contains(part) && error.contains("--lengths-file"), "{error}");
         }
     }
 

@@ -35,6 +35,7 @@ pub(in super::super) struct PackedBackend {
     /// The prompt that samples are started from.
     prefix: Option<Arc<Prefix>>,
     free: FreePages,
+    shape: PageShape,
     ids: Vec<i64>,
     /// Slots in the order of the call.
     order: Vec<usize>,
@@ -56,6 +57,7 @@ impl PackedBackend {
             slots: Vec::new(),
             prefix: None,
             free: FreePages::new(options.pages.pages),
+            shape: options.pages,
             ids: Vec::new(),
             order: Vec::new(),
             spare: None,
@@ -147,6 +149,11 @@ impl PackedBackend {
         Ok(())
     }
 
+    /// Bytes of the pages that are taken.
+    pub fn kv_bytes_in_use(&self) -> u64 {
+        ((self.shape.pages - self.free.len()) * (self.shape.bytes() / self.shape.pages)) as u64
+    }
+
     /// Time of the operators since the last call.
     pub fn take_times(&mut self) -> Times {
         self.session.take_times()
@@ -204,6 +211,8 @@ mod tests {
         backend.prefill(&[7; 40], &mut logits[..vocab]).unwrap();
         (0..16).for_each(|slot| backend.start(slot));
         assert_eq!(all - backend.free.len(), 3, "40 positions in pages of 16");
+        let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
+        assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
         for step in 0..17 {
             let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
             backend.decode(&rows, &mut logits).unwrap();

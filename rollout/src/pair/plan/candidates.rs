@@ -12,7 +12,9 @@
 
 use std::{collections::BTreeMap, ops::RangeBounds};
 
-use shared::{Contrast, GroupId, RolloutGroup, Step};
+use shared::{Contrast, GroupId, PolicyVersion, RolloutGroup, Step};
+
+use super::{EVERY, newer_than};
 
 /// Settings of dynamic sampling.
 #[derive(Debug, Clone, Copy)]
@@ -46,8 +48,8 @@ impl Place {
 
 #[derive(Debug)]
 enum Candidate {
-    /// In the engine, or being scored.
-    InWork,
+    /// In the engine, or being scored; see [`super::State::InWork`].
+    InWork(PolicyVersion),
     /// Its rewards differ.
     Usable(RolloutGroup),
     /// Its rewards do not differ.
@@ -79,8 +81,19 @@ impl Candidates {
         self.next = place;
         self.pool.retain(|position, candidate| match candidate {
             // Also what is no longer needed, so that it is not begun a second time should the learner fall back.
-            Candidate::InWork => true,
+            Candidate::InWork(_) => true,
             Candidate::Usable(group) | Candidate::Flat(group) => *position >= place.cursor && !too_new(group, place),
+        });
+    }
+
+    /// The versions after `newest` are lost: what was made with them is made again.
+    pub(super) fn forget(&mut self, newest: PolicyVersion) {
+        self.pool.retain(|_, candidate| match candidate {
+            Candidate::InWork(counts) => {
+                *counts = newest.min(*counts);
+                true
+            }
+            Candidate::Usable(group) | Candidate::Flat(group) => !newer_than(group, newest),
         });
     }
 
@@ -107,7 +120,7 @@ impl Candidates {
     /// Candidates that are usable, or may yet turn out to be.
     pub(super) fn taking(&self, positions: impl RangeBounds<u64>) -> u64 {
         let takes = |candidate: &Candidate| match candidate {
-            Candidate::InWork => true,
+            Candidate::InWork(_) => true,
             Candidate::Usable(group) => !self.too_old(group),
             Candidate::Flat(_) => false,
         };
@@ -139,22 +152,25 @@ impl Candidates {
 
     /// A position is in work.
     pub(super) fn begin(&mut self, position: u64) {
-        self.pool.insert(position, Candidate::InWork);
+        self.pool.insert(position, Candidate::InWork(EVERY));
     }
 
     /// A position will not be completed: it is begun again later.
     pub(super) fn give_up(&mut self, position: u64) {
-        if matches!(self.pool.get(&position), Some(Candidate::InWork)) {
+        if matches!(self.pool.get(&position), Some(Candidate::InWork(_))) {
             self.pool.remove(&position);
         }
     }
 
     /// The group of a position is complete.
     pub(super) fn finish(&mut self, position: u64, group: RolloutGroup) {
-        let Some(candidate @ Candidate::InWork) = self.pool.get_mut(&position) else {
+        let Some(candidate) = self.pool.get_mut(&position) else {
             return;
         };
-        if position < self.next.cursor || too_new(&group, self.next) {
+        let Candidate::InWork(newest) = *candidate else {
+            return;
+        };
+        if position < self.next.cursor || too_new(&group, self.next) || newer_than(&group, newest) {
             self.pool.remove(&position);
         } else if group.has_contrast(self.sampling.contrast) {
             *candidate = Candidate::Usable(group);
@@ -169,7 +185,7 @@ impl Candidates {
         let mut position = self.next.cursor;
         loop {
             let (group, usable) = match self.pool.get(&position)? {
-                Candidate::InWork => return None,
+                Candidate::InWork(_) => return None,
                 Candidate::Usable(group) => (group, true),
                 Candidate::Flat(group) => (group, false),
             };
@@ -186,7 +202,7 @@ impl Candidates {
             }
         }
         let (group, filler) = match self.pool.remove(&position)? {
-            Candidate::InWork => return None,
+            Candidate::InWork(_) => return None,
             Candidate::Usable(group) => (group, false),
             Candidate::Flat(group) => (group, true),
         };

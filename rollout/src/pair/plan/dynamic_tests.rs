@@ -103,12 +103,20 @@ struct World {
     prompts: Prompts,
     plan: Plan,
     loaded: u64,
-    in_work: Vec<(Admission, u64)>,
+    /// What the loaded weights really are; see `tags`.
+    loaded_tag: u64,
+    in_work: Vec<(Admission, u64, u64)>,
     begun: u64,
     sending: Option<Arc<RolloutGroup>>,
     queue: Vec<RolloutGroup>,
     arrived: BTreeMap<GroupId, RolloutGroup>,
     learner: LearnerStatus,
+    /// The loaded weights are to be replaced before anything is begun.
+    outdated: bool,
+    /// Versions made, lost ones included.
+    made: u64,
+    /// A number for each version that the learner has: one that is made again is not what it was.
+    tags: Vec<u64>,
     /// Cursor at which each step began.
     cursors: Vec<u64>,
     fillers: usize,
@@ -123,12 +131,16 @@ impl World {
             prompts,
             plan: Plan::new(options),
             loaded: 0,
+            loaded_tag: 0,
             in_work: Vec::new(),
             begun: 0,
             sending: None,
             queue: Vec::new(),
             arrived: BTreeMap::new(),
             learner: LearnerStatus { incarnation: 1, total_steps: TOTAL, ..LearnerStatus::default() },
+            outdated: false,
+            made: 0,
+            tags: vec![0],
             cursors: vec![0],
             fillers: 0,
             stale: 0,
@@ -165,26 +177,35 @@ impl World {
             7 | 8 => self.send(),
             9 | 10 => self.receive(),
             11 => self.train(),
-            12 => self.plan.observe(self.status()),
+            12 => self.observe(),
             13 => self.follow(),
             14 if event < 64 => self.kill_sampler(),
             15 if event < 64 => self.kill_learner(),
-            _ => self.plan.observe(self.status()),
+            _ => self.observe(),
         }
     }
 
+    fn observe(&mut self) {
+        let newest = self.plan.observe(self.status());
+        self.outdated |= newest.is_some_and(|newest| self.loaded > newest.0);
+    }
+
     fn admit(&mut self) {
+        if self.outdated {
+            return;
+        }
         if let Some(admission) = self.plan.admit(PolicyVersion(self.loaded)) {
-            assert!(self.in_work.iter().all(|(other, _)| other.position != admission.position), "made twice at once");
-            self.in_work.push((admission, self.loaded));
+            assert!(self.in_work.iter().all(|(other, ..)| other.position != admission.position), "made twice at once");
+            self.in_work.push((admission, self.loaded, self.loaded_tag));
             self.begun += 1;
         }
     }
 
     fn complete(&mut self, which: usize) {
         if !self.in_work.is_empty() {
-            let (admission, version) = self.in_work.remove(which % self.in_work.len());
-            self.plan.finish(self.prompts.group(admission, version));
+            let (admission, version, tag) = self.in_work.remove(which % self.in_work.len());
+            let group = self.prompts.group(admission, version);
+            self.plan.finish(RolloutGroup { generation_seconds: tag as f64, ..group });
         }
     }
 
@@ -204,6 +225,9 @@ impl World {
             return;
         }
         let group = self.queue.remove(0);
+        if self.options.max_staleness > 0 && group.policy_version > self.learner.version {
+            return;
+        }
         let counted = self.chain().iter().any(|known| known.id == group.id);
         if group.id.step >= self.learner.step && !counted {
             self.arrived.insert(group.id, group);
@@ -211,6 +235,10 @@ impl World {
     }
 
     fn train(&mut self) {
+        if self.plan.learner().is_none_or(|known| known.incarnation != self.learner.incarnation) {
+            // The status comes many times while a step is trained.
+            self.observe();
+        }
         let step = self.learner.step;
         let chain: Vec<RolloutGroup> = self.chain().into_iter().cloned().collect();
         if self.learner.finished || chain.len() < self.options.groups_per_step as usize {
@@ -219,6 +247,10 @@ impl World {
         for group in &chain {
             let age = step.0.checked_sub(group.policy_version.0).expect("no version is newer than its step");
             assert!(age <= self.options.max_staleness, "stale group trained on");
+            if self.options.max_staleness > 0 {
+                let tag = self.tags[group.policy_version.0 as usize];
+                assert_eq!(group.generation_seconds, tag as f64, "made with lost weights");
+            }
             let usable = self.prompts.usable(group.prompt_id.0, group.policy_version.0);
             assert_eq!(group.filler, !usable);
         }
@@ -235,6 +267,8 @@ impl World {
         self.arrived = self.arrived.split_off(&GroupId { step: step.next(), index: 0 });
         self.learner.step = step.next();
         self.learner.version = PolicyVersion(step.0 + 1);
+        self.made += 1;
+        self.tags.push(self.made);
         self.learner.cursor = cursor;
         self.cursors.truncate(step.0 as usize + 1);
         self.cursors.push(cursor);
@@ -245,9 +279,11 @@ impl World {
     }
 
     fn follow(&mut self) {
-        if self.in_work.is_empty() {
-            self.loaded = self.plan.learner().map_or(self.loaded, |s| s.version.0);
-        }
+        let target = self.plan.learner().map_or(self.loaded, |s| s.version.0);
+        let Some(tag) = self.tags.get(target as usize).filter(|_| self.in_work.is_empty()) else {
+            return;
+        };
+        (self.loaded, self.loaded_tag, self.outdated) = (target, *tag, false);
     }
 
     fn kill_sampler(&mut self) {
@@ -255,8 +291,10 @@ impl World {
         self.plan = Plan::new(self.options);
         self.in_work.clear();
         self.sending = None;
-        self.plan.observe(self.status());
+        self.observe();
         self.loaded = self.learner.version.0;
+        self.loaded_tag = self.tags[self.loaded as usize];
+        self.outdated = false;
     }
 
     fn kill_learner(&mut self) {
@@ -270,6 +308,7 @@ impl World {
         self.learner.incarnation += 1;
         self.learner.step = step;
         self.learner.version = PolicyVersion(step.0);
+        self.tags.truncate(step.0 as usize + 1);
         self.learner.cursor = self.cursors[step.0 as usize];
     }
 
@@ -342,7 +381,7 @@ fn the_engine_stays_busy_while_failures_are_replaced() {
     }
     assert_eq!(world.plan.admit(PolicyVersion(0)), None, "as many as the step needs");
     // Every failure leads to one replacement, a usable group to none, whatever is still in work.
-    while let Some((admission, version)) = world.in_work.pop() {
+    while let Some((admission, version, _)) = world.in_work.pop() {
         world.plan.finish(prompts.group(admission, version));
         let before = world.in_work.len();
         world.admit();

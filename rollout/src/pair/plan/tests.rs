@@ -41,6 +41,46 @@ fn group(admission: Admission, version: u64) -> RolloutGroup {
     }
 }
 
+/// Without staleness, remade versions are the old ones to the last bit; with it they are not, and what was made with the
+/// lost ones is thrown away, wherever it is.
+#[test]
+fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
+    let mut plan = Plan::new(PlanOptions { max_staleness: 1, max_unsent: 9, ..OPTIONS });
+    plan.observe(status(1, 4, 4));
+    let make = |plan: &mut Plan, version| {
+        let admission = plan.admit(PolicyVersion(version)).unwrap();
+        plan.finish(group(admission, version));
+        admission.id
+    };
+    assert_eq!([make(&mut plan, 4), make(&mut plan, 4), make(&mut plan, 4)], [id(4, 0), id(4, 1), id(5, 0)]);
+    assert_eq!(send_all(&mut plan).len(), 3);
+    assert_eq!(plan.observe(status(1, 5, 4)), None);
+    assert_eq!(make(&mut plan, 5), id(5, 1));
+    let sending = plan.send().unwrap();
+    let (partly, whole) = (plan.admit(PolicyVersion(5)).unwrap(), plan.admit(PolicyVersion(5)).unwrap());
+    assert_eq!((partly.id, whole.id), (id(6, 0), id(6, 1)));
+
+    assert_eq!(plan.observe(status(2, 4, 4)), Some(PolicyVersion(4)));
+    assert_eq!(send_all(&mut plan), [id(4, 0), id(4, 1), id(5, 0)], "those of version 4 are good");
+    plan.sent(sending.id);
+    // What is in work turns out to be of the lost version when it is finished, in part or altogether.
+    let mut mixed = group(partly, 4);
+    mixed.completions = vec![shared::Completion {
+        sample: 0,
+        token_ids: vec![1; 2],
+        logprobs: Vec::new(),
+        versions: vec![(0, PolicyVersion(4)), (1, PolicyVersion(5))],
+        text: String::new(),
+        finish_reason: shared::FinishReason::Stop,
+        rewards: Vec::new(),
+    }];
+    plan.finish(mixed);
+    plan.finish(group(whole, 5));
+    assert_eq!(make_all(&mut plan, 4), [id(5, 1)]);
+    plan.observe(status(2, 5, 4));
+    assert_eq!(make_all(&mut plan, 5), [id(6, 0), id(6, 1)], "made again with the new version 5");
+}
+
 /// Makes and hands over every group that may be made.
 fn make_all(plan: &mut Plan, version: u64) -> Vec<GroupId> {
     while let Some(admission) = plan.admit(PolicyVersion(version)) {
@@ -143,11 +183,19 @@ struct World {
     options: PlanOptions,
     plan: Plan,
     loaded: u64,
-    in_work: Vec<(Admission, u64)>,
+    /// What the loaded weights really are; see `tags`.
+    loaded_tag: u64,
+    in_work: Vec<(Admission, u64, u64)>,
     sending: Option<Arc<RolloutGroup>>,
     queue: Vec<RolloutGroup>,
     arrived: BTreeMap<GroupId, RolloutGroup>,
     learner: LearnerStatus,
+    /// The loaded weights are to be replaced before anything is begun.
+    outdated: bool,
+    /// Versions made, lost ones included.
+    made: u64,
+    /// A number for each version that the learner has: one that is made again is not what it was.
+    tags: Vec<u64>,
 }
 
 const TOTAL: u64 = 6;
@@ -159,11 +207,15 @@ impl World {
             options,
             plan: Plan::new(options),
             loaded: 0,
+            loaded_tag: 0,
             in_work: Vec::new(),
             sending: None,
             queue: Vec::new(),
             arrived: BTreeMap::new(),
             learner,
+            outdated: false,
+            made: 0,
+            tags: vec![0],
         }
     }
 
@@ -180,15 +232,23 @@ impl World {
             7 | 8 => self.send(),
             9 | 10 => self.receive(),
             11 => self.train(),
-            12 => self.plan.observe(self.status()),
+            12 => self.observe(),
             13 => self.follow(),
             14 if event < 64 => self.kill_sampler(),
             15 if event < 64 => self.kill_learner(),
-            _ => self.plan.observe(self.status()),
+            _ => self.observe(),
         }
     }
 
+    fn observe(&mut self) {
+        let newest = self.plan.observe(self.status());
+        self.outdated |= newest.is_some_and(|newest| self.loaded > newest.0);
+    }
+
     fn admit(&mut self) {
+        if self.outdated {
+            return;
+        }
         let Some(admission) = self.plan.admit(PolicyVersion(self.loaded)) else {
             return;
         };
@@ -197,14 +257,14 @@ impl World {
         assert!(step < TOTAL);
         let per_step = u64::from(self.options.groups_per_step);
         assert_eq!(admission.position, step * per_step + u64::from(admission.id.index));
-        assert!(self.in_work.iter().all(|(other, _)| other.id != admission.id), "made twice at once");
-        self.in_work.push((admission, self.loaded));
+        assert!(self.in_work.iter().all(|(other, ..)| other.id != admission.id), "made twice at once");
+        self.in_work.push((admission, self.loaded, self.loaded_tag));
     }
 
     fn complete(&mut self, which: usize) {
         if !self.in_work.is_empty() {
-            let (admission, version) = self.in_work.remove(which % self.in_work.len());
-            self.plan.finish(group(admission, version));
+            let (admission, version, tag) = self.in_work.remove(which % self.in_work.len());
+            self.plan.finish(RolloutGroup { generation_seconds: tag as f64, ..group(admission, version) });
         }
     }
 
@@ -222,6 +282,9 @@ impl World {
     fn receive(&mut self) {
         if !self.queue.is_empty() {
             let group = self.queue.remove(0);
+            if self.options.max_staleness > 0 && group.policy_version > self.learner.version {
+                return;
+            }
             assert_eq!(group.cursor - 1, group.prompt_id.0);
             if group.id.step >= self.learner.step {
                 self.arrived.entry(group.id).or_insert(group);
@@ -230,6 +293,10 @@ impl World {
     }
 
     fn train(&mut self) {
+        if self.plan.learner().is_none_or(|known| known.incarnation != self.learner.incarnation) {
+            // The status comes many times while a step is trained.
+            self.observe();
+        }
         let step = self.learner.step;
         let complete = self.arrived.keys().filter(|id| id.step == step).count() as u32;
         if self.learner.finished || complete < self.options.groups_per_step {
@@ -237,10 +304,16 @@ impl World {
         }
         for (_, group) in self.arrived.iter().filter(|(id, _)| id.step == step) {
             assert!(step.0 - group.policy_version.0 <= self.options.max_staleness, "stale group trained on");
+            if self.options.max_staleness > 0 {
+                let tag = self.tags[group.policy_version.0 as usize];
+                assert_eq!(group.generation_seconds, tag as f64, "made with lost weights");
+            }
         }
         self.arrived = self.arrived.split_off(&GroupId { step: step.next(), index: 0 });
         self.learner.step = step.next();
         self.learner.version = PolicyVersion(step.0 + 1);
+        self.made += 1;
+        self.tags.push(self.made);
         self.learner.cursor += u64::from(self.options.groups_per_step);
         if step.0 % 3 == 1 {
             self.learner.durable_step = step.next();
@@ -250,17 +323,21 @@ impl World {
 
     /// The sampler takes over the version that the learner has, once nothing is in work.
     fn follow(&mut self) {
-        if self.in_work.is_empty() {
-            self.loaded = self.plan.learner().map_or(self.loaded, |s| s.version.0);
-        }
+        let target = self.plan.learner().map_or(self.loaded, |s| s.version.0);
+        let Some(tag) = self.tags.get(target as usize).filter(|_| self.in_work.is_empty()) else {
+            return;
+        };
+        (self.loaded, self.loaded_tag, self.outdated) = (target, *tag, false);
     }
 
     fn kill_sampler(&mut self) {
         self.plan = Plan::new(self.options);
         self.in_work.clear();
         self.sending = None;
-        self.plan.observe(self.status());
+        self.observe();
         self.loaded = self.learner.version.0;
+        self.loaded_tag = self.tags[self.loaded as usize];
+        self.outdated = false;
     }
 
     fn kill_learner(&mut self) {
@@ -273,6 +350,7 @@ impl World {
         self.learner.incarnation += 1;
         self.learner.step = step;
         self.learner.version = PolicyVersion(step.0);
+        self.tags.truncate(step.0 as usize + 1);
         self.learner.cursor = step.0 * u64::from(self.options.groups_per_step);
     }
 }

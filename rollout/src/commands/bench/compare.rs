@@ -1,0 +1,237 @@
+//! `--compare`, `--compare-binary`: two settings or two builds in turns (A B A B …), each time in a process of its own, so
+//! that neither finds the memory and the caches of the other, and both see the machine in the same moods.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args as _;
+use serde_json::{Map, Value, json};
+
+use super::Args;
+
+/// What is shown of the records, and the unit's factor.
+const FIGURES: [(&str, &str, f64); 9] = [
+    ("tokens_per_s", "tokens/s", 1.0),
+    ("prefill_tokens_per_s", "prefill tokens/s", 1.0),
+    ("decode_tokens_per_s", "decode tokens/s", 1.0),
+    ("ttft_seconds_p50", "TTFT p50, ms", 1e3),
+    ("tpot_seconds_p50", "TPOT p50, ms", 1e3),
+    ("attention_seconds", "attention, s", 1.0),
+    ("sampling_seconds", "sampler, s", 1.0),
+    ("peak_rss_bytes", "peak memory, MiB", 1.0 / 1_048_576.0),
+    ("cores", "cores busy", 1.0),
+];
+
+/// Flags that are about the comparison and not about what is compared.
+const OWN: [&str; 3] = ["--compare", "--compare-binary", "--repeat"];
+
+/// One of the two.
+struct Side {
+    name: &'static str,
+    program: PathBuf,
+    words: Vec<String>,
+    records: Vec<Map<String, Value>>,
+}
+
+/// Runs the comparison; `words` is the command line after `bench`.
+pub(super) fn run(args: &Args, words: &[String]) -> anyhow::Result<()> {
+    let mut sides = sides(args, words)?;
+    for round in 1..=args.repeat {
+        for side in &mut sides {
+            let record = side.measure()?;
+            eprintln!("round {round}, {}: {:.1} tokens/s", side.name, figure(&record, "tokens_per_s").unwrap_or(0.0));
+            side.records.push(record);
+        }
+    }
+    let [a, b] = &sides;
+    let work = |side: &Side| side.records.first().and_then(|r| figure(r, "generated_tokens"));
+    if work(a) != work(b) {
+        eprintln!("warning: the two generate different numbers of tokens: compare rates only");
+    }
+    eprintln!("A: {}\nB: {}", a.line(), b.line());
+    eprintln!("{:<18} {:>12} {:>12} {:>8}   per round", "median", "A", "B", "B / A");
+    let mut summary = Map::new();
+    for (name, label, factor) in FIGURES {
+        let Some(row) = Row::new(name, a, b) else { continue };
+        eprintln!(
+            "{label:<18} {:>12.2} {:>12.2} {:>8.3}   {:.3} to {:.3}",
+            row.a * factor,
+            row.b * factor,
+            row.ratio,
+            row.lowest,
+            row.highest
+        );
+        summary.insert(
+            name.into(),
+            json!({"a": row.a, "b": row.b, "ratio": row.ratio, "ratio_min": row.lowest, "ratio_max": row.highest}),
+        );
+    }
+    println!("{}", json!({"rounds": args.repeat, "a": a.line(), "b": b.line(), "figures": summary}));
+    Ok(())
+}
+
+/// Medians of a figure, and B over A in each round.
+#[derive(Debug, PartialEq)]
+struct Row {
+    a: f64,
+    b: f64,
+    /// Median of the ratios.
+    ratio: f64,
+    lowest: f64,
+    highest: f64,
+}
+
+impl Row {
+    /// `None` where a side does not know the figure, or A's is 0.
+    fn new(name: &str, a: &Side, b: &Side) -> Option<Self> {
+        let all = |side: &Side| side.records.iter().map(|r| figure(r, name)).collect::<Option<Vec<f64>>>();
+        let (a, b) = (all(a)?, all(b)?);
+        if a.contains(&0.0) {
+            return None;
+        }
+        let mut ratios: Vec<f64> = a.iter().zip(&b).map(|(a, b)| b / a).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (lowest, highest) = (*ratios.first()?, *ratios.last()?);
+        Some(Self { a: median(a)?, b: median(b)?, ratio: median(ratios)?, lowest, highest })
+    }
+}
+
+fn figure(record: &Map<String, Value>, name: &str) -> Option<f64> {
+    record.get(name)?.as_f64()
+}
+
+/// Of an even number the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    let lower = values[(values.len() - 1) / 2];
+    Some(f64::midpoint(lower, upper))
+}
+
+/// A as the command line says, B with what the comparison changes.
+fn sides(args: &Args, words: &[String]) -> anyhow::Result<[Side; 2]> {
+    let own = std::env::current_exe().context("the path of this program")?;
+    let changes: Vec<String> = args.compare.iter().flat_map(|c| c.split_whitespace()).map(str::to_owned).collect();
+    if let Some(word) = changes.first().filter(|word| !word.starts_with("--")) {
+        bail!("--compare takes flags of this command in one word, such as --compare \"--kernels stock\", not `{word}`");
+    }
+    if let Some(flag) = OWN.into_iter().find(|own| flags(&changes).iter().any(|(name, _)| name == own)) {
+        bail!("--compare cannot change {flag}");
+    }
+    let common = without(words, &OWN.map(str::to_owned));
+    let changed: Vec<String> = flags(&changes).iter().map(|(name, _)| (*name).to_owned()).collect();
+    let other = [without(&common, &changed), changes].concat();
+    let program = match &args.compare_binary {
+        Some(path) => {
+            ensure!(path.is_file(), "--compare-binary {}: no such file", path.display());
+            path.clone()
+        }
+        None => {
+            let command = Args::augment_args(clap::Command::new("bench")).no_binary_name(true);
+            if let Err(error) = command.try_get_matches_from(&other) {
+                let text = error.to_string();
+                bail!("--compare: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: "));
+            }
+            own.clone()
+        }
+    };
+    let side = |name, program, words| Side { name, program, words, records: Vec::new() };
+    Ok([side("A", own, common), side("B", program, other)])
+}
+
+/// The flags of a command line, each with its number of words. The value of a flag of the comparison may begin with
+/// dashes, that of another one does not.
+fn flags(words: &[String]) -> Vec<(&str, usize)> {
+    let mut list = Vec::new();
+    let mut rest = words;
+    while let Some((word, after)) = rest.split_first() {
+        let (name, values) = match word.split_once('=') {
+            Some((name, _)) => (name, 0),
+            None if OWN.contains(&word.as_str()) => (word.as_str(), after.len().min(1)),
+            None => (word.as_str(), after.iter().take_while(|w| !w.starts_with("--")).count()),
+        };
+        list.push((name, 1 + values));
+        rest = &after[values..];
+    }
+    list
+}
+
+/// The command line without some of its flags.
+fn without(words: &[String], dropped: &[String]) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut at = 0;
+    for (name, length) in flags(words) {
+        if !dropped.iter().any(|d| d == name) {
+            kept.extend_from_slice(&words[at..at + length]);
+        }
+        at += length;
+    }
+    kept
+}
+
+impl Side {
+    /// What is run, without the path of this very program.
+    fn line(&self) -> String {
+        let program = self.program.file_name().map(Path::new).unwrap_or(&self.program);
+        format!("{} bench {}", program.display(), self.words.join(" "))
+    }
+
+    /// One repeat in a fresh process.
+    fn measure(&self) -> anyhow::Result<Map<String, Value>> {
+        let output = Command::new(&self.program)
+            .arg("bench")
+            .args(&self.words)
+            .args(["--repeat", "1"])
+            .env_remove("TANDEM_TRACE")
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("{} ({}) cannot be started", self.name, self.program.display()))?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let line =
+                text.lines().find(|line| line.starts_with("error: ")).unwrap_or("error: it ended without a message");
+            bail!("{} ({}): {}", self.name, self.line(), line.trim_start_matches("error: "));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let last = text.trim_end().lines().last().unwrap_or_default();
+        serde_json::from_str(last).with_context(|| format!("{} ({}) ends without a record", self.name, self.line()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn side(name: &'static str, rates: &[f64]) -> Side {
+        let record = |rate: &f64| Map::from_iter([("tokens_per_s".to_owned(), (*rate).into())]);
+        Side { name, program: "rollout".into(), words: Vec::new(), records: rates.iter().map(record).collect() }
+    }
+
+    #[test]
+    fn flags_are_taken_out_with_their_values_in_both_spellings() {
+        let mut line = words("--model m --swap --kernels=packed --threads 2 --compare x --seed 1");
+        let at = line.iter().position(|word| word == "x").unwrap();
+        line[at] = "--kernels stock".into();
+        let left = without(&line, &words("--kernels --compare --threads"));
+        assert_eq!(left, words("--model m --swap --seed 1"));
+        let without_swap = without(&line, &words("--swap"));
+        assert_eq!((without_swap.len(), &without_swap[2][..]), (9, "--kernels=packed"));
+    }
+
+    #[test]
+    fn ratios_are_taken_round_by_round() {
+        let (a, b) = (side("A", &[100.0, 50.0, 80.0]), side("B", &[110.0, 60.0, 80.0]));
+        let row = Row::new("tokens_per_s", &a, &b).unwrap();
+        assert_eq!((row.a, row.b, row.ratio, row.lowest, row.highest), (80.0, 80.0, 1.1, 1.0, 1.2));
+        assert_eq!(Row::new("cores", &a, &b), None);
+        assert_eq!(median(vec![1.0, 4.0]), Some(2.5));
+        assert_eq!(median(vec![]), None);
+    }
+}

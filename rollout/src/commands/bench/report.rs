@@ -1,0 +1,117 @@
+//! The figures of a measurement: tables for people, a record for programs.
+
+use serde_json::{Map, Value, json};
+use shared::Dtype;
+
+use super::{
+    account::Account,
+    measure::{Measurement, quantile},
+    workload::Workload,
+};
+use crate::engine::EngineOptions;
+
+/// Heading of [`rates`].
+pub(super) const RATES: &str = "max_num_seqs   seconds  tokens/s  prefill t/s  decode t/s  occupancy %  TTFT p50 ms  \
+                                p99 ms  TPOT p50 ms  p99 ms  cores";
+/// Heading of [`shares`].
+pub(super) const SHARES: &str = "max_num_seqs  linear %  lm head %  attention %  graph rest %  sampler %  scheduler %  \
+                                 idle %  of GEMM peak %  of bandwidth %  KV used %";
+
+/// How fast it was.
+pub(super) fn rates(m: &Measurement, account: &Account<'_>) -> String {
+    let ms = |values: &[f64], q: f64| 1e3 * quantile(values, q);
+    format!(
+        "{:>12} {:>9.3} {:>9.1} {:>12.1} {:>11.1} {:>12.1} {:>12.1} {:>7.1} {:>12.2} {:>7.2} {:>6.2}",
+        account.max_num_seqs,
+        m.seconds,
+        m.tokens_per_s(),
+        m.prefill_tokens_per_s(),
+        m.decode_tokens_per_s(),
+        100.0 * account.occupancy(),
+        ms(&m.ttft, 0.5),
+        ms(&m.ttft, 0.99),
+        ms(&m.tpot, 0.5),
+        ms(&m.tpot, 0.99),
+        m.cores,
+    )
+}
+
+/// Where the time went.
+pub(super) fn shares(account: &Account<'_>) -> String {
+    let shares = account.shares();
+    let share = |name: &str| shares.iter().find(|(n, _)| *n == name).and_then(|(_, share)| *share);
+    format!(
+        "{:>12} {:>9} {:>10} {:>12} {:>13} {:>10} {:>12} {:>7} {:>15} {:>15} {:>10}",
+        account.max_num_seqs,
+        percent(share("linear_share")),
+        percent(share("head_share")),
+        percent(share("attention_share")),
+        percent(share("graph_rest_share")),
+        percent(share("sampling_share")),
+        percent(share("scheduling_share")),
+        percent(share("idle_share")),
+        percent(account.gemm_peak_share()),
+        percent(account.bandwidth_share()),
+        percent(Some(account.kv_use())),
+    )
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", 100.0 * share))
+}
+
+/// One flat JSON object.
+pub(super) fn record(
+    m: &Measurement,
+    workload: &Workload,
+    options: &EngineOptions,
+    dtype: Dtype,
+    peak_rss_bytes: Option<u64>,
+) -> Map<String, Value> {
+    let profile = &m.profile;
+    let record = json!({
+        "num_prompts": workload.prompts.len(),
+        "num_generations": workload.num_generations,
+        "prompt_length": workload.prompts[0].len(),
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_model_len": options.max_model_len,
+        "threads": options.threads,
+        "device": options.device,
+        "kernels": options.kernels,
+        "rollout_dtype": options.rollout_dtype,
+        "dtype": dtype,
+        "repeats": m.all_seconds.len(),
+        "generated_tokens": m.generated_tokens,
+        "prefill_tokens": profile.prefill_tokens,
+        "seconds": m.seconds,
+        "seconds_min": m.all_seconds.first(),
+        "seconds_max": m.all_seconds.last(),
+        "cores": m.cores,
+        "tokens_per_s": m.tokens_per_s(),
+        "prefill_tokens_per_s": m.prefill_tokens_per_s(),
+        "decode_tokens_per_s": m.decode_tokens_per_s(),
+        "prefill_seconds": profile.prefill.as_secs_f64(),
+        "decode_seconds": profile.decode.as_secs_f64(),
+        "sampling_seconds": profile.sampling.as_secs_f64(),
+        "linear_seconds": profile.linear.as_secs_f64(),
+        "head_seconds": profile.head.as_secs_f64(),
+        "attention_seconds": profile.attention.as_secs_f64(),
+        "kv_copy_seconds": profile.kv_copy.as_secs_f64(),
+        "scheduling_seconds": profile.scheduling.as_secs_f64(),
+        "decode_steps": profile.decode_steps,
+        "mean_batch": profile.mean_batch(),
+        "mean_positions": profile.decode_positions as f64 / profile.decode_tokens.max(1) as f64,
+        "ttft_seconds_p50": quantile(&m.ttft, 0.5),
+        "ttft_seconds_p90": quantile(&m.ttft, 0.9),
+        "ttft_seconds_p99": quantile(&m.ttft, 0.99),
+        "tpot_seconds_p50": quantile(&m.tpot, 0.5),
+        "tpot_seconds_p90": quantile(&m.tpot, 0.9),
+        "tpot_seconds_p99": quantile(&m.tpot, 0.99),
+        "peak_rss_bytes": peak_rss_bytes,
+    });
+    match record {
+        Value::Object(map) => map,
+        other => unreachable!("the record is an object, not {other}"),
+    }
+}

@@ -1,0 +1,125 @@
+//! What comes out: a table, a TOML file that `tandem train` understands, a record.
+
+use std::{fmt::Write, path::Path, time::Duration};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shared::{atomic, config::Device};
+
+use super::{
+    search::{Search, Trial},
+    work::Task,
+};
+use crate::engine::EngineOptions;
+
+/// The best setting beside the usual one.
+pub(super) struct Proposal<'a> {
+    search: &'a Search<'a>,
+    task: &'a Task,
+    usual: &'a Trial,
+    best: &'a Trial,
+    seconds: f64,
+}
+
+impl<'a> Proposal<'a> {
+    pub fn new(search: &'a Search<'a>, task: &'a Task, usual: &'a Trial, best: &'a Trial, took: Duration) -> Self {
+        Self { search, task, usual, best, seconds: took.as_secs_f64() }
+    }
+
+    fn options(&self) -> &EngineOptions {
+        &self.search.options
+    }
+
+    /// Everything that was measured.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        let mut line = |args: std::fmt::Arguments<'_>| writeln!(text, "{args}").expect("writing to a String");
+        line(format_args!(
+            "{:>8} {:>7} {:>12} {:>22} {:>10} {:>7} {:>8}",
+            "kernels", "threads", "max_num_seqs", "max_num_batched_tokens", "tokens/s", "rounds", "KV MiB"
+        ));
+        for (stage, trials) in &self.search.stages {
+            line(format_args!("{stage}:"));
+            for trial in trials {
+                let setting = trial.setting;
+                let rate = match (trial.rates.is_empty(), trial.projected) {
+                    (true, _) => "no time".to_owned(),
+                    (false, true) => format!("~{:.0}", trial.rate()),
+                    (false, false) => format!("{:.0}", trial.rate()),
+                };
+                line(format_args!(
+                    "{:>8} {:>7} {:>12} {:>22} {rate:>10} {:>7} {:>8.1}{}",
+                    setting.kernels.to_string(),
+                    setting.threads,
+                    setting.max_num_seqs,
+                    setting.max_num_batched_tokens,
+                    trial.rates.len(),
+                    trial.kv_bytes as f64 / f64::from(1 << 20),
+                    if setting == self.best.setting { "  <" } else { "" }
+                ));
+            }
+        }
+        text
+    }
+
+    /// The keys, and how they were found as comments.
+    fn toml(&self) -> String {
+        let (setting, options) = (self.best.setting, self.options());
+        let mut text = String::from("# Proposed by `rollout tune`; append it to run.toml.\n");
+        let mut line = |args: std::fmt::Arguments<'_>| writeln!(text, "{args}").expect("writing to a String");
+        line(format_args!("# Work: {}.", self.task.source));
+        line(format_args!(
+            "# {:.0} tokens/s, against {:.0} with all {} sequences at once; measured in {:.0} s.",
+            self.best.rate(),
+            self.usual.rate(),
+            self.usual.setting.max_num_seqs,
+            self.seconds
+        ));
+        self.table().lines().for_each(|row| line(format_args!("# {row}")));
+        line(format_args!("rollout_threads = {}", setting.threads));
+        line(format_args!("rollout_kernels = \"{}\"", setting.kernels));
+        if options.device != Device::Cpu {
+            line(format_args!("rollout_device = \"{}\"", options.device));
+        }
+        line(format_args!("max_num_seqs = {}", setting.max_num_seqs));
+        line(format_args!("max_num_batched_tokens = {}", setting.max_num_batched_tokens));
+        line(format_args!("# Longest prompt plus longest completion: what would be longer is cut off."));
+        line(format_args!("max_model_len = {}", options.max_model_len));
+        text
+    }
+
+    /// The same as flags of `generate`, `bench` and `eval`.
+    pub fn flags(&self) -> String {
+        let setting = self.best.setting;
+        format!(
+            " --threads {} --kernels {} --max-num-seqs {} --max-num-batched-tokens {} --max-model-len {}",
+            setting.threads,
+            setting.kernels,
+            setting.max_num_seqs,
+            setting.max_num_batched_tokens,
+            self.options().max_model_len
+        )
+    }
+
+    /// Writes the file in one visible step.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        atomic::write(path, self.toml().as_bytes()).context("--output")
+    }
+
+    /// For programs.
+    pub fn record(&self) -> Value {
+        let setting = self.best.setting;
+        json!({
+            "rollout_threads": setting.threads,
+            "rollout_kernels": setting.kernels,
+            "max_num_seqs": setting.max_num_seqs,
+            "max_num_batched_tokens": setting.max_num_batched_tokens,
+            "max_model_len": self.options().max_model_len,
+            "tokens_per_s": self.best.rate(),
+            "usual_tokens_per_s": self.usual.rate(),
+            "projected": self.best.projected,
+            "trials": self.search.stages.iter().map(|(_, trials)| trials.len()).sum::<usize>(),
+            "seconds": self.seconds,
+        })
+    }
+}

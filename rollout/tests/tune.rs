@@ -1,0 +1,125 @@
+//! `rollout tune` from the outside.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+use shared::config::{TrainConfig, layers};
+use tests::{
+    cli::{self, Finished},
+    tiny_model::{self, SMALL},
+};
+
+/// A small model with its tokenizer, prompts and lengths.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir().unwrap() };
+        SMALL.write(&place.path("model"), 3);
+        tiny_model::write_tokenizer(&place.path("model"));
+        let rows = (0..9).map(|i| format!("{{\"prompt\": \"{}\"}}\n", "x".repeat(4 * (i + 1))));
+        fs::write(place.path("prompts.jsonl"), rows.collect::<String>()).unwrap();
+        fs::write(place.path("lengths"), "3\n30\n4\n5\n").unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn tune(&self, words: &str) -> Finished {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rollout"));
+        command.args(["tune", "--model", "model"]).args(words.split_whitespace());
+        if !words.contains("--output") {
+            command.args(["--output", "tune.toml"]);
+        }
+        command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
+        cli::finish(command)
+    }
+}
+
+fn load(path: &Path) -> TrainConfig {
+    layers::load(Some(path), &Vec::new()).unwrap()
+}
+
+#[test]
+fn the_proposal_is_a_configuration_that_training_takes() {
+    let place = Place::new();
+    let work = "--dataset prompts.jsonl --lengths-file lengths --num-prompts 4 --num-generations 3 --time-budget 4";
+    let finished = place.tune(&format!("{work} --max-completion-length 40"));
+    let finished = finished.success();
+    let record: Value = serde_json::from_str(finished.stdout.trim_end().lines().last().unwrap()).unwrap();
+    let proposal = load(&place.path("tune.toml"));
+    let number = |name: &str| record[name].as_u64().unwrap() as usize;
+    assert_eq!(proposal.max_num_seqs, Some(number("max_num_seqs")));
+    assert_eq!(proposal.rollout_threads, Some(number("rollout_threads")));
+    assert_eq!(proposal.max_num_batched_tokens, number("max_num_batched_tokens"));
+    assert!((1..=12).contains(&number("max_num_seqs")), "{record}");
+    assert_eq!(proposal.max_model_len, Some(36 + 40), "the longest prompt of the dataset and the longest completion");
+    assert!(record["tokens_per_s"].as_f64().unwrap() > 0.0);
+    for shown in ["kernels and threads:", "sequences at once:", "tokens/s"] {
+        assert!(finished.stderr.contains(shown), "{}", finished.stderr);
+        let file = fs::read_to_string(place.path("tune.toml")).unwrap();
+        assert!(file.contains(shown), "{file}");
+    }
+    // Both kernels were tried, and every size down to one.
+    for tried in ["Packed kernels", "Stock kernels", " 1 sequences", " 12 sequences"] {
+        assert!(finished.stderr.contains(tried), "{tried}: {}", finished.stderr);
+    }
+
+    // Appended to a configuration it is a part of it.
+    let run = format!(
+        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"format\"]\n{}",
+        place.path("model"),
+        place.path("prompts.jsonl"),
+        fs::read_to_string(place.path("tune.toml")).unwrap()
+    );
+    fs::write(place.path("run.toml"), run).unwrap();
+    let config = load(&place.path("run.toml"));
+    config.validate().unwrap();
+    assert_eq!(config.max_num_seqs, proposal.max_num_seqs);
+}
+
+#[test]
+fn what_is_given_stays_and_little_time_is_enough() {
+    let place = Place::new();
+    let words = "--completion-length 100 --num-prompts 4 --num-generations 4 --time-budget 0.5 --threads 1 --kernels \
+                 packed --max-num-seqs 3 --max-num-batched-tokens 100";
+    let finished = place.tune(words);
+    let finished = finished.success();
+    let proposal = load(&place.path("tune.toml"));
+    assert_eq!((proposal.rollout_threads, proposal.max_num_seqs), (Some(1), Some(3)));
+    assert_eq!((proposal.max_num_batched_tokens, proposal.max_model_len), (100, Some(164)));
+    let record: Value = serde_json::from_str(finished.stdout.trim_end().lines().last().unwrap()).unwrap();
+    assert_eq!(record["trials"], 1, "nothing is left to try");
+    // The budget, the start of the process and of one engine, and a machine that is busy with other tests.
+    assert!(record["seconds"].as_f64().unwrap() < 10.0, "{record}");
+}
+
+#[test]
+fn what_cannot_be_done_is_one_clear_line() {
+    let place = Place::new();
+    fs::write(place.path("bad"), "3\n-1\n").unwrap();
+    for (words, parts) in [
+        ("", &["--completion-length", "--lengths-file"][..]),
+        ("--lengths-file bad", &["--lengths-file", "line 2"]),
+        ("--lengths-file none", &["--lengths-file", "none"]),
+        ("--completion-length 5 --time-budget 0", &["--time-budget", "above 0"]),
+        ("--completion-length 5 --dataset none.jsonl", &["--dataset", "none.jsonl"]),
+        ("--completion-length 5 --max-completion-length 4", &["--max-completion-length 4", "5"]),
+        ("--completion-length 5000", &["limit", "2048"]),
+        ("--completion-length 5 --max-num-seqs 0", &["--max-num-seqs"]),
+        ("--completion-length 5 --output nowhere/tune.toml", &["--output", "nowhere"]),
+    ] {
+        let finished = place.tune(words);
+        let line = finished.refusal();
+        assert!(parts.iter().all(|part| line.contains(part)), "{words}: {line}");
+    }
+    assert!(!place.path("tune.toml").exists());
+}
