@@ -19,7 +19,7 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shared::{RewardOutcome, StepScore};
 
 use super::{RewardFunction, RewardInput, Scope};
-use crate::trace;
+use crate::trace::{self, Event};
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
@@ -149,7 +149,7 @@ struct Open {
 }
 
 /// What a thread says of an item, by its number.
-enum Event {
+enum Notice {
     /// It has begun, and is given up at this time.
     Begun(u64, Option<Instant>),
     /// Its outcomes, or why there are none.
@@ -167,7 +167,7 @@ struct Dispatcher {
     lost: HashMap<u64, usize>,
     open: HashMap<u64, Open>,
     next: u64,
-    events: (Sender<Event>, Receiver<Event>),
+    notices: (Sender<Notice>, Receiver<Notice>),
     results: Sender<ScoredGroup>,
 }
 
@@ -188,14 +188,14 @@ impl Dispatcher {
             lost: HashMap::new(),
             open: HashMap::new(),
             next: 0,
-            events: unbounded(),
+            notices: unbounded(),
             results,
         })
     }
 
     /// Works until the channel is closed.
     fn run(&mut self, submitted: &Receiver<Submitted>) {
-        let events = self.events.1.clone();
+        let notices = self.notices.1.clone();
         loop {
             self.start_items();
             let earliest = self.running.values().filter_map(|item| item.given_up_at).min();
@@ -205,7 +205,7 @@ impl Dispatcher {
                     Ok(group) => self.open_group(group),
                     Err(_) => return,
                 },
-                recv(events) -> event => self.take(event.expect("the dispatcher holds a sender")),
+                recv(notices) -> notice => self.take(notice.expect("the dispatcher holds a sender")),
                 recv(alarm) -> now => self.give_up_overdue(now.expect("an alarm goes off once")),
             }
         }
@@ -249,12 +249,12 @@ impl Dispatcher {
                 self.finish_item(id, Err(format!("not called any more: {lost} calls have not come back")));
                 continue;
             }
-            let (function, events) = (self.functions[item.function].clone(), self.events.0.clone());
+            let (function, notices) = (self.functions[item.function].clone(), self.notices.0.clone());
             self.pool.spawn(move || {
                 item.input.deadline = Instant::now().checked_add(deadline);
                 // The receiver is gone only when the whole pool is.
-                let _ = events.send(Event::Begun(id, given_up_at(item.input.deadline)));
-                let _ = events.send(Event::Done(id, traced_call(&function, &item)));
+                let _ = notices.send(Notice::Begun(id, given_up_at(item.input.deadline)));
+                let _ = notices.send(Notice::Done(id, traced_call(&function, &item)));
             });
         }
     }
@@ -264,14 +264,14 @@ impl Dispatcher {
         limit >= self.threads || self.running.values().filter(|item| item.function == function).count() < limit
     }
 
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Begun(id, given_up_at) => {
+    fn take(&mut self, notice: Notice) {
+        match notice {
+            Notice::Begun(id, given_up_at) => {
                 if let Some(item) = self.running.get_mut(&id) {
                     item.given_up_at = given_up_at;
                 }
             }
-            Event::Done(id, outcomes) => self.finish_item(id, outcomes),
+            Notice::Done(id, outcomes) => self.finish_item(id, outcomes),
         }
     }
 
@@ -311,8 +311,8 @@ impl Dispatcher {
     /// Gives up what is overdue at a time, for which this thread may have woken up late: first it hears what threads have
     /// said since.
     fn give_up_overdue(&mut self, now: Instant) {
-        while let Ok(event) = self.events.1.try_recv() {
-            self.take(event);
+        while let Ok(notice) = self.notices.1.try_recv() {
+            self.take(notice);
         }
         let overdue: Vec<u64> = self
             .running
@@ -369,7 +369,7 @@ fn traced_call(function: &RewardFunction, item: &Item) -> Result<Vec<RewardOutco
     let outcomes = call(function, &item.input);
     let thread = rayon::current_thread_index().unwrap_or(0);
     let completions = item.input.completions.len();
-    trace::span(begin, Instant::now(), trace::Event::Reward { thread, function: item.function, completions });
+    trace::span(begin, Instant::now(), Event::Reward { thread, function: item.function, completions });
     outcomes
 }
 

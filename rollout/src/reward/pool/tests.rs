@@ -129,8 +129,8 @@ impl ByHand {
 
     /// The next thing that a thread says.
     fn hear(&mut self) {
-        let event = self.dispatcher.events.1.recv().unwrap();
-        self.dispatcher.take(event);
+        let notice = self.dispatcher.notices.1.recv().unwrap();
+        self.dispatcher.take(notice);
         self.dispatcher.start_items();
     }
 
@@ -184,7 +184,7 @@ fn the_deadline_passes_by_itself() {
 fn what_came_back_in_time_counts_however_late_it_is_heard() {
     let mut pool = ByHand::new(vec![of_text(length)], 1);
     pool.submit(0, &["ab"]);
-    while pool.dispatcher.events.1.len() < 2 {
+    while pool.dispatcher.notices.1.len() < 2 {
         std::thread::yield_now();
     }
     pool.give_up();
