@@ -29,7 +29,9 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,
+        prefill_batch: EngineOptions::default_prefill_batch(device),
         max_model_len: 96,
+        candidates: EngineOptions::default_candidates(device),
         spinning: false,
         hot_swap: true,
     }

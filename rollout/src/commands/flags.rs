@@ -93,6 +93,11 @@ pub struct BatchingFlags {
     /// keeps running sequences waiting less
     #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N", default_value_t = 8192)]
     pub max_num_batched_tokens: usize,
+    /// Prompts prefilled in one call, padded to the longest: fewer calls, which pays on devices, but a place in the KV cache
+    /// for each, and on the CPU log-probs whose last digits depend on which prompts met. With the stock kernels [default:
+    /// 8 on cuda and tensorrt, 1 on the CPU]
+    #[arg(long, env = "TANDEM_PREFILL_BATCH", value_name = "N")]
+    pub prefill_batch: Option<usize>,
     /// Longest prompt plus completion, for which each sequence reserves memory [default: what the prompts and
     /// --max-completion-length need, within the model's limit]
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
@@ -100,7 +105,8 @@ pub struct BatchingFlags {
     /// Threads of the engine [default: all cores]
     #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
     pub threads: Option<usize>,
-    /// Where the model runs: cpu, cuda or tensorrt
+    /// Where the model runs: cpu, cuda or tensorrt (compiles what it can of the graph, which takes minutes for new weights,
+    /// and leaves the rest to CUDA; not yet run on a GPU)
     #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_choice::<Device>)]
     pub device: Device,
     /// What computes the model on the CPU: packed (this program's operators, fp32: faster, prompts held once for all
@@ -113,6 +119,12 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_choice::<RolloutDtype>)]
     pub rollout_dtype: RolloutDtype,
+    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose law
+    /// needs more (a flat distribution with --top-p, --repetition-penalty) is fetched whole. More covers flatter laws,
+    /// fewer fetch less; the completions are the same. 0 fetches everything always. With the stock kernels [default: 8192
+    /// on cuda and tensorrt, 0 on the CPU]
+    #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N")]
+    pub candidates: Option<usize>,
 }
 
 /// Sequences decoded at once when the user does not say: beyond this a processor gains little.
@@ -137,6 +149,7 @@ impl BatchingFlags {
         for (flag, value) in [
             ("--max-num-seqs", self.max_num_seqs),
             ("--max-num-batched-tokens", Some(self.max_num_batched_tokens)),
+            ("--prefill-batch", self.prefill_batch),
             ("--max-model-len", self.max_model_len),
         ] {
             ensure!(value != Some(0), "{flag} must be at least 1");
@@ -151,7 +164,9 @@ impl BatchingFlags {
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens,
+            prefill_batch: self.prefill_batch.unwrap_or_else(|| EngineOptions::default_prefill_batch(self.device)),
             max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
+            candidates: self.candidates.unwrap_or_else(|| EngineOptions::default_candidates(self.device)),
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
             hot_swap: false,

@@ -48,7 +48,9 @@ impl Graph {
             threads: 1,
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,
+            prefill_batch: 1,
             max_model_len: POSITIONS,
+            candidates: 0,
             spinning: false,
             hot_swap: false,
         };
@@ -64,8 +66,8 @@ impl Graph {
             self.backend.release(0);
         }
         let mut logits = vec![f32::NAN; self.vocab];
-        self.backend.prefill(prompt, &mut logits).unwrap();
-        self.backend.start(0).unwrap();
+        self.backend.prefill([prompt].into_iter(), &mut logits).unwrap();
+        self.backend.start(0, 0).unwrap();
         logits
     }
 

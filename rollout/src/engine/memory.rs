@@ -15,8 +15,6 @@ use super::{
     runtime,
 };
 
-/// Slots beside those of the running sequences: the prompt that samples are started from.
-pub(super) const PREFIX_SLOTS: usize = 1;
 /// Share of the free memory that a plan may take.
 const USABLE: f64 = 0.9;
 
@@ -31,7 +29,7 @@ pub struct MemoryPlan {
     pub swap: u64,
     /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
     pub kv_cache: u64,
-    /// One row of logits per slot.
+    /// One row of logits per slot; with candidates two more, for what is computed of them.
     pub logits: u64,
     /// Activations of the largest call.
     pub activations: u64,
@@ -103,7 +101,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
     };
     let packed = if options.rollout_dtype == RolloutDtype::Int8 { packed / size } else { packed };
-    let slots = options.max_num_seqs + PREFIX_SLOTS;
+    let slots = options.slots();
     let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
         page_shape(config, slots, options.max_model_len).bytes()
     } else {
@@ -114,7 +112,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         mapped_weights: mapped,
         swap: if options.hot_swap { packed + mapped } else { 0 },
         kv_cache: kv_cache as u64,
-        logits: ((options.max_num_seqs + PREFIX_SLOTS) * config.vocab_size * size_of::<f32>()) as u64,
+        logits: (slots * config.vocab_size * size_of::<f32>()) as u64 * if options.candidates > 0 { 3 } else { 1 },
         activations: activations(config, options) * size,
         available,
     }
@@ -124,7 +122,8 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
 fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
     let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
     let per_token = 3 * config.hidden_size + 3 * config.intermediate_size + 2 * heads * config.head_dim;
-    let tokens = options.max_model_len.max(options.max_num_seqs);
+    let padded = (options.prefill_batch * options.max_model_len).min(options.max_num_batched_tokens);
+    let tokens = options.max_model_len.max(options.max_num_seqs).max(padded);
     (tokens * per_token) as u64
 }
 
@@ -212,7 +211,9 @@ mod tests {
             threads: 1,
             max_num_seqs,
             max_num_batched_tokens: 256,
+            prefill_batch: 1,
             max_model_len: 128,
+            candidates: 0,
             spinning: false,
             hot_swap: false,
         }
@@ -230,6 +231,10 @@ mod tests {
             let all = config.parameter_count() * 4;
             let both = if tied { embedding } else { 0 };
             assert_eq!(plan.packed_weights + plan.mapped_weights, all + both);
+            let candidates = EngineOptions { candidates: 64, ..options(7) };
+            assert_eq!(memory_plan(&config, Dtype::Fp32, &candidates, 1 << 30).logits, 3 * plan.logits);
+            let batched = EngineOptions { prefill_batch: 4, ..options(7) };
+            assert_eq!(memory_plan(&config, Dtype::Fp32, &batched, 1 << 30).kv_cache, plan.kv_cache / 8 * 11);
             let swapping = EngineOptions { hot_swap: true, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &swapping, 1 << 30).swap, all + both);
         }

@@ -30,6 +30,8 @@ pub struct Profile {
     pub decode_tokens: u64,
     /// Decode steps.
     pub decode_steps: u64,
+    /// Of the decode tokens, those for which the sampler took a whole row of logits; the others came of a few candidates.
+    pub whole_rows: u64,
 }
 
 impl Profile {

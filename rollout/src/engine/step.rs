@@ -32,7 +32,7 @@ pub struct Engine {
     rows: Vec<DecodeRow>,
     /// `[max_num_seqs, vocab]`.
     logits: LogitsBuffer,
-    /// `[vocab]`: what follows the prompt that samples start from.
+    /// `[prefill_batch, vocab]`: what follows the prompts that samples start from.
     prefix_logits: LogitsBuffer,
     pending: Option<PendingSwap>,
     profile: Profile,
@@ -69,7 +69,7 @@ impl Engine {
             sampler,
             rows: Vec::with_capacity(options.max_num_seqs),
             logits: LogitsBuffer::new(options.max_num_seqs * config.vocab_size, options.device)?,
-            prefix_logits: LogitsBuffer::new(config.vocab_size, options.device)?,
+            prefix_logits: LogitsBuffer::new(options.prefill_batch * config.vocab_size, options.device)?,
             pending: None,
             profile: Profile::default(),
             backend,
@@ -255,38 +255,47 @@ impl Engine {
         let mut budget = self.options.max_num_batched_tokens;
         loop {
             self.start_samples(watch, finished)?;
-            let Some(prompt) = self.scheduler.prompt_to_prefill() else { return Ok(()) };
-            if prompt.len() > budget && budget < self.options.max_num_batched_tokens {
+            let (most, whole) = (self.options.prefill_batch, self.options.max_num_batched_tokens);
+            let mut prompts = self.scheduler.prompts_to_prefill(most, budget);
+            if prompts == 0 && budget == whole {
+                // However long, one prompt goes through.
+                prompts = self.scheduler.prompts_to_prefill(1, usize::MAX);
+            }
+            if prompts == 0 {
                 return Ok(());
             }
-            budget = budget.saturating_sub(prompt.len());
-            self.prefill(&prompt, watch)?;
+            let longest = self.scheduler.prompts(prompts).map(<[u32]>::len).max().unwrap_or(0);
+            budget = budget.saturating_sub(prompts * longest);
+            self.prefill(prompts, watch)?;
         }
     }
 
-    fn prefill(&mut self, prompt: &[u32], watch: &mut Stopwatch) -> Result<(), EngineError> {
+    /// Prefills the prompts of the first waiting groups.
+    fn prefill(&mut self, prompts: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
         let since = Instant::now();
         self.profile.scheduling += watch.lap();
-        self.backend.prefill(prompt, &mut self.prefix_logits)?;
+        let logits = &mut self.prefix_logits[..prompts * self.config.vocab_size];
+        self.backend.prefill(self.scheduler.prompts(prompts), logits)?;
         self.profile.prefill += watch.lap();
-        self.profile.prefills += 1;
-        self.profile.prefill_tokens += prompt.len() as u64;
-        self.scheduler.prefix_is_ready(since);
+        self.profile.prefills += prompts as u64;
+        self.profile.prefill_tokens += self.scheduler.prompts(prompts).map(|p| p.len() as u64).sum::<u64>();
+        self.scheduler.prefixes_are_ready(prompts, since);
         Ok(())
     }
 
-    /// Starts samples of the prompt in the prefix slot until it has none left or the slots are full.
+    /// Starts samples of the prompts in prefix slots until they have none left or the slots are full.
     fn start_samples(
         &mut self,
         watch: &mut Stopwatch,
         finished: &mut Vec<FinishedSequence>,
     ) -> Result<(), EngineError> {
-        while let Some(slot) = self.scheduler.start_next(&self.limits) {
+        let vocab = self.config.vocab_size;
+        while let Some((slot, prefix)) = self.scheduler.start_next(&self.limits) {
             self.profile.scheduling += watch.lap();
-            self.backend.start(slot)?;
+            self.backend.start(slot, prefix)?;
             self.profile.kv_copy += watch.lap();
             let sequence = self.scheduler.sequence(slot);
-            let row = &self.prefix_logits;
+            let row = &self.prefix_logits[prefix * vocab..(prefix + 1) * vocab];
             self.sampler.for_each(row.len(), &mut [sequence], |_, sequence, scratch| sequence.draw(row, scratch));
             self.profile.sampling += watch.lap();
             self.accept(slot, finished)?;
@@ -311,10 +320,16 @@ impl Engine {
         self.profile.decode_steps += 1;
         self.profile.decode_tokens += rows as u64;
 
-        self.sampler.for_each(vocab, self.scheduler.dense_slots(), |slot, sequence, scratch| {
-            let row = &logits[slot * vocab..(slot + 1) * vocab];
-            sequence.as_mut().expect("decoding runs on slots without holes").draw(row, scratch);
-        });
+        let slots = self.scheduler.dense_slots();
+        if let Some(candidates) = self.backend.candidates() {
+            self.profile.whole_rows += candidates.draw(slots, logits, &mut self.sampler)? as u64;
+        } else {
+            self.sampler.for_each(vocab, slots, |slot, sequence, scratch| {
+                let row = &logits[slot * vocab..(slot + 1) * vocab];
+                sequence.as_mut().expect("decoding runs on slots without holes").draw(row, scratch);
+            });
+            self.profile.whole_rows += rows as u64;
+        }
         self.profile.sampling += watch.lap();
         (0..rows).try_for_each(|slot| self.accept(slot, finished))
     }
@@ -342,6 +357,7 @@ fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &Weigh
         ("threads", options.threads),
         ("max_num_seqs", options.max_num_seqs),
         ("max_num_batched_tokens", options.max_num_batched_tokens),
+        ("prefill_batch", options.prefill_batch),
     ] {
         if value == 0 {
             return refuse(format!("{name} must be at least 1"));

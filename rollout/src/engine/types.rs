@@ -47,13 +47,46 @@ pub struct EngineOptions {
     /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). A prompt is never cut, and at
     /// least one goes through, however long.
     pub max_num_batched_tokens: usize,
+    /// Prompts prefilled in one call of the graph, padded to the longest of them (with [`Kernels::Stock`]): fewer calls,
+    /// but a place in the KV cache for each.
+    pub prefill_batch: usize,
     /// Longest prompt plus completion (vLLM `max_model_len`).
     pub max_model_len: usize,
+    /// Logits of a row that are fetched to draw a token, where they stay on the device that computed them (with
+    /// [`Kernels::Stock`]); a row that needs more is fetched whole. 0 fetches all logits of every row.
+    pub candidates: usize,
     /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
     /// shared with another busy process (the learner).
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second session.
     pub hot_swap: bool,
+}
+
+impl EngineOptions {
+    /// Places in the KV cache: those of the running sequences, and of the prompts that samples are started from.
+    pub(super) fn slots(&self) -> usize {
+        self.max_num_seqs + self.prefill_batch
+    }
+
+    /// `prefill_batch` for a device when the user does not say. On the CPU a prompt fills the machine, and one at a time
+    /// its result is the same to the last bit whatever waits beside it.
+    #[must_use]
+    pub fn default_prefill_batch(device: Device) -> usize {
+        match device {
+            Device::Cpu => 1,
+            Device::Cuda | Device::Tensorrt => 8,
+        }
+    }
+
+    /// `candidates` for a device when the user does not say: a twentieth of a large vocabulary, or 0 on the CPU, where
+    /// logits are in main memory already.
+    #[must_use]
+    pub fn default_candidates(device: Device) -> usize {
+        match device {
+            Device::Cpu => 0,
+            Device::Cuda | Device::Tensorrt => 8192,
+        }
+    }
 }
 
 /// Watches the tokens of one completion for a stop string.

@@ -173,7 +173,9 @@ impl Inputs {
             threads: config.threads(cores).0,
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
             max_num_batched_tokens: config.max_num_batched_tokens,
+            prefill_batch: EngineOptions::default_prefill_batch(config.rollout_device),
             max_model_len,
+            candidates: EngineOptions::default_candidates(config.rollout_device),
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
