@@ -21,8 +21,7 @@ use crate::{
 const REVISION: u32 = 1;
 
 /// A folder with the model's export: the model directory itself if it has one that fits (a checkpoint, say), else a
-/// folder of the cache (`TANDEM_CACHE_DIR`, else `$XDG_CACHE_HOME/tandem`, else `~/.cache/tandem`), which is made on
-/// first use.
+/// folder of the cache ([`cache_dir`]), which is made on first use.
 ///
 /// # Errors
 /// As [`ensure_export_in`], or no folder for the cache.
@@ -103,7 +102,7 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     let mut hasher = blake3::Hasher::new();
     let mut part = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
-        hasher.update(bytes);
+        hasher.update_rayon(bytes);
     };
     let config = model.path().join("config.json");
     part(&REVISION.to_le_bytes());
@@ -116,16 +115,17 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 
-fn cache_dir() -> Result<PathBuf, ExportError> {
+/// The folder for what can be made again: `TANDEM_CACHE_DIR`, else `$XDG_CACHE_HOME/tandem`, else `~/.cache/tandem`.
+///
+/// # Errors
+/// When none of the three variables is set.
+pub fn cache_dir() -> Result<PathBuf, ExportError> {
     let folder = |key: &str| env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
     folder("TANDEM_CACHE_DIR")
         .or_else(|| folder("XDG_CACHE_HOME").map(|d| d.join("tandem")))
         .or_else(|| folder("HOME").map(|d| d.join(".cache/tandem")))
         .ok_or_else(|| {
-            std::io::Error::new(
-                std::io::ErrorKind::NotFound,
-                "no folder for the export cache; set TANDEM_CACHE_DIR (or HOME)",
-            )
-            .into()
+            std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for the cache; set TANDEM_CACHE_DIR (or HOME)")
+                .into()
         })
 }

@@ -9,9 +9,9 @@ use shared::{
 };
 
 use crate::{
-    Checkpoint, ExportError, layout,
+    Checkpoint, ExportError,
+    layout::{self, Values},
     onnx::decoder::{self, HEAD_DIM_MULTIPLE, ROTARY_COS},
-    values,
 };
 
 /// Rows of the rotary tables without [`ExportOptions::max_positions`], unless the model's own limit is lower.
@@ -78,13 +78,12 @@ pub(crate) fn write_export(
     let mut manifest = None;
     atomic::write_dir(out, |dir| {
         write_model(dir, &graph)?;
-        let data_blake3 = layout::write_data(&dir.join(DATA_FILE), &tensors, |tensor, put| {
-            let values = match tensor.role {
-                TensorRole::Parameter => &checkpoint.read_f32(&tensor.name)?,
-                TensorRole::Constant if tensor.name == ROTARY_COS => &tables.0,
-                TensorRole::Constant => &tables.1,
-            };
-            put(&values::encode(&tensor.name, values, tensor.dtype)?)
+        let data_blake3 = layout::write_data(&dir.join(DATA_FILE), &tensors, |tensor| {
+            Ok(Values::Floats(match tensor.role {
+                TensorRole::Parameter => checkpoint.read_f32(&tensor.name)?.into(),
+                TensorRole::Constant if tensor.name == ROTARY_COS => tables.0.as_slice().into(),
+                TensorRole::Constant => tables.1.as_slice().into(),
+            }))
         })?;
         let written = describe(PolicyVersion(0), tensors.clone(), data_blake3, &graph);
         written.write(dir)?;

@@ -15,7 +15,7 @@ pub mod onnx;
 mod values;
 mod version;
 
-pub use cache::{ensure_export, ensure_export_in};
+pub use cache::{cache_dir, ensure_export, ensure_export_in};
 pub use checkpoint::Checkpoint;
 pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use rayon::prelude::*;
 use shared::Dtype;
 
 use crate::ExportError;
@@ -16,39 +17,84 @@ pub(crate) fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// Little-endian bytes of values, rounded to the nearest (ties to even).
+/// Little-endian bytes of fp32 values.
+#[cfg(target_endian = "little")]
+pub(crate) fn fp32_bytes(values: &[f32]) -> Cow<'_, [u8]> {
+    Cow::Borrowed(bytemuck::cast_slice(values))
+}
+
+/// Little-endian bytes of fp32 values.
+#[cfg(target_endian = "big")]
+pub(crate) fn fp32_bytes(values: &[f32]) -> Cow<'_, [u8]> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Little-endian bytes of values, rounded to the nearest (ties to even), on all cores.
 ///
 /// # Errors
 /// A finite value beyond the range of the type: it would become infinite without a word.
 pub(crate) fn encode<'a>(name: &str, values: &'a [f32], dtype: Dtype) -> Result<Cow<'a, [u8]>, ExportError> {
     match dtype {
-        #[cfg(target_endian = "little")]
-        Dtype::Fp32 => Ok(Cow::Borrowed(bytemuck::cast_slice(values))),
-        #[cfg(target_endian = "big")]
-        Dtype::Fp32 => Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        Dtype::Fp16 => {
-            let mut rounded = vec![f16::ZERO; values.len()];
-            rounded.convert_from_f32_slice(values);
-            check_range(name, values, "fp16", |i| rounded[i].is_finite())?;
-            Ok(rounded.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        Dtype::Bf16 => {
-            let mut rounded = vec![bf16::ZERO; values.len()];
-            rounded.convert_from_f32_slice(values);
-            check_range(name, values, "bf16", |i| rounded[i].is_finite())?;
-            Ok(rounded.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
+        Dtype::Fp32 => Ok(fp32_bytes(values)),
+        Dtype::Fp16 => round(values, |rounded: &mut [f16], values| rounded.convert_from_f32_slice(values))
+            .map_err(|value| out_of_range(name, value, "fp16")),
+        Dtype::Bf16 => round(values, |rounded: &mut [bf16], values| rounded.convert_from_f32_slice(values))
+            .map_err(|value| out_of_range(name, value, "bf16")),
     }
 }
 
-fn check_range(name: &str, values: &[f32], dtype: &str, finite: impl Fn(usize) -> bool) -> Result<(), ExportError> {
-    match values.iter().enumerate().find(|&(i, value)| !finite(i) && value.is_finite()) {
-        None => Ok(()),
-        Some((_, value)) => Err(ExportError::Values {
-            name: name.into(),
-            message: format!("the value {value} is out of the range of {dtype}; export as fp32"),
-        }),
+/// Values that one core converts at once; they stay in its cache.
+const BLOCK: usize = 1 << 14;
+
+/// The bytes of values as `convert` rounds them, or the first finite value that it makes infinite.
+fn round<'a, T: Half>(values: &[f32], convert: impl Fn(&mut [T], &[f32]) + Sync) -> Result<Cow<'a, [u8]>, f32> {
+    let mut bytes = vec![0; values.len() * size_of::<T>()];
+    let blocks = bytes.par_chunks_mut(BLOCK * size_of::<T>()).zip(values.par_chunks(BLOCK));
+    let lost = blocks.filter_map(|(bytes, values)| {
+        let mut rounded = vec![T::default(); values.len()];
+        convert(&mut rounded, values);
+        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(&rounded) {
+            *bytes = value.little_endian();
+        }
+        let infinite = rounded.iter().fold(false, |infinite, v| infinite | !v.finite());
+        let lost = || values.iter().zip(&rounded).find(|(value, rounded)| value.is_finite() && !rounded.finite());
+        infinite.then(lost).flatten().map(|(&value, _)| value)
+    });
+    match lost.find_first(|_| true) {
+        None => Ok(bytes.into()),
+        Some(value) => Err(value),
     }
+}
+
+/// A type of two bytes.
+trait Half: Copy + Default + Send + Sync {
+    fn little_endian(self) -> [u8; 2];
+    fn finite(self) -> bool;
+}
+
+impl Half for f16 {
+    fn little_endian(self) -> [u8; 2] {
+        self.to_le_bytes()
+    }
+
+    fn finite(self) -> bool {
+        self.is_finite()
+    }
+}
+
+impl Half for bf16 {
+    fn little_endian(self) -> [u8; 2] {
+        self.to_le_bytes()
+    }
+
+    fn finite(self) -> bool {
+        self.is_finite()
+    }
+}
+
+fn out_of_range(name: &str, value: f32, dtype: &str) -> ExportError {
+    let message = format!("the value {value} is out of the range of {dtype}; export as fp32");
+    ExportError::Values { name: name.into(), message }
 }
 
 #[cfg(test)]

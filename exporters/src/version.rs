@@ -11,7 +11,11 @@ use shared::{
     manifest::{DATA_FILE, MODEL_FILE},
 };
 
-use crate::{ExportError, SourceError, export, layout, values};
+use crate::{
+    ExportError, SourceError, export,
+    layout::{self, Values},
+    values,
+};
 
 /// Gives the fp32 values of a parameter by its Hugging Face name, row-major.
 pub type TensorSource<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>;
@@ -48,13 +52,12 @@ pub fn fill_version(
 ) -> Result<WeightManifest, ExportError> {
     let base = VersionDir::open(base)?;
     let tensors = &base.manifest.tensors;
-    let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, |tensor, put| match tensor.role {
-        TensorRole::Constant => put(base.bytes(tensor)),
-        TensorRole::Parameter => {
-            let values =
-                read(&tensor.name).map_err(|source| ExportError::Tensor { name: tensor.name.clone(), source })?;
-            put(&values::encode(&tensor.name, &values, tensor.dtype)?)
-        }
+    let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, |tensor| match tensor.role {
+        TensorRole::Constant => Ok(Values::Stored(base.bytes(tensor))),
+        TensorRole::Parameter => match read(&tensor.name) {
+            Ok(values) => Ok(Values::Floats(values.into())),
+            Err(source) => Err(ExportError::Tensor { name: tensor.name.clone(), source }),
+        },
     })?;
     export::write_model(dir, &base.graph)?;
     let manifest = export::describe(version, tensors.clone(), data_blake3, &base.graph);
@@ -111,7 +114,8 @@ impl VersionDir {
     /// Whether the weights are, bit for bit, those the manifest was written for; reads all of them.
     #[must_use]
     pub fn is_intact(&self) -> bool {
-        blake3::hash(&self.data).to_hex().as_str() == self.manifest.data_blake3
+        let hash = blake3::Hasher::new().update_rayon(&self.data).finalize();
+        hash.to_hex().as_str() == self.manifest.data_blake3
     }
 
     pub(crate) fn bytes(&self, tensor: &TensorEntry) -> &[u8] {

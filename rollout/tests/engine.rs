@@ -21,7 +21,9 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         max_num_seqs,
         max_num_batched_tokens: 64,
         speculative_tokens: 0,
+        prefill_batch: 1,
         max_model_len: 96,
+        candidates: 0,
         spinning: false,
         hot_swap: false,
     }
@@ -188,6 +190,93 @@ fn completions_do_not_depend_on_batching_threads_or_arrival() {
         let weights = exported(&model, folder.path());
         for mode in MODES {
             check_independence(&format!("{name}, {mode:?}"), &model, &weights, mode);
+        }
+    }
+}
+
+#[test]
+fn candidates_give_the_completions_of_full_logits() {
+    for name in ["llama", "qwen3"] {
+        let model = golden_model(name);
+        let folder = tempfile::tempdir().unwrap();
+        let weights = exported(&model, folder.path());
+        let mut whole_rows = Vec::new();
+        let mut run = |candidates: usize, seed: u64| -> BTreeMap<_, _> {
+            let options = EngineOptions { kernels: Kernels::Stock, candidates, ..options(24, 2) };
+            let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
+            for group in mixed_groups() {
+                let sampling = SamplingParams { seed, ..(*group.sampling).clone() };
+                engine.add_group(GroupRequest { sampling: Arc::new(sampling), ..group }).unwrap();
+            }
+            let finished = finish(&mut engine).into_iter().map(|s| ((s.tag, s.sample), s)).collect();
+            let profile = engine.profile();
+            whole_rows.push((profile.whole_rows, profile.decode_tokens));
+            finished
+        };
+        for seed in 0..12 {
+            let expected = run(0, seed);
+            // All 512 logits, a few blocks of 32, one, none.
+            for candidates in [512, 96, 32, 1] {
+                let got = run(candidates, seed);
+                assert_eq!(got.len(), expected.len());
+                for (key, expected) in &expected {
+                    let (what, got) = (format!("{name}, {candidates} candidates, seed {seed}, {key:?}"), &got[key]);
+                    assert_eq!(got.token_ids, expected.token_ids, "{what}");
+                    assert_eq!(got.finish_reason, expected.finish_reason, "{what}");
+                    for (got, expected) in got.logprobs.iter().zip(&expected.logprobs) {
+                        assert_eq!(got.kept_count, expected.kept_count, "{what}");
+                        for (got, expected) in [
+                            (got.logprob, expected.logprob),
+                            (got.logprob_at_temperature, expected.logprob_at_temperature),
+                            (got.log_kept_mass, expected.log_kept_mass),
+                        ] {
+                            assert!((got - expected).abs() < 5e-6, "{what}: {got} against {expected}");
+                        }
+                    }
+                }
+            }
+        }
+        let share = |n: usize| {
+            let of = whole_rows.iter().skip(n).step_by(5);
+            let (whole, all) = of.fold((0, 0), |(a, b), &(whole, all)| (a + whole, b + all));
+            whole as f64 / all as f64
+        };
+        // Some laws have a repetition penalty, which takes the whole row.
+        assert!(share(0) == 1.0 && share(4) == 1.0, "{whole_rows:?}");
+        assert!(share(1) < share(2) && share(2) <= share(3) && share(3) < 1.0, "{whole_rows:?}");
+    }
+}
+
+#[test]
+fn prompts_prefilled_together_give_the_same_completions() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let model = golden_model(name);
+        let folder = tempfile::tempdir().unwrap();
+        let weights = exported(&model, folder.path());
+        let run = |prefill_batch: usize, max_num_seqs: usize| -> (BTreeMap<_, _>, u64) {
+            let options = EngineOptions {
+                kernels: Kernels::Stock,
+                prefill_batch,
+                max_num_batched_tokens: 96,
+                ..options(max_num_seqs, 2)
+            };
+            let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
+            mixed_groups().into_iter().for_each(|g| engine.add_group(g).unwrap());
+            let finished = finish(&mut engine).into_iter().map(|s| ((s.tag, s.sample), s)).collect();
+            (finished, engine.profile().prefills)
+        };
+        let (expected, prompts) = run(1, 64);
+        for (prefill_batch, max_num_seqs) in [(2, 64), (4, 5), (12, 64)] {
+            let (got, prefills) = run(prefill_batch, max_num_seqs);
+            assert_eq!((got.len(), prefills), (expected.len(), prompts));
+            for (key, expected) in &expected {
+                let (what, got) = (format!("{name}, {prefill_batch} prompts, {key:?}"), &got[key]);
+                assert_eq!(got.token_ids, expected.token_ids, "{what}");
+                for (got, expected) in got.logprobs.iter().zip(&expected.logprobs) {
+                    let error = (got.logprob - expected.logprob).abs();
+                    assert!(error < 1e-5, "{what}: {error}");
+                }
+            }
         }
     }
 }
@@ -437,6 +526,9 @@ fn requests_and_options_out_of_range_are_refused() {
     let stock_drafts = EngineOptions { kernels: Kernels::Stock, speculative_tokens: 1, ..options(1, 1) };
     refused(stock_drafts, "speculative_tokens");
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
+    refused(EngineOptions { candidates: 64, ..options(1, 1) }, "candidates needs the stock kernels");
+    refused(EngineOptions { prefill_batch: 2, ..options(1, 1) }, "prefill_batch above 1 needs the stock kernels");
+    refused(EngineOptions { prefill_batch: 0, ..options(1, 1) }, "prefill_batch must be at least 1");
 
     let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();
     let mut refused = |request: GroupRequest, part: &str| {

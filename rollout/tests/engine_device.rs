@@ -30,7 +30,9 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         max_num_seqs,
         max_num_batched_tokens: 256,
         speculative_tokens: 0,
+        prefill_batch: if device == Device::Cpu { 1 } else { 8 },
         max_model_len: 96,
+        candidates: if device == Device::Cpu { 0 } else { 8192 },
         spinning: false,
         hot_swap: true,
     }

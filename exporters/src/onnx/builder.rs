@@ -18,7 +18,7 @@ const MICROSOFT_OPSET: i64 = 1;
 
 /// A length in the shape of an input or output.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Dim<'a> {
+pub enum Dim<'a> {
     /// A length fixed in the graph.
     Fixed(usize),
     /// The name of a length known at run time.
@@ -27,19 +27,19 @@ pub(crate) enum Dim<'a> {
 
 /// A graph under construction; nodes are added in topological order.
 #[derive(Debug, Default)]
-pub(crate) struct GraphBuilder {
+pub struct GraphBuilder {
     graph: GraphProto,
 }
 
 impl GraphBuilder {
     /// Declares an input and returns its name.
-    pub(crate) fn input(&mut self, name: &str, element: DataType, shape: &[Dim<'_>]) -> String {
+    pub fn input(&mut self, name: &str, element: DataType, shape: &[Dim<'_>]) -> String {
         self.graph.input.push(value_info(name, element, shape));
         name.to_string()
     }
 
     /// Declares a value that some node makes as an output.
-    pub(crate) fn output(&mut self, name: &str, element: DataType, shape: &[Dim<'_>]) {
+    pub fn output(&mut self, name: &str, element: DataType, shape: &[Dim<'_>]) {
         self.graph.output.push(value_info(name, element, shape));
     }
 
@@ -61,7 +61,7 @@ impl GraphBuilder {
     }
 
     /// A small integer vector inside the graph; returns its name.
-    pub(crate) fn integers(&mut self, name: &str, values: &[i64]) -> String {
+    pub fn integers(&mut self, name: &str, values: &[i64]) -> String {
         self.graph.initializer.push(TensorProto {
             dims: vec![values.len() as i64],
             data_type: DataType::Int64 as i32,
@@ -74,7 +74,7 @@ impl GraphBuilder {
     }
 
     /// An ai.onnx node with one output, which is named like the node.
-    pub(crate) fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[AttributeProto]) -> String {
+    pub fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[AttributeProto]) -> String {
         self.push("", op, name, inputs, &[name], attributes);
         name.to_string()
     }
@@ -111,7 +111,7 @@ impl GraphBuilder {
     }
 
     /// The finished model.
-    pub(crate) fn finish(mut self, name: &str) -> ModelProto {
+    pub fn finish(mut self, name: &str) -> ModelProto {
         self.graph.name = name.into();
         ModelProto {
             ir_version: IR_VERSION,
@@ -126,7 +126,7 @@ impl GraphBuilder {
 }
 
 /// An integer attribute.
-pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
+pub fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.into(), f: None, i: Some(value), r#type: AttributeType::Int as i32 }
 }
 

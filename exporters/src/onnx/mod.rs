@@ -1,6 +1,6 @@
 //! The decoder graph and the few ONNX messages it is made of.
 
-pub(crate) mod builder;
+pub mod builder;
 pub(crate) mod decoder;
 pub mod proto;
 

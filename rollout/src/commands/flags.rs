@@ -96,6 +96,11 @@ pub struct BatchingFlags {
     /// keeps running sequences waiting less [default: 8192]
     #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
     pub max_num_batched_tokens: Option<usize>,
+    /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the KV
+    /// cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the stock kernels; not
+    /// yet run on a GPU
+    #[arg(long, env = "TANDEM_PREFILL_BATCH", value_name = "N", default_value_t = 1)]
+    pub prefill_batch: usize,
     /// Longest prompt plus completion, for which each sequence reserves memory [default: what the prompts and
     /// --max-completion-length need, within the model's limit]
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
@@ -109,8 +114,8 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
     pub threads: Option<usize>,
     /// Where the model runs: cpu (fp32, bit for bit the same everywhere), cuda (fp16, many times faster; needs ONNX
-    /// Runtime's CUDA build) or tensorrt (what it can take of the graph is faster still, but building its engine takes
-    /// long)
+    /// Runtime's CUDA build) or tensorrt (compiles what it can of the graph, which takes minutes for new weights, and leaves
+    /// the rest to CUDA; not yet run on a GPU)
     #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_choice::<Device>)]
     pub device: Device,
     /// What computes the model on the CPU: packed (this program's operators, fp32: faster, prompts held once for all
@@ -124,6 +129,12 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_choice::<RolloutDtype>)]
     pub rollout_dtype: RolloutDtype,
+    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose law
+    /// needs more (a flat distribution with --top-p, --repetition-penalty) is fetched whole. More covers flatter laws,
+    /// fewer fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet
+    /// run on a GPU, where 8192 is worth a try
+    #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N", default_value_t = 0)]
+    pub candidates: usize,
 }
 
 /// The timeline.
@@ -184,6 +195,7 @@ impl BatchingFlags {
         for (flag, value) in [
             ("--max-num-seqs", self.max_num_seqs),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
+            ("--prefill-batch", Some(self.prefill_batch)),
             ("--max-model-len", self.max_model_len),
         ] {
             ensure!(value != Some(0), "{flag} must be at least 1");
@@ -199,7 +211,9 @@ impl BatchingFlags {
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),
             speculative_tokens: self.speculative_tokens,
+            prefill_batch: self.prefill_batch,
             max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
+            candidates: self.candidates,
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
             hot_swap: false,

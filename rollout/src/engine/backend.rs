@@ -5,8 +5,9 @@ use shared::{Dtype, ModelConfig, WeightManifest, config::RolloutDtype};
 use super::{
     EngineError, EngineOptions, WeightSource,
     batch::{Batch, DecodeRow, Drafts},
+    candidates::Candidates,
     kv_cache::{KvCache, KvShape},
-    memory::PREFIX_SLOTS,
+    logits::Floats,
     packed::{self, PackedBackend, PackedOptions, page_shape},
     profile::Profile,
     session::{GraphSession, SessionOptions, dtype_of},
@@ -20,17 +21,29 @@ pub(super) enum Backend {
     Packed(Box<PackedBackend>),
 }
 
-/// The published graph. Slots `0..max_num_seqs` run; the one after them holds the prompt that samples start from.
+/// The published graph. Slots `0..max_num_seqs` run; those after them hold the prompts that samples start from.
 pub(super) struct StockBackend {
     session: GraphSession,
     kv: KvCache,
     batch: Batch,
-    prefix_slot: usize,
-    prefix_len: usize,
+    first_prefix_slot: usize,
+    prefix_lens: Vec<usize>,
+    /// With it, the logits of decode steps stay where they are computed.
+    candidates: Option<Candidates>,
+}
+
+/// The packed kernels hold one prompt that samples start from, and their logits are in main memory.
+fn refuse_stock_options(options: &EngineOptions) -> Result<(), EngineError> {
+    let refused = [("candidates", options.candidates > 0), ("prefill_batch above 1", options.prefill_batch > 1)];
+    match refused.iter().find(|(_, on)| *on) {
+        None => Ok(()),
+        Some((name, _)) => Err(EngineError::Options(format!("{name} needs the stock kernels (--kernels stock)"))),
+    }
 }
 
 fn session_options(options: &EngineOptions) -> SessionOptions {
-    SessionOptions { device: options.device, threads: options.threads, spinning: options.spinning }
+    let EngineOptions { device, threads, spinning, hot_swap, .. } = *options;
+    SessionOptions { device, threads, spinning, hot_swap }
 }
 
 impl Backend {
@@ -42,9 +55,10 @@ impl Backend {
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let dtype = dtype_of(manifest);
-        let slots = options.max_num_seqs + PREFIX_SLOTS;
+        let slots = options.slots();
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
+                refuse_stock_options(options)?;
                 let pages = page_shape(config, slots, options.max_model_len);
                 let format = options.rollout_dtype.into();
                 let options = PackedOptions { session: session_options(options), pages, format };
@@ -63,13 +77,26 @@ impl Backend {
             return Err(EngineError::Options(message));
         }
         let shape = KvShape::new(config, dtype, slots, options.max_model_len);
+        let candidates = match options.candidates {
+            0 => None,
+            limit => Candidates::new(options.max_num_seqs, config.vocab_size, limit, session_options(options))?,
+        };
         Ok(Self::Stock(Box::new(StockBackend {
             session: GraphSession::open(source, config, session_options(options))?,
             kv: KvCache::new(shape, options.device)?,
             batch: Batch::default(),
-            prefix_slot: options.max_num_seqs,
-            prefix_len: 0,
+            first_prefix_slot: options.max_num_seqs,
+            prefix_lens: Vec::with_capacity(options.prefill_batch),
+            candidates,
         })))
+    }
+
+    /// What draws the tokens of a decode step, where its logits stay on the device.
+    pub fn candidates(&mut self) -> Option<&mut Candidates> {
+        match self {
+            Self::Stock(stock) => stock.candidates.as_mut(),
+            Self::Packed(_) => None,
+        }
     }
 
     /// Element type of the weights.
@@ -88,15 +115,21 @@ impl Backend {
         }
     }
 
-    /// Puts a prompt where samples start from; `logits` (`[vocab]`) receives what follows it.
-    pub fn prefill(&mut self, prompt: &[u32], logits: &mut [f32]) -> Result<(), EngineError> {
+    /// Puts prompts, at most `prefill_batch`, where samples start from; `logits` (`[prompts, vocab]`) receives what follows
+    /// each.
+    pub fn prefill<'a>(
+        &mut self,
+        prompts: impl Iterator<Item = &'a [u32]> + Clone,
+        logits: &mut [f32],
+    ) -> Result<(), EngineError> {
         match self {
             Self::Stock(stock) => {
-                stock.batch.set_prefill(prompt);
-                stock.prefix_len = prompt.len();
-                stock.session.run(&stock.batch, &mut stock.kv, stock.prefix_slot, logits)
+                stock.batch.set_prefill(prompts.clone());
+                stock.prefix_lens.clear();
+                stock.prefix_lens.extend(prompts.map(<[u32]>::len));
+                stock.session.run(&stock.batch, &mut stock.kv, stock.first_prefix_slot, Floats::new(logits))
             }
-            Self::Packed(packed) => packed.prefill(prompt, logits),
+            Self::Packed(packed) => prompts.into_iter().try_for_each(|prompt| packed.prefill(prompt, logits)),
         }
     }
 
@@ -107,10 +140,10 @@ impl Backend {
         }
     }
 
-    /// Starts a sequence after that prompt.
-    pub fn start(&mut self, slot: usize) -> Result<(), EngineError> {
+    /// Starts a sequence after one of those prompts.
+    pub fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
         match self {
-            Self::Stock(stock) => stock.kv.copy_slot(stock.prefix_slot, slot, stock.prefix_len),
+            Self::Stock(stock) => stock.kv.copy_slot(stock.first_prefix_slot + prompt, slot, stock.prefix_lens[prompt]),
             Self::Packed(packed) => {
                 packed.start(slot);
                 Ok(())
@@ -144,12 +177,16 @@ impl Backend {
     }
 
     /// One more token for each of the slots `0..rows.len()`, and its drafts, which only the packed backend takes; `logits`
-    /// is `[rows + drafts, vocab]`, slot by slot.
+    /// is `[rows + drafts, vocab]`, slot by slot, and stays as it is where there are [`Backend::candidates`].
     pub fn decode(&mut self, rows: &[DecodeRow], drafts: &Drafts, logits: &mut [f32]) -> Result<(), EngineError> {
         match self {
             Self::Stock(stock) => {
                 debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
                 stock.batch.set_decode(rows.iter().copied());
+                let logits = match &mut stock.candidates {
+                    Some(candidates) => candidates.logits(rows.len())?,
+                    None => Floats::new(logits),
+                };
                 stock.session.run(&stock.batch, &mut stock.kv, 0, logits)
             }
             Self::Packed(packed) => packed.decode(rows, drafts, logits),

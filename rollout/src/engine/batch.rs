@@ -72,12 +72,17 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// A prompt from its first token on.
-    pub fn set_prefill(&mut self, prompt: &[u32]) {
-        self.clear(prompt.len());
-        self.input_ids.extend(prompt.iter().map(|&t| i64::from(t)));
-        self.position_ids.extend(0..prompt.len() as i64);
-        self.push_row(prompt.len(), prompt.len() - 1);
+    /// Prompts from their first tokens on.
+    pub fn set_prefill<'a>(&mut self, prompts: impl Iterator<Item = &'a [u32]> + Clone) {
+        let width = prompts.clone().map(<[u32]>::len).max().unwrap_or(0);
+        self.clear(width);
+        for prompt in prompts {
+            self.input_ids.extend(prompt.iter().map(|&t| i64::from(t)));
+            // Attention is causal: what the padding computes is seen by nobody, and its keys are written over.
+            self.input_ids.resize((self.rows + 1) * width, 0);
+            self.position_ids.extend(0..width as i64);
+            self.push_row(prompt.len(), prompt.len() - 1);
+        }
     }
 
     /// One token for each row.
@@ -124,10 +129,10 @@ mod tests {
     #[test]
     fn rows_carry_their_own_lengths() {
         let mut batch = Batch::default();
-        batch.set_prefill(&[7, 8, 9]);
-        assert_eq!((batch.rows, batch.width, batch.total_sequence_length), (1, 3, 3));
-        assert_eq!((&batch.input_ids[..], &batch.position_ids[..]), (&[7, 8, 9][..], &[0, 1, 2][..]));
-        assert_eq!((&batch.seqlens_k[..], &batch.last_index[..]), (&[2][..], &[2][..]));
+        batch.set_prefill([&[7, 8, 9][..], &[4]].into_iter());
+        assert_eq!((batch.rows, batch.width, batch.total_sequence_length), (2, 3, 3));
+        assert_eq!((&batch.input_ids[..], &batch.position_ids[..]), (&[7, 8, 9, 4, 0, 0][..], &[0, 1, 2, 0, 1, 2][..]));
+        assert_eq!((&batch.seqlens_k[..], &batch.last_index[..]), (&[2, 0][..], &[2, 0][..]));
         batch.set_decode([DecodeRow { token: 5, position: 3 }, DecodeRow { token: 6, position: 10 }].into_iter());
         assert_eq!((batch.rows, batch.width, batch.total_sequence_length), (2, 1, 11));
         assert_eq!((&batch.input_ids[..], &batch.position_ids[..]), (&[5, 6][..], &[3, 10][..]));

@@ -109,6 +109,8 @@ struct Memcpy3D {
     kind: c_int,
 }
 
+/// `cudaMemcpyDeviceToHost`.
+const DEVICE_TO_HOST: c_int = 2;
 /// `cudaMemcpyDeviceToDevice`.
 const DEVICE_TO_DEVICE: c_int = 3;
 
@@ -138,6 +140,7 @@ pub(super) struct Cuda {
     host_alloc: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int,
     free_host: unsafe extern "C" fn(*mut c_void) -> c_int,
     memset: unsafe extern "C" fn(*mut c_void, c_int, usize) -> c_int,
+    memcpy: unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int) -> c_int,
     memcpy_3d: unsafe extern "C" fn(*const Memcpy3D) -> c_int,
     device_synchronize: unsafe extern "C" fn() -> c_int,
     mem_get_info: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
@@ -171,6 +174,7 @@ impl Cuda {
                 host_alloc: *library.get(b"cudaHostAlloc\0")?,
                 free_host: *library.get(b"cudaFreeHost\0")?,
                 memset: *library.get(b"cudaMemset\0")?,
+                memcpy: *library.get(b"cudaMemcpy\0")?,
                 memcpy_3d: *library.get(b"cudaMemcpy3D\0")?,
                 device_synchronize: *library.get(b"cudaDeviceSynchronize\0")?,
                 mem_get_info: *library.get(b"cudaMemGetInfo\0")?,
@@ -254,6 +258,14 @@ impl DeviceMemory {
         self.busy = true;
         // SAFETY: both boxes are within the allocation and apart from each other, as asserted.
         self.cuda.check("cudaMemcpy3D", unsafe { (self.cuda.memcpy_3d)(&parameters) })
+    }
+
+    /// Copies bytes to main memory and waits for them.
+    pub fn read(&mut self, offset: usize, to: &mut [u8]) -> Result<(), EngineError> {
+        assert!(offset + to.len() <= self.bytes);
+        // SAFETY: both ends are within their memory, and the call returns when the bytes are there.
+        let status = unsafe { (self.cuda.memcpy)(to.as_mut_ptr().cast(), self.at(offset), to.len(), DEVICE_TO_HOST) };
+        self.cuda.check("cudaMemcpy", status)
     }
 
     /// Waits for the copies that were started.

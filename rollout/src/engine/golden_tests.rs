@@ -54,7 +54,9 @@ impl Graph {
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,
             speculative_tokens: 0,
+            prefill_batch: 1,
             max_model_len: POSITIONS,
+            candidates: 0,
             spinning: false,
             hot_swap: false,
         };
@@ -70,8 +72,8 @@ impl Graph {
             self.backend.release(0);
         }
         let mut logits = vec![f32::NAN; self.vocab];
-        self.backend.prefill(prompt, &mut logits).unwrap();
-        self.backend.start(0).unwrap();
+        self.backend.prefill([prompt].into_iter(), &mut logits).unwrap();
+        self.backend.start(0, 0).unwrap();
         logits
     }
 

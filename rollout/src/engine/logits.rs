@@ -1,10 +1,95 @@
-//! Where the graph writes logits and the sampler reads them: main memory in any case.
+//! Where the graph writes logits and the sampler reads them: main memory, or that of the device that computed them.
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    ffi::c_void,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+};
 
+use ort::value::TensorElementType;
 use shared::config::Device;
 
-use super::{EngineError, cuda::PinnedFloats};
+use super::{
+    EngineError,
+    binding::TensorMemory,
+    cuda::{DeviceMemory, PinnedFloats},
+};
+
+/// Floats that a run of a graph writes or reads, borrowed for it.
+pub(super) struct Floats<'a> {
+    data: *mut c_void,
+    length: usize,
+    on_device: bool,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Floats<'a> {
+    /// Floats in main memory.
+    pub fn new(values: &'a mut [f32]) -> Self {
+        Self { data: values.as_mut_ptr().cast(), length: values.len(), on_device: false, borrow: PhantomData }
+    }
+
+    /// Number of floats.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The floats as a tensor; `shape` must hold all of them.
+    pub fn tensor(&self, shape: &'a [i64]) -> TensorMemory<'a> {
+        assert_eq!(shape.iter().product::<i64>(), self.length as i64, "as many floats as the shape says");
+        TensorMemory {
+            data: self.data,
+            bytes: self.length * size_of::<f32>(),
+            shape,
+            element: TensorElementType::Float32,
+            on_device: self.on_device,
+        }
+    }
+}
+
+/// Logits that stay where the graph computed them.
+pub(super) enum DeviceLogits {
+    Host(Vec<f32>),
+    Device(DeviceMemory),
+}
+
+impl DeviceLogits {
+    pub fn new(length: usize, device: Device) -> Result<Self, EngineError> {
+        Ok(match device {
+            Device::Cpu => Self::Host(vec![0.0; length]),
+            Device::Cuda | Device::Tensorrt => Self::Device(DeviceMemory::new(length * size_of::<f32>())?),
+        })
+    }
+
+    /// The first `length` of them.
+    pub fn first(&mut self, length: usize) -> Floats<'_> {
+        match self {
+            Self::Host(values) => Floats::new(&mut values[..length]),
+            Self::Device(memory) => {
+                // The end is checked too.
+                memory.at(length * size_of::<f32>());
+                Floats { data: memory.at(0), length, on_device: true, borrow: PhantomData }
+            }
+        }
+    }
+
+    /// Copies those from `start` on to main memory.
+    pub fn read(&mut self, start: usize, to: &mut [f32]) -> Result<(), EngineError> {
+        match self {
+            Self::Host(values) => to.copy_from_slice(&values[start..start + to.len()]),
+            Self::Device(memory) => memory.read(start * size_of::<f32>(), bytemuck::cast_slice_mut(to))?,
+        }
+        Ok(())
+    }
+
+    /// Waits for what was started on the memory.
+    pub fn settle(&mut self) -> Result<(), EngineError> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device(memory) => memory.settle(),
+        }
+    }
+}
 
 /// A buffer of logits.
 pub(super) enum LogitsBuffer {

@@ -13,8 +13,6 @@ use super::{
 };
 use crate::kernels::packed::Format;
 
-/// Slots beside those of the running sequences: the prompt that samples are started from.
-pub(super) const PREFIX_SLOTS: usize = 1;
 /// Share of the free memory that a plan may take.
 const USABLE: f64 = 0.9;
 
@@ -29,7 +27,7 @@ pub struct MemoryPlan {
     pub swap: u64,
     /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
     pub kv_cache: u64,
-    /// A row of logits for each row of a step, and one for the prompt.
+    /// A row of logits for each row of a step and each prompt; with candidates two more, for what is computed of them.
     pub logits: u64,
     /// Activations of the largest call.
     pub activations: u64,
@@ -102,7 +100,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
     };
     // Rounding is that of the packed kernels, which begin with fp32.
     let packed = packed / Format::from(options.rollout_dtype).per_word() as u64;
-    let slots = options.max_num_seqs + PREFIX_SLOTS;
+    let slots = options.slots();
     let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
         page_shape(config, slots, options.max_model_len).bytes()
     } else {
@@ -113,7 +111,8 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         mapped_weights: mapped,
         swap: if options.hot_swap { packed + mapped } else { 0 },
         kv_cache: kv_cache as u64,
-        logits: ((options.rows() + PREFIX_SLOTS) * config.vocab_size * size_of::<f32>()) as u64,
+        logits: ((options.rows() + options.prefill_batch) * config.vocab_size * size_of::<f32>()) as u64
+            * if options.candidates > 0 { 3 } else { 1 },
         activations: activations(config, options) * size,
         available,
     }
@@ -123,7 +122,8 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
 fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
     let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
     let per_token = 3 * config.hidden_size + 3 * config.intermediate_size + 2 * heads * config.head_dim;
-    let tokens = options.max_model_len.max(options.rows());
+    let padded = (options.prefill_batch * options.max_model_len).min(options.max_num_batched_tokens);
+    let tokens = options.max_model_len.max(options.rows()).max(padded);
     (tokens * per_token) as u64
 }
 
@@ -214,7 +214,9 @@ mod tests {
             max_num_seqs,
             max_num_batched_tokens: 256,
             speculative_tokens: 0,
+            prefill_batch: 1,
             max_model_len: 128,
+            candidates: 0,
             spinning: false,
             hot_swap: false,
         }
@@ -237,6 +239,10 @@ mod tests {
                 let rounded = memory_plan(&config, Dtype::Fp32, &rounded, 1 << 30);
                 assert_eq!(rounded.packed_weights, plan.packed_weights / share, "{rollout_dtype:?}");
             }
+            let candidates = EngineOptions { candidates: 64, ..options(7) };
+            assert_eq!(memory_plan(&config, Dtype::Fp32, &candidates, 1 << 30).logits, 3 * plan.logits);
+            let batched = EngineOptions { prefill_batch: 4, ..options(7) };
+            assert_eq!(memory_plan(&config, Dtype::Fp32, &batched, 1 << 30).kv_cache, plan.kv_cache / 8 * 11);
             let swapping = EngineOptions { hot_swap: true, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &swapping, 1 << 30).swap, all + both);
         }

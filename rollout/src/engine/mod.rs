@@ -15,7 +15,9 @@
 //! | `packed` | the rewritten graph over [`crate::kernels`] |
 //! | `session`, `kv_cache`, `batch` | the published graph; its keys and values; the small inputs of a call |
 //! | `logits`, `cuda` | output of a call; memory of a device |
+//! | `candidates` | sampling from logits that stay on a device |
 //! | `binding`, [`runtime`] | the unsafe layer over ONNX Runtime; finding the library |
+//! | `placement`, `tensorrt` | which provider runs which nodes; what TensorRT is set to |
 //! | `swap` | taking new weights into use |
 //! | [`memory`] | the memory plan |
 //! | [`profile`] | where the time goes |
@@ -24,6 +26,7 @@
 mod backend;
 mod batch;
 mod binding;
+mod candidates;
 mod cuda;
 mod draft;
 mod error;
@@ -31,6 +34,7 @@ mod kv_cache;
 mod logits;
 pub mod memory;
 mod packed;
+mod placement;
 pub mod profile;
 pub mod runtime;
 mod scheduler;
@@ -38,6 +42,7 @@ mod sequence;
 mod session;
 pub mod step;
 mod swap;
+mod tensorrt;
 pub mod types;
 
 pub use error::EngineError;

@@ -43,6 +43,8 @@ pub struct Profile {
     pub drafted_tokens: u64,
     /// Of these, the ones that were drawn; they count among `decode_tokens`, which a step then has more of than sequences.
     pub accepted_tokens: u64,
+    /// Of the decode tokens, those for which the sampler took a whole row of logits; the others came of a few candidates.
+    pub whole_rows: u64,
 }
 
 impl Profile {

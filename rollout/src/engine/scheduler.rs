@@ -1,11 +1,11 @@
 //! Which sequence sits in which slot.
 //!
-//! Groups wait in the order of arrival. The prompt of the first one is prefilled once, into a place of its own (the
-//! prefix slot), and stays there until the last of its samples has started; so a group may be larger than the number of
-//! slots. A finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last
+//! Groups wait in the order of arrival. The prompt of the first one is prefilled once, into a place of its own (a prefix
+//! slot), and stays there until the last of its samples has started; so a group may be larger than the number of slots.
+//! Prompts of the groups behind it may be prefilled in the same call, if places are free for their samples. A finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last
 //! sequence, so that decoding always runs on the slots `0..n`.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Instant};
 
 use super::{
     draft::SharedHistory,
@@ -31,8 +31,8 @@ pub(super) struct Scheduler {
     occupied: usize,
     waiting: VecDeque<WaitingGroup>,
     waiting_samples: usize,
-    /// Whether the prefix slot holds the prompt of the first waiting group.
-    prefix_ready: bool,
+    /// The prefix slots that hold prompts: of the first waiting group and those behind it.
+    prefixes: Range<usize>,
     admission: bool,
 }
 
@@ -44,7 +44,7 @@ impl Scheduler {
             occupied: 0,
             waiting: VecDeque::new(),
             waiting_samples: 0,
-            prefix_ready: false,
+            prefixes: 0..0,
             admission: true,
         }
     }
@@ -66,30 +66,51 @@ impl Scheduler {
         self.admission = admit;
     }
 
-    /// The prompt to be prefilled now, if a slot is free and the next sample's prompt is not in the prefix slot.
-    pub fn prompt_to_prefill(&self) -> Option<Arc<[u32]>> {
-        let wanted = self.admission && self.occupied < self.capacity && !self.prefix_ready;
-        self.waiting.front().filter(|_| wanted).map(|group| Arc::clone(&group.request.prompt_ids))
-    }
-
-    /// The prompt of the first waiting group is in the prefix slot now.
-    pub fn prefix_is_ready(&mut self, since: Instant) {
-        if let Some(group) = self.waiting.front_mut() {
-            group.admitted.get_or_insert(since);
-            self.prefix_ready = true;
+    /// Number of prompts to be prefilled now, in one call: when a slot is free and the next sample's prompt is in no prefix
+    /// slot, those of the first groups whose samples have free slots, at most `most` and, padded to the longest of them, at
+    /// most `budget` tokens. 0 when the first alone is longer than that, or none is wanted.
+    pub fn prompts_to_prefill(&self, most: usize, budget: usize) -> usize {
+        let mut free = self.capacity - self.occupied;
+        if !self.admission || !self.prefixes.is_empty() {
+            return 0;
         }
+        let (mut count, mut longest) = (0, 0);
+        for group in self.waiting.iter().take(most) {
+            longest = longest.max(group.request.prompt_ids.len());
+            if free == 0 || (count + 1) * longest > budget {
+                break;
+            }
+            count += 1;
+            free = free.saturating_sub((group.request.num_generations - group.next_sample) as usize);
+        }
+        count
     }
 
-    /// What is in the prefix slot was computed with weights that are no longer in use.
+    /// The prompts of the first `count` waiting groups.
+    pub fn prompts(&self, count: usize) -> impl Iterator<Item = &[u32]> + Clone {
+        self.waiting.iter().take(count).map(|group| &*group.request.prompt_ids)
+    }
+
+    /// Those prompts are in the prefix slots from the first on now.
+    pub fn prefixes_are_ready(&mut self, count: usize, since: Instant) {
+        for group in self.waiting.iter_mut().take(count) {
+            group.admitted.get_or_insert(since);
+        }
+        self.prefixes = 0..count;
+    }
+
+    /// What is in the prefix slots was computed with weights that are no longer in use.
     pub fn forget_prefix(&mut self) {
-        self.prefix_ready = false;
+        self.prefixes = 0..0;
     }
 
-    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot.
-    pub fn start_next(&mut self, limits: &Limits) -> Option<usize> {
-        if !self.admission || !self.prefix_ready || self.occupied == self.capacity {
+    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot and the prefix slot
+    /// of its prompt.
+    pub fn start_next(&mut self, limits: &Limits) -> Option<(usize, usize)> {
+        if !self.admission || self.prefixes.is_empty() || self.occupied == self.capacity {
             return None;
         }
+        let prefix = self.prefixes.start;
         let group = self.waiting.front_mut()?;
         let admitted = group.admitted.expect("a prefilled group was admitted");
         let sequence = Sequence::new(&group.request, group.next_sample, admitted, limits);
@@ -98,7 +119,7 @@ impl Scheduler {
         self.waiting_samples -= 1;
         if group.next_sample == group.request.num_generations {
             self.waiting.pop_front();
-            self.prefix_ready = false;
+            self.prefixes.start += 1;
         }
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         if slot == self.slots.len() {
@@ -106,7 +127,7 @@ impl Scheduler {
         }
         self.slots[slot] = Some(sequence);
         self.occupied += 1;
-        Some(slot)
+        Some((slot, prefix))
     }
 
     /// The sequence in a slot.
@@ -166,7 +187,7 @@ impl Scheduler {
         }
         self.occupied = 0;
         self.waiting_samples = 0;
-        self.prefix_ready = false;
+        self.forget_prefix();
         aborted
     }
 }
@@ -215,17 +236,42 @@ mod tests {
         scheduler.push(request(0, 3), None);
         scheduler.push(request(1, 1), None);
         for _ in 0..3 {
-            if scheduler.prompt_to_prefill().is_some() {
-                scheduler.prefix_is_ready(Instant::now());
+            if scheduler.prompts_to_prefill(1, 2) == 1 {
+                scheduler.prefixes_are_ready(1, Instant::now());
             }
-            assert_eq!(scheduler.start_next(&limits()), Some(0));
+            assert_eq!(scheduler.start_next(&limits()), Some((0, 0)));
             assert_eq!(scheduler.start_next(&limits()), None, "no second slot");
-            assert!(scheduler.prompt_to_prefill().is_none(), "nothing is prefilled without a free slot");
+            assert_eq!(scheduler.prompts_to_prefill(1, 2), 0, "nothing is prefilled without a free slot");
             first_tokens(&mut scheduler, 0);
             assert_eq!(identity(scheduler.release(0)).0, 0);
         }
         assert_eq!(scheduler.start_next(&limits()), None, "the next prompt is not prefilled");
-        assert!(scheduler.prompt_to_prefill().is_some());
+        assert_eq!(scheduler.prompts_to_prefill(1, 2), 1);
+    }
+
+    #[test]
+    fn prompts_are_prefilled_together_as_far_as_slots_and_budget_go() {
+        let mut scheduler = Scheduler::new(6);
+        for (tag, (samples, length)) in [(2, 5), (3, 2), (4, 7), (1, 1)].into_iter().enumerate() {
+            let prompt_ids = vec![1; length].into();
+            scheduler.push(GroupRequest { prompt_ids, ..request(tag as u64, samples) }, None);
+        }
+        assert_eq!(scheduler.prompts_to_prefill(8, 100), 3, "the third group begins in the last free slot");
+        assert_eq!(scheduler.prompts_to_prefill(2, 100), 2);
+        assert_eq!(scheduler.prompts_to_prefill(8, 20), 2, "three rows of seven are too many");
+        assert_eq!(scheduler.prompts_to_prefill(8, 4), 0);
+        assert_eq!(scheduler.prompts(3).map(<[u32]>::len).collect::<Vec<_>>(), [5, 2, 7]);
+        scheduler.prefixes_are_ready(3, Instant::now());
+        let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
+        assert_eq!(started, [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]);
+        assert_eq!(scheduler.prompts_to_prefill(8, 100), 0, "the rest of the third group waits with its prompt");
+        for slot in 0..4 {
+            first_tokens(&mut scheduler, slot);
+            scheduler.release(slot);
+        }
+        let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
+        assert_eq!(started, [(0, 2), (1, 2), (2, 2)]);
+        assert_eq!(scheduler.prompts_to_prefill(8, 100), 1);
     }
 
     #[test]
@@ -233,13 +279,13 @@ mod tests {
         let mut scheduler = Scheduler::new(4);
         scheduler.push(request(0, 2), None);
         scheduler.set_admission(false);
-        assert!(scheduler.prompt_to_prefill().is_none());
+        assert_eq!(scheduler.prompts_to_prefill(1, 2), 0);
         scheduler.set_admission(true);
-        scheduler.prefix_is_ready(Instant::now());
+        scheduler.prefixes_are_ready(1, Instant::now());
         assert!(scheduler.start_next(&limits()).is_some());
         scheduler.forget_prefix();
         assert_eq!(scheduler.start_next(&limits()), None);
-        assert!(scheduler.prompt_to_prefill().is_some());
+        assert_eq!(scheduler.prompts_to_prefill(1, 2), 1);
         assert_eq!(scheduler.abort_all(&limits()).len(), 2);
         assert_eq!((scheduler.running(), scheduler.waiting()), (0, 0));
     }
@@ -250,6 +296,7 @@ mod tests {
         #[test]
         fn every_sample_runs_once_with_its_own_cache(
             capacity in 1usize..6,
+            prefill_batch in 1usize..4,
             groups in prop::collection::vec(1u32..5, 1..6),
             departures in prop::collection::vec(any::<u8>(), 64),
         ) {
@@ -260,15 +307,19 @@ mod tests {
                 expected.extend((0..n).map(|s| (tag as u64, s)));
             }
             let mut cache = vec![None; capacity];
+            let mut prefixes = Vec::new();
             let mut seen = BTreeSet::new();
             let mut departures = departures.into_iter().cycle();
             while scheduler.running() + scheduler.waiting() > 0 {
-                if scheduler.prompt_to_prefill().is_some() {
-                    scheduler.prefix_is_ready(Instant::now());
+                let prompts = scheduler.prompts_to_prefill(prefill_batch, 100);
+                if prompts > 0 {
+                    scheduler.prefixes_are_ready(prompts, Instant::now());
+                    prefixes = scheduler.waiting.iter().take(prompts).map(|g| g.request.prompt_id.0).collect();
                 }
-                while let Some(slot) = scheduler.start_next(&limits()) {
+                while let Some((slot, prefix)) = scheduler.start_next(&limits()) {
                     first_tokens(&mut scheduler, slot);
                     let sequence = scheduler.sequence(slot);
+                    prop_assert_eq!(sequence.prompt(), prefixes[prefix]);
                     cache[slot] = Some((sequence.prompt(), sequence.sample()));
                 }
                 scheduler.compact(|from, to, used| {

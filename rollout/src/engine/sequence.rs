@@ -114,9 +114,8 @@ impl Sequence {
         DecodeRow { token, position: self.cached() }
     }
 
-    /// Draws the next token from a row of logits; [`Sequence::accept`] then takes it. Reads nothing but the sequence
-    /// itself, so sequences may be drawn in any order and on any thread.
-    pub fn draw(&mut self, logits: &[f32], scratch: &mut Scratch) {
+    /// How the next token is to be drawn, and the number in (0, 1) that decides it.
+    pub fn law(&self) -> (&SamplingParams, f64) {
         let params: &SamplingParams = &self.request.sampling;
         let uniform = rng::token_uniform(
             params.seed,
@@ -125,7 +124,24 @@ impl Sequence {
             self.sample,
             self.token_ids.len() as u32,
         );
+        (params, uniform)
+    }
+
+    /// Draws the next token from a row of logits; [`Sequence::accept`] then takes it. Reads nothing but the sequence
+    /// itself, so sequences may be drawn in any order and on any thread.
+    pub fn draw(&mut self, logits: &[f32], scratch: &mut Scratch) {
+        let (params, uniform) = self.law();
         self.drawn = Some(sample_row(logits, params, &self.seen, uniform, scratch));
+    }
+
+    /// The next token as it was drawn elsewhere by [`Sequence::law`].
+    pub fn set_drawn(&mut self, drawn: Result<Draw, RowError>) {
+        self.drawn = Some(drawn);
+    }
+
+    /// Whether a token was drawn that [`Sequence::accept`] has not taken.
+    pub fn is_drawn(&self) -> bool {
+        self.drawn.is_some()
     }
 
     /// Takes the drawn token; says why the completion ends with it, if it does.

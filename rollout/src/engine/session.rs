@@ -25,7 +25,9 @@ use super::{
     batch::Batch,
     binding::{Bindings, TensorMemory},
     kv_cache::{KvCache, KvShape, Plane},
-    runtime,
+    logits::Floats,
+    placement::{Placement, RECORD},
+    runtime, tensorrt,
 };
 
 /// How long an idle thread of the graph spins before it sleeps. That covers the gap from one operator to the next;
@@ -39,6 +41,8 @@ pub(crate) struct SessionOptions {
     pub device: Device,
     pub threads: usize,
     pub spinning: bool,
+    /// Whether other weights will follow; what a device compiles for these is then not kept.
+    pub hot_swap: bool,
 }
 
 /// Names of the values of one layer's cache in the graph.
@@ -92,7 +96,13 @@ impl GraphSession {
         let doing = format!("cannot load {}", path.display());
         runtime::require_device(options.device)?;
         runtime::environment()?;
-        let session = load(&path, options).map_err(EngineError::runtime(&doing))?;
+        let session = load(&path, options, Some(&manifest.data_blake3)).map_err(EngineError::runtime(&doing))?;
+        if options.device != Device::Cpu {
+            match Placement::of(&session) {
+                Ok(placement) => tracing::info!("{}: {placement}", path.display()),
+                Err(error) => tracing::debug!(%error, "ONNX Runtime does not say where its nodes are"),
+            }
+        }
         let device = if options.device == Device::Cpu { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
@@ -125,7 +135,7 @@ impl GraphSession {
         batch: &Batch,
         kv: &mut KvCache,
         first_slot: usize,
-        logits: &mut [f32],
+        logits: Floats<'_>,
     ) -> Result<(), EngineError> {
         assert_eq!(logits.len(), batch.rows * self.vocab, "one row of logits for each row of the batch");
         kv.settle()?;
@@ -135,7 +145,7 @@ impl GraphSession {
         unsafe { self.bindings.run(&mut self.session) }
     }
 
-    fn bind(&mut self, batch: &Batch, kv: &mut KvCache, first_slot: usize, logits: &mut [f32]) -> ort::Result<()> {
+    fn bind(&mut self, batch: &Batch, kv: &mut KvCache, first_slot: usize, logits: Floats<'_>) -> ort::Result<()> {
         let (rows, width) = (batch.rows as i64, batch.width as i64);
         self.bind_integers(c"input_ids", &batch.input_ids, &[rows, width])?;
         self.bind_integers(c"seqlens_k", &batch.seqlens_k, &[rows])?;
@@ -144,15 +154,8 @@ impl GraphSession {
         if self.wants_positions {
             self.bind_integers(c"position_ids", &batch.position_ids, &[rows, width])?;
         }
-        let logits = TensorMemory {
-            data: logits.as_mut_ptr().cast(),
-            bytes: size_of_val(logits),
-            shape: &[rows, self.vocab as i64],
-            element: TensorElementType::Float32,
-            on_device: false,
-        };
         // SAFETY: the logits are exclusively borrowed until `run` returns, and bound anew at the next call.
-        unsafe { self.bindings.bind_output(c"logits", logits)? };
+        unsafe { self.bindings.bind_output(c"logits", logits.tensor(&[rows, self.vocab as i64]))? };
         self.bind_caches(kv, first_slot, batch.rows)
     }
 
@@ -200,9 +203,9 @@ impl GraphSession {
         let prompt: Vec<u32> = (0..PROBE_TOKENS).map(|t| t % config.vocab_size as u32).collect();
         let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, prompt.len()), self.device)?;
         let mut batch = Batch::default();
-        batch.set_prefill(&prompt);
+        batch.set_prefill([prompt.as_slice()].into_iter());
         let mut logits = vec![f32::NAN; self.vocab];
-        let result = self.run(&batch, &mut kv, 0, &mut logits);
+        let result = self.run(&batch, &mut kv, 0, Floats::new(&mut logits));
         self.bound = None;
         result?;
         require_finite(&logits)
@@ -238,19 +241,34 @@ impl Integer for i32 {
     const ELEMENT: TensorElementType = TensorElementType::Int32;
 }
 
-/// A session for a graph.
-pub(crate) fn load(path: &Path, options: SessionOptions) -> ort::Result<Session> {
+/// A session for a graph; `weights` is the hash of what it was exported from, if it is known.
+pub(crate) fn load(path: &Path, options: SessionOptions, weights: Option<&str>) -> ort::Result<Session> {
     let builder = builder(options)?;
-    let cuda = || ep::CUDA::default().with_device_id(0).with_tf32(false).build().error_on_failure();
     let mut builder = match options.device {
         Device::Cpu => builder,
-        Device::Cuda => builder.with_execution_providers([cuda()])?,
+        Device::Cuda => builder.with_config_entry(RECORD, "1")?.with_execution_providers([cuda()])?,
         Device::Tensorrt => {
-            let tensorrt = ep::TensorRT::default().with_device_id(0).build().error_on_failure();
-            builder.with_execution_providers([tensorrt, cuda()])?
+            let tensorrt = tensorrt::provider(weights.filter(|_| !options.hot_swap))
+                .map_err(|e| ort::Error::new(e.to_string()))?;
+            builder.with_config_entry(RECORD, "1")?.with_execution_providers([tensorrt, cuda()])?
         }
     };
     builder.commit_from_file(path)
+}
+
+/// A session for a small graph in memory, beside one for a model. On devices, CUDA runs it: TensorRT would take longer to
+/// build it than it ever runs.
+pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<Session> {
+    let builder = builder(options)?;
+    let mut builder = match options.device {
+        Device::Cpu => builder,
+        Device::Cuda | Device::Tensorrt => builder.with_execution_providers([cuda()])?,
+    };
+    builder.commit_from_memory(graph)
+}
+
+fn cuda() -> ep::ExecutionProviderDispatch {
+    ep::CUDA::default().with_device_id(0).with_tf32(false).build().error_on_failure()
 }
 
 /// What sessions of every kind have in common.

@@ -42,7 +42,7 @@ pub struct Engine {
     live: Vec<bool>,
     /// `[rows of a step, vocab]`.
     logits: LogitsBuffer,
-    /// `[vocab]`: what follows the prompt that samples start from.
+    /// `[prefill_batch, vocab]`: what follows the prompts that samples start from.
     prefix_logits: LogitsBuffer,
     pending: Option<PendingSwap>,
     profile: Profile,
@@ -86,7 +86,7 @@ impl Engine {
             drafts: Drafts::default(),
             live: Vec::with_capacity(options.max_num_seqs),
             logits: LogitsBuffer::new(options.rows() * config.vocab_size, options.device)?,
-            prefix_logits: LogitsBuffer::new(config.vocab_size, options.device)?,
+            prefix_logits: LogitsBuffer::new(options.prefill_batch * config.vocab_size, options.device)?,
             pending: None,
             profile: Profile::default(),
             backend,
@@ -286,38 +286,48 @@ impl Engine {
         let mut budget = self.options.max_num_batched_tokens;
         loop {
             self.start_samples(watch, finished)?;
-            let Some(prompt) = self.scheduler.prompt_to_prefill() else { return Ok(()) };
-            if prompt.len() > budget && budget < self.options.max_num_batched_tokens {
+            let (most, whole) = (self.options.prefill_batch, self.options.max_num_batched_tokens);
+            let mut prompts = self.scheduler.prompts_to_prefill(most, budget);
+            if prompts == 0 && budget == whole {
+                // However long, one prompt goes through.
+                prompts = self.scheduler.prompts_to_prefill(1, usize::MAX);
+            }
+            if prompts == 0 {
                 return Ok(());
             }
-            budget = budget.saturating_sub(prompt.len());
-            self.prefill(&prompt, watch)?;
+            let longest = self.scheduler.prompts(prompts).map(<[u32]>::len).max().unwrap_or(0);
+            budget = budget.saturating_sub(prompts * longest);
+            self.prefill(prompts, watch)?;
         }
     }
 
-    fn prefill(&mut self, prompt: &[u32], watch: &mut Stopwatch) -> Result<(), EngineError> {
+    /// Prefills the prompts of the first waiting groups.
+    fn prefill(&mut self, prompts: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
         let since = Instant::now();
         self.profile.scheduling += watch.lap();
-        self.backend.prefill(prompt, &mut self.prefix_logits)?;
-        self.profile.prefill += watch.lap_of(Event::Prefill { tokens: prompt.len() });
-        self.profile.prefills += 1;
-        self.profile.prefill_tokens += prompt.len() as u64;
-        self.scheduler.prefix_is_ready(since);
+        let logits = &mut self.prefix_logits[..prompts * self.config.vocab_size];
+        self.backend.prefill(self.scheduler.prompts(prompts), logits)?;
+        let tokens = self.scheduler.prompts(prompts).map(<[u32]>::len).sum();
+        self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
+        self.profile.prefills += prompts as u64;
+        self.profile.prefill_tokens += tokens as u64;
+        self.scheduler.prefixes_are_ready(prompts, since);
         Ok(())
     }
 
-    /// Starts samples of the prompt in the prefix slot until it has none left or the slots are full.
+    /// Starts samples of the prompts in prefix slots until they have none left or the slots are full.
     fn start_samples(
         &mut self,
         watch: &mut Stopwatch,
         finished: &mut Vec<FinishedSequence>,
     ) -> Result<(), EngineError> {
-        while let Some(slot) = self.scheduler.start_next(&self.limits) {
+        let vocab = self.config.vocab_size;
+        while let Some((slot, prefix)) = self.scheduler.start_next(&self.limits) {
             self.profile.scheduling += watch.lap();
-            self.backend.start(slot)?;
+            self.backend.start(slot, prefix)?;
             self.profile.kv_copy += watch.lap_of(Event::KvCopy);
             let sequence = self.scheduler.sequence(slot);
-            let row = &self.prefix_logits;
+            let row = &self.prefix_logits[prefix * vocab..(prefix + 1) * vocab];
             self.sampler.for_each(row.len(), &mut [sequence], |_, sequence, scratch| sequence.draw(row, scratch));
             self.profile.sampling += watch.lap_of(Event::Sample { rows: 1 });
             self.accept(slot, finished)?;
@@ -368,14 +378,22 @@ impl Engine {
         self.live.clear();
         self.live.resize(rows, true);
         for round in 0.. {
-            let (vocab, logits, drafts, live) = (self.config.vocab_size, &self.logits, &self.drafts, &self.live);
-            self.sampler.for_each(vocab, self.scheduler.dense_slots(), |slot, sequence, scratch| {
-                if let Some(sequence) = sequence.as_mut().filter(|_| live[slot]) {
-                    let row = drafts.first_row(slot) + round;
-                    sequence.draw(&logits[row * vocab..(row + 1) * vocab], scratch);
-                }
-            });
-            let drawn = self.live.iter().filter(|&&live| live).count();
+            let (vocab, drafts, live) = (self.config.vocab_size, &self.drafts, &self.live);
+            let slots = self.scheduler.dense_slots();
+            let drawn = live.iter().filter(|&&live| live).count();
+            if let Some(candidates) = self.backend.candidates() {
+                // The stock graph takes no drafts, so there is one round.
+                self.profile.whole_rows += candidates.draw(slots, &mut self.logits, &mut self.sampler)? as u64;
+            } else {
+                let logits = &self.logits;
+                self.sampler.for_each(vocab, slots, |slot, sequence, scratch| {
+                    if let Some(sequence) = sequence.as_mut().filter(|_| live[slot]) {
+                        let row = drafts.first_row(slot) + round;
+                        sequence.draw(&logits[row * vocab..(row + 1) * vocab], scratch);
+                    }
+                });
+                self.profile.whole_rows += drawn as u64;
+            }
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
             for slot in 0..rows {
                 if !self.live[slot] {
@@ -424,6 +442,7 @@ fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &Weigh
         ("threads", options.threads),
         ("max_num_seqs", options.max_num_seqs),
         ("max_num_batched_tokens", options.max_num_batched_tokens),
+        ("prefill_batch", options.prefill_batch),
     ] {
         if value == 0 {
             return refuse(format!("{name} must be at least 1"));

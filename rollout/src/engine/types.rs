@@ -36,11 +36,17 @@ pub struct EngineOptions {
     /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). A prompt is never cut, and at
     /// least one goes through, however long.
     pub max_num_batched_tokens: usize,
+    /// Prompts prefilled in one call of the graph, padded to the longest of them (with [`Kernels::Stock`]): fewer calls,
+    /// but a place in the KV cache for each.
+    pub prefill_batch: usize,
     /// Longest prompt plus completion (vLLM `max_model_len`).
     pub max_model_len: usize,
     /// Most drafts of a sequence in one step (vLLM `num_speculative_tokens`); 0 = no speculative decoding. For
     /// [`Kernels::Packed`].
     pub speculative_tokens: usize,
+    /// Logits of a row that are fetched to draw a token, where they stay on the device that computed them (with
+    /// [`Kernels::Stock`]); a row that needs more is fetched whole. 0 fetches all logits of every row.
+    pub candidates: usize,
     /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
     /// shared with another busy process (the learner).
     pub spinning: bool,
@@ -56,6 +62,11 @@ impl EngineOptions {
     pub(super) fn rows(&self) -> usize {
         let drafted = self.max_num_seqs.saturating_mul(1 + self.speculative_tokens);
         self.max_num_seqs.max(drafted.min(DRAFT_ROWS))
+    }
+
+    /// Places in the KV cache: those of the running sequences, and of the prompts that samples are started from.
+    pub(super) fn slots(&self) -> usize {
+        self.max_num_seqs + self.prefill_batch
     }
 }
 

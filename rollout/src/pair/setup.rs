@@ -185,7 +185,9 @@ impl Inputs {
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
             max_num_batched_tokens: config.max_num_batched_tokens,
             speculative_tokens: config.speculative_tokens,
+            prefill_batch: 1,
             max_model_len,
+            candidates: 0,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,

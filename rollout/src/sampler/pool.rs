@@ -33,17 +33,31 @@ impl SamplerPool {
         items: &mut [T],
         sample: impl Fn(usize, &mut T, &mut Scratch) + Sync,
     ) {
+        let mut nothing = vec![(); items.len()];
+        self.for_each_pair(vocab, items, &mut nothing, |i, item, (), scratch| sample(i, item, scratch));
+    }
+
+    /// As [`SamplerPool::for_each`], for the items of two slices side by side.
+    pub fn for_each_pair<T: Send, U: Send>(
+        &mut self,
+        vocab: usize,
+        items: &mut [T],
+        others: &mut [U],
+        sample: impl Fn(usize, &mut T, &mut U, &mut Scratch) + Sync,
+    ) {
+        assert_eq!(items.len(), others.len(), "pairs");
         if items.len() < 2 || self.scratches.len() < 2 || items.len() * vocab < PARALLEL_FROM {
             let scratch = &mut self.scratches[0];
-            items.iter_mut().enumerate().for_each(|(i, item)| sample(i, item, scratch));
+            items.iter_mut().zip(others).enumerate().for_each(|(i, (item, other))| sample(i, item, other, scratch));
             return;
         }
         let share = items.len().div_ceil(self.scratches.len());
+        let chunks = items.par_chunks_mut(share).zip(others.par_chunks_mut(share));
         let scratches = &mut self.scratches;
         self.threads.install(|| {
-            items.par_chunks_mut(share).zip(scratches.par_iter_mut()).enumerate().for_each(|(c, (chunk, scratch))| {
-                for (i, item) in chunk.iter_mut().enumerate() {
-                    sample(c * share + i, item, scratch);
+            chunks.zip(scratches.par_iter_mut()).enumerate().for_each(|(c, ((items, others), scratch))| {
+                for (i, (item, other)) in items.iter_mut().zip(others).enumerate() {
+                    sample(c * share + i, item, other, scratch);
                 }
             });
         });

@@ -30,7 +30,7 @@ pub struct Scratch {
     maxima: Vec<f32>,
     sums: Vec<f64>,
     penalised: Vec<f32>,
-    truncate: TruncateScratch,
+    pub(super) truncate: TruncateScratch,
 }
 
 /// The distinct tokens of a prompt and its completion so far, for the repetition penalty.
@@ -135,13 +135,7 @@ impl<'a> Law<'a> {
         let Some((kept, mass)) = self.kept else {
             return invert(self.row, self.max, 1.0 / self.temperature, self.sums, uniform * self.total);
         };
-        let mut rest = uniform * mass;
-        let drawn = kept.iter().find(|c| {
-            rest -= c.weight;
-            rest < 0.0
-        });
-        // Rounding can leave a remainder after the last token.
-        drawn.or(kept.last()).map_or(self.argmax, |c| c.token)
+        draw_kept(kept, uniform * mass).map_or(self.argmax, |c| c.token)
     }
 
     /// What is to be known of a token's probability.
@@ -149,13 +143,8 @@ impl<'a> Law<'a> {
     pub fn logprob(&self, token: u32) -> TokenLogprob {
         let (logits, max, log_total) = self.reference;
         let logprob = (f64::from(logits[token as usize]) - max - log_total) as f32;
-        if self.temperature == 0.0 {
-            return TokenLogprob { logprob, ..TokenLogprob::default() };
-        }
-        let scaled = (f64::from(self.row[token as usize]) - f64::from(self.max)) / f64::from(self.temperature);
-        let (log_kept_mass, kept_count) =
-            self.kept.map_or((0.0, 0), |(kept, mass)| ((mass / self.total).ln().min(0.0) as f32, kept.len() as u32));
-        TokenLogprob { logprob, logprob_at_temperature: (scaled - self.total.ln()) as f32, log_kept_mass, kept_count }
+        let distance = f64::from(self.row[token as usize]) - f64::from(self.max);
+        token_logprob(logprob, distance, self.temperature, self.total, self.kept)
     }
 
     /// The kept set in the order of the vocabulary; absent without truncation.
@@ -163,6 +152,36 @@ impl<'a> Law<'a> {
     pub fn kept(&self) -> Option<&[Candidate]> {
         self.kept.map(|(kept, _)| kept)
     }
+}
+
+/// The candidate at which the cumulative weight passes `target`, by inversion in the order of the vocabulary.
+pub(super) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
+    let mut rest = target;
+    let drawn = kept.iter().find(|c| {
+        rest -= c.weight;
+        rest < 0.0
+    });
+    // Rounding can leave a remainder after the last token.
+    drawn.or(kept.last())
+}
+
+/// What is to be known of a token's probability: `logprob` under the model itself, `distance` of its logit from the
+/// largest (both after the repetition penalty), `total` the sum of exp(distance / T) over the vocabulary, and the kept set
+/// with its part of that sum.
+pub(super) fn token_logprob(
+    logprob: f32,
+    distance: f64,
+    temperature: f32,
+    total: f64,
+    kept: Option<(&[Candidate], f64)>,
+) -> TokenLogprob {
+    if temperature == 0.0 {
+        return TokenLogprob { logprob, ..TokenLogprob::default() };
+    }
+    let scaled = distance / f64::from(temperature);
+    let (log_kept_mass, kept_count) =
+        kept.map_or((0.0, 0), |(kept, mass)| ((mass / total).ln().min(0.0) as f32, kept.len() as u32));
+    TokenLogprob { logprob, logprob_at_temperature: (scaled - total.ln()) as f32, log_kept_mass, kept_count }
 }
 
 /// Draws a token from a row of logits (`[vocab]`) with `uniform` in (0, 1).

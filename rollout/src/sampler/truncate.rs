@@ -44,45 +44,69 @@ impl TruncateScratch {
     /// together (of equal logits the higher token comes first); `MinPLogitsWarper` removes tokens less likely than
     /// min_p times the likeliest. Each works on what the one before it left; the likeliest token always stays.
     pub fn keep(&mut self, row: &Row, params: &SamplingParams) -> &[Candidate] {
-        let temperature = f64::from(params.temperature);
-        let top_k = (params.top_k as usize != 0).then_some(params.top_k as usize).filter(|&k| k < row.logits.len());
-        let top_p = (params.top_p < 1.0).then_some(f64::from(params.top_p));
-        let min_p = params.min_p.filter(|&p| p > 0.0).map(f64::from);
-
-        let bound = match (top_k, top_p, min_p) {
-            (Some(k), _, _) => self.kth_largest_bound(row, k),
-            (None, Some(p), _) => {
-                logit_of_weight((1.0 - p) * row.total / row.logits.len() as f64, row.max, temperature)
+        let bound = match Cut::of(params, row.logits.len()) {
+            Cut { top_k: Some(k), .. } => self.kth_largest(row.maxima, k),
+            Cut { top_p: Some(p), .. } => {
+                logit_of_weight((1.0 - p) * row.total / row.logits.len() as f64, row.max, params.temperature)
             }
-            (None, None, Some(p)) => logit_of_weight(p, row.max, temperature),
-            (None, None, None) => f32::NEG_INFINITY,
+            Cut { min_p: Some(p), .. } => logit_of_weight(p, row.max, params.temperature),
+            _ => f32::NEG_INFINITY,
         };
         self.gather(row, bound);
+        self.cut(params, row.logits.len(), row.max, row.total, 0.0).expect("without a slack every set is certain")
+    }
+
+    /// The kept set among candidates (`[(token, logit)]`, in the order of the vocabulary) that hold all of it. `total` is
+    /// known up to the factors 1 ± `slack`; absent when the set depends on that.
+    pub(super) fn keep_of(
+        &mut self,
+        candidates: impl Iterator<Item = (u32, f32)>,
+        params: &SamplingParams,
+        vocab: usize,
+        max: f32,
+        (total, slack): (f64, f64),
+    ) -> Option<&[Candidate]> {
+        self.candidates.clear();
+        self.candidates.extend(candidates.map(|(token, logit)| Candidate { logit, token, weight: 0.0 }));
+        self.cut(params, vocab, max, total, slack)
+    }
+
+    /// Cuts the candidates that were gathered.
+    fn cut(&mut self, params: &SamplingParams, vocab: usize, max: f32, total: f64, slack: f64) -> Option<&[Candidate]> {
+        let Cut { top_k, top_p, min_p } = Cut::of(params, vocab);
         if let Some(k) = top_k {
             keep_top_k(&mut self.candidates, k);
         }
+        let temperature = f64::from(params.temperature);
         for candidate in &mut self.candidates {
-            candidate.weight = ((f64::from(candidate.logit) - f64::from(row.max)) / temperature).exp();
+            candidate.weight = ((f64::from(candidate.logit) - f64::from(max)) / temperature).exp();
         }
-        let mass = if top_k.is_some() { self.candidates.iter().map(|c| c.weight).sum() } else { row.total };
+        // The mass of the k likeliest is that of the candidates, to the last bit.
+        let (mass, slack) =
+            if top_k.is_some() { (self.candidates.iter().map(|c| c.weight).sum(), 0.0) } else { (total, slack) };
         if let Some(p) = top_p {
             let kept = nucleus(&mut self.candidates, p * mass);
+            let certain = slack == 0.0
+                || [1.0 - slack, 1.0 + slack].iter().all(|f| nucleus(&mut self.candidates, f * p * mass) == kept);
+            if !certain {
+                return None;
+            }
             self.candidates.truncate(kept);
         }
         if let Some(p) = min_p {
-            self.candidates.retain(|c| c.weight >= p || c.logit == row.max);
+            self.candidates.retain(|c| c.weight >= p || c.logit == max);
         }
         self.candidates.sort_unstable_by_key(|c| c.token);
-        &self.candidates
+        Some(&self.candidates)
     }
 
     /// A logit that at least `k` entries reach: the k-th largest block maximum, if there are so many blocks.
-    fn kth_largest_bound(&mut self, row: &Row, k: usize) -> f32 {
-        if k > row.maxima.len() {
+    pub(super) fn kth_largest(&mut self, maxima: &[f32], k: usize) -> f32 {
+        if k > maxima.len() {
             return f32::NEG_INFINITY;
         }
         self.maxima.clear();
-        self.maxima.extend_from_slice(row.maxima);
+        self.maxima.extend_from_slice(maxima);
         *self.maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
     }
 
@@ -102,9 +126,26 @@ impl TruncateScratch {
     }
 }
 
+/// The truncations that are on.
+pub(super) struct Cut {
+    pub top_k: Option<usize>,
+    pub top_p: Option<f64>,
+    pub min_p: Option<f64>,
+}
+
+impl Cut {
+    pub fn of(params: &SamplingParams, vocab: usize) -> Self {
+        Self {
+            top_k: (params.top_k as usize != 0).then_some(params.top_k as usize).filter(|&k| k < vocab),
+            top_p: (params.top_p < 1.0).then_some(f64::from(params.top_p)),
+            min_p: params.min_p.filter(|&p| p > 0.0).map(f64::from),
+        }
+    }
+}
+
 /// A logit safely below every logit whose weight is at least `weight`.
-fn logit_of_weight(weight: f64, max: f32, temperature: f64) -> f32 {
-    let distance = weight.ln() * temperature;
+pub(super) fn logit_of_weight(weight: f64, max: f32, temperature: f32) -> f32 {
+    let distance = weight.ln() * f64::from(temperature);
     (f64::from(max) + distance - 1e-3 - 1e-5 * distance.abs()) as f32
 }
 
