@@ -4,7 +4,7 @@ use clap::{Args, Command};
 use rollout::commands::{bench, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 15] = [
+const NOTHING_TO_WEIGH: [&str; 14] = [
     "compare-binary",
     "correct-at",
     "dataset",
@@ -19,7 +19,6 @@ const NOTHING_TO_WEIGH: [&str; 15] = [
     "stop",
     "system-prompt",
     "version",
-    "rollout-dtype",
 ];
 
 /// Words that compare: more of one thing, less of another.
