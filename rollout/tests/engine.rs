@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{
-    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, WeightSource,
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, KvDtype, RolloutDtype, StopWatch,
+    WeightSource,
 };
 use serde_json::Value;
 use shared::{FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
@@ -14,6 +15,7 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         device: Device::Cpu,
         kernels: Kernels::default(),
         rollout_dtype: RolloutDtype::default(),
+        kv_dtype: KvDtype::default(),
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,
@@ -24,10 +26,11 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
 }
 
 /// What computes the model, in every way there is on the CPU.
-const MODES: [(Kernels, RolloutDtype); 3] = [
-    (Kernels::Packed, RolloutDtype::Auto),
-    (Kernels::Stock, RolloutDtype::Auto),
-    (Kernels::Packed, RolloutDtype::Int8),
+const MODES: [(Kernels, RolloutDtype, KvDtype); 4] = [
+    (Kernels::Packed, RolloutDtype::Auto, KvDtype::Auto),
+    (Kernels::Stock, RolloutDtype::Auto, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Int8, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Auto, KvDtype::Int8),
 ];
 
 fn golden_model(name: &str) -> ModelDir {
@@ -191,10 +194,10 @@ fn check_independence(
     what: &str,
     model: &ModelDir,
     weights: &WeightSource,
-    (kernels, rollout_dtype): (Kernels, RolloutDtype),
+    (kernels, rollout_dtype, kv_dtype): (Kernels, RolloutDtype, KvDtype),
 ) {
     let run = |max_num_seqs: usize, threads: usize, groups: Vec<GroupRequest>| -> BTreeMap<_, _> {
-        let options = EngineOptions { kernels, rollout_dtype, ..options(max_num_seqs, threads) };
+        let options = EngineOptions { kernels, rollout_dtype, kv_dtype, ..options(max_num_seqs, threads) };
         let mut engine = Engine::new(weights.clone(), model, options).unwrap();
         assert_eq!(engine.kernels(), kernels);
         groups.into_iter().for_each(|g| engine.add_group(g).unwrap());
@@ -253,9 +256,14 @@ fn new_weights_are_taken_up_between_steps() {
     let folder = tempfile::tempdir().unwrap();
     let v0 = exported(&model, folder.path());
     let v1 = trained("qwen2", &v0, folder.path());
-    for (kernels, rollout_dtype) in MODES {
-        let options =
-            |max_num_seqs| EngineOptions { kernels, rollout_dtype, hot_swap: true, ..options(max_num_seqs, 1) };
+    for (kernels, rollout_dtype, kv_dtype) in MODES {
+        let options = |max_num_seqs| EngineOptions {
+            kernels,
+            rollout_dtype,
+            kv_dtype,
+            hot_swap: true,
+            ..options(max_num_seqs, 1)
+        };
         check_swaps(&model, [&v0, &v1], options);
     }
 }
@@ -304,8 +312,8 @@ fn int8_log_probs_are_those_of_a_model_close_to_the_stored_one() {
     let model = ModelDir::open(data.join("stories260K")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let weights = exported(&model, folder.path());
-    let logprobs = |rollout_dtype| -> Vec<f32> {
-        let options = EngineOptions { rollout_dtype, max_model_len: 256, ..options(8, 2) };
+    let logprobs = |rollout_dtype, kv_dtype| -> Vec<f32> {
+        let options = EngineOptions { rollout_dtype, kv_dtype, max_model_len: 256, ..options(8, 2) };
         let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
         // One token each: the same prompt, so the same law but for the rounding.
         for tag in 0..64 {
@@ -316,9 +324,14 @@ fn int8_log_probs_are_those_of_a_model_close_to_the_stored_one() {
         finished.sort_by_key(|s| s.tag);
         finished.iter().map(|s| s.logprobs[0].logprob).collect()
     };
-    let (stored, rounded) = (logprobs(RolloutDtype::Auto), logprobs(RolloutDtype::Int8));
-    let mean = stored.iter().zip(&rounded).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / stored.len() as f64;
-    assert!(mean > 1e-5 && mean < 0.05, "mean difference of the likeliest token's log-prob: {mean}");
+    let stored = logprobs(RolloutDtype::Auto, KvDtype::Auto);
+    for (rollout_dtype, kv_dtype) in [(RolloutDtype::Int8, KvDtype::Auto), (RolloutDtype::Auto, KvDtype::Int8)] {
+        let rounded = logprobs(rollout_dtype, kv_dtype);
+        let differences = stored.iter().zip(&rounded).map(|(a, b)| f64::from((a - b).abs()));
+        let mean = differences.sum::<f64>() / stored.len() as f64;
+        println!("weights {rollout_dtype:?}, keys and values {kv_dtype:?}: {mean}");
+        assert!(mean > 1e-5 && mean < 0.05, "mean difference of the likeliest token's log-prob: {mean}");
+    }
 }
 
 #[test]
@@ -360,7 +373,9 @@ fn requests_and_options_out_of_range_are_refused() {
     refused(options(0, 1), "max_num_seqs");
     refused(options(1, 0), "threads");
     let stock_int8 = EngineOptions { kernels: Kernels::Stock, rollout_dtype: RolloutDtype::Int8, ..options(1, 1) };
-    refused(stock_int8, "packed kernels");
+    refused(stock_int8, "rollout_dtype int8 needs the packed kernels");
+    let stock_int8 = EngineOptions { kernels: Kernels::Stock, kv_dtype: KvDtype::Int8, ..options(1, 1) };
+    refused(stock_int8, "kv_dtype int8 needs the packed kernels");
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
 
     let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();

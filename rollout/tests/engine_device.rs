@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, RolloutDtype, WeightSource, runtime};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, KvDtype, RolloutDtype, WeightSource, runtime};
 use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
 
 fn device(test: &str) -> Option<Device> {
@@ -23,6 +23,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         device,
         kernels: Kernels::default(),
         rollout_dtype: RolloutDtype::default(),
+        kv_dtype: KvDtype::default(),
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,

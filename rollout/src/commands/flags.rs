@@ -10,7 +10,7 @@ use shared::{ModelDir, SamplingParams, config::Device};
 
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::types::{EngineOptions, Kernels, RolloutDtype},
+    engine::types::{EngineOptions, Kernels, KvDtype, RolloutDtype},
     reward::{RewardFunction, RewardPool},
 };
 
@@ -109,6 +109,10 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_rollout_dtype)]
     pub rollout_dtype: RolloutDtype,
+    /// What keys and values are stored as: auto (the exported type) or int8 (with the packed kernels: a quarter of the
+    /// memory, faster with long contexts; log-probs are those of attention over the rounded keys and values)
+    #[arg(long, env = "TANDEM_KV_DTYPE", value_name = "DTYPE", default_value = "auto", value_parser = parse_kv_dtype)]
+    pub kv_dtype: KvDtype,
 }
 
 /// Sequences decoded at once when the user does not say: beyond this a processor gains little.
@@ -144,6 +148,7 @@ impl BatchingFlags {
             device: self.device,
             kernels: self.kernels,
             rollout_dtype: self.rollout_dtype,
+            kv_dtype: self.kv_dtype,
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens,
@@ -184,6 +189,18 @@ fn parse_rollout_dtype(name: &str) -> Result<RolloutDtype, String> {
         "auto" => Ok(RolloutDtype::Auto),
         "int8" => Ok(RolloutDtype::Int8),
         _ => Err(format!("unknown rollout dtype `{name}`; one of auto, int8")),
+    }
+}
+
+/// What keys and values are stored as, by its name.
+///
+/// # Errors
+/// The names there are.
+fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {
+    match name {
+        "auto" => Ok(KvDtype::Auto),
+        "int8" => Ok(KvDtype::Int8),
+        _ => Err(format!("unknown dtype of keys and values `{name}`; one of auto, int8")),
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     profile::Profile,
     session::{GraphSession, SessionOptions, dtype_of},
     swap::{Loaded, Loader},
-    types::{Kernels, RolloutDtype},
+    types::{Kernels, KvDtype, RolloutDtype},
 };
 
 /// A loaded model with the keys and values of its sequences.
@@ -45,7 +45,7 @@ impl Backend {
         let slots = options.max_num_seqs + PREFIX_SLOTS;
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
-                let pages = page_shape(config, slots, options.max_model_len);
+                let pages = page_shape(config, slots, options.max_model_len, options.kv_dtype.format());
                 let format = options.rollout_dtype.format();
                 let options = PackedOptions { session: session_options(options), pages, format };
                 return Ok(Self::Packed(Box::new(PackedBackend::open(source, config, manifest, options)?)));
@@ -55,9 +55,14 @@ impl Backend {
                 "the packed kernels do not know this graph; the kernels of ONNX Runtime are used"
             );
         }
-        if options.rollout_dtype == RolloutDtype::Int8 {
-            let message = "rollout_dtype int8 needs the packed kernels, which take fp32 exports on the CPU";
-            return Err(EngineError::Options(message.into()));
+        for (name, int8) in [
+            ("rollout_dtype", options.rollout_dtype == RolloutDtype::Int8),
+            ("kv_dtype", options.kv_dtype == KvDtype::Int8),
+        ] {
+            if int8 {
+                let message = format!("{name} int8 needs the packed kernels, which take fp32 exports on the CPU");
+                return Err(EngineError::Options(message));
+            }
         }
         let shape = KvShape::new(config, dtype, slots, options.max_model_len);
         Ok(Self::Stock(Box::new(StockBackend {

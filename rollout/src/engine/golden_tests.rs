@@ -5,7 +5,8 @@ use serde_json::Value;
 use shared::{ModelDir, PolicyVersion, SamplingParams, config::Device};
 
 use super::{
-    EngineOptions, Kernels, RolloutDtype, WeightSource, backend::Backend, batch::DecodeRow, session::read_manifest,
+    EngineOptions, Kernels, KvDtype, RolloutDtype, WeightSource, backend::Backend, batch::DecodeRow,
+    session::read_manifest,
 };
 use crate::sampler::{Law, Scratch, SeenTokens};
 
@@ -44,6 +45,7 @@ impl Graph {
             device: Device::Cpu,
             kernels,
             rollout_dtype: RolloutDtype::Auto,
+            kv_dtype: KvDtype::Auto,
             threads: 1,
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,

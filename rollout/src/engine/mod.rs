@@ -43,7 +43,7 @@ pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;
 pub use types::{
-    EngineOptions, FinishedSequence, GroupRequest, Kernels, RolloutDtype, StopWatch, SwapReport, WeightSource,
+    EngineOptions, FinishedSequence, GroupRequest, Kernels, KvDtype, RolloutDtype, StopWatch, SwapReport, WeightSource,
 };
 
 #[cfg(test)]

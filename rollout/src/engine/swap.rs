@@ -13,7 +13,7 @@ use super::{
     packed::{PackedOptions, PackedSession, PackedWeights, PanelMemory, page_shape},
     session::{GraphSession, SessionOptions, read_manifest},
 };
-use crate::kernels::{packed::Format, pages::PAGE, parallel::Scoped};
+use crate::kernels::{element::KvFormat, packed::Format, pages::PAGE, parallel::Scoped};
 
 /// How a version is loaded.
 pub(super) enum Loader {
@@ -45,7 +45,8 @@ impl Loader {
             Self::Packed(options, format, spare) => {
                 let threads = Scoped(options.threads);
                 let weights = Arc::new(PackedWeights::load(source, config, manifest, format, spare, &threads)?);
-                let options = PackedOptions { session: options, pages: page_shape(config, 1, PAGE), format };
+                let options =
+                    PackedOptions { session: options, pages: page_shape(config, 1, PAGE, KvFormat::Float), format };
                 // The session of the probe goes before the weights are handed on.
                 PackedSession::new(Arc::clone(&weights), config, options)?.probe(config)?;
                 Ok(Loaded::Packed(Arc::into_inner(weights).expect("the probe has ended")))

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use crate::kernels::packed::Format;
+use crate::kernels::{element::KvFormat, packed::Format};
 use shared::{FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob, config::Device};
 
 /// What computes the model on the CPU.
@@ -38,6 +38,28 @@ impl RolloutDtype {
     }
 }
 
+/// What keys and values are stored as.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    /// The element type of the export.
+    #[default]
+    Auto,
+    /// Bytes, with a scale for each position and head, rounded once when a position is stored: a quarter of the memory,
+    /// and of what a step reads. Log-probs are those of attention over the rounded keys and values. For
+    /// [`Kernels::Packed`].
+    Int8,
+}
+
+impl KvDtype {
+    pub(super) fn format(self) -> KvFormat {
+        match self {
+            Self::Auto => KvFormat::Float,
+            Self::Int8 => KvFormat::Byte,
+        }
+    }
+}
+
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -47,6 +69,8 @@ pub struct EngineOptions {
     pub kernels: Kernels,
     /// What the linear layers compute in.
     pub rollout_dtype: RolloutDtype,
+    /// What keys and values are stored as.
+    pub kv_dtype: KvDtype,
     /// Threads of the graph and of the sampler.
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).

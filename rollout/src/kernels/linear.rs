@@ -196,7 +196,7 @@ pub(super) unsafe fn inverse_rms<S: Simd>(x: &[f32], epsilon: f32) -> f32 {
             let v = S::load(block.as_ptr());
             sums = S::fma(v, v, sums);
         }
-        simd::sum::<S>(sums)
+        S::sum(sums)
     };
     for &x in rest {
         squares += x * x;

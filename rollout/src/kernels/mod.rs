@@ -10,11 +10,12 @@
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`], [`plan`] | grouped-query attention, prompts shared by their completions; what is computed together |
-//! | [`pages`] | where keys and values lie |
+//! | [`pages`], [`element`] | where keys and values lie, and as what |
 //! | [`floats`] | large buffers |
 //! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
 
 pub mod attention;
+pub mod element;
 pub mod floats;
 pub mod linear;
 pub mod packed;

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{Engine, EngineOptions, Kernels, RolloutDtype, auto_max_num_seqs, available_memory},
+    engine::{Engine, EngineOptions, Kernels, KvDtype, RolloutDtype, auto_max_num_seqs, available_memory},
     reward::{RewardFunction, RewardPool},
 };
 
@@ -170,6 +170,7 @@ impl Inputs {
             device: config.rollout_device,
             kernels: Kernels::default(),
             rollout_dtype: RolloutDtype::default(),
+            kv_dtype: KvDtype::default(),
             threads: config.threads(cores).0,
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
             max_num_batched_tokens: config.max_num_batched_tokens,

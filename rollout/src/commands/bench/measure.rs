@@ -113,6 +113,7 @@ impl Measurement {
             "device": options.device,
             "kernels": options.kernels,
             "rollout_dtype": options.rollout_dtype,
+            "kv_dtype": options.kv_dtype,
             "dtype": dtype,
             "repeats": self.all_seconds.len(),
             "generated_tokens": self.generated_tokens,

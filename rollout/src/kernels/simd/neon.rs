@@ -1,8 +1,9 @@
 //! NEON: four registers of 128 bits.
 
 use std::arch::aarch64::{
-    float32x4_t, vaddq_f32, vaddq_s32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
-    vdupq_n_s32, vfmaq_f32, vld1q_f32, vmulq_f32, vreinterpretq_f32_s32, vrndnq_f32, vshlq_n_s32, vst1q_f32,
+    float32x4_t, vaddq_f32, vaddq_s32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vcvtq_f32_s32, vdivq_f32,
+    vdupq_n_f32, vdupq_n_s32, vfmaq_f32, vget_high_s8, vget_high_s16, vget_low_s8, vget_low_s16, vld1q_f32, vld1q_s8,
+    vmovl_s8, vmovl_s16, vmulq_f32, vreinterpretq_f32_s32, vrndnq_f32, vshlq_n_s32, vst1q_f32,
 };
 
 use super::{Simd, Task};
@@ -13,6 +14,7 @@ pub(super) struct Neon;
 
 /// # Safety
 /// The machine must have NEON.
+#[inline(never)]
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn with_neon<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction set.
@@ -44,6 +46,16 @@ impl Simd for Neon {
     unsafe fn store(to: *mut f32, v: Self::V) {
         for (i, quarter) in v.into_iter().enumerate() {
             unsafe { vst1q_f32(to.add(4 * i), quarter) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self::V {
+        unsafe {
+            let bytes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
+            words.map(|quarter| vcvtq_f32_s32(vmovl_s16(quarter)))
         }
     }
 
@@ -88,6 +100,11 @@ impl Simd for Neon {
             let exponent = vaddq_s32(vcvtnq_s32_f32(n[i]), vdupq_n_s32(127));
             vmulq_f32(v[i], vreinterpretq_f32_s32(vshlq_n_s32::<23>(exponent)))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn call<T: Task>(task: T) -> T::Output {
+        unsafe { with_neon(task) }
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! The lanes as an array: for machines without a known vector unit, and the model that the others are tested against.
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, Task};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +30,13 @@ impl Simd for Plain {
     unsafe fn store(to: *mut f32, v: Self::V) {
         // SAFETY: the caller vouches for a block.
         unsafe { to.cast::<Self::V>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self::V {
+        // SAFETY: the caller vouches for a block.
+        let bytes = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
+        bytes.map(f32::from)
     }
 
     #[inline(always)]
@@ -71,6 +78,12 @@ impl Simd for Plain {
     #[inline(always)]
     unsafe fn scale(v: Self::V, n: Self::V) -> Self::V {
         lanes(|i| v[i] * f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
+    }
+
+    #[inline(never)]
+    unsafe fn call<T: Task>(task: T) -> T::Output {
+        // SAFETY: plain Rust is always available.
+        unsafe { task.run::<Self>() }
     }
 
     #[inline(always)]
