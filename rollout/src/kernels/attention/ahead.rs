@@ -50,11 +50,12 @@ impl Ahead {
             (self.from, self.left) = (self.pages[self.next], self.page_lines);
             self.next += 1;
         }
+        let lines = lines.min(self.left);
         for line in 0..lines {
             // SAFETY: passed on to the caller.
             unsafe { S::prefetch(self.from.wrapping_add(line * LINE)) };
         }
         self.from = self.from.wrapping_add(lines * LINE);
-        self.left = self.left.saturating_sub(lines);
+        self.left -= lines;
     }
 }

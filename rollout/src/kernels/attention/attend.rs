@@ -87,14 +87,13 @@ impl<'a> Attend<'a> {
             tokens: &self.call.plan.blocks[task / heads],
             head: task % heads,
         };
-        let spans = job.spans();
-        for page in job.prefix(&spans[0]).pages {
-            ahead.push(self.call.page(job.head, page).cast_const());
+        // Pieces of a sequence read what the piece before has just read.
+        let spans = if self.store { job.spans() } else { &[] };
+        if let Some(first) = spans.first() {
+            job.prefix(first).pages.for_each(|page| ahead.push(self.call.page(job.head, page).cast_const()));
         }
         for span in spans {
-            for page in job.own(span).0.pages {
-                ahead.push(self.call.page(job.head, page).cast_const());
-            }
+            job.own(span).0.pages.for_each(|page| ahead.push(self.call.page(job.head, page).cast_const()));
         }
         Some(job)
     }

@@ -105,12 +105,9 @@ unsafe fn keys<S: Simd, E: Element, const R: usize, const N: usize>(
         let mut sums = [[S::splat(0.0); N]; R];
         multiply::<S, E, R, N>(shape.head_dim, queries, pages.map(<*const f32>::cast), PAGE, ahead, &mut sums);
         for n in 0..N {
-            let scale = E::SCALED.then(|| S::load(pages[n].add(shape.key_scales_at())));
+            let scale = if E::SCALED { S::load(pages[n].add(shape.key_scales_at())) } else { S::splat(1.0) };
             for (r, row) in sums.iter().enumerate() {
-                let v = match scale {
-                    Some(scale) => S::mul(row[n], scale),
-                    None => row[n],
-                };
+                let v = if E::SCALED { S::mul(row[n], scale) } else { row[n] };
                 S::store(scores.row(r).data.add((first + n) * PAGE), v);
             }
         }
@@ -213,11 +210,12 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
     let mut k = 0;
     // SAFETY: k stays below depth; the rest is passed on to the caller.
     unsafe {
+        // Before the loop: a branch within it would cost the sums their registers.
+        ahead.fetch::<S>(depth / UNROLL * lines);
         while k + UNROLL <= depth {
             for i in 0..UNROLL {
                 step_of::<S, E, R, N>(k + i, a, b, step, &mut acc);
             }
-            ahead.fetch::<S>(lines);
             k += UNROLL;
         }
         while k < depth {
@@ -238,7 +236,11 @@ unsafe fn step_of<S: Simd, E: Element, const R: usize, const N: usize>(
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
-        let columns = b.map(|block| E::load::<S>(block.add(k * step)));
+        // Loops instead of closures, which would not be compiled for the instruction set.
+        let mut columns = [S::splat(0.0); N];
+        for (column, block) in columns.iter_mut().zip(b) {
+            *column = E::load::<S>(block.add(k * step));
+        }
         for (r, row) in acc.iter_mut().enumerate() {
             let x = S::splat(*a.data.add(r * a.stride + k));
             for (sum, column) in row.iter_mut().zip(columns) {

@@ -172,8 +172,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const i8) -> Self::V {
-        let half = |from: *const i8| unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) };
-        (half(from), half(from.wrapping_add(8)))
+        unsafe { (load_half(from), load_half(from.add(8))) }
     }
 
     #[inline(always)]
@@ -235,6 +234,12 @@ impl Simd for Avx2 {
     unsafe fn prefetch(address: *const f32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
+}
+
+#[inline(always)]
+unsafe fn load_half(from: *const i8) -> __m256 {
+    // SAFETY: the caller vouches for the instruction set and for eight bytes.
+    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
 }
 
 #[inline(always)]
