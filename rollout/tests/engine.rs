@@ -9,7 +9,7 @@ use rollout::engine::{
 use serde_json::Value;
 use shared::{
     FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
-    config::{Device, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype},
 };
 
 fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
@@ -17,6 +17,7 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         device: Device::Cpu,
         kernels: Kernels::default(),
         rollout_dtype: RolloutDtype::default(),
+        kv_dtype: KvDtype::default(),
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,
@@ -30,11 +31,12 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
 }
 
 /// What computes the model, in every way there is on the CPU.
-const MODES: [(Kernels, RolloutDtype); 4] = [
-    (Kernels::Packed, RolloutDtype::Auto),
-    (Kernels::Stock, RolloutDtype::Auto),
-    (Kernels::Packed, RolloutDtype::Int8),
-    (Kernels::Packed, RolloutDtype::Bf16),
+const MODES: [(Kernels, RolloutDtype, KvDtype); 5] = [
+    (Kernels::Packed, RolloutDtype::Auto, KvDtype::Auto),
+    (Kernels::Stock, RolloutDtype::Auto, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Int8, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Bf16, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Auto, KvDtype::Int8),
 ];
 
 fn golden_model(name: &str) -> ModelDir {
@@ -285,10 +287,10 @@ fn check_independence(
     what: &str,
     model: &ModelDir,
     weights: &WeightSource,
-    (kernels, rollout_dtype): (Kernels, RolloutDtype),
+    (kernels, rollout_dtype, kv_dtype): (Kernels, RolloutDtype, KvDtype),
 ) {
     let run = |max_num_seqs: usize, threads: usize, groups: Vec<GroupRequest>| -> BTreeMap<_, _> {
-        let options = EngineOptions { kernels, rollout_dtype, ..options(max_num_seqs, threads) };
+        let options = EngineOptions { kernels, rollout_dtype, kv_dtype, ..options(max_num_seqs, threads) };
         let mut engine = Engine::new(weights.clone(), model, options).unwrap();
         assert_eq!(engine.kernels(), kernels);
         groups.into_iter().for_each(|g| engine.add_group(g).unwrap());
@@ -344,9 +346,14 @@ fn drafts_change_no_bit_of_a_completion() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let weights = exported(&model, folder.path());
-        for rollout_dtype in [RolloutDtype::Auto, RolloutDtype::Int8] {
+        for (rollout_dtype, kv_dtype) in [
+            (RolloutDtype::Auto, KvDtype::Auto),
+            (RolloutDtype::Int8, KvDtype::Auto),
+            (RolloutDtype::Auto, KvDtype::Int8),
+        ] {
             let mut run = |max_num_seqs, threads, speculative_tokens| -> BTreeMap<_, _> {
-                let options = EngineOptions { rollout_dtype, speculative_tokens, ..options(max_num_seqs, threads) };
+                let options =
+                    EngineOptions { rollout_dtype, kv_dtype, speculative_tokens, ..options(max_num_seqs, threads) };
                 let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
                 repetitive_groups().into_iter().for_each(|g| engine.add_group(g).unwrap());
                 let finished = finish(&mut engine).into_iter().map(outcome).collect();
@@ -361,7 +368,7 @@ fn drafts_change_no_bit_of_a_completion() {
                 let found = run(max_num_seqs, threads, speculative_tokens);
                 assert!(
                     found == expected,
-                    "{name}, {rollout_dtype:?}: {speculative_tokens} drafts, {max_num_seqs} rows"
+                    "{name}, {rollout_dtype}, {kv_dtype}: {speculative_tokens} drafts, {max_num_seqs} rows"
                 );
             }
         }
@@ -403,9 +410,14 @@ fn new_weights_are_taken_up_between_steps() {
     let folder = tempfile::tempdir().unwrap();
     let v0 = exported(&model, folder.path());
     let v1 = trained("qwen2", &v0, folder.path());
-    for (kernels, rollout_dtype) in MODES {
-        let options =
-            |max_num_seqs| EngineOptions { kernels, rollout_dtype, hot_swap: true, ..options(max_num_seqs, 1) };
+    for (kernels, rollout_dtype, kv_dtype) in MODES {
+        let options = |max_num_seqs| EngineOptions {
+            kernels,
+            rollout_dtype,
+            kv_dtype,
+            hot_swap: true,
+            ..options(max_num_seqs, 1)
+        };
         check_swaps(&model, [&v0, &v1], options);
     }
 }
@@ -454,8 +466,8 @@ fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
     let model = ModelDir::open(data.join("stories260K")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let weights = exported(&model, folder.path());
-    let logprobs = |rollout_dtype| -> Vec<f32> {
-        let options = EngineOptions { rollout_dtype, max_model_len: 256, ..options(8, 2) };
+    let logprobs = |rollout_dtype, kv_dtype| -> Vec<f32> {
+        let options = EngineOptions { rollout_dtype, kv_dtype, max_model_len: 256, ..options(8, 2) };
         let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
         // One token each: the same prompt, so the same law but for the rounding.
         for tag in 0..64 {
@@ -466,14 +478,19 @@ fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
         finished.sort_by_key(|s| s.tag);
         finished.iter().map(|s| s.logprobs[0].logprob).collect()
     };
-    let stored = logprobs(RolloutDtype::Auto);
-    let means = [(RolloutDtype::Int8, 0.05), (RolloutDtype::Bf16, 0.02)].map(|(rollout_dtype, most)| {
-        let rounded = logprobs(rollout_dtype);
+    let stored = logprobs(RolloutDtype::Auto, KvDtype::Auto);
+    let rounded = [
+        (RolloutDtype::Int8, KvDtype::Auto, 0.05),
+        (RolloutDtype::Bf16, KvDtype::Auto, 0.02),
+        (RolloutDtype::Auto, KvDtype::Int8, 0.02),
+    ];
+    let means = rounded.map(|(rollout_dtype, kv_dtype, most)| {
+        let rounded = logprobs(rollout_dtype, kv_dtype);
         let sum: f64 = stored.iter().zip(&rounded).map(|(a, b)| f64::from((a - b).abs())).sum();
         let mean = sum / stored.len() as f64;
         assert!(
             mean > 1e-5 && mean < most,
-            "{rollout_dtype:?}: mean difference of the likeliest token's log-prob {mean}"
+            "weights {rollout_dtype}, keys and values {kv_dtype}: mean difference of the likeliest token's log-prob {mean}"
         );
         mean
     });
@@ -523,6 +540,8 @@ fn requests_and_options_out_of_range_are_refused() {
     {
         refused(EngineOptions { kernels: Kernels::Stock, rollout_dtype, ..options(1, 1) }, message);
     }
+    let stock_int8 = EngineOptions { kernels: Kernels::Stock, kv_dtype: KvDtype::Int8, ..options(1, 1) };
+    refused(stock_int8, "kv_dtype int8 needs the packed kernels");
     let stock_drafts = EngineOptions { kernels: Kernels::Stock, speculative_tokens: 1, ..options(1, 1) };
     refused(stock_drafts, "speculative_tokens");
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");

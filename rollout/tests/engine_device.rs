@@ -7,7 +7,7 @@ use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
 use shared::{
     ModelDir, PolicyVersion, PromptId, SamplingParams,
-    config::{Device, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype},
 };
 
 fn device(test: &str) -> Option<Device> {
@@ -26,6 +26,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         device,
         kernels: Kernels::default(),
         rollout_dtype: RolloutDtype::default(),
+        kv_dtype: KvDtype::default(),
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,

@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use serde::de::{DeserializeOwned, IntoDeserializer, value};
 use shared::{
     ModelDir, SamplingParams,
-    config::{Device, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype},
 };
 
 use super::rows::check_writable;
@@ -129,6 +129,11 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_choice::<RolloutDtype>)]
     pub rollout_dtype: RolloutDtype,
+    /// What keys and values are stored as, with the packed kernels: auto (the exported type) or int8 (a quarter of the
+    /// memory and faster with long contexts; log-probs are those of attention over the rounded keys and values)
+    #[arg(long, env = "TANDEM_KV_DTYPE", value_name = "DTYPE", default_value = "auto",
+          value_parser = parse_choice::<KvDtype>)]
+    pub kv_dtype: KvDtype,
     /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose law
     /// needs more (a flat distribution with --top-p, --repetition-penalty) is fetched whole. More covers flatter laws,
     /// fewer fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet
@@ -207,6 +212,7 @@ impl BatchingFlags {
             device: self.device,
             kernels: self.kernels.unwrap_or_default(),
             rollout_dtype: self.rollout_dtype,
+            kv_dtype: self.kv_dtype,
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),

@@ -1,6 +1,11 @@
 //! What computes logits: the stock graph with an arena of slots, or the packed kernels with pages.
 
-use shared::{Dtype, ModelConfig, WeightManifest, config::RolloutDtype};
+use std::fmt::Display;
+
+use shared::{
+    Dtype, ModelConfig, WeightManifest,
+    config::{KvDtype, RolloutDtype},
+};
 
 use super::{
     EngineError, EngineOptions, WeightSource,
@@ -41,6 +46,10 @@ fn refuse_stock_options(options: &EngineOptions) -> Result<(), EngineError> {
     }
 }
 
+fn needs_packed(option: &str, dtype: impl Display) -> EngineError {
+    EngineError::Options(format!("{option} {dtype} needs the packed kernels, which take fp32 exports on the CPU"))
+}
+
 fn session_options(options: &EngineOptions) -> SessionOptions {
     let EngineOptions { device, threads, spinning, hot_swap, .. } = *options;
     SessionOptions { device, threads, spinning, hot_swap }
@@ -59,7 +68,7 @@ impl Backend {
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
                 refuse_stock_options(options)?;
-                let pages = page_shape(config, slots, options.max_model_len);
+                let pages = page_shape(config, slots, options.max_model_len, options.kv_dtype.into());
                 let format = options.rollout_dtype.into();
                 let options = PackedOptions { session: session_options(options), pages, format };
                 return Ok(Self::Packed(Box::new(PackedBackend::open(source, config, manifest, options)?)));
@@ -70,11 +79,10 @@ impl Backend {
             );
         }
         if options.rollout_dtype != RolloutDtype::Auto {
-            let message = format!(
-                "rollout_dtype {} needs the packed kernels, which take fp32 exports on the CPU",
-                options.rollout_dtype
-            );
-            return Err(EngineError::Options(message));
+            return Err(needs_packed("rollout_dtype", options.rollout_dtype));
+        }
+        if options.kv_dtype != KvDtype::Auto {
+            return Err(needs_packed("kv_dtype", options.kv_dtype));
         }
         let shape = KvShape::new(config, dtype, slots, options.max_model_len);
         let candidates = match options.candidates {

@@ -4,7 +4,7 @@ use exporters::{ExportOptions, export};
 use serde_json::Value;
 use shared::{
     ModelDir, PolicyVersion, SamplingParams,
-    config::{Device, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype},
 };
 
 use super::{
@@ -50,6 +50,7 @@ impl Graph {
             device: Device::Cpu,
             kernels,
             rollout_dtype: RolloutDtype::Auto,
+            kv_dtype: KvDtype::Auto,
             threads: 1,
             max_num_seqs: 1,
             max_num_batched_tokens: POSITIONS,

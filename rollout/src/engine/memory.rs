@@ -102,7 +102,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
     let packed = packed / Format::from(options.rollout_dtype).per_word() as u64;
     let slots = options.slots();
     let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
-        page_shape(config, slots, options.max_model_len).bytes()
+        page_shape(config, slots, options.max_model_len, options.kv_dtype.into()).bytes()
     } else {
         KvShape::new(config, dtype, slots, options.max_model_len).bytes()
     };
@@ -191,7 +191,7 @@ pub fn auto_max_num_seqs(
 
 #[cfg(test)]
 mod tests {
-    use shared::config::RolloutDtype;
+    use shared::config::{KvDtype, RolloutDtype};
 
     use super::*;
     use crate::engine::Kernels;
@@ -210,6 +210,7 @@ mod tests {
             device: Device::Cpu,
             kernels: Kernels::Stock,
             rollout_dtype: RolloutDtype::Auto,
+            kv_dtype: KvDtype::Auto,
             threads: 1,
             max_num_seqs,
             max_num_batched_tokens: 256,
@@ -246,6 +247,17 @@ mod tests {
             let swapping = EngineOptions { hot_swap: true, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &swapping, 1 << 30).swap, all + both);
         }
+    }
+
+    #[test]
+    fn keys_and_values_in_bytes_take_as_much_as_their_pages() {
+        let with = |kv_dtype| EngineOptions { kernels: Kernels::Packed, kv_dtype, ..options(7) };
+        let kv_cache = |kv_dtype| memory_plan(&config(true), Dtype::Fp32, &with(kv_dtype), 1 << 30).kv_cache;
+        // Two layers, two heads of 16, eight slots of eight pages and two for what is left over.
+        let pages = 2 * 2 * 8 * 10;
+        assert_eq!(kv_cache(KvDtype::Auto), pages * 16 * (16 + 16) * 4);
+        // The same numbers in bytes, and two scales for each of the sixteen positions.
+        assert_eq!(kv_cache(KvDtype::Int8), pages * (16 * (16 + 16) + 16 * 2 * 4));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
     session::{GraphSession, SessionOptions, read_manifest},
 };
 use crate::{
-    kernels::{packed::Format, pages::PAGE, parallel::Scoped},
+    kernels::{element::KvFormat, packed::Format, pages::PAGE, parallel::Scoped},
     trace::{self, Event},
 };
 
@@ -48,7 +48,8 @@ impl Loader {
             Self::Packed(options, format, spare) => {
                 let threads = Scoped(options.threads);
                 let weights = Arc::new(PackedWeights::load(source, config, manifest, format, spare, &threads)?);
-                let options = PackedOptions { session: options, pages: page_shape(config, 1, PAGE), format };
+                let options =
+                    PackedOptions { session: options, pages: page_shape(config, 1, PAGE, KvFormat::Float), format };
                 // The session of the probe goes before the weights are handed on.
                 PackedSession::new(Arc::clone(&weights), config, options)?.probe(config)?;
                 Ok(Loaded::Packed(Arc::into_inner(weights).expect("the probe has ended")))

@@ -5,10 +5,10 @@ use std::{path::PathBuf, sync::Arc};
 pub use shared::config::Kernels;
 use shared::{
     FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
-    config::{Device, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype},
 };
 
-use crate::kernels::packed::Format;
+use crate::kernels::{element::KvFormat, packed::Format};
 
 impl From<RolloutDtype> for Format {
     fn from(dtype: RolloutDtype) -> Self {
@@ -16,6 +16,15 @@ impl From<RolloutDtype> for Format {
             RolloutDtype::Auto => Self::Float,
             RolloutDtype::Int8 => Self::Byte,
             RolloutDtype::Bf16 => Self::Half,
+        }
+    }
+}
+
+impl From<KvDtype> for KvFormat {
+    fn from(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::Auto => Self::Float,
+            KvDtype::Int8 => Self::Byte,
         }
     }
 }
@@ -29,6 +38,8 @@ pub struct EngineOptions {
     pub kernels: Kernels,
     /// What the linear layers compute in.
     pub rollout_dtype: RolloutDtype,
+    /// What keys and values are stored as.
+    pub kv_dtype: KvDtype,
     /// Threads of the graph and of the sampler.
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).

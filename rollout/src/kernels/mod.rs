@@ -11,12 +11,13 @@
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`], [`plan`] | grouped-query attention, prompts shared by their completions; what is computed together |
-//! | [`pages`] | where keys and values lie |
+//! | [`pages`], [`element`] | where keys and values lie, and as what |
 //! | [`floats`] | large buffers |
 //! | [`limits`] | what the machine can do at most |
 //! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
 
 pub mod attention;
+pub mod element;
 pub mod floats;
 pub mod limits;
 pub mod linear;

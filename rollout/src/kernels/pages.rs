@@ -2,9 +2,10 @@
 //!
 //! A page id stands for the same place in every layer and head. The keys of a page are transposed,
 //! `[head_dim][position]`, so that one query is multiplied with sixteen positions at once; the values are
-//! `[position][width]`, with the width of a head rounded up to whole blocks.
+//! `[position][width]`, with the width of a head rounded up to whole blocks. Behind them lie the scales of bytes, one for
+//! the key and one for the value of each position.
 
-use super::simd::LANES;
+use super::{element::KvFormat, floats::Floats, simd::LANES};
 
 /// Positions of a page.
 pub const PAGE: usize = LANES;
@@ -20,6 +21,8 @@ pub struct PageShape {
     pub head_dim: usize,
     /// Number of pages.
     pub pages: usize,
+    /// What keys and values are stored as.
+    pub format: KvFormat,
 }
 
 impl PageShape {
@@ -29,10 +32,28 @@ impl PageShape {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Elements of one page in one layer and head.
+    /// Words of four bytes of one page in one layer and head.
     #[must_use]
     pub fn page_len(&self) -> usize {
-        PAGE * (self.head_dim + self.value_width())
+        match self.format {
+            KvFormat::Float => self.key_scales_at(),
+            KvFormat::Byte => self.value_scales_at() + PAGE,
+        }
+    }
+
+    /// First word of the values of a page.
+    pub(super) fn values_at(&self) -> usize {
+        PAGE * self.head_dim * self.format.size() / size_of::<f32>()
+    }
+
+    /// First word of the scales of the keys, in a page of bytes.
+    pub(super) fn key_scales_at(&self) -> usize {
+        PAGE * (self.head_dim + self.value_width()) * self.format.size() / size_of::<f32>()
+    }
+
+    /// First word of the scales of the values, in a page of bytes.
+    pub(super) fn value_scales_at(&self) -> usize {
+        self.key_scales_at() + PAGE
     }
 
     /// Bytes of the pool.
@@ -47,7 +68,7 @@ impl PageShape {
         positions.div_ceil(PAGE)
     }
 
-    /// First element of a page.
+    /// First word of a page.
     pub(super) fn offset(&self, layer: usize, head: usize, page: u32) -> usize {
         ((layer * self.kv_heads + head) * self.pages + page as usize) * self.page_len()
     }
@@ -56,15 +77,16 @@ impl PageShape {
 /// The memory of the pages.
 pub struct Pages {
     shape: PageShape,
-    /// Zeroed pages cost nothing until they are used.
-    data: Vec<f32>,
+    data: Floats,
 }
 
 impl Pages {
     /// A pool of zeros.
-    #[must_use]
-    pub fn new(shape: PageShape) -> Self {
-        Self { shape, data: vec![0.0; shape.bytes() / size_of::<f32>()] }
+    ///
+    /// # Errors
+    /// When the system gives no memory.
+    pub fn new(shape: PageShape) -> std::io::Result<Self> {
+        Ok(Self { shape, data: Floats::new(shape.bytes() / size_of::<f32>())? })
     }
 
     /// Its sizes.

@@ -67,6 +67,12 @@ impl Plan {
         first..self.pages.len()
     }
 
+    /// Whether a block holds a piece of a sequence.
+    pub(super) fn cuts_sequences(&self) -> bool {
+        let starts = |block: &Range<usize>| self.spans[self.span_of[block.start]].tokens.start == block.start;
+        !self.blocks.iter().all(starts)
+    }
+
     /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Plan::push`].
     pub fn cut(&mut self, group: usize) {
         let most = (BLOCK_ROWS / group).max(1);

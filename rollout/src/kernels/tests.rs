@@ -5,9 +5,10 @@ use shared::rng::Stream;
 
 use super::{
     attention::Attention,
+    element::KvFormat,
     linear::{Input, Linear, Norm},
     packed::{Columns, Format, PackedShape},
-    pages::{FreePages, PAGE, PageShape, Pages},
+    pages::{FreePages, PageShape, Pages},
     parallel::{Machine, Scoped, Serial, Threads},
     plan::Plan,
     simd::{Isa, LANES, Simd, Task},
@@ -271,16 +272,18 @@ struct Sequence {
 
 struct Model {
     sizes: Heads,
+    format: KvFormat,
     cos: Vec<f32>,
     sin: Vec<f32>,
     norms: Option<[Vec<f32>; 2]>,
 }
 
 impl Model {
-    fn random(stream: &mut Stream, sizes: Heads, norms: bool) -> Self {
+    fn random(stream: &mut Stream, sizes: Heads, norms: bool, format: KvFormat) -> Self {
         let angles = normal(stream, POSITIONS * sizes.head_dim / 2);
         Self {
             sizes,
+            format,
             cos: angles.iter().map(|a| a.cos()).collect(),
             sin: angles.iter().map(|a| a.sin()).collect(),
             norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
@@ -317,6 +320,25 @@ impl Model {
             .collect()
     }
 
+    /// What becomes of a key or a value in the cache.
+    fn stored(&self, x: Vec<f64>) -> Vec<f64> {
+        match self.format {
+            KvFormat::Float => x,
+            KvFormat::Byte => {
+                let x: Vec<f32> = x.into_iter().map(|x| x as f32).collect();
+                rounded(&x).into_iter().map(f64::from).collect()
+            }
+        }
+    }
+
+    /// How far off the kernels may be: a number between two bytes may go to either.
+    fn tolerance(&self) -> f64 {
+        match self.format {
+            KvFormat::Float => 1e-5,
+            KvFormat::Byte => 3e-3,
+        }
+    }
+
     /// What the last position of `qkv` attends to.
     fn reference(&self, qkv: &[Vec<f32>]) -> Vec<f64> {
         let Heads { heads, kv_heads, head_dim } = self.sizes;
@@ -327,16 +349,17 @@ impl Model {
                 let q = self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0);
                 let scores: Vec<f64> = (0..=last)
                     .map(|p| {
-                        let k = self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1);
+                        let k = self.stored(self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
                         q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
                     })
                     .collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
                 let sum: f64 = weights.iter().sum();
-                let value = move |p: usize, d: usize| f64::from(qkv[p][(kv + kv_heads) * head_dim + d]);
+                let value = |p: usize| qkv[p][(kv + kv_heads) * head_dim..][..head_dim].iter().map(|&v| f64::from(v));
+                let values: Vec<Vec<f64>> = (0..=last).map(|p| self.stored(value(p).collect())).collect();
                 (0..head_dim)
-                    .map(move |d| weights.iter().enumerate().map(|(p, w)| w * value(p, d)).sum::<f64>() / sum)
+                    .map(|d| weights.iter().zip(&values).map(|(w, value)| w * value[d]).sum::<f64>() / sum)
                     .collect::<Vec<_>>()
             })
             .collect()
@@ -349,14 +372,16 @@ proptest! {
     #[test]
     fn attention_over_shared_prompts_is_plain_attention(
         seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
-        prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
+        bytes: bool, prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
+        burst in 1usize..=3,
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
-        let model = Model::random(&mut stream, sizes, norms);
+        let format = if bytes { KvFormat::Byte } else { KvFormat::Float };
+        let model = Model::random(&mut stream, sizes, norms, format);
         let row = model.row();
-        let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64 };
-        let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape))).collect();
+        let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
+        let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape).unwrap())).collect();
         let mut free = FreePages::new(shape.pages);
         let mut take = |n: usize| -> Vec<u32> { (0..n).map(|_| free.take().unwrap()).collect() };
 
@@ -378,7 +403,7 @@ proptest! {
                     outs.push(model.run(&flat, &plan, pool, *isa, &Scoped(2)));
                 }
                 let expected: Vec<f64> = (done..done + piece).flat_map(|p| model.reference(&qkv[..=p])).collect();
-                assert_close(&outs[0], &expected, 1e-5);
+                assert_close(&outs[0], &expected, model.tolerance());
                 prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
                 done += piece;
             }
@@ -391,15 +416,19 @@ proptest! {
         for step in 0..steps {
             let mut plan = Plan::default();
             let mut flat = Vec::new();
+            // Several tokens at once, as when drafts are checked.
+            let new = 1 + step % burst;
+            if sequences.iter().any(|s| s.qkv.len() + new > POSITIONS) {
+                break;
+            }
             for s in &mut sequences {
-                if s.own_len.is_multiple_of(PAGE) {
-                    s.own.extend(take(1));
-                }
-                s.qkv.push(normal(&mut stream, row));
-                flat.extend_from_slice(s.qkv.last().unwrap());
+                let missing = PageShape::pages_for(s.own_len + new) - s.own.len();
+                s.own.extend(take(missing));
+                s.qkv.extend((0..new).map(|_| normal(&mut stream, row)));
+                flat.extend(s.qkv[s.qkv.len() - new..].concat());
                 let (pages, length) = &prefixes[s.prefix];
-                plan.push(pages, *length, &s.own, s.own_len, 1);
-                s.own_len += 1;
+                plan.push(pages, *length, &s.own, s.own_len, new);
+                s.own_len += new;
             }
             plan.cut(group);
             let outs: Vec<_> = pools.iter_mut().map(|(isa, pool)| model.run(&flat, &plan, pool, *isa, &Scoped(2))).collect();
@@ -408,14 +437,16 @@ proptest! {
             let i = step % sequences.len();
             let s = &sequences[i];
             let mut alone = Plan::default();
-            alone.push(&prefixes[s.prefix].0, prefixes[s.prefix].1, &s.own, s.own_len - 1, 1);
+            alone.push(&prefixes[s.prefix].0, prefixes[s.prefix].1, &s.own, s.own_len - new, new);
             alone.cut(group);
             let (isa, pool) = &mut pools[0];
-            let out = model.run(s.qkv.last().unwrap(), &alone, pool, *isa, &Serial);
-            prop_assert!(out == outs[0][i * width..(i + 1) * width], "sequence {i} alone");
+            let out = model.run(&s.qkv[s.qkv.len() - new..].concat(), &alone, pool, *isa, &Serial);
+            prop_assert!(out == outs[0][i * new * width..(i + 1) * new * width], "sequence {i} alone");
             if step + 1 == steps || step % 17 == 0 {
-                let expected: Vec<f64> = sequences.iter().flat_map(|s| model.reference(&s.qkv)).collect();
-                assert_close(&outs[0], &expected, 1e-5);
+                let ends = |s: &Sequence| s.qkv.len() - new + 1..=s.qkv.len();
+                let expected: Vec<f64> =
+                    sequences.iter().flat_map(|s| ends(s).flat_map(|end| model.reference(&s.qkv[..end]))).collect();
+                assert_close(&outs[0], &expected, model.tolerance());
             }
         }
     }

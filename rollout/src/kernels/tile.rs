@@ -24,10 +24,6 @@ pub(super) struct Ahead {
     pub lines: usize,
 }
 
-impl Ahead {
-    pub const NOTHING: Self = Self { from: std::ptr::null(), lines: 0 };
-}
-
 /// Floats in a cache line.
 pub(super) const LINE: usize = 16;
 /// Steps of the loop between two rounds of prefetching.

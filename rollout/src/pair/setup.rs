@@ -181,6 +181,7 @@ impl Inputs {
             device: config.rollout_device,
             kernels: config.rollout_kernels,
             rollout_dtype: config.rollout_dtype,
+            kv_dtype: config.kv_dtype,
             threads: config.threads(cores).0,
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
             max_num_batched_tokens: config.max_num_batched_tokens,

@@ -229,6 +229,28 @@ impl fmt::Display for RolloutDtype {
     }
 }
 
+/// What the sampler stores keys and values as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum KvDtype {
+    /// The element type of the export.
+    #[default]
+    Auto,
+    /// Bytes, with a scale for each position and head, rounded once when a position is stored: a quarter of the memory,
+    /// and of what a step reads. Log-probs are those of attention over the rounded keys and values. On the CPU, with the
+    /// packed kernels.
+    Int8,
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
 /// What computes the sampler's model on the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]

@@ -12,7 +12,8 @@ mod validate;
 
 pub use choices::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards, WeightSwap,
+    KvDtype, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards,
+    WeightSwap,
 };
 pub use options::TrainConfig;
 

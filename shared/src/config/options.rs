@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards, WeightSwap,
+    KvDtype, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards,
+    WeightSwap,
 };
 use crate::sampling::SamplingParams;
 
@@ -248,6 +249,9 @@ pub struct TrainConfig {
     /// What the sampler's linear layers compute in. `int8` and `bf16` sample faster on the CPU, from a rounded
     /// model: the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers.
     pub rollout_dtype: RolloutDtype,
+    /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and samples long completions
+    /// faster on the CPU; the price is a `mismatch_kl` above 0, which the importance correction answers.
+    pub kv_dtype: KvDtype,
     /// What computes the sampler's model on the CPU. The completions of the two differ by rounding.
     pub rollout_kernels: Kernels,
     /// Device of the learner.
@@ -398,6 +402,7 @@ impl Default for TrainConfig {
             weight_swap: WeightSwap::default(),
             rollout_device: Device::default(),
             rollout_dtype: RolloutDtype::default(),
+            kv_dtype: KvDtype::default(),
             rollout_kernels: Kernels::default(),
             learner_device: Device::default(),
             rollout_threads: None,

@@ -69,20 +69,24 @@ pub(super) fn record(
     instruction_set: &str,
     peak_rss_bytes: Option<u64>,
 ) -> Map<String, Value> {
-    let profile = &m.profile;
-    let record = json!({
+    let setting = json!({
         "num_prompts": workload.prompts.len(),
         "num_generations": workload.num_generations,
         "prompt_length": workload.prompts[0].len(),
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_model_len": options.max_model_len,
+        "speculative_tokens": options.speculative_tokens,
         "threads": options.threads,
         "device": options.device,
         "kernels": options.kernels,
         "rollout_dtype": options.rollout_dtype,
+        "kv_dtype": options.kv_dtype,
         "instruction_set": instruction_set,
         "dtype": dtype,
+    });
+    let profile = &m.profile;
+    let figures = json!({
         "repeats": m.all_seconds.len(),
         "generated_tokens": m.generated_tokens,
         "prefill_tokens": profile.prefill_tokens,
@@ -103,7 +107,6 @@ pub(super) fn record(
         "scheduling_seconds": profile.scheduling.as_secs_f64(),
         "decode_steps": profile.decode_steps,
         "mean_batch": profile.mean_batch(),
-        "speculative_tokens": options.speculative_tokens,
         "mean_positions": profile.decode_positions as f64 / profile.decode_rows().max(1) as f64,
         "ttft_seconds_p50": quantile(&m.ttft, 0.5),
         "ttft_seconds_p90": quantile(&m.ttft, 0.9),
@@ -113,7 +116,11 @@ pub(super) fn record(
         "tpot_seconds_p99": quantile(&m.tpot, 0.99),
         "peak_rss_bytes": peak_rss_bytes,
     });
-    match record {
+    [setting, figures].into_iter().flat_map(members).collect()
+}
+
+fn members(object: Value) -> Map<String, Value> {
+    match object {
         Value::Object(map) => map,
         other => unreachable!("the record is an object, not {other}"),
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use shared::{
     Dtype, ModelDir, PolicyVersion,
-    config::{Device, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype},
 };
 
 use super::{
@@ -117,8 +117,8 @@ impl<'a> Search<'a> {
             // Two threads of one core share its arithmetic.
             list.push(Setting { threads: first.threads / 2, ..first });
         }
-        let choice = self.options.device == Device::Cpu && self.options.rollout_dtype == RolloutDtype::Auto;
-        if given.kernels.is_none() && choice {
+        let rounded = self.options.rollout_dtype != RolloutDtype::Auto || self.options.kv_dtype != KvDtype::Auto;
+        if given.kernels.is_none() && self.options.device == Device::Cpu && !rounded {
             list.push(Setting { kernels: Kernels::Stock, ..first });
         }
         list

@@ -201,9 +201,12 @@ mod tests {
     use shared::{ModelDir, PolicyVersion, config::Device};
 
     use super::*;
-    use crate::engine::{
-        packed::page_shape,
-        session::{SessionOptions, read_manifest},
+    use crate::{
+        engine::{
+            packed::page_shape,
+            session::{SessionOptions, read_manifest},
+        },
+        kernels::element::KvFormat,
     };
 
     #[test]
@@ -215,7 +218,7 @@ mod tests {
         let manifest = read_manifest(&source, model.config()).unwrap();
         let options = PackedOptions {
             session: SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false },
-            pages: page_shape(model.config(), 17, 64),
+            pages: page_shape(model.config(), 17, 64, KvFormat::Float),
             format: crate::kernels::packed::Format::Float,
         };
         let mut backend = PackedBackend::open(&source, model.config(), &manifest, options).unwrap();

@@ -18,18 +18,19 @@ pub(super) use weights::{PackedWeights, PanelMemory};
 use shared::{Dtype, ModelConfig, WeightManifest, config::Device};
 
 use super::{EngineError, WeightSource, types::Kernels};
-use crate::kernels::pages::PageShape;
+use crate::kernels::{element::KvFormat, pages::PageShape};
 
 /// Pages beyond those of the longest sequence: prefix and completion each may leave one partly filled.
 const PARTIAL_PAGES: usize = 2;
 
 /// Sizes of the pool of pages: every slot may hold a sequence of its own of the greatest length.
-pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize) -> PageShape {
+pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PageShape {
     PageShape {
         layers: config.num_hidden_layers,
         kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
         pages: slots * (PageShape::pages_for(positions) + PARTIAL_PAGES),
+        format,
     }
 }
 

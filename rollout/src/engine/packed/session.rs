@@ -53,9 +53,11 @@ impl PackedSession {
         let spin = if options.session.spinning { SPIN } else { Duration::ZERO };
         let threads = Pool::new(options.session.threads, spin)
             .map_err(|e| EngineError::Options(format!("cannot start {} threads: {e}", options.session.threads)))?;
+        let pages = Pages::new(options.pages)
+            .map_err(|e| EngineError::Options(format!("no memory for the keys and values: {e}")))?;
         let state = Arc::new(Mutex::new(State {
             weights,
-            pages: Pages::new(options.pages),
+            pages,
             plan: Plan::default(),
             last_tokens: Vec::new(),
             heads: config.num_attention_heads,

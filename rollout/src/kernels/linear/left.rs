@@ -6,7 +6,7 @@ use super::{
     super::{
         packed::{BYTE_MAX, Format, PackedShape, TILE_STEPS, largest, nearest, to_bf16, to_bytes},
         parallel::Shared,
-        simd::{self, Isa, LANES, QUAD, Simd, Task},
+        simd::{Isa, LANES, QUAD, Simd, Task},
         tile::Tiling,
     },
     Input, Linear, Norm,
@@ -212,7 +212,7 @@ pub(in crate::kernels) unsafe fn inverse_rms<S: Simd>(x: &[f32], epsilon: f32) -
             let v = S::load(block.as_ptr());
             sums = S::fma(v, v, sums);
         }
-        simd::sum::<S>(sums)
+        S::sum(sums)
     };
     for &x in rest {
         squares += x * x;

@@ -53,6 +53,11 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn load_whole(from: *const i32) -> Self::V;
+    /// A block of bytes, as floats.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_bytes(from: *const i8) -> Self::V;
     /// `a * b + c`, rounded once.
     ///
     /// # Safety
@@ -87,6 +92,30 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn scale(v: Self::V, n: Self::V) -> Self::V;
+    /// Sum over the lanes, as a tree over halves.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        // SAFETY: passed on to the caller.
+        unsafe { fold::<Self>(v, |a, b| a + b) }
+    }
+    /// Largest lane; one that is not a number may be passed over.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn largest(v: Self::V) -> f32 {
+        // SAFETY: passed on to the caller.
+        unsafe { fold::<Self>(v, f32::max) }
+    }
+    /// Runs a task in a function of its own. All else is inlined, so a large task that stands in several places would
+    /// be compiled as often.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn call<T: Task>(task: T) -> T::Output;
     /// Asks for a cache line.
     ///
     /// # Safety
@@ -117,26 +146,6 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
         }
         S::scale(p, n)
     }
-}
-
-/// Sum over the lanes, as a tree over halves.
-///
-/// # Safety
-/// See [`Simd`].
-#[inline(always)]
-pub unsafe fn sum<S: Simd>(v: S::V) -> f32 {
-    // SAFETY: passed on to the caller.
-    unsafe { fold::<S>(v, |a, b| a + b) }
-}
-
-/// Largest lane.
-///
-/// # Safety
-/// See [`Simd`].
-#[inline(always)]
-pub unsafe fn largest<S: Simd>(v: S::V) -> f32 {
-    // SAFETY: passed on to the caller.
-    unsafe { fold::<S>(v, f32::max) }
 }
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! The lanes as an array: for machines without a known vector unit, and the model that the others are tested against.
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, Task};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +47,13 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self::V {
+        // SAFETY: the caller vouches for a block.
+        let bytes = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
+        bytes.map(f32::from)
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         lanes(|i| a[i].mul_add(b[i], c[i]))
     }
@@ -85,6 +92,12 @@ impl Simd for Plain {
     #[inline(always)]
     unsafe fn scale(v: Self::V, n: Self::V) -> Self::V {
         lanes(|i| v[i] * f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
+    }
+
+    #[inline(never)]
+    unsafe fn call<T: Task>(task: T) -> T::Output {
+        // SAFETY: plain Rust is always available.
+        unsafe { task.run::<Self>() }
     }
 
     #[inline(always)]

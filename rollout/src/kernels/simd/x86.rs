@@ -1,13 +1,16 @@
 //! AVX-512 and AVX2.
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T1, _mm_prefetch, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_round_ps,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castsi512_ps, _mm512_cvtepi32_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256, __m256i, __m512, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T1, _mm_add_ps, _mm_add_ss,
+    _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps,
+    _mm_prefetch, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_castpd_ps, _mm256_castps256_ps128,
+    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps,
+    _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps,
+    _mm512_add_ps, _mm512_and_si512, _mm512_castps_pd, _mm512_castps512_ps256, _mm512_castsi512_ps,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use super::{ByteTask, Simd, Task, dot::Vnni};
@@ -22,6 +25,7 @@ pub(super) struct Avx2;
 
 /// # Safety
 /// The machine must have AVX-512 F.
+#[inline(never)]
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn with_avx512<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction set.
@@ -38,6 +42,7 @@ pub(super) unsafe fn with_vnni<T: ByteTask>(task: T) {
 
 /// # Safety
 /// The machine must have AVX2 and FMA.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn with_avx2<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction set.
@@ -87,6 +92,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
@@ -124,6 +134,21 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn scale(v: __m512, n: __m512) -> __m512 {
         unsafe { _mm512_scalef_ps(v, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        unsafe { sum_halves(halves_of(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(v: __m512) -> f32 {
+        unsafe { largest_of_halves(halves_of(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn call<T: Task>(task: T) -> T::Output {
+        unsafe { with_avx512(task) }
     }
 
     #[inline(always)]
@@ -187,6 +212,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self::V {
+        unsafe { (load_half(from), load_half(from.add(8))) }
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         halves!(_mm256_fmadd_ps, a, b, c)
     }
@@ -227,9 +257,30 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        unsafe { sum_halves(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(v: Self::V) -> f32 {
+        unsafe { largest_of_halves(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn call<T: Task>(task: T) -> T::Output {
+        unsafe { with_avx2(task) }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(address: *const f32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
+}
+
+#[inline(always)]
+unsafe fn load_half(from: *const i8) -> __m256 {
+    // SAFETY: the caller vouches for the instruction set and for eight bytes.
+    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
 }
 
 #[inline(always)]
@@ -239,4 +290,32 @@ unsafe fn scale_half(v: __m256, n: __m256) -> __m256 {
         let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
         _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
     }
+}
+
+#[inline(always)]
+unsafe fn halves_of(v: __m512) -> (__m256, __m256) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { (_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)))) }
+}
+
+/// Joins halves until one lane is left.
+macro_rules! tree {
+    ($v:expr, $wide:ident, $narrow:ident, $single:ident) => {{
+        let v = $wide($v.0, $v.1);
+        let v = $narrow(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = $narrow(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32($single(v, _mm_movehdup_ps(v)))
+    }};
+}
+
+#[inline(always)]
+unsafe fn sum_halves(v: (__m256, __m256)) -> f32 {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { tree!(v, _mm256_add_ps, _mm_add_ps, _mm_add_ss) }
+}
+
+#[inline(always)]
+unsafe fn largest_of_halves(v: (__m256, __m256)) -> f32 {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { tree!(v, _mm256_max_ps, _mm_max_ps, _mm_max_ss) }
 }

@@ -8,7 +8,7 @@ mod warnings;
 
 use serde::Serialize;
 
-use super::{ConfigError, Device, RolloutDtype, TrainConfig};
+use super::{ConfigError, Device, KvDtype, RolloutDtype, TrainConfig};
 
 impl TrainConfig {
     /// Checks ranges and combinations.
@@ -131,6 +131,10 @@ impl TrainConfig {
         require(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
             "`rollout_dtype` int8 and bf16 are for `rollout_device` cpu: on CUDA the sampler computes in fp16",
+        )?;
+        require(
+            self.kv_dtype == KvDtype::Auto || self.rollout_device == Device::Cpu,
+            "`kv_dtype` int8 is for `rollout_device` cpu: on CUDA keys and values are fp16",
         )
     }
 }
@@ -179,7 +183,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 24] = [
+        let cases: [(&str, Break); 25] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("output_dir", |c| c.output_dir = "".into()),
@@ -204,6 +208,7 @@ mod tests {
             ("peer_timeout", |c| c.peer_timeout = 0.0),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
             ("rollout_dtype", |c| (c.rollout_dtype, c.rollout_device) = (RolloutDtype::Int8, Device::Cuda)),
+            ("kv_dtype", |c| (c.kv_dtype, c.rollout_device) = (KvDtype::Int8, Device::Cuda)),
         ];
         for (key, break_it) in cases {
             let mut config = valid();

@@ -1,7 +1,7 @@
 //! Settings that work and are probably not meant.
 
 use super::word;
-use crate::config::{AdvantageEstimator, KlEstimator, LossType, RolloutDtype, TrainConfig};
+use crate::config::{AdvantageEstimator, KlEstimator, KvDtype, LossType, RolloutDtype, TrainConfig};
 
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
@@ -65,6 +65,11 @@ impl TrainConfig {
             "`importance_sampling_correction` is off with a rounded `rollout_dtype`: nothing corrects for the rounding"
                 .into(),
         );
+        warn(
+            !self.importance_sampling_correction && self.kv_dtype != KvDtype::Auto,
+            "`importance_sampling_correction` is off with a rounded `kv_dtype`: nothing corrects for the rounding"
+                .into(),
+        );
         for (key, loss_type) in self.unused_by_loss() {
             warn(true, format!("`{key}` is an option of `loss_type` {} and has no effect", word(loss_type)));
         }
@@ -102,7 +107,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 10] = [
+        let cases: [(&str, Change); 11] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -120,6 +125,7 @@ mod tests {
             ("importance_sampling_correction", |c| {
                 (c.rollout_dtype, c.importance_sampling_correction) = (RolloutDtype::Int8, false);
             }),
+            ("kv_dtype", |c| (c.kv_dtype, c.importance_sampling_correction) = (KvDtype::Int8, false)),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),
         ];
         for (key, change) in cases {

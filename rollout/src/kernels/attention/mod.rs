@@ -1,0 +1,115 @@
+//! Grouped-query attention over a paged cache, with prompts shared by their completions.
+//!
+//! A sequence is a prefix, which other sequences may share and nobody extends any more, followed by pages of its own.
+//! The query heads of a key/value head, and the sequences of a prefix, are the rows of one product over the keys and
+//! values of that prefix, which are read once for all of them. The two parts of a row's softmax are joined by their
+//! log-sum-exps. Whether rows are multiplied together does not show in any of them.
+//!
+//! A step of many sequences reads every key and value once and does little with it, so the speed is that of the memory
+//! as long as something is always under way from there: [`ahead`] asks for coming pages from within the products.
+
+mod ahead;
+mod attend;
+mod product;
+mod softmax;
+mod store;
+
+use super::{
+    linear::Norm,
+    pages::{PAGE, PageShape, Pages},
+    parallel::{Claims, Machine, Shared},
+    plan::Plan,
+};
+
+/// Widest head.
+pub const MAX_HEAD_DIM: usize = 512;
+
+/// What does not change from call to call.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// Position tables `[positions, head_dim / 2]`.
+    pub cos: &'a [f32],
+    /// See `cos`.
+    pub sin: &'a [f32],
+    /// Norm of every query head (Qwen3).
+    pub q_norm: Option<Norm<'a>>,
+    /// Norm of every key head (Qwen3).
+    pub k_norm: Option<Norm<'a>>,
+    /// Layer of the cache.
+    pub layer: usize,
+}
+
+impl Attention<'_> {
+    /// Rotates and stores the keys and values of `qkv` (`[tokens, (heads + 2 kv_heads) * head_dim]`), and writes what
+    /// each query attends to into `out` (`[tokens, heads * head_dim]`). Scores are scaled by `head_dim^-0.5`.
+    ///
+    /// # Panics
+    /// When sizes do not fit each other, or a sequence has fewer pages or table rows than positions.
+    pub fn run(
+        &self,
+        qkv: &[f32],
+        plan: &Plan,
+        pages: &mut Pages,
+        out: &mut [f32],
+        Machine { isa, threads, .. }: Machine<'_>,
+    ) {
+        let shape = pages.shape();
+        self.check(qkv, plan, shape, out);
+        let call = Call { attention: *self, shape, plan, qkv, cache: Shared::new(pages.data()), out: Shared::new(out) };
+        // A block of whole sequences stores what it needs itself, while it is at them. Pieces of a sequence need what
+        // other tasks have stored.
+        let apart = if plan.cuts_sequences() { store::tasks(plan) } else { 0 };
+        let (to_store, to_attend) = (Claims::new(apart), Claims::new(plan.blocks.len() * shape.kv_heads));
+        threads.run(&|| {
+            to_store.run_all(|chunk| isa.run(store::Store { call: &call, chunk }));
+            isa.run(attend::Attend { call: &call, claims: &to_attend, store: apart == 0 });
+        });
+    }
+
+    fn check(&self, qkv: &[f32], plan: &Plan, shape: PageShape, out: &[f32]) {
+        let PageShape { kv_heads, head_dim, pages, layers, .. } = shape;
+        assert!(self.heads.is_multiple_of(kv_heads) && head_dim.is_multiple_of(2) && self.layer < layers);
+        assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
+        assert_eq!(qkv.len(), plan.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
+        assert_eq!(out.len(), plan.tokens() * self.heads * head_dim, "the output");
+        assert_eq!(self.cos.len(), self.sin.len(), "the tables of positions");
+        assert!([self.q_norm, self.k_norm].iter().flatten().all(|norm| norm.gamma.len() == head_dim), "norms of heads");
+        assert!(plan.pages.iter().all(|&page| (page as usize) < pages), "a page outside the pool");
+        for span in &plan.spans {
+            let own = span.own_len + span.tokens.len();
+            assert!(span.prefix_pages.len() * PAGE >= span.prefix_len && span.own_pages.len() * PAGE >= own);
+            assert!((span.prefix_len + own) * (head_dim / 2) <= self.cos.len(), "more positions than the tables have");
+        }
+        let blocks: usize = plan.blocks.iter().map(ExactSizeIterator::len).sum();
+        assert_eq!(blocks, plan.tokens(), "a plan is cut after the last sequence was added");
+    }
+}
+
+struct Call<'a> {
+    attention: Attention<'a>,
+    shape: PageShape,
+    plan: &'a Plan,
+    qkv: &'a [f32],
+    cache: Shared<f32>,
+    out: Shared<f32>,
+}
+
+impl Call<'_> {
+    /// Query heads of a key/value head.
+    fn group(&self) -> usize {
+        self.attention.heads / self.shape.kv_heads
+    }
+
+    /// One head of a token: the query heads, then those of the keys, then those of the values.
+    fn row(&self, token: usize, head: usize) -> &[f32] {
+        let (heads, head_dim) = (self.attention.heads + 2 * self.shape.kv_heads, self.shape.head_dim);
+        &self.qkv[(token * heads + head) * head_dim..][..head_dim]
+    }
+
+    /// Keys, values and scales of a page in the call's list of pages.
+    fn page(&self, head: usize, page: usize) -> *mut f32 {
+        self.cache.at(self.shape.offset(self.attention.layer, head, self.plan.pages[page]))
+    }
+}

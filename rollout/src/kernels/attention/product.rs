@@ -1,0 +1,251 @@
+//! The products of attention: queries with keys, and weights with values.
+
+use std::{marker::PhantomData, ops::Range};
+
+use super::{
+    super::{
+        element::Element,
+        pages::PAGE,
+        simd::{LANES, Simd, Task},
+        tile::{LINE, UNROLL},
+    },
+    Call,
+    ahead::Ahead,
+};
+
+/// Some pages of the call's list, as one key/value head sees them.
+#[derive(Clone)]
+pub(super) struct Part<'a> {
+    pub call: &'a Call<'a>,
+    pub head: usize,
+    pub pages: Range<usize>,
+}
+
+impl Part<'_> {
+    pub fn page(&self, index: usize) -> *mut f32 {
+        self.call.page(self.head, self.pages.start + index)
+    }
+}
+
+/// A matrix of floats, row by row.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    pub data: *mut f32,
+    pub stride: usize,
+}
+
+impl Matrix {
+    pub fn row(self, row: usize) -> Self {
+        Self { data: self.data.wrapping_add(row * self.stride), ..self }
+    }
+}
+
+/// `scores[r][position] = queries[r] * keys[position]` for `R` rows over all positions of the part.
+///
+/// # Safety
+/// The instruction set of `S` must be available; `queries` is `[R, head_dim]`, `scores` `[R, pages * PAGE]`, and the
+/// pages hold elements of type `E`.
+#[inline(always)]
+pub(super) unsafe fn scores<S: Simd, E: Element, const R: usize>(
+    part: &Part<'_>,
+    queries: Matrix,
+    scores: Matrix,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: passed on to the caller.
+    unsafe { S::call(Scores::<E, R> { part, queries, scores, ahead, element: PhantomData }) };
+}
+
+struct Scores<'a, E, const R: usize> {
+    part: &'a Part<'a>,
+    queries: Matrix,
+    scores: Matrix,
+    ahead: &'a mut Ahead,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const R: usize> Task for Scores<'_, E, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { part, queries, scores, ahead, .. } = self;
+        let count = part.pages.len();
+        let mut page = 0;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            // Few rows leave registers for more columns, and chains of sums that need not wait for each other.
+            while 2 * R <= S::ROWS && page + 4 <= count {
+                keys::<S, E, R, 4>(part, page, queries, scores, ahead);
+                page += 4;
+            }
+            while page + 2 <= count {
+                keys::<S, E, R, 2>(part, page, queries, scores, ahead);
+                page += 2;
+            }
+            if page < count {
+                keys::<S, E, R, 1>(part, page, queries, scores, ahead);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn keys<S: Simd, E: Element, const R: usize, const N: usize>(
+    part: &Part<'_>,
+    first: usize,
+    queries: Matrix,
+    scores: Matrix,
+    ahead: &mut Ahead,
+) {
+    let shape = part.call.shape;
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let pages: [*const f32; N] = std::array::from_fn(|n| part.page(first + n).cast_const());
+        let mut sums = [[S::splat(0.0); N]; R];
+        multiply::<S, E, R, N>(shape.head_dim, queries, pages.map(<*const f32>::cast), PAGE, ahead, &mut sums);
+        for n in 0..N {
+            let scale = if E::SCALED { S::load(pages[n].add(shape.key_scales_at())) } else { S::splat(1.0) };
+            for (r, row) in sums.iter().enumerate() {
+                let v = if E::SCALED { S::mul(row[n], scale) } else { row[n] };
+                S::store(scores.row(r).data.add((first + n) * PAGE), v);
+            }
+        }
+    }
+}
+
+/// `out[r] = Σ weights[r][position] * values[position]` for `R` rows over the first `positions` positions of the part;
+/// those behind are not read, since what lies there may be stale.
+///
+/// # Safety
+/// The instruction set of `S` must be available; `weights` is `[R, pages * PAGE]`, `out` `[R, value_width]`, and the
+/// pages hold elements of type `E`.
+#[inline(always)]
+pub(super) unsafe fn weighted<S: Simd, E: Element, const R: usize>(
+    part: &Part<'_>,
+    positions: usize,
+    weights: Matrix,
+    out: Matrix,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: passed on to the caller.
+    unsafe { S::call(Weighted::<E, R> { part, positions, weights, out, ahead, element: PhantomData }) };
+}
+
+struct Weighted<'a, E, const R: usize> {
+    part: &'a Part<'a>,
+    positions: usize,
+    weights: Matrix,
+    out: Matrix,
+    ahead: &'a mut Ahead,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const R: usize> Task for Weighted<'_, E, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { part, positions, weights, out, ahead, .. } = self;
+        let blocks = part.call.shape.value_width() / LANES;
+        let mut block = 0;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            while 2 * R <= S::ROWS && block + 4 <= blocks {
+                values::<S, E, R, 4>(part, positions, block, weights, out, ahead);
+                block += 4;
+            }
+            while block + 2 <= blocks {
+                values::<S, E, R, 2>(part, positions, block, weights, out, ahead);
+                block += 2;
+            }
+            if block < blocks {
+                values::<S, E, R, 1>(part, positions, block, weights, out, ahead);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn values<S: Simd, E: Element, const R: usize, const N: usize>(
+    part: &Part<'_>,
+    positions: usize,
+    block: usize,
+    weights: Matrix,
+    out: Matrix,
+    ahead: &mut Ahead,
+) {
+    let shape = part.call.shape;
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut sums = [[S::splat(0.0); N]; R];
+        for page in 0..part.pages.len() {
+            let values = part.page(page).add(shape.values_at()).cast_const().cast::<E>();
+            let columns = std::array::from_fn(|n| values.add((block + n) * LANES));
+            let weights = Matrix { data: weights.data.add(page * PAGE), ..weights };
+            let depth = PAGE.min(positions - page * PAGE);
+            multiply::<S, E, R, N>(depth, weights, columns, shape.value_width(), ahead, &mut sums);
+        }
+        for (r, row) in sums.into_iter().enumerate() {
+            for (n, v) in row.into_iter().enumerate() {
+                S::store(out.row(r).data.add((block + n) * LANES), v);
+            }
+        }
+    }
+}
+
+/// `sums[r][n] += Σ a[r, k] * b[k, n]` for k in ascending order; block `n` of row `k` is at `b[n] + k * step`.
+#[inline(always)]
+unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
+    depth: usize,
+    a: Matrix,
+    b: [*const E; N],
+    step: usize,
+    ahead: &mut Ahead,
+    sums: &mut [[S::V; N]; R],
+) {
+    // What is asked for in a round: twice what a round reads, so that heads of many rows run ahead for those of few.
+    let lines = (2 * UNROLL * N * LANES * size_of::<E>()).div_ceil(LINE * size_of::<f32>());
+    let mut acc = *sums;
+    let mut k = 0;
+    // SAFETY: k stays below depth; the rest is passed on to the caller.
+    unsafe {
+        // Before the loop: a branch within it would cost the sums their registers.
+        ahead.fetch::<S>(depth / UNROLL * lines);
+        while k + UNROLL <= depth {
+            for i in 0..UNROLL {
+                step_of::<S, E, R, N>(k + i, a, b, step, &mut acc);
+            }
+            k += UNROLL;
+        }
+        while k < depth {
+            step_of::<S, E, R, N>(k, a, b, step, &mut acc);
+            k += 1;
+        }
+    }
+    *sums = acc;
+}
+
+#[inline(always)]
+unsafe fn step_of<S: Simd, E: Element, const R: usize, const N: usize>(
+    k: usize,
+    a: Matrix,
+    b: [*const E; N],
+    step: usize,
+    acc: &mut [[S::V; N]; R],
+) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        // Loops instead of closures, which would not be compiled for the instruction set.
+        let mut columns = [S::splat(0.0); N];
+        for (column, block) in columns.iter_mut().zip(b) {
+            *column = E::load::<S>(block.add(k * step));
+        }
+        for (r, row) in acc.iter_mut().enumerate() {
+            let x = S::splat(*a.data.add(r * a.stride + k));
+            for (sum, column) in row.iter_mut().zip(columns) {
+                *sum = S::fma(x, column, *sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Rotation, and the way of keys and values into the cache.
+
+use super::{
+    super::{
+        element::{Element, KvFormat},
+        linear::{Norm, inverse_rms},
+        pages::{PAGE, PageShape},
+        plan::Plan,
+        simd::{Simd, Task},
+    },
+    Call, MAX_HEAD_DIM,
+};
+
+/// Tokens whose keys and values one task stores: neighbours may share cache lines of a page.
+const TOKENS: usize = 8;
+
+/// How many tasks store the tokens of a plan.
+pub(super) fn tasks(plan: &Plan) -> usize {
+    plan.tokens().div_ceil(TOKENS)
+}
+
+/// Stores the keys and values of some tokens.
+pub(super) struct Store<'a> {
+    pub call: &'a Call<'a>,
+    pub chunk: usize,
+}
+
+impl Task for Store<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let tokens = self.chunk * TOKENS..((self.chunk + 1) * TOKENS).min(self.call.plan.tokens());
+        for token in tokens {
+            for head in 0..self.call.shape.kv_heads {
+                // SAFETY: passed on to the caller; no other task stores these tokens.
+                unsafe {
+                    match self.call.shape.format {
+                        KvFormat::Float => store::<S, f32>(self.call, token, head),
+                        KvFormat::Byte => store::<S, i8>(self.call, token, head),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Stores the key and the value of one token and head.
+///
+/// # Safety
+/// The instruction set of `S` must be available; the pages hold elements of type `E`, and nobody else touches this
+/// position of the sequence.
+#[inline(always)]
+pub(super) unsafe fn store<S: Simd, E: Element>(call: &Call<'_>, token: usize, head: usize) {
+    let PageShape { kv_heads, head_dim, .. } = call.shape;
+    let span = &call.plan.spans[call.plan.span_of[token]];
+    let own = span.own_len + token - span.tokens.start;
+    let (page, place) = (call.page(head, span.own_pages.start + own / PAGE), own % PAGE);
+    let head = call.attention.heads + head;
+    let mut key = [0.0; MAX_HEAD_DIM];
+    // SAFETY: the place lies within the page; the rest is passed on to the caller.
+    unsafe {
+        rotate::<S>(call, token, head, call.attention.k_norm, &mut key);
+        let key_scale = E::write(&key[..head_dim], page.cast::<E>().add(place), PAGE);
+        let to = page.add(call.shape.values_at()).cast::<E>().add(place * call.shape.value_width());
+        let value_scale = E::write(call.row(token, head + kv_heads), to, 1);
+        if E::SCALED {
+            *page.add(call.shape.key_scales_at() + place) = key_scale;
+            *page.add(call.shape.value_scales_at() + place) = value_scale;
+        }
+    }
+}
+
+/// Writes the rotated and scaled query of one token and head.
+///
+/// # Safety
+/// The instruction set of `S` must be available.
+#[inline(always)]
+pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, to: &mut [f32]) {
+    let scale = (call.shape.head_dim as f32).powf(-0.5);
+    // SAFETY: passed on to the caller.
+    unsafe { rotate::<S>(call, token, head, call.attention.q_norm, to) };
+    for x in to {
+        *x *= scale;
+    }
+}
+
+/// Norm and rotation of one head of a token, halves against each other (not interleaved).
+#[inline(always)]
+unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, head: usize, norm: Option<Norm<'_>>, out: &mut [f32]) {
+    let x = call.row(token, head);
+    let out = &mut out[..x.len()];
+    match norm {
+        None => out.copy_from_slice(x),
+        Some(Norm { gamma, epsilon }) => {
+            // SAFETY: the instruction set is the caller's.
+            let inverse = unsafe { inverse_rms::<S>(x, epsilon) };
+            for (to, (x, gamma)) in out.iter_mut().zip(x.iter().zip(gamma)) {
+                *to = x * inverse * gamma;
+            }
+        }
+    }
+    let span = &call.plan.spans[call.plan.span_of[token]];
+    let position = span.prefix_len + span.own_len + token - span.tokens.start;
+    let half = x.len() / 2;
+    let table = position * half..(position + 1) * half;
+    let (cos, sin) = (&call.attention.cos[table.clone()], &call.attention.sin[table]);
+    let (low, high) = out.split_at_mut(half);
+    for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+        (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
+    }
+}
