@@ -1,61 +1,128 @@
-//! Asking for pages before they are read.
+//! Asking for keys and values before they are read.
 
-use super::super::{simd::Simd, tile::LINE};
+use super::{
+    super::{
+        pages::PageShape,
+        simd::Simd,
+        tile::{LINE, UNROLL},
+    },
+    product::Part,
+};
 
-/// Pages that may be asked for before the one at hand: they wait in the second cache level.
-const MOST: usize = 16;
+/// Keys, or values, of a page.
+#[derive(Clone, Copy)]
+struct Half {
+    from: *const f32,
+    /// The scales of bytes lie elsewhere in the page.
+    scales: Option<*const f32>,
+}
 
-/// The pages of a thread's tasks in the order in which they are read, and how far they have been asked for.
+/// Halves that may be asked for before the one at hand: they wait in the second cache level.
+const LEAD: usize = 8;
+
+/// Halves that are read at once, at most.
+const AT_ONCE: usize = 4;
+
+/// The halves of pages that a thread's jobs read, in the order in which they do, and how far they have been asked for.
 #[derive(Default)]
 pub(super) struct Ahead {
-    pages: Vec<*const f32>,
-    page_lines: usize,
-    /// First page that has not been asked for.
+    halves: Vec<Half>,
+    /// Cache lines of a half.
+    lines: usize,
+    /// First half that has not been asked for.
     next: usize,
-    /// Pages that were read.
-    read: usize,
-    /// The rest of the page before `next`.
-    from: *const f32,
-    left: usize,
+    /// Halves that are not needed any more.
+    passed: usize,
 }
 
 impl Ahead {
-    /// Forgets the last call; pages have `page_len` words in this one.
-    pub fn clear(&mut self, page_len: usize) {
-        let pages = std::mem::take(&mut self.pages);
-        *self = Self { pages, page_lines: page_len.div_ceil(LINE), ..Self::default() };
-        self.pages.clear();
+    /// Forgets the last call.
+    pub fn clear(&mut self, shape: PageShape) {
+        let halves = std::mem::take(&mut self.halves);
+        *self = Self { halves, lines: shape.values_at().div_ceil(LINE), ..Self::default() };
+        self.halves.clear();
     }
 
-    /// Adds a page behind all others.
-    pub fn push(&mut self, page: *const f32) {
-        self.pages.push(page);
-    }
-
-    /// The next `count` pages are being read.
-    pub fn reading(&mut self, count: usize) {
-        self.read += count;
-        if self.next < self.read {
-            (self.next, self.left) = (self.read, 0);
+    /// Adds a part behind all others: its keys, then its values.
+    pub fn push(&mut self, part: &Part<'_>) {
+        let shape = part.call.shape;
+        for (at, scales_at) in [(0, shape.key_scales_at()), (shape.values_at(), shape.value_scales_at())] {
+            self.halves.extend((0..part.pages.len()).map(|index| {
+                let page = part.page(index).cast_const();
+                let scales = (scales_at < shape.page_len()).then(|| page.wrapping_add(scales_at));
+                Half { from: page.wrapping_add(at), scales }
+            }));
         }
     }
 
-    /// Asks for up to `lines` cache lines.
+    /// The next `count` halves are not needed any more.
+    pub fn pass(&mut self, count: usize) {
+        self.passed += count;
+    }
+
+    /// `count` halves from the `index`th on that has not passed are being read. What is to be asked for meanwhile: as many,
+    /// and one more until there is enough of a lead. Asking faster than memory answers keeps what lies in the caches
+    /// waiting too.
+    ///
+    /// # Safety
+    /// The instruction set of `S` must be available.
     #[inline(always)]
-    pub unsafe fn fetch<S: Simd>(&mut self, lines: usize) {
-        if self.left == 0 {
-            if self.next >= self.pages.len().min(self.read + MOST) {
-                return;
-            }
-            (self.from, self.left) = (self.pages[self.next], self.page_lines);
+    pub unsafe fn reading<S: Simd>(&mut self, index: usize, count: usize) -> Coming {
+        let read = self.passed + index + count;
+        self.next = self.next.max(read);
+        let end = self.halves.len().min(read + LEAD).min(self.next + count + 1);
+        let mut coming = Coming { lines: self.lines, ..Coming::NOTHING };
+        while self.next < end {
+            let half = self.halves[self.next];
+            coming.from[coming.count] = half.from;
+            coming.count += 1;
             self.next += 1;
+            if let Some(scales) = half.scales {
+                // SAFETY: passed on to the caller.
+                unsafe { S::prefetch(scales) };
+            }
         }
-        let lines = lines.min(self.left);
-        for line in 0..lines {
-            // SAFETY: passed on to the caller.
-            unsafe { S::prefetch(self.from.wrapping_add(line * LINE)) };
+        coming
+    }
+}
+
+/// Halves that are asked for while others are read.
+pub(super) struct Coming {
+    from: [*const f32; AT_ONCE + 1],
+    count: usize,
+    lines: usize,
+}
+
+impl Coming {
+    /// None.
+    pub const NOTHING: Self = Self { from: [std::ptr::null(); AT_ONCE + 1], count: 0, lines: 0 };
+
+    /// Lines of each half to be asked for in every round of [`UNROLL`] of `steps` steps, and the rest after the last.
+    pub fn lines_a_round(&self, steps: usize) -> usize {
+        self.lines.checked_div(steps / UNROLL).unwrap_or(0)
+    }
+
+    /// Asks for some lines of each half.
+    ///
+    /// # Safety
+    /// The instruction set of `S` must be available.
+    #[inline(always)]
+    pub unsafe fn fetch<S: Simd>(&self, first: usize, lines: usize) {
+        for from in &self.from[..self.count] {
+            for line in first..first + lines {
+                // SAFETY: passed on to the caller.
+                unsafe { S::prefetch(from.wrapping_add(line * LINE)) };
+            }
         }
-        self.from = self.from.wrapping_add(lines * LINE);
-        self.left -= lines;
+    }
+
+    /// Asks for the lines from `first` on.
+    ///
+    /// # Safety
+    /// The instruction set of `S` must be available.
+    #[inline(always)]
+    pub unsafe fn fetch_rest<S: Simd>(&self, first: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.fetch::<S>(first, self.lines.saturating_sub(first)) };
     }
 }

@@ -64,7 +64,7 @@ impl Task for Attend<'_> {
 impl<'a> Attend<'a> {
     #[inline(always)]
     unsafe fn jobs<S: Simd, E: Element>(self, buffer: &mut Vec<f32>, ahead: &mut Ahead) {
-        ahead.clear(self.call.shape.page_len());
+        ahead.clear(self.call.shape);
         let mut next = self.claim(ahead);
         while let Some(job) = next {
             // Claimed one early, so that its pages are on their way.
@@ -90,10 +90,10 @@ impl<'a> Attend<'a> {
         // Pieces of a sequence read what the piece before has just read.
         let spans = if self.store { job.spans() } else { &[] };
         if let Some(first) = spans.first() {
-            job.prefix(first).pages.for_each(|page| ahead.push(self.call.page(job.head, page).cast_const()));
+            ahead.push(&job.prefix(first));
         }
         for span in spans {
-            job.own(span).0.pages.for_each(|page| ahead.push(self.call.page(job.head, page).cast_const()));
+            ahead.push(&job.own(span).0);
         }
         Some(job)
     }
@@ -212,7 +212,6 @@ unsafe fn part<S: Simd, E: Element>(
     let values = Matrix { data: out.values.as_mut_ptr(), stride: shape.value_width() };
     let tiling = Tiling::new(rows, S::ROWS);
     let longest = length(rows - 1);
-    ahead.reading(part.pages.len());
     // SAFETY: the matrices have these rows; the rest is passed on to the caller.
     unsafe {
         for first in (0..part.pages.len()).step_by(CHUNK) {
@@ -224,6 +223,7 @@ unsafe fn part<S: Simd, E: Element>(
                 to.data = to.data.add(first * PAGE);
                 for_rows!(height, scores::<S, E>(&chunk, queries.row(row), to, ahead));
             }
+            ahead.pass(chunk.pages.len());
         }
         for (row, scores) in buffer[..rows * stride].chunks_exact_mut(stride).enumerate() {
             (out.largest[row], out.sum[row]) = exponentials::<S, E>(part, scores, length(row));
@@ -232,5 +232,6 @@ unsafe fn part<S: Simd, E: Element>(
             let (row, height) = tiling.tile(tile);
             for_rows!(height, weighted::<S, E>(part, longest, weights.row(row), values.row(row), ahead));
         }
+        ahead.pass(part.pages.len());
     }
 }

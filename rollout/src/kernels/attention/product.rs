@@ -7,10 +7,10 @@ use super::{
         element::Element,
         pages::PAGE,
         simd::{LANES, Simd, Task},
-        tile::{LINE, UNROLL},
+        tile::UNROLL,
     },
     Call,
-    ahead::Ahead,
+    ahead::{Ahead, Coming},
 };
 
 /// Some pages of the call's list, as one key/value head sees them.
@@ -102,8 +102,9 @@ unsafe fn keys<S: Simd, E: Element, const R: usize, const N: usize>(
     // SAFETY: passed on to the caller.
     unsafe {
         let pages: [*const f32; N] = std::array::from_fn(|n| part.page(first + n).cast_const());
+        let coming = ahead.reading::<S>(first, N);
         let mut sums = [[S::splat(0.0); N]; R];
-        multiply::<S, E, R, N>(shape.head_dim, queries, pages.map(<*const f32>::cast), PAGE, ahead, &mut sums);
+        multiply::<S, E, R, N>(shape.head_dim, queries, pages.map(<*const f32>::cast), PAGE, &coming, &mut sums);
         for n in 0..N {
             let scale = if E::SCALED { S::load(pages[n].add(shape.key_scales_at())) } else { S::splat(1.0) };
             for (r, row) in sums.iter().enumerate() {
@@ -184,7 +185,8 @@ unsafe fn values<S: Simd, E: Element, const R: usize, const N: usize>(
             let columns = std::array::from_fn(|n| values.add((block + n) * LANES));
             let weights = Matrix { data: weights.data.add(page * PAGE), ..weights };
             let depth = PAGE.min(positions - page * PAGE);
-            multiply::<S, E, R, N>(depth, weights, columns, shape.value_width(), ahead, &mut sums);
+            let coming = ahead.reading::<S>(page, 1);
+            multiply::<S, E, R, N>(depth, weights, columns, shape.value_width(), &coming, &mut sums);
         }
         for (r, row) in sums.into_iter().enumerate() {
             for (n, v) in row.into_iter().enumerate() {
@@ -201,26 +203,36 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
     a: Matrix,
     b: [*const E; N],
     step: usize,
-    ahead: &mut Ahead,
+    coming: &Coming,
     sums: &mut [[S::V; N]; R],
 ) {
-    // What is asked for in a round: twice what a round reads, so that heads of many rows run ahead for those of few.
-    let lines = (2 * UNROLL * N * LANES * size_of::<E>()).div_ceil(LINE * size_of::<f32>());
+    // The sums of many rows fill the registers, and would leave them for what a round asks for.
+    let light = 2 * R <= S::ROWS;
+    let lines = coming.lines_a_round(depth);
+    let mut asked = 0;
     let mut acc = *sums;
     let mut k = 0;
     // SAFETY: k stays below depth; the rest is passed on to the caller.
     unsafe {
-        // Before the loop: a branch within it would cost the sums their registers.
-        ahead.fetch::<S>(depth / UNROLL * lines);
+        if !light {
+            coming.fetch_rest::<S>(0);
+        }
         while k + UNROLL <= depth {
             for i in 0..UNROLL {
                 step_of::<S, E, R, N>(k + i, a, b, step, &mut acc);
+            }
+            if light {
+                coming.fetch::<S>(asked, lines);
+                asked += lines;
             }
             k += UNROLL;
         }
         while k < depth {
             step_of::<S, E, R, N>(k, a, b, step, &mut acc);
             k += 1;
+        }
+        if light {
+            coming.fetch_rest::<S>(asked);
         }
     }
     *sums = acc;
