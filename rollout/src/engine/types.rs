@@ -16,6 +16,7 @@ impl From<RolloutDtype> for Format {
             RolloutDtype::Auto => Self::Float,
             RolloutDtype::Int8 => Self::Byte,
             RolloutDtype::Bf16 => Self::Half,
+            RolloutDtype::Bf16x3 => Self::Split,
         }
     }
 }

@@ -44,14 +44,26 @@ pub enum Format {
     /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
     /// fp32. What is below the smallest normal number counts as 0, also among the sums of AMX.
     Half,
+    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of [`Format::Half`], the
+    /// large halves follow the small ones. Inputs likewise. All products but those of two small halves are summed, in
+    /// fp32, so a product of two numbers is off by some 2^-17 of itself.
+    Split,
 }
 
 impl Format {
+    /// Steps that tile registers take at once, with zeros to fill up the last of them.
+    pub(super) fn round(self) -> usize {
+        match self {
+            Self::Split => 2 * TILE_STEPS,
+            _ => TILE_STEPS,
+        }
+    }
+
     /// Elements in a word of four bytes.
     #[must_use]
     pub fn per_word(self) -> usize {
         match self {
-            Self::Float => 1,
+            Self::Float | Self::Split => 1,
             Self::Half => 2,
             Self::Byte => QUAD,
         }
@@ -96,7 +108,7 @@ impl PackedShape {
     pub(super) fn steps(&self) -> usize {
         match self.format {
             Format::Float => self.depth,
-            Format::Half | Format::Byte => self.depth.div_ceil(self.format.per_word()).next_multiple_of(TILE_STEPS),
+            _ => self.depth.div_ceil(self.format.per_word()).next_multiple_of(self.format.round()),
         }
     }
 
@@ -163,7 +175,12 @@ impl PackedShape {
                     Format::Float => pack_panel(&rows, out),
                     Format::Half => {
                         for (lane, row) in rows.iter().enumerate() {
-                            round_column(row.unwrap_or_default(), lane, bytemuck::cast_slice_mut(out));
+                            round_column(row.unwrap_or_default(), lane, bytemuck::cast_slice_mut(out), to_bf16);
+                        }
+                    }
+                    Format::Split => {
+                        for (lane, row) in rows.iter().enumerate() {
+                            split_column(row.unwrap_or_default(), lane, out);
                         }
                     }
                     Format::Byte => {
@@ -238,12 +255,34 @@ pub(super) fn to_bf16(x: f32) -> u16 {
 
 const SIGN: u32 = 1 << 31;
 
-/// Rounds a column to bf16.
-fn round_column(row: &[f32], lane: usize, out: &mut [u16]) {
+/// What rounding to bf16 leaves, as bf16.
+#[inline(always)]
+pub(super) fn small_half(x: f32) -> u16 {
+    to_bf16(x - from_bf16(to_bf16(x)))
+}
+
+#[inline(always)]
+pub(super) fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
+/// Makes bf16 of a column.
+fn round_column(row: &[f32], lane: usize, out: &mut [u16], round: fn(f32) -> u16) {
     for (step, place) in out[lane * 2..].chunks_mut(2 * PANEL).enumerate() {
         for (i, half) in place[..2].iter_mut().enumerate() {
-            *half = row.get(step * 2 + i).map_or(0, |&x| to_bf16(x));
+            *half = row.get(step * 2 + i).map_or(0, |&x| round(x));
         }
+    }
+}
+
+/// Makes small and large halves of a column, tile by tile.
+fn split_column(row: &[f32], lane: usize, out: &mut [f32]) {
+    for (tile, place) in out.chunks_mut(Format::Split.round() * PANEL).enumerate() {
+        let row = row.get(tile * 2 * TILE_STEPS..).unwrap_or_default();
+        let row = &row[..row.len().min(2 * TILE_STEPS)];
+        let (small, large) = place.split_at_mut(TILE_STEPS * PANEL);
+        round_column(row, lane, bytemuck::cast_slice_mut(small), small_half);
+        round_column(row, lane, bytemuck::cast_slice_mut(large), to_bf16);
     }
 }
 

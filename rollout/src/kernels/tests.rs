@@ -184,6 +184,26 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
+    fn two_halves_are_close_to_the_product_of_the_values(
+        seed in any::<u64>(), rows in 1usize..=130, depth in 1usize..150,
+        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
+        let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
+        layer.shape.format = Format::Split;
+        let x = normal(&mut stream, rows * depth);
+        let input = Input { x: &x, rows: None, residual: None };
+        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
+        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
+        let row = seed as usize % rows;
+        let alone = layer.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
+        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+        // One half alone is a hundred times further off.
+        assert_close(&all[0], &layer.reference(&x, None), 1e-4);
+    }
+
+    #[test]
     fn halves_are_the_product_of_the_rounded_values(
         seed in any::<u64>(), rows in 1usize..=130, depth in 1usize..150,
         parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool,
@@ -215,7 +235,7 @@ proptest! {
 fn tiles_are_used_where_the_machine_has_them() {
     // Of many rows and columns, so that two blocks of rows, one, and a part of one come up.
     let mut stream = Stream::new(&[7]);
-    for (format, name) in [(Format::Byte, "amx-int8"), (Format::Half, "amx-bf16")] {
+    for (format, name) in [(Format::Byte, "amx-int8"), (Format::Half, "amx-bf16"), (Format::Split, "amx-bf16x3")] {
         let mut layer = Layer::random(&mut stream, 576, &[192], Columns::Joined, false, true);
         layer.shape.format = format;
         for rows in [1, 16, 17, 32, 33, 48, 100] {

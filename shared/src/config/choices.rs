@@ -217,6 +217,9 @@ pub enum RolloutDtype {
     /// Weights and inputs rounded to bf16, sums in fp32; the rest of the model stays fp32. On the CPU, with the packed
     /// kernels.
     Bf16,
+    /// Weights and inputs as sums of two bf16, sums in fp32: close to fp32, and faster with AMX. On the CPU, with the
+    /// packed kernels.
+    Bf16x3,
 }
 
 impl fmt::Display for RolloutDtype {
@@ -225,6 +228,7 @@ impl fmt::Display for RolloutDtype {
             Self::Auto => "auto",
             Self::Int8 => "int8",
             Self::Bf16 => "bf16",
+            Self::Bf16x3 => "bf16x3",
         })
     }
 }

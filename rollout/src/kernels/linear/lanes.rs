@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        packed::TILE_STEPS,
+        packed::{Format, TILE_STEPS},
         simd::{ByteTask, Dot, LANES, QUAD, Simd, Task},
         tile::{Ahead, LINE, Left, PANEL, Right, UNROLL, for_rows, multiply},
     },
@@ -34,7 +34,7 @@ impl ByteTask for Panels<'_> {
     }
 }
 
-/// [`Panels`] of bf16.
+/// [`Panels`] of bf16, alone or as halves.
 pub(super) struct Halves<'a>(pub Panels<'a>);
 
 impl Task for Halves<'_> {
@@ -109,46 +109,60 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: us
     }
 }
 
-/// In the order of AMX: sixteen steps at a time, a chain of the first and one of the second elements of all pairs.
 #[inline(always)]
 unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
     let shape = job.layer.shape;
     // SAFETY: as above.
     unsafe {
-        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
-        let rows = job.left.at(job.layout.tile(first));
+        let mut columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
+        let mut rows = job.left.at(job.layout.tile(first)).cast_const();
         let mut sums = [[S::splat(0.0); 2]; R];
-        for tile in (0..shape.steps()).step_by(TILE_STEPS) {
-            let mut chains = [[[S::splat(0.0); 2]; 2]; R];
-            for step in tile..tile + TILE_STEPS {
-                let pairs = columns.add(step * PANEL);
-                let ([low, high], [low_second, high_second]) = {
-                    let (low, high) = (S::load_pairs(pairs), S::load_pairs(pairs.add(LANES)));
-                    ([low.0, high.0], [low.1, high.1])
-                };
-                for (r, [firsts, seconds]) in chains.iter_mut().enumerate() {
-                    let x = S::splat(*rows.add(2 * step * R + r));
-                    firsts[0] = S::fma(x, low, firsts[0]);
-                    firsts[1] = S::fma(x, high, firsts[1]);
-                    let x = S::splat(*rows.add((2 * step + 1) * R + r));
-                    seconds[0] = S::fma(x, low_second, seconds[0]);
-                    seconds[1] = S::fma(x, high_second, seconds[1]);
-                }
-                if step % UNROLL == 0 {
-                    for _ in 0..ahead.lines {
-                        S::prefetch(ahead.from);
-                        ahead.from = ahead.from.wrapping_add(LINE);
-                    }
-                }
+        for _ in 0..shape.steps() / shape.format.round() {
+            // Places of a tile among those of a round, on the left and on the right.
+            let products: &[(usize, usize)] =
+                if shape.format == Format::Split { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
+            for &(left, right) in products {
+                let (rows, columns) = (rows.add(left * 2 * TILE_STEPS * R), columns.add(right * TILE_STEPS * PANEL));
+                pairs::<S, R>(rows, columns, &mut sums);
             }
-            for (sums, [firsts, seconds]) in sums.iter_mut().zip(chains) {
-                for n in 0..2 {
-                    sums[n] = S::add(sums[n], S::add(firsts[n], seconds[n]));
-                }
+            for _ in 0..shape.format.round() / UNROLL * ahead.lines {
+                S::prefetch(ahead.from);
+                ahead.from = ahead.from.wrapping_add(LINE);
             }
+            rows = rows.add(2 * shape.format.round() * R);
+            columns = columns.add(shape.format.round() * PANEL);
         }
         for (r, [low, high]) in sums.into_iter().enumerate() {
             finish_biased::<S>(job, panel, first + r, low, high);
+        }
+    }
+}
+
+/// A product of tiles in the order of AMX: a chain of the first and one of the second elements of all pairs.
+#[inline(always)]
+unsafe fn pairs<S: Simd, const R: usize>(rows: *const f32, columns: *const f32, sums: &mut [[S::V; 2]; R]) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut chains = [[[S::splat(0.0); 2]; 2]; R];
+        for step in 0..TILE_STEPS {
+            let pairs = columns.add(step * PANEL);
+            let ([low, high], [low_second, high_second]) = {
+                let (low, high) = (S::load_pairs(pairs), S::load_pairs(pairs.add(LANES)));
+                ([low.0, high.0], [low.1, high.1])
+            };
+            for (r, [firsts, seconds]) in chains.iter_mut().enumerate() {
+                let x = S::splat(*rows.add(2 * step * R + r));
+                firsts[0] = S::fma(x, low, firsts[0]);
+                firsts[1] = S::fma(x, high, firsts[1]);
+                let x = S::splat(*rows.add((2 * step + 1) * R + r));
+                seconds[0] = S::fma(x, low_second, seconds[0]);
+                seconds[1] = S::fma(x, high_second, seconds[1]);
+            }
+        }
+        for (sums, [firsts, seconds]) in sums.iter_mut().zip(chains) {
+            for n in 0..2 {
+                sums[n] = S::add(sums[n], S::add(firsts[n], seconds[n]));
+            }
         }
     }
 }

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 
 use super::{
     super::{
-        packed::{BYTE_MAX, Format, PackedShape, TILE_STEPS, largest, nearest, to_bf16, to_bytes},
+        packed::{
+            BYTE_MAX, Format, PackedShape, TILE_STEPS, from_bf16, largest, nearest, small_half, to_bf16, to_bytes,
+        },
         parallel::Shared,
         simd::{Isa, LANES, QUAD, Simd, Task},
         tile::Tiling,
@@ -33,7 +35,7 @@ impl Layout {
         let (most, words) = match shape.format {
             Format::Float | Format::Byte => (isa.rows(), steps),
             // Chains for first and second elements: twice the sums, and the input as fp32.
-            Format::Half => ((isa.rows() / 2).max(1), 2 * steps),
+            Format::Half | Format::Split => ((isa.rows() / 2).max(1), 2 * steps),
         };
         Self { tiling: Tiling::new(rows, most), words, blocks: false }
     }
@@ -144,9 +146,13 @@ impl Pack<'_> {
                     *self.left.at(self.layout.scale(row)) = scale;
                 }
                 Format::Half => {
-                    x.iter().for_each(|&x| put(f32::from_bits(u32::from(to_bf16(x)) << 16)));
+                    x.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
                     (x.len()..self.layout.words).for_each(|_| put(0.0));
                 }
+                Format::Split => for_chunks(x, |chunk: &[f32; 2 * TILE_STEPS]| {
+                    chunk.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
+                    chunk.iter().for_each(|&x| put(from_bf16(small_half(x))));
+                }),
             }
         }
     }
@@ -163,14 +169,20 @@ impl Pack<'_> {
                 *to = words;
                 to = to.wrapping_add(TILE_STEPS);
             };
-            if self.layer.shape.format == Format::Byte {
-                let (scale, factor) = byte_scale(x);
-                for_chunks(x, |chunk: &[f32; QUAD * WORDS]| {
-                    put(bytemuck::cast(chunk.map(|x| nearest(x * factor) as i8)));
-                });
-                *self.left.at(self.layout.scale(row)) = scale;
-            } else {
-                for_chunks(x, |chunk: &[f32; 2 * WORDS]| put(bytemuck::cast(chunk.map(to_bf16))));
+            match self.layer.shape.format {
+                Format::Byte => {
+                    let (scale, factor) = byte_scale(x);
+                    for_chunks(x, |chunk: &[f32; QUAD * WORDS]| {
+                        put(bytemuck::cast(chunk.map(|x| nearest(x * factor) as i8)));
+                    });
+                    *self.left.at(self.layout.scale(row)) = scale;
+                }
+                Format::Half => for_chunks(x, |chunk: &[f32; 2 * WORDS]| put(bytemuck::cast(chunk.map(to_bf16)))),
+                Format::Split => for_chunks(x, |chunk: &[f32; 2 * WORDS]| {
+                    put(bytemuck::cast(chunk.map(to_bf16)));
+                    put(bytemuck::cast(chunk.map(small_half)));
+                }),
+                Format::Float => unreachable!("floats are not multiplied in tiles"),
             }
         }
     }

@@ -91,9 +91,9 @@ impl Linear<'_> {
             match self.shape.format {
                 Format::Float => isa.run(panels),
                 #[cfg(target_arch = "x86_64")]
-                Format::Byte | Format::Half if isa.has_tiles() => isa.run(tiles::OnTiles(panels)),
+                Format::Byte | Format::Half | Format::Split if isa.has_tiles() => isa.run(tiles::OnTiles(panels)),
                 Format::Byte => isa.run_bytes(panels),
-                Format::Half => isa.run(Halves(panels)),
+                Format::Half | Format::Split => isa.run(Halves(panels)),
             }
         });
     }
@@ -149,7 +149,7 @@ impl<'a> Jobs<'a> {
     /// For tile registers.
     #[cfg(target_arch = "x86_64")]
     fn on_tiles(panels: &'a Panels<'a>) -> Self {
-        Self::new(panels, super::packed::TILE_STEPS)
+        Self::new(panels, panels.layer.shape.format.round())
     }
 }
 

@@ -3,14 +3,14 @@
 use super::{
     super::{
         packed::{Format, TILE_STEPS},
-        simd::{LANES, Simd, Task, TileBytes, TileDot, TileHalves, TileProduct, Tiles},
+        simd::{LANES, Simd, Task, TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles},
         tile::{LINE, PANEL},
     },
     Job, Jobs, Panels,
     finish::{finish_biased, finish_bytes},
 };
 
-/// [`Panels`] of bytes or bf16, on a machine with tiles.
+/// [`Panels`] of all formats but floats, on a machine with tiles.
 pub(super) struct OnTiles<'a>(pub Panels<'a>);
 
 /// Sums of two blocks of rows.
@@ -30,7 +30,7 @@ impl Task for OnTiles<'_> {
             let _tiles = Tiles::new();
             for Job { panel, first, height, ahead } in Jobs::on_tiles(panels) {
                 let shape = panels.layer.shape;
-                let count = shape.steps() / TILE_STEPS;
+                let count = shape.steps() / shape.format.round();
                 // Half of what comes next is asked for during the product and half while the sums become outputs, so
                 // that memory is never idle: it is what bounds few rows.
                 let lines = ahead.lines / 2;
@@ -46,10 +46,11 @@ impl Task for OnTiles<'_> {
                     lines,
                 };
                 let bytes = shape.format == Format::Byte;
-                if bytes {
-                    multiply::<TileBytes>(product, height)
-                } else {
-                    multiply::<TileHalves>(product, height)
+                match shape.format {
+                    Format::Byte => multiply::<TileBytes>(product, height),
+                    Format::Half => multiply::<TileHalves>(product, height),
+                    Format::Split => multiply::<TileSplits>(product, height),
+                    Format::Float => unreachable!("floats are not multiplied in tiles"),
                 }
                 for (r, sums) in sums.0.iter().take(height).enumerate() {
                     for _ in 0..lines_per_row {

@@ -97,17 +97,17 @@ impl Drop for Tiles {
 /// What a product of tiles reads and writes.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct TileProduct {
-    /// Tiles of the left side, one after the other; of a second block of rows, `second` bytes further on.
+    /// Tiles of the left side (or pairs of tiles, of [`TileSplits`]), one after the other; of a second block of rows, `second` bytes further on.
     pub left: *const f32,
     /// Bytes from the first block of rows to the second.
     pub second: usize,
     /// Sixteen steps of two blocks of columns, 128 bytes each, one after the other.
     pub right: *const f32,
-    /// Number of tiles along the depth.
+    /// Number of tiles, or of pairs of tiles, along the depth.
     pub count: usize,
     /// Rows of 32 sums.
     pub sums: *mut [u32; 32],
-    /// Asked for on the way: `lines` cache lines for every tile.
+    /// Asked for on the way: `lines` cache lines for each of these.
     pub ahead: *const f32,
     /// See above.
     pub lines: usize,
@@ -134,8 +134,15 @@ pub(in crate::kernels) struct TileBytes;
 /// second ones, each as a chain of fused multiply-adds from 0, and adds the sum of both.
 pub(in crate::kernels) struct TileHalves;
 
+/// Pairs of tiles of bf16: large and then small halves of the left side, small and then large ones of the right. Sums
+/// take, one after the other and each as [`TileHalves`] does, the products large by small, large by large, and small by
+/// large.
+pub(in crate::kernels) struct TileSplits;
+
+/// A [`TileDot`] by what it does with the tiles of a step along the depth, for one and for two blocks of rows, and by the
+/// bytes of the left and of the right side that lie between two steps.
 macro_rules! tile_dot {
-    ($name:ty, $dot:literal) => {
+    ($name:ty, $left:literal, $right:literal, [$($one:expr),+ $(,)?], [$($two:expr),+ $(,)?]) => {
         impl TileDot for $name {
             #[inline(always)]
             unsafe fn one(product: TileProduct) {
@@ -145,11 +152,7 @@ macro_rules! tile_dot {
                         "tilezero tmm0",
                         "tilezero tmm1",
                         "2:",
-                        "tileloadd tmm4, [{left} + {row}*1]",
-                        "tileloadd tmm6, [{right} + {step}*1]",
-                        concat!($dot, " tmm0, tmm4, tmm6"),
-                        "tileloadd tmm7, [{right} + {step}*1 + 64]",
-                        concat!($dot, " tmm1, tmm4, tmm7"),
+                        $($one,)+
                         "mov {line}, {lines}",
                         "test {line}, {line}",
                         "jz 4f",
@@ -159,8 +162,8 @@ macro_rules! tile_dot {
                         "dec {line}",
                         "jnz 3b",
                         "4:",
-                        "add {left}, 1024",
-                        "add {right}, 2048",
+                        concat!("add {left}, ", $left),
+                        concat!("add {right}, ", $right),
                         "dec {count}",
                         "jnz 2b",
                         "tilestored [{sums} + {step}*1], tmm0",
@@ -174,7 +177,7 @@ macro_rules! tile_dot {
                         sums = in(reg) product.sums,
                         row = in(reg) 64_usize,
                         step = in(reg) 128_usize,
-                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
                     );
                 }
@@ -190,14 +193,7 @@ macro_rules! tile_dot {
                         "tilezero tmm2",
                         "tilezero tmm3",
                         "2:",
-                        "tileloadd tmm4, [{left} + {row}*1]",
-                        "tileloadd tmm6, [{right} + {step}*1]",
-                        concat!($dot, " tmm0, tmm4, tmm6"),
-                        "tileloadd tmm5, [{below} + {row}*1]",
-                        concat!($dot, " tmm2, tmm5, tmm6"),
-                        "tileloadd tmm7, [{right} + {step}*1 + 64]",
-                        concat!($dot, " tmm1, tmm4, tmm7"),
-                        concat!($dot, " tmm3, tmm5, tmm7"),
+                        $($two,)+
                         "mov {line}, {lines}",
                         "test {line}, {line}",
                         "jz 4f",
@@ -207,9 +203,9 @@ macro_rules! tile_dot {
                         "dec {line}",
                         "jnz 3b",
                         "4:",
-                        "add {left}, 1024",
-                        "add {below}, 1024",
-                        "add {right}, 2048",
+                        concat!("add {left}, ", $left),
+                        concat!("add {below}, ", $left),
+                        concat!("add {right}, ", $right),
                         "dec {count}",
                         "jnz 2b",
                         "tilestored [{sums} + {step}*1], tmm0",
@@ -234,7 +230,72 @@ macro_rules! tile_dot {
             }
         }
     };
+    ($name:ty, $dot:literal) => {
+        tile_dot!(
+            $name,
+            1024,
+            2048,
+            [
+                "tileloadd tmm4, [{left} + {row}*1]",
+                "tileloadd tmm6, [{right} + {step}*1]",
+                concat!($dot, " tmm0, tmm4, tmm6"),
+                "tileloadd tmm7, [{right} + {step}*1 + 64]",
+                concat!($dot, " tmm1, tmm4, tmm7"),
+            ],
+            [
+                "tileloadd tmm4, [{left} + {row}*1]",
+                "tileloadd tmm6, [{right} + {step}*1]",
+                concat!($dot, " tmm0, tmm4, tmm6"),
+                "tileloadd tmm5, [{below} + {row}*1]",
+                concat!($dot, " tmm2, tmm5, tmm6"),
+                "tileloadd tmm7, [{right} + {step}*1 + 64]",
+                concat!($dot, " tmm1, tmm4, tmm7"),
+                concat!($dot, " tmm3, tmm5, tmm7"),
+            ]
+        );
+    };
 }
 
 tile_dot!(TileBytes, "tdpbssd");
 tile_dot!(TileHalves, "tdpbf16ps");
+tile_dot!(
+    TileSplits,
+    2048,
+    4096,
+    [
+        "tileloadd tmm4, [{left} + {row}*1]",
+        "tileloadd tmm6, [{right} + {step}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{right} + {step}*1 + 64]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm6, [{right} + {step}*1 + 2048]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{right} + {step}*1 + 2112]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm5, [{left} + {row}*1 + 1024]",
+        "tdpbf16ps tmm0, tmm5, tmm6",
+        "tdpbf16ps tmm1, tmm5, tmm7",
+    ],
+    [
+        "tileloadd tmm4, [{left} + {row}*1]",
+        "tileloadd tmm6, [{right} + {step}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm5, [{below} + {row}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tileloadd tmm7, [{right} + {step}*1 + 64]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tdpbf16ps tmm3, tmm5, tmm7",
+        "tileloadd tmm6, [{right} + {step}*1 + 2048]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tileloadd tmm7, [{right} + {step}*1 + 2112]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tdpbf16ps tmm3, tmm5, tmm7",
+        "tileloadd tmm4, [{left} + {row}*1 + 1024]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm5, [{below} + {row}*1 + 1024]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tdpbf16ps tmm3, tmm5, tmm7",
+    ]
+);

@@ -16,7 +16,7 @@ mod x86;
 pub use dot::{ByteTask, Dot, QUAD};
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::{TileBytes, TileDot, TileHalves, TileProduct, Tiles};
+pub(super) use amx::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
 
 use super::packed::Format;
 
@@ -285,6 +285,8 @@ impl Isa {
             (Kind::Amx, Format::Byte) => "amx-int8",
             #[cfg(target_arch = "x86_64")]
             (Kind::Amx, Format::Half) => "amx-bf16",
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Amx, Format::Split) => "amx-bf16x3",
             #[cfg(target_arch = "x86_64")]
             (Kind::Avx512, Format::Byte) if self.has_byte_products() => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]

@@ -130,7 +130,7 @@ impl TrainConfig {
         )?;
         require(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
-            "`rollout_dtype` int8 and bf16 are for `rollout_device` cpu: on CUDA the sampler computes in fp16",
+            "`rollout_dtype` int8, bf16 and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes in fp16",
         )?;
         require(
             self.kv_dtype == KvDtype::Auto || self.rollout_device == Device::Cpu,
