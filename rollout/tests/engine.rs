@@ -284,6 +284,66 @@ fn prompts_prefilled_together_give_the_same_completions() {
     }
 }
 
+/// Prompts longer than the budget arrive while a sequence runs.
+#[test]
+fn a_long_prompt_is_computed_in_pieces_while_sequences_run() {
+    const PIECE: usize = 7;
+    let model = golden_model("qwen3");
+    let folder = tempfile::tempdir().unwrap();
+    let v0 = exported(&model, folder.path());
+    let v1 = trained("qwen3", &v0, folder.path());
+    let long: Vec<u32> = (0..60).map(|i| 1 + i * 37 % 400).collect();
+    let groups = || {
+        let hot = SamplingParams { ignore_eos: true, max_completion_length: 30, ..SamplingParams::default() };
+        [group(0, &[1, 5, 9], 1, hot.clone()), group(1, &long, 3, hot.clone()), group(2, &long[..20], 2, hot)]
+    };
+    for (kernels, kv_dtype) in
+        [(Kernels::Packed, KvDtype::Auto), (Kernels::Packed, KvDtype::Int8), (Kernels::Stock, KvDtype::Auto)]
+    {
+        let engine = |max_num_batched_tokens, weights: &WeightSource| {
+            let options = EngineOptions { kernels, kv_dtype, max_num_batched_tokens, hot_swap: true, ..options(4, 2) };
+            let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
+            groups().into_iter().for_each(|g| engine.add_group(g).unwrap());
+            engine
+        };
+        let all = |mut engine: Engine| finish(&mut engine).into_iter().map(outcome).collect::<BTreeMap<_, _>>();
+        let (whole, renewed) = (all(engine(1000, &v0)), all(engine(1000, &v1)));
+
+        let mut cut = engine(PIECE, &v0);
+        let (mut finished, mut most, mut before) = (Vec::new(), 0, 0);
+        while !cut.is_idle() {
+            finished.extend(cut.step().unwrap());
+            most = most.max(cut.profile().prefill_tokens - before);
+            before = cut.profile().prefill_tokens;
+        }
+        // Of one step: the end of a prompt and, within the budget, nothing else.
+        let expected = if kernels == Kernels::Packed { PIECE } else { long.len() };
+        assert_eq!(most, expected as u64, "{kernels:?}: prompt tokens of one step");
+        assert_eq!((cut.profile().prefills, before), (3, 83), "every token is computed once");
+        let finished: BTreeMap<_, _> = finished.into_iter().map(outcome).collect();
+        assert!(finished == whole, "{kernels:?}, {kv_dtype}: pieces change no bit");
+
+        // New weights, or the end of everything, in the middle of a prompt.
+        let mut cut = engine(PIECE, &v0);
+        (0..3).for_each(|_| assert!(cut.step().unwrap().is_empty()));
+        cut.begin_swap(v1.clone()).unwrap();
+        cut.wait_swap().unwrap();
+        for sequence in finish(&mut cut) {
+            if sequence.versions == [(0, v1.version)] {
+                let ((tag, sample), got) = outcome(sequence);
+                assert!(got == renewed[&(tag, sample)], "{kernels:?}: a prompt belongs to one version");
+            } else {
+                assert!(sequence.tag == 0 || kernels == Kernels::Stock, "{:?}", sequence.versions);
+            }
+        }
+        groups().into_iter().for_each(|g| cut.add_group(g).unwrap());
+        (0..3).for_each(|_| assert!(cut.step().unwrap().is_empty()));
+        assert_eq!(cut.abort_all().len(), 6);
+        groups().into_iter().for_each(|g| cut.add_group(g).unwrap());
+        assert!(all(cut) == renewed, "{kernels:?}: what was computed of a prompt is gone");
+    }
+}
+
 fn check_independence(
     what: &str,
     model: &ModelDir,

@@ -92,8 +92,8 @@ pub struct BatchingFlags {
     /// values [default: all of them, at most 64, as far as memory allows]
     #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N")]
     pub max_num_seqs: Option<usize>,
-    /// Prompt tokens prefilled between two decode steps, at least one whole prompt: more fills free places sooner, less
-    /// keeps running sequences waiting less [default: 8192]
+    /// Prompt tokens prefilled between two decode steps: more fills free places sooner, less keeps running sequences
+    /// waiting less. A longer prompt is computed in pieces; with the stock kernels, as a whole [default: 8192]
     #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
     pub max_num_batched_tokens: Option<usize>,
     /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the KV

@@ -137,7 +137,23 @@ impl Backend {
                 stock.prefix_lens.extend(prompts.map(<[u32]>::len));
                 stock.session.run(&stock.batch, &mut stock.kv, stock.first_prefix_slot, Floats::new(logits))
             }
-            Self::Packed(packed) => prompts.into_iter().try_for_each(|prompt| packed.prefill(prompt, logits)),
+            Self::Packed(packed) => {
+                prompts.into_iter().try_for_each(|prompt| packed.prefill(prompt, usize::MAX, logits))
+            }
+        }
+    }
+
+    /// Computes the next tokens of a prompt, `piece` of them at most, if prompts can be cut; [`Backend::prefill`] would
+    /// compute what is left of it.
+    pub fn prefill_piece(
+        &mut self,
+        prompt: &[u32],
+        piece: usize,
+        logits: &mut [f32],
+    ) -> Option<Result<(), EngineError>> {
+        match self {
+            Self::Stock(_) => None,
+            Self::Packed(packed) => Some(packed.prefill(prompt, piece, logits)),
         }
     }
 

@@ -1,9 +1,10 @@
 //! Which sequence sits in which slot.
 //!
-//! Groups wait in the order of arrival. The prompt of the first one is prefilled once, into a place of its own (a prefix
-//! slot), and stays there until the last of its samples has started; so a group may be larger than the number of slots.
-//! Prompts of the groups behind it may be prefilled in the same call, if places are free for their samples. A finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last
-//! sequence, so that decoding always runs on the slots `0..n`.
+//! Groups wait in the order of arrival. The prompt of the first one is prefilled once, into a place of its own (a
+//! prefix slot), and stays there until the last of its samples has started; so a group may be larger than the number of
+//! slots. Prompts of the groups behind it may be prefilled in the same call, if places are free for their samples. A
+//! finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last sequence,
+//! so that decoding always runs on the slots `0..n`.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Instant};
 

@@ -44,6 +44,8 @@ pub struct Engine {
     logits: LogitsBuffer,
     /// `[prefill_batch, vocab]`: what follows the prompts that samples start from.
     prefix_logits: LogitsBuffer,
+    /// Tokens of the next prompt that were computed already.
+    prefilled: usize,
     pending: Option<PendingSwap>,
     profile: Profile,
 }
@@ -87,6 +89,7 @@ impl Engine {
             live: Vec::with_capacity(options.max_num_seqs),
             logits: LogitsBuffer::new(options.rows() * config.vocab_size, options.device)?,
             prefix_logits: LogitsBuffer::new(options.prefill_batch * config.vocab_size, options.device)?,
+            prefilled: 0,
             pending: None,
             profile: Profile::default(),
             backend,
@@ -131,8 +134,8 @@ impl Engine {
     }
 
     /// One step: waiting samples start in free slots (their prompts are prefilled first, up to
-    /// `max_num_batched_tokens` prompt tokens but at least one prompt), then every running sequence gets one more
-    /// token. Returns the sequences that ended.
+    /// `max_num_batched_tokens` prompt tokens; a longer prompt in pieces while sequences run, or as a whole with the stock
+    /// kernels), then every running sequence gets one more token. Returns the sequences that ended.
     ///
     /// # Errors
     /// When ONNX Runtime fails or logits are not finite. The engine is then of no further use.
@@ -189,6 +192,7 @@ impl Engine {
     /// their tokens so far, waiting ones without any.
     pub fn abort_all(&mut self) -> Vec<FinishedSequence> {
         self.backend.release_all();
+        self.prefilled = 0;
         self.scheduler.abort_all(&self.limits)
     }
 
@@ -272,6 +276,7 @@ impl Engine {
         self.version = version;
         self.scheduler.forget_prefix();
         self.backend.forget_prefix();
+        self.prefilled = 0;
         trace::span(stalled, Instant::now(), Event::SwapWeights { version: version.0 });
         let report = SwapReport {
             version,
@@ -289,14 +294,17 @@ impl Engine {
             let (most, whole) = (self.options.prefill_batch, self.options.max_num_batched_tokens);
             let mut prompts = self.scheduler.prompts_to_prefill(most, budget);
             if prompts == 0 && budget == whole {
-                // However long, one prompt goes through.
+                // The next one is longer than that. Where it cannot be cut, it goes through as a whole.
                 prompts = self.scheduler.prompts_to_prefill(1, usize::MAX);
+                if prompts == 1 && self.scheduler.running() > 0 && self.prefill_piece(watch)? {
+                    return Ok(());
+                }
             }
             if prompts == 0 {
                 return Ok(());
             }
             let longest = self.scheduler.prompts(prompts).map(<[u32]>::len).max().unwrap_or(0);
-            budget = budget.saturating_sub(prompts * longest);
+            budget = budget.saturating_sub(prompts * longest - self.prefilled);
             self.prefill(prompts, watch)?;
         }
     }
@@ -307,12 +315,33 @@ impl Engine {
         self.profile.scheduling += watch.lap();
         let logits = &mut self.prefix_logits[..prompts * self.config.vocab_size];
         self.backend.prefill(self.scheduler.prompts(prompts), logits)?;
-        let tokens = self.scheduler.prompts(prompts).map(<[u32]>::len).sum();
+        let tokens: usize = self.scheduler.prompts(prompts).map(<[u32]>::len).sum();
+        let tokens = tokens - std::mem::take(&mut self.prefilled);
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
         self.profile.prefills += prompts as u64;
         self.profile.prefill_tokens += tokens as u64;
         self.scheduler.prefixes_are_ready(prompts, since);
         Ok(())
+    }
+
+    /// Computes a part of the next prompt, which is longer than the budget, unless the rest is within it or prompts cannot be
+    /// cut; returns whether it did.
+    fn prefill_piece(&mut self, watch: &mut Stopwatch) -> Result<bool, EngineError> {
+        let piece = self.options.max_num_batched_tokens;
+        let prompt = self.scheduler.prompts(1).next().expect("a prompt waits");
+        if prompt.len() - self.prefilled <= piece {
+            return Ok(false);
+        }
+        self.profile.scheduling += watch.lap();
+        let Some(result) = self.backend.prefill_piece(prompt, piece, &mut self.prefix_logits[..self.config.vocab_size])
+        else {
+            return Ok(false);
+        };
+        result?;
+        self.prefilled += piece;
+        self.profile.prefill += watch.lap_of(Event::Prefill { tokens: piece });
+        self.profile.prefill_tokens += piece as u64;
+        Ok(true)
     }
 
     /// Starts samples of the prompts in prefix slots until they have none left or the slots are full.

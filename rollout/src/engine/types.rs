@@ -45,8 +45,8 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).
     pub max_num_seqs: usize,
-    /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). A prompt is never cut, and at
-    /// least one goes through, however long.
+    /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). With [`Kernels::Packed`] a longer
+    /// prompt is computed in pieces while sequences run; otherwise at least one prompt goes through, however long.
     pub max_num_batched_tokens: usize,
     /// Prompts prefilled in one call of the graph, padded to the longest of them (with [`Kernels::Stock`]): fewer calls,
     /// but a place in the KV cache for each.

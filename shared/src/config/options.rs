@@ -267,8 +267,8 @@ pub struct TrainConfig {
     /// keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on it. vLLM
     /// `max_num_seqs`; absent = the generation batch, as far as memory allows.
     pub max_num_seqs: Option<usize>,
-    /// Prompt tokens prefilled between two decode steps, but at least one whole prompt: more fills free places sooner,
-    /// less keeps running sequences waiting less. vLLM `max_num_batched_tokens`.
+    /// Prompt tokens prefilled between two decode steps: more fills free places sooner, less keeps running sequences
+    /// waiting less. A longer prompt is computed in pieces (with the stock kernels, as a whole). vLLM `max_num_batched_tokens`.
     pub max_num_batched_tokens: usize,
     /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and from the completions of
     /// its group; 0 = off. Saves steps while few sequences run, costs the work of wrong guesses and changes no

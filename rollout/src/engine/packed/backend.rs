@@ -21,6 +21,7 @@ use crate::kernels::{
 /// A prompt in the cache.
 struct Prefix {
     pages: Vec<u32>,
+    /// Its positions that are there.
     len: usize,
 }
 
@@ -37,6 +38,8 @@ pub(in super::super) struct PackedBackend {
     slots: Vec<Option<Slot>>,
     /// The prompt that samples are started from.
     prefix: Option<Arc<Prefix>>,
+    /// The prompt that will be next, of which a part has been computed.
+    coming: Option<Prefix>,
     free: FreePages,
     shape: PageShape,
     ids: Vec<i64>,
@@ -59,6 +62,7 @@ impl PackedBackend {
             session: PackedSession::new(weights, config, options)?,
             slots: Vec::new(),
             prefix: None,
+            coming: None,
             free: FreePages::new(options.pages.pages),
             shape: options.pages,
             ids: Vec::new(),
@@ -67,29 +71,41 @@ impl PackedBackend {
         })
     }
 
-    /// Puts a prompt into the cache; `logits` (`[vocab]`) receives what follows it.
-    pub fn prefill(&mut self, prompt: &[u32], logits: &mut [f32]) -> Result<(), EngineError> {
-        self.forget_prefix();
-        let pages = (0..PageShape::pages_for(prompt.len())).map(|_| take(&mut self.free)).collect();
-        let prefix = Prefix { pages, len: prompt.len() };
-        self.ids.clear();
-        self.ids.extend(prompt.iter().map(|&t| i64::from(t)));
-        let result = self.session.run(&self.ids, logits, |plan, last| {
-            plan.push(&[], 0, &prefix.pages, 0, prefix.len);
-            last.push(prefix.len - 1);
+    /// Puts up to `most` more tokens of a prompt into the cache; `logits` (`[vocab]`) receives what follows them. It must be
+    /// the prompt of the call before unless that one was complete or [forgotten](Self::forget_prefix).
+    pub fn prefill(&mut self, prompt: &[u32], most: usize, logits: &mut [f32]) -> Result<(), EngineError> {
+        let mut prefix = self.coming.take().unwrap_or_else(|| {
+            self.forget_prefix();
+            let pages = (0..PageShape::pages_for(prompt.len())).map(|_| take(&mut self.free)).collect();
+            Prefix { pages, len: 0 }
         });
-        self.prefix = Some(Arc::new(prefix));
+        let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
+        self.ids.clear();
+        self.ids.extend(piece.iter().map(|&t| i64::from(t)));
+        let result = self.session.run(&self.ids, logits, |plan, last| {
+            plan.push(&[], 0, &prefix.pages, prefix.len, piece.len());
+            last.push(piece.len() - 1);
+        });
+        prefix.len += piece.len();
+        if prefix.len == prompt.len() {
+            self.prefix = Some(Arc::new(prefix));
+        } else {
+            self.coming = Some(prefix);
+        }
         result
     }
 
-    /// Gives the prompt up; sequences that were started from it keep it.
+    /// Gives the prompt up, complete or not; sequences that were started from it keep it.
     pub fn forget_prefix(&mut self) {
         if let Some(prefix) = self.prefix.take() {
             give_back_prefix(&mut self.free, prefix);
         }
+        if let Some(coming) = self.coming.take() {
+            self.free.give_back(&coming.pages);
+        }
     }
 
-    /// Starts a sequence after the prompt of the last [`PackedBackend::prefill`].
+    /// Starts a sequence after the prompt of the last [`PackedBackend::prefill`] that completed one.
     pub fn start(&mut self, slot: usize) {
         let prefix = Arc::clone(self.prefix.as_ref().expect("a sample starts after its prompt was prefilled"));
         if self.slots.len() <= slot {
@@ -225,7 +241,7 @@ mod tests {
         let all = backend.free.len();
         let mut logits = vec![0.0; 16 * model.config().vocab_size];
         let vocab = model.config().vocab_size;
-        backend.prefill(&[7; 40], &mut logits[..vocab]).unwrap();
+        backend.prefill(&[7; 40], usize::MAX, &mut logits[..vocab]).unwrap();
         (0..16).for_each(|slot| backend.start(slot));
         assert_eq!(all - backend.free.len(), 3, "40 positions in pages of 16");
         let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
@@ -238,7 +254,7 @@ mod tests {
         // The group's rows are equal, since they hold the same tokens.
         assert!(logits.chunks(vocab).all(|row| row == &logits[..vocab] && row.iter().all(|x| x.is_finite())));
 
-        backend.prefill(&[8; 16], &mut logits[..vocab]).unwrap();
+        backend.prefill(&[8; 16], usize::MAX, &mut logits[..vocab]).unwrap();
         assert_eq!(all - backend.free.len(), 3 + 32 + 1, "sequences keep the prompt they were started from");
         backend.release(3);
         backend.moved(15, 3);
