@@ -124,7 +124,7 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", value_parser = parse_choice::<Kernels>)]
     pub kernels: Option<Kernels>,
     /// What the linear layers compute in, with the packed kernels: auto (the exported type), int8 (a quarter of the
-    /// memory and several times faster with VNNI or AMX; log-probs are those of the rounded model) bf16 (half of the
+    /// memory and several times faster with VNNI or AMX; log-probs are those of the rounded model), bf16 (half of the
     /// memory and faster with AMX; closer to fp32 than int8) or bf16x3 (the memory of fp32, log-probs within some 1e-4
     /// of it; faster with AMX and many sequences)
     #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",

@@ -213,7 +213,7 @@ impl Engine {
         self.backend.kernels()
     }
 
-    /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`,
+    /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`, `amx-bf16x3`,
     /// `avx512-vnni`, `avx512`, `avx2`, `neon`, `plain`), or `onnxruntime`.
     #[must_use]
     pub fn instruction_set(&self) -> &'static str {
