@@ -2,10 +2,15 @@
 //!
 //! A page id stands for the same place in every layer and head. The keys of a page are transposed,
 //! `[head_dim][position]`, so that one query is multiplied with sixteen positions at once; the values are
-//! `[position][width]`, with the width of a head rounded up to whole blocks. Behind them lie the scales of bytes, one for
-//! the key and one for the value of each position.
+//! `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of what is summed over:
+//! keys `[head_dim / 4][position][4]`, values `[position / 4][width][4]`. Behind them lie their scales, one for the key
+//! and one for the value of each position.
 
-use super::{element::KvFormat, floats::Floats, simd::LANES};
+use super::{
+    element::KvFormat,
+    floats::Floats,
+    simd::{LANES, QUAD},
+};
 
 /// Positions of a page.
 pub const PAGE: usize = LANES;
@@ -43,12 +48,15 @@ impl PageShape {
 
     /// First word of the values of a page.
     pub(super) fn values_at(&self) -> usize {
-        PAGE * self.head_dim * self.format.size() / size_of::<f32>()
+        match self.format {
+            KvFormat::Float => PAGE * self.head_dim,
+            KvFormat::Byte => PAGE * self.head_dim.div_ceil(QUAD),
+        }
     }
 
     /// First word of the scales of the keys, in a page of bytes.
     pub(super) fn key_scales_at(&self) -> usize {
-        PAGE * (self.head_dim + self.value_width()) * self.format.size() / size_of::<f32>()
+        self.values_at() + PAGE * self.value_width() * self.format.size() / size_of::<f32>()
     }
 
     /// First word of the scales of the values, in a page of bytes.

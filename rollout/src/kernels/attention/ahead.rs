@@ -102,6 +102,11 @@ impl Coming {
         self.lines.checked_div(steps / UNROLL).unwrap_or(0)
     }
 
+    /// Lines of each half to be asked for in every one of `rounds` rounds.
+    pub fn lines_of(&self, rounds: usize) -> usize {
+        self.lines.div_ceil(rounds)
+    }
+
     /// Asks for some lines of each half.
     ///
     /// # Safety

@@ -4,15 +4,15 @@ use std::{cell::RefCell, ops::Range};
 
 use super::{
     super::{
-        element::{Element, KvFormat},
-        pages::PAGE,
+        pages::{PAGE, PageShape},
         parallel::Claims,
         plan::Span,
-        simd::{Simd, Task},
+        simd::{ByteTask, Dot, Simd, Task},
         tile::{Tiling, for_rows},
     },
     Call,
     ahead::Ahead,
+    bytes::Bytes,
     product::{Matrix, Part, scores, weighted},
     softmax::{Partial, exponentials, join},
     store,
@@ -22,6 +22,7 @@ use super::{
 const CHUNK: usize = 4;
 
 /// Claims blocks, each with one key/value head, and computes them.
+#[derive(Clone, Copy)]
 pub(super) struct Attend<'a> {
     pub call: &'a Call<'a>,
     pub claims: &'a Claims,
@@ -43,39 +44,79 @@ thread_local! {
     static MEMORY: RefCell<(Vec<f32>, Ahead)> = RefCell::default();
 }
 
+/// How keys and values are multiplied.
+pub(super) trait Kind<S: Simd> {
+    /// Words that a row needs beside its query, scores and partial results, for `positions` positions.
+    fn words_of_row(shape: PageShape, positions: usize) -> usize;
+
+    /// Scores, exponentials and weighted values of some rows over one part. Of `buffer`, each row may use a word for every
+    /// position and those of [`Kind::words_of_row`].
+    ///
+    /// # Safety
+    /// The instruction set of `S` must be available, and the pages be of this kind.
+    unsafe fn part(
+        part: &Part<'_>,
+        queries: &[f32],
+        seen: Seen,
+        buffer: &mut [f32],
+        out: Partial<'_>,
+        ahead: &mut Ahead,
+    );
+}
+
+/// How many positions of a part a row sees: those of the row before, and from `every` rows to the next one more.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    first: usize,
+    every: usize,
+}
+
+impl Seen {
+    fn all(positions: usize) -> Self {
+        Self { first: positions, every: usize::MAX }
+    }
+
+    pub fn by(self, row: usize) -> usize {
+        self.first + row / self.every
+    }
+}
+
 impl Task for Attend<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
-        let (mut buffer, mut ahead) = MEMORY.take();
-        // SAFETY: the pages have this format; the rest is passed on to the caller.
-        unsafe {
-            match self.call.shape.format {
-                KvFormat::Float => self.jobs::<S, f32>(&mut buffer, &mut ahead),
-                KvFormat::Byte => self.jobs::<S, i8>(&mut buffer, &mut ahead),
-            }
-        }
-        MEMORY.set((buffer, ahead));
+        // SAFETY: the task is run for pages of floats; the rest is passed on to the caller.
+        unsafe { self.jobs::<S, Floats>() }
+    }
+}
+
+impl ByteTask for Attend<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, D: Dot>(self) {
+        // SAFETY: the task is run for pages of bytes; the rest is passed on to the caller.
+        unsafe { self.jobs::<S, Bytes<D>>() }
     }
 }
 
 impl<'a> Attend<'a> {
     #[inline(always)]
-    unsafe fn jobs<S: Simd, E: Element>(self, buffer: &mut Vec<f32>, ahead: &mut Ahead) {
+    unsafe fn jobs<S: Simd, K: Kind<S>>(self) {
+        // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
+        let (mut buffer, mut ahead) = MEMORY.take();
         ahead.clear(self.call.shape);
-        let mut next = self.claim(ahead);
+        let mut next = self.claim(&mut ahead);
         while let Some(job) = next {
             // Claimed one early, so that its pages are on their way.
-            next = self.claim(ahead);
-            let needed = job.words();
+            next = self.claim(&mut ahead);
+            let needed = job.words::<S, K>();
             if buffer.len() < needed {
                 buffer.resize(needed, 0.0);
             }
             // SAFETY: passed on to the caller; each job is claimed once.
-            unsafe { job.run::<S, E>(&mut buffer[..needed], ahead) };
+            unsafe { job.run::<S, K>(&mut buffer[..needed], &mut ahead) };
         }
+        MEMORY.set((buffer, ahead));
     }
 
     fn claim(&self, ahead: &mut Ahead) -> Option<Job<'a>> {
@@ -124,15 +165,16 @@ impl<'a> Job<'a> {
     }
 
     /// Words for queries, scores and both partial results.
-    fn words(&self) -> usize {
+    fn words<S: Simd, K: Kind<S>>(&self) -> usize {
         let (rows, shape) = (self.rows(), self.call.shape);
         let pages = |span: &Span| self.prefix(span).pages.len().max(self.own(span).0.pages.len());
         let most = self.spans().iter().map(pages).max().unwrap_or(0);
-        rows * (shape.head_dim + most * PAGE) + 2 * Partial::words(rows, shape.value_width())
+        rows * (shape.head_dim + most * PAGE + K::words_of_row(shape, most * PAGE))
+            + 2 * Partial::words(rows, shape.value_width())
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, E: Element>(self, buffer: &mut [f32], ahead: &mut Ahead) {
+    unsafe fn run<S: Simd, K: Kind<S>>(self, buffer: &mut [f32], ahead: &mut Ahead) {
         let (rows, group, shape) = (self.rows(), self.call.group(), self.call.shape);
         let width = shape.value_width();
         let (queries, rest) = buffer.split_at_mut(rows * shape.head_dim);
@@ -149,19 +191,27 @@ impl<'a> Job<'a> {
         // SAFETY: passed on to the caller. A block of whole sequences is alone with their positions.
         unsafe {
             if length > 0 {
-                part::<S, E>(&self.prefix(&spans[0]), queries, |_| length, scores, prefix.rows(0..rows, width), ahead);
+                K::part(
+                    &self.prefix(&spans[0]),
+                    queries,
+                    Seen::all(length),
+                    scores,
+                    prefix.rows(0..rows, width),
+                    ahead,
+                );
             }
             for span in spans {
                 let (pages, tokens) = self.own(span);
                 if self.store {
                     for token in tokens.clone() {
-                        store::store::<S, E>(self.call, token, self.head);
+                        store::store::<S>(self.call, token, self.head);
                     }
                 }
                 let before = span.own_len + tokens.start - span.tokens.start;
                 let rows = (tokens.start - self.tokens.start) * group..(tokens.end - self.tokens.start) * group;
                 let queries = &queries[rows.start * shape.head_dim..rows.end * shape.head_dim];
-                part::<S, E>(&pages, queries, |row| before + row / group + 1, scores, own.rows(rows, width), ahead);
+                let seen = Seen { first: before + 1, every: group };
+                K::part(&pages, queries, seen, scores, own.rows(rows, width), ahead);
             }
             let prefix = (length > 0).then_some(&mut prefix);
             self.write::<S>(own, prefix);
@@ -191,47 +241,52 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Scores, exponentials and weighted values of some rows over one part; `length(row)` positions count for a row.
-///
-/// # Safety
-/// The instruction set of `S` must be available, and the pages hold elements of type `E`.
-#[inline(always)]
-unsafe fn part<S: Simd, E: Element>(
-    part: &Part<'_>,
-    queries: &[f32],
-    length: impl Fn(usize) -> usize,
-    buffer: &mut [f32],
-    out: Partial<'_>,
-    ahead: &mut Ahead,
-) {
-    let shape = part.call.shape;
-    let rows = queries.len() / shape.head_dim;
-    let stride = part.pages.len() * PAGE;
-    let queries = Matrix { data: queries.as_ptr().cast_mut(), stride: shape.head_dim };
-    let weights = Matrix { data: buffer.as_mut_ptr(), stride };
-    let values = Matrix { data: out.values.as_mut_ptr(), stride: shape.value_width() };
-    let tiling = Tiling::new(rows, S::ROWS);
-    let longest = length(rows - 1);
-    // SAFETY: the matrices have these rows; the rest is passed on to the caller.
-    unsafe {
-        for first in (0..part.pages.len()).step_by(CHUNK) {
-            let pages = part.pages.start + first..part.pages.end.min(part.pages.start + first + CHUNK);
-            let chunk = Part { pages, ..*part };
+/// Keys and values as they are.
+struct Floats;
+
+impl<S: Simd> Kind<S> for Floats {
+    fn words_of_row(_: PageShape, _: usize) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn part(
+        part: &Part<'_>,
+        queries: &[f32],
+        seen: Seen,
+        buffer: &mut [f32],
+        out: Partial<'_>,
+        ahead: &mut Ahead,
+    ) {
+        let shape = part.call.shape;
+        let rows = queries.len() / shape.head_dim;
+        let stride = part.pages.len() * PAGE;
+        let queries = Matrix { data: queries.as_ptr().cast_mut(), stride: shape.head_dim };
+        let weights = Matrix { data: buffer.as_mut_ptr(), stride };
+        let values = Matrix { data: out.values.as_mut_ptr(), stride: shape.value_width() };
+        let tiling = Tiling::new(rows, S::ROWS);
+        let longest = seen.by(rows - 1);
+        // SAFETY: the matrices have these rows; the rest is passed on to the caller.
+        unsafe {
+            for first in (0..part.pages.len()).step_by(CHUNK) {
+                let pages = part.pages.start + first..part.pages.end.min(part.pages.start + first + CHUNK);
+                let chunk = Part { pages, ..*part };
+                for tile in 0..tiling.count() {
+                    let (row, height) = tiling.tile(tile);
+                    let mut to = weights.row(row);
+                    to.data = to.data.add(first * PAGE);
+                    for_rows!(height, scores::<S>(&chunk, queries.row(row), to, ahead));
+                }
+                ahead.pass(chunk.pages.len());
+            }
+            for (row, scores) in buffer[..rows * stride].chunks_exact_mut(stride).enumerate() {
+                (out.largest[row], out.sum[row]) = exponentials::<S, false>(part, scores, seen.by(row));
+            }
             for tile in 0..tiling.count() {
                 let (row, height) = tiling.tile(tile);
-                let mut to = weights.row(row);
-                to.data = to.data.add(first * PAGE);
-                for_rows!(height, scores::<S, E>(&chunk, queries.row(row), to, ahead));
+                for_rows!(height, weighted::<S>(part, longest, weights.row(row), values.row(row), ahead));
             }
-            ahead.pass(chunk.pages.len());
+            ahead.pass(part.pages.len());
         }
-        for (row, scores) in buffer[..rows * stride].chunks_exact_mut(stride).enumerate() {
-            (out.largest[row], out.sum[row]) = exponentials::<S, E>(part, scores, length(row));
-        }
-        for tile in 0..tiling.count() {
-            let (row, height) = tiling.tile(tile);
-            for_rows!(height, weighted::<S, E>(part, longest, weights.row(row), values.row(row), ahead));
-        }
-        ahead.pass(part.pages.len());
     }
 }

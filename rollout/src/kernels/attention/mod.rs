@@ -10,11 +10,13 @@
 
 mod ahead;
 mod attend;
+mod bytes;
 mod product;
 mod softmax;
 mod store;
 
 use super::{
+    element::KvFormat,
     linear::Norm,
     pages::{PAGE, PageShape, Pages},
     parallel::{Claims, Machine, Shared},
@@ -64,7 +66,11 @@ impl Attention<'_> {
         let (to_store, to_attend) = (Claims::new(apart), Claims::new(plan.blocks.len() * shape.kv_heads));
         threads.run(&|| {
             to_store.run_all(|chunk| isa.run(store::Store { call: &call, chunk }));
-            isa.run(attend::Attend { call: &call, claims: &to_attend, store: apart == 0 });
+            let attend = attend::Attend { call: &call, claims: &to_attend, store: apart == 0 };
+            match shape.format {
+                KvFormat::Float => isa.run(attend),
+                KvFormat::Byte => isa.run_bytes(attend),
+            }
         });
     }
 

@@ -1,10 +1,9 @@
-//! The products of attention: queries with keys, and weights with values.
+//! The products of attention over floats: queries with keys, and weights with values.
 
-use std::{marker::PhantomData, ops::Range};
+use std::ops::Range;
 
 use super::{
     super::{
-        element::Element,
         pages::PAGE,
         simd::{LANES, Simd, Task},
         tile::UNROLL,
@@ -44,54 +43,53 @@ impl Matrix {
 ///
 /// # Safety
 /// The instruction set of `S` must be available; `queries` is `[R, head_dim]`, `scores` `[R, pages * PAGE]`, and the
-/// pages hold elements of type `E`.
+/// pages hold floats.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, E: Element, const R: usize>(
+pub(super) unsafe fn scores<S: Simd, const R: usize>(
     part: &Part<'_>,
     queries: Matrix,
     scores: Matrix,
     ahead: &mut Ahead,
 ) {
     // SAFETY: passed on to the caller.
-    unsafe { S::call(Scores::<E, R> { part, queries, scores, ahead, element: PhantomData }) };
+    unsafe { S::call(Scores::<R> { part, queries, scores, ahead }) };
 }
 
-struct Scores<'a, E, const R: usize> {
+struct Scores<'a, const R: usize> {
     part: &'a Part<'a>,
     queries: Matrix,
     scores: Matrix,
     ahead: &'a mut Ahead,
-    element: PhantomData<E>,
 }
 
-impl<E: Element, const R: usize> Task for Scores<'_, E, R> {
+impl<const R: usize> Task for Scores<'_, R> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { part, queries, scores, ahead, .. } = self;
+        let Self { part, queries, scores, ahead } = self;
         let count = part.pages.len();
         let mut page = 0;
         // SAFETY: passed on to the caller.
         unsafe {
             // Few rows leave registers for more columns, and chains of sums that need not wait for each other.
             while 2 * R <= S::ROWS && page + 4 <= count {
-                keys::<S, E, R, 4>(part, page, queries, scores, ahead);
+                keys::<S, R, 4>(part, page, queries, scores, ahead);
                 page += 4;
             }
             while page + 2 <= count {
-                keys::<S, E, R, 2>(part, page, queries, scores, ahead);
+                keys::<S, R, 2>(part, page, queries, scores, ahead);
                 page += 2;
             }
             if page < count {
-                keys::<S, E, R, 1>(part, page, queries, scores, ahead);
+                keys::<S, R, 1>(part, page, queries, scores, ahead);
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn keys<S: Simd, E: Element, const R: usize, const N: usize>(
+unsafe fn keys<S: Simd, const R: usize, const N: usize>(
     part: &Part<'_>,
     first: usize,
     queries: Matrix,
@@ -104,11 +102,9 @@ unsafe fn keys<S: Simd, E: Element, const R: usize, const N: usize>(
         let pages: [*const f32; N] = std::array::from_fn(|n| part.page(first + n).cast_const());
         let coming = ahead.reading::<S>(first, N);
         let mut sums = [[S::splat(0.0); N]; R];
-        multiply::<S, E, R, N>(shape.head_dim, queries, pages.map(<*const f32>::cast), PAGE, &coming, &mut sums);
-        for n in 0..N {
-            let scale = if E::SCALED { S::load(pages[n].add(shape.key_scales_at())) } else { S::splat(1.0) };
-            for (r, row) in sums.iter().enumerate() {
-                let v = if E::SCALED { S::mul(row[n], scale) } else { row[n] };
+        multiply::<S, R, N>(shape.head_dim, queries, pages, PAGE, &coming, &mut sums);
+        for (r, row) in sums.into_iter().enumerate() {
+            for (n, v) in row.into_iter().enumerate() {
                 S::store(scores.row(r).data.add((first + n) * PAGE), v);
             }
         }
@@ -120,9 +116,9 @@ unsafe fn keys<S: Simd, E: Element, const R: usize, const N: usize>(
 ///
 /// # Safety
 /// The instruction set of `S` must be available; `weights` is `[R, pages * PAGE]`, `out` `[R, value_width]`, and the
-/// pages hold elements of type `E`.
+/// pages hold floats.
 #[inline(always)]
-pub(super) unsafe fn weighted<S: Simd, E: Element, const R: usize>(
+pub(super) unsafe fn weighted<S: Simd, const R: usize>(
     part: &Part<'_>,
     positions: usize,
     weights: Matrix,
@@ -130,45 +126,44 @@ pub(super) unsafe fn weighted<S: Simd, E: Element, const R: usize>(
     ahead: &mut Ahead,
 ) {
     // SAFETY: passed on to the caller.
-    unsafe { S::call(Weighted::<E, R> { part, positions, weights, out, ahead, element: PhantomData }) };
+    unsafe { S::call(Weighted::<R> { part, positions, weights, out, ahead }) };
 }
 
-struct Weighted<'a, E, const R: usize> {
+struct Weighted<'a, const R: usize> {
     part: &'a Part<'a>,
     positions: usize,
     weights: Matrix,
     out: Matrix,
     ahead: &'a mut Ahead,
-    element: PhantomData<E>,
 }
 
-impl<E: Element, const R: usize> Task for Weighted<'_, E, R> {
+impl<const R: usize> Task for Weighted<'_, R> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { part, positions, weights, out, ahead, .. } = self;
+        let Self { part, positions, weights, out, ahead } = self;
         let blocks = part.call.shape.value_width() / LANES;
         let mut block = 0;
         // SAFETY: passed on to the caller.
         unsafe {
             while 2 * R <= S::ROWS && block + 4 <= blocks {
-                values::<S, E, R, 4>(part, positions, block, weights, out, ahead);
+                values::<S, R, 4>(part, positions, block, weights, out, ahead);
                 block += 4;
             }
             while block + 2 <= blocks {
-                values::<S, E, R, 2>(part, positions, block, weights, out, ahead);
+                values::<S, R, 2>(part, positions, block, weights, out, ahead);
                 block += 2;
             }
             if block < blocks {
-                values::<S, E, R, 1>(part, positions, block, weights, out, ahead);
+                values::<S, R, 1>(part, positions, block, weights, out, ahead);
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn values<S: Simd, E: Element, const R: usize, const N: usize>(
+unsafe fn values<S: Simd, const R: usize, const N: usize>(
     part: &Part<'_>,
     positions: usize,
     block: usize,
@@ -181,12 +176,12 @@ unsafe fn values<S: Simd, E: Element, const R: usize, const N: usize>(
     unsafe {
         let mut sums = [[S::splat(0.0); N]; R];
         for page in 0..part.pages.len() {
-            let values = part.page(page).add(shape.values_at()).cast_const().cast::<E>();
+            let values = part.page(page).add(shape.values_at()).cast_const();
             let columns = std::array::from_fn(|n| values.add((block + n) * LANES));
             let weights = Matrix { data: weights.data.add(page * PAGE), ..weights };
             let depth = PAGE.min(positions - page * PAGE);
             let coming = ahead.reading::<S>(page, 1);
-            multiply::<S, E, R, N>(depth, weights, columns, shape.value_width(), &coming, &mut sums);
+            multiply::<S, R, N>(depth, weights, columns, shape.value_width(), &coming, &mut sums);
         }
         for (r, row) in sums.into_iter().enumerate() {
             for (n, v) in row.into_iter().enumerate() {
@@ -198,10 +193,10 @@ unsafe fn values<S: Simd, E: Element, const R: usize, const N: usize>(
 
 /// `sums[r][n] += Σ a[r, k] * b[k, n]` for k in ascending order; block `n` of row `k` is at `b[n] + k * step`.
 #[inline(always)]
-unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
+unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
     depth: usize,
     a: Matrix,
-    b: [*const E; N],
+    b: [*const f32; N],
     step: usize,
     coming: &Coming,
     sums: &mut [[S::V; N]; R],
@@ -219,7 +214,7 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
         }
         while k + UNROLL <= depth {
             for i in 0..UNROLL {
-                step_of::<S, E, R, N>(k + i, a, b, step, &mut acc);
+                step_of::<S, R, N>(k + i, a, b, step, &mut acc);
             }
             if light {
                 coming.fetch::<S>(asked, lines);
@@ -228,7 +223,7 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
             k += UNROLL;
         }
         while k < depth {
-            step_of::<S, E, R, N>(k, a, b, step, &mut acc);
+            step_of::<S, R, N>(k, a, b, step, &mut acc);
             k += 1;
         }
         if light {
@@ -239,10 +234,10 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const N: usize>(
 }
 
 #[inline(always)]
-unsafe fn step_of<S: Simd, E: Element, const R: usize, const N: usize>(
+unsafe fn step_of<S: Simd, const R: usize, const N: usize>(
     k: usize,
     a: Matrix,
-    b: [*const E; N],
+    b: [*const f32; N],
     step: usize,
     acc: &mut [[S::V; N]; R],
 ) {
@@ -251,7 +246,7 @@ unsafe fn step_of<S: Simd, E: Element, const R: usize, const N: usize>(
         // Loops instead of closures, which would not be compiled for the instruction set.
         let mut columns = [S::splat(0.0); N];
         for (column, block) in columns.iter_mut().zip(b) {
-            *column = E::load::<S>(block.add(k * step));
+            *column = S::load(block.add(k * step));
         }
         for (r, row) in acc.iter_mut().enumerate() {
             let x = S::splat(*a.data.add(r * a.stride + k));

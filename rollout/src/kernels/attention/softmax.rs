@@ -3,10 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    super::{
-        element::Element,
-        simd::{self, LANES, Simd},
-    },
+    super::simd::{self, LANES, Simd},
     product::Part,
 };
 
@@ -46,9 +43,9 @@ impl<'a> Partial<'a> {
 /// `length` on; returns the largest score and the sum of the exponentials.
 ///
 /// # Safety
-/// The instruction set of `S` must be available, and the pages hold elements of type `E`.
+/// The instruction set of `S` must be available, and the pages hold bytes if they are `SCALED`.
 #[inline(always)]
-pub(super) unsafe fn exponentials<S: Simd, E: Element>(
+pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
     part: &Part<'_>,
     scores: &mut [f32],
     length: usize,
@@ -75,12 +72,12 @@ pub(super) unsafe fn exponentials<S: Simd, E: Element>(
                 e = S::load(block.as_ptr());
             }
             sums = S::add(sums, e);
-            if E::SCALED {
+            if SCALED {
                 e = S::mul(e, S::load(part.page(i).add(part.call.shape.value_scales_at())));
             }
             S::store(block.as_mut_ptr(), e);
         }
-        if E::SCALED {
+        if SCALED {
             blocks[last][length - last * LANES..].fill(0.0);
         }
         (largest, S::sum(sums))

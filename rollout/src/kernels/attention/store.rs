@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        element::{Element, KvFormat},
+        element::{KvFormat, to_row_of_bytes},
         linear::{Norm, inverse_rms},
         pages::{PAGE, PageShape},
         plan::Plan,
-        simd::{Simd, Task},
+        simd::{QUAD, Simd, Task},
     },
     Call, MAX_HEAD_DIM,
 };
@@ -34,12 +34,7 @@ impl Task for Store<'_> {
         for token in tokens {
             for head in 0..self.call.shape.kv_heads {
                 // SAFETY: passed on to the caller; no other task stores these tokens.
-                unsafe {
-                    match self.call.shape.format {
-                        KvFormat::Float => store::<S, f32>(self.call, token, head),
-                        KvFormat::Byte => store::<S, i8>(self.call, token, head),
-                    }
-                }
+                unsafe { store::<S>(self.call, token, head) };
             }
         }
     }
@@ -48,10 +43,9 @@ impl Task for Store<'_> {
 /// Stores the key and the value of one token and head.
 ///
 /// # Safety
-/// The instruction set of `S` must be available; the pages hold elements of type `E`, and nobody else touches this
-/// position of the sequence.
+/// The instruction set of `S` must be available, and nobody else touches this position of the sequence.
 #[inline(always)]
-pub(super) unsafe fn store<S: Simd, E: Element>(call: &Call<'_>, token: usize, head: usize) {
+pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) {
     let PageShape { kv_heads, head_dim, .. } = call.shape;
     let span = &call.plan.spans[call.plan.span_of[token]];
     let own = span.own_len + token - span.tokens.start;
@@ -61,12 +55,31 @@ pub(super) unsafe fn store<S: Simd, E: Element>(call: &Call<'_>, token: usize, h
     // SAFETY: the place lies within the page; the rest is passed on to the caller.
     unsafe {
         rotate::<S>(call, token, head, call.attention.k_norm, &mut key);
-        let key_scale = E::write(&key[..head_dim], page.cast::<E>().add(place), PAGE);
-        let to = page.add(call.shape.values_at()).cast::<E>().add(place * call.shape.value_width());
-        let value_scale = E::write(call.row(token, head + kv_heads), to, 1);
-        if E::SCALED {
-            *page.add(call.shape.key_scales_at() + place) = key_scale;
-            *page.add(call.shape.value_scales_at() + place) = value_scale;
+        let (key, value) = (&key[..head_dim], call.row(token, head + kv_heads));
+        let values = page.add(call.shape.values_at());
+        match call.shape.format {
+            KvFormat::Float => {
+                for (d, &x) in key.iter().enumerate() {
+                    *page.add(d * PAGE + place) = x;
+                }
+                let to = values.add(place * call.shape.value_width());
+                for (d, &x) in value.iter().enumerate() {
+                    *to.add(d) = x;
+                }
+            }
+            KvFormat::Byte => {
+                let mut bytes = [0; MAX_HEAD_DIM];
+                *page.add(call.shape.key_scales_at() + place) = to_row_of_bytes(key, &mut bytes);
+                let to = page.cast::<i8>().add(place * QUAD);
+                for (d, &x) in bytes[..head_dim].iter().enumerate() {
+                    *to.add(d / QUAD * PAGE * QUAD + d % QUAD) = x;
+                }
+                *page.add(call.shape.value_scales_at() + place) = to_row_of_bytes(value, &mut bytes);
+                let to = values.cast::<i8>().add(place / QUAD * call.shape.value_width() * QUAD + place % QUAD);
+                for (d, &x) in bytes[..head_dim].iter().enumerate() {
+                    *to.add(d * QUAD) = x;
+                }
+            }
         }
     }
 }

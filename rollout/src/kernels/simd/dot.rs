@@ -5,7 +5,9 @@ use std::arch::x86_64::{
     __m512i, _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512,
 };
 
-use super::{LANES, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::x86::with_vnni;
+use super::{LANES, Simd, Task};
 
 /// Bytes of a quad that one lane takes: four steps of the depth.
 pub const QUAD: usize = 4;
@@ -28,6 +30,11 @@ pub trait Dot: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn store(to: &mut [i32; LANES], sums: Self::I);
+    /// Runs a task in a function of its own, as [`Simd::call`].
+    ///
+    /// # Safety
+    /// See the trait; the instruction set of `S` must be available too.
+    unsafe fn call<S: Simd, T: ByteTask>(task: T);
 }
 
 /// Plain Rust.
@@ -57,6 +64,25 @@ impl Dot for PlainDot {
     unsafe fn store(to: &mut [i32; LANES], sums: Self::I) {
         *to = sums;
     }
+
+    #[inline(always)]
+    unsafe fn call<S: Simd, T: ByteTask>(task: T) {
+        // SAFETY: passed on to the caller.
+        unsafe { S::call(Plainly(task)) }
+    }
+}
+
+/// A task whose bytes are multiplied in plain Rust.
+pub(super) struct Plainly<T>(pub T);
+
+impl<T: ByteTask> Task for Plainly<T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: passed on to the caller; plain Rust is always available.
+        unsafe { self.0.run::<S, PlainDot>() }
+    }
 }
 
 /// AVX-512 VNNI.
@@ -83,6 +109,11 @@ impl Dot for Vnni {
     #[inline(always)]
     unsafe fn store(to: &mut [i32; LANES], sums: __m512i) {
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn call<S: Simd, T: ByteTask>(task: T) {
+        unsafe { with_vnni(task) }
     }
 }
 

@@ -53,11 +53,6 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn load_whole(from: *const i32) -> Self::V;
-    /// A block of bytes, as floats.
-    ///
-    /// # Safety
-    /// See the trait.
-    unsafe fn load_bytes(from: *const i8) -> Self::V;
     /// `a * b + c`, rounded once.
     ///
     /// # Safety
@@ -302,20 +297,11 @@ impl Isa {
     /// Runs a task on bytes with this instruction set.
     #[inline]
     pub fn run_bytes<T: ByteTask>(self, task: T) {
-        struct Fallback<T>(T);
-        impl<T: ByteTask> Task for Fallback<T> {
-            type Output = ();
-            #[inline(always)]
-            unsafe fn run<S: Simd>(self) {
-                // SAFETY: passed on to the caller; plain Rust is always available.
-                unsafe { self.0.run::<S, dot::PlainDot>() }
-            }
-        }
         #[cfg(target_arch = "x86_64")]
         if self.has_byte_products() {
             // SAFETY: both instruction sets were checked.
             return unsafe { x86::with_vnni(task) };
         }
-        self.run(Fallback(task));
+        self.run(dot::Plainly(task));
     }
 }

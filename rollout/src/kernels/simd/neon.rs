@@ -2,9 +2,8 @@
 
 use std::arch::aarch64::{
     float32x4_t, vaddq_f32, vaddq_s32, vandq_u32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vcvtq_f32_s32,
-    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vget_high_s8, vget_high_s16, vget_low_s8,
-    vget_low_s16, vld1q_f32, vld1q_s8, vld1q_s32, vld1q_u32, vmovl_s8, vmovl_s16, vmulq_f32, vreinterpretq_f32_s32,
-    vreinterpretq_f32_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vst1q_f32,
+    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1q_f32, vld1q_s32, vld1q_u32, vmulq_f32,
+    vreinterpretq_f32_s32, vreinterpretq_f32_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vst1q_f32,
 };
 
 use super::{Simd, Task};
@@ -62,16 +61,6 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_whole(from: *const i32) -> Self::V {
         quarters(|i| unsafe { vcvtq_f32_s32(vld1q_s32(from.add(4 * i))) })
-    }
-
-    #[inline(always)]
-    unsafe fn load_bytes(from: *const i8) -> Self::V {
-        unsafe {
-            let bytes = vld1q_s8(from);
-            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
-            let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
-            words.map(|quarter| vcvtq_f32_s32(vmovl_s16(quarter)))
-        }
     }
 
     #[inline(always)]

@@ -47,13 +47,6 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
-    unsafe fn load_bytes(from: *const i8) -> Self::V {
-        // SAFETY: the caller vouches for a block.
-        let bytes = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
-        bytes.map(f32::from)
-    }
-
-    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         lanes(|i| a[i].mul_add(b[i], c[i]))
     }

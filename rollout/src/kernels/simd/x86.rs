@@ -2,15 +2,14 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, __m512, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T1, _mm_add_ps, _mm_add_ss,
-    _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps,
-    _mm_prefetch, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_castpd_ps, _mm256_castps256_ps128,
-    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps,
-    _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps,
-    _mm512_add_ps, _mm512_and_si512, _mm512_castps_pd, _mm512_castps512_ps256, _mm512_castsi512_ps,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch, _mm256_add_epi32,
+    _mm256_add_ps, _mm256_and_si256, _mm256_castpd_ps, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cvtepi32_ps,
+    _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512, _mm512_castps_pd, _mm512_castps512_ps256, _mm512_castsi512_ps,
+    _mm512_cvtepi32_ps, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use super::{ByteTask, Simd, Task, dot::Vnni};
@@ -34,6 +33,7 @@ pub(super) unsafe fn with_avx512<T: Task>(task: T) -> T::Output {
 
 /// # Safety
 /// The machine must have AVX-512 F and VNNI.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(super) unsafe fn with_vnni<T: ByteTask>(task: T) {
     // SAFETY: the caller vouches for the instruction sets.
@@ -89,11 +89,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_whole(from: *const i32) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bytes(from: *const i8) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
     #[inline(always)]
@@ -212,11 +207,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bytes(from: *const i8) -> Self::V {
-        unsafe { (load_half(from), load_half(from.add(8))) }
-    }
-
-    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         halves!(_mm256_fmadd_ps, a, b, c)
     }
@@ -275,12 +265,6 @@ impl Simd for Avx2 {
     unsafe fn prefetch(address: *const f32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
-}
-
-#[inline(always)]
-unsafe fn load_half(from: *const i8) -> __m256 {
-    // SAFETY: the caller vouches for the instruction set and for eight bytes.
-    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
 }
 
 #[inline(always)]
