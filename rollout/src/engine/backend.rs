@@ -19,6 +19,7 @@ use super::{
     swap::{Loaded, Loader},
     types::Kernels,
 };
+use crate::kernels::attention::MAX_BYTE_POSITIONS;
 
 /// A loaded model with the keys and values of its sequences.
 pub(super) enum Backend {
@@ -68,6 +69,11 @@ impl Backend {
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
                 refuse_stock_options(options)?;
+                if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_POSITIONS {
+                    let message =
+                        format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_POSITIONS}; auto takes more");
+                    return Err(EngineError::Options(message));
+                }
                 let pages = page_shape(config, slots, options.max_model_len, options.kv_dtype.into());
                 let format = options.rollout_dtype.into();
                 let options = PackedOptions { session: session_options(options), pages, format };

@@ -26,6 +26,9 @@ use super::{
 /// Widest head.
 pub const MAX_HEAD_DIM: usize = 512;
 
+/// Positions over which sums of products of bytes, a weight's up to 255, fit into 32 bits.
+pub const MAX_BYTE_POSITIONS: usize = i32::MAX as usize / (255 * 127);
+
 /// What does not change from call to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
@@ -87,6 +90,8 @@ impl Attention<'_> {
             let own = span.own_len + span.tokens.len();
             assert!(span.prefix_pages.len() * PAGE >= span.prefix_len && span.own_pages.len() * PAGE >= own);
             assert!((span.prefix_len + own) * (head_dim / 2) <= self.cos.len(), "more positions than the tables have");
+            let most = if shape.format == KvFormat::Byte { MAX_BYTE_POSITIONS } else { usize::MAX };
+            assert!(span.prefix_len + own <= most, "sums over {} positions overflow", span.prefix_len + own);
         }
         let blocks: usize = plan.blocks.iter().map(ExactSizeIterator::len).sum();
         assert_eq!(blocks, plan.tokens(), "a plan is cut after the last sequence was added");
