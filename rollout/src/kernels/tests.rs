@@ -91,6 +91,17 @@ impl Layer {
         out
     }
 
+    /// Computes all rows under every instruction set, and one of them alone: the bits are the same.
+    fn run_everywhere(&self, x: &[f32], rows: usize, row: usize) -> Vec<f32> {
+        let input = Input { x, rows: None, residual: None };
+        let mut all = Isa::available().into_iter().map(|isa| self.run(input, rows, isa, &Scoped(2)));
+        let first = all.next().expect("plain Rust is always there");
+        assert!(all.all(|other| other == first), "instruction sets differ");
+        let alone = self.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
+        assert!(alone == first[row * self.shape.outputs..(row + 1) * self.shape.outputs], "row {row} alone");
+        first
+    }
+
     fn reference(&self, x: &[f32], residual: Option<&[f32]>) -> Vec<f64> {
         let f = |x: f32| f64::from(x);
         let depth = self.shape.depth;
@@ -165,18 +176,13 @@ proptest! {
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, false);
         layer.shape.format = Format::Byte;
         let x = normal(&mut stream, rows * depth);
-        let input = Input { x: &x, rows: None, residual: None };
-        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
-        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
-        let row = seed as usize % rows;
-        let alone = layer.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
-        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+        let out = layer.run_everywhere(&x, rows, seed as usize % rows);
 
         for weight in &mut layer.weights {
             *weight = weight.chunks(depth).flat_map(rounded).collect();
         }
         let x: Vec<f32> = x.chunks(depth).flat_map(rounded).collect();
-        assert_close(&all[0], &layer.reference(&x, None), 1e-5);
+        assert_close(&out, &layer.reference(&x, None), 1e-5);
     }
 }
 
@@ -193,14 +199,9 @@ proptest! {
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
         layer.shape.format = Format::Split;
         let x = normal(&mut stream, rows * depth);
-        let input = Input { x: &x, rows: None, residual: None };
-        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
-        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
-        let row = seed as usize % rows;
-        let alone = layer.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
-        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+        let out = layer.run_everywhere(&x, rows, seed as usize % rows);
         // One half alone is a hundred times further off.
-        assert_close(&all[0], &layer.reference(&x, None), 1e-4);
+        assert_close(&out, &layer.reference(&x, None), 1e-4);
     }
 
     #[test]
@@ -213,12 +214,7 @@ proptest! {
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
         layer.shape.format = Format::Half;
         let x = normal(&mut stream, rows * depth);
-        let input = Input { x: &x, rows: None, residual: None };
-        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
-        prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
-        let row = seed as usize % rows;
-        let alone = layer.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
-        prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
+        let out = layer.run_everywhere(&x, rows, seed as usize % rows);
 
         // With a norm, the rounding of a figure may fall to either side.
         let tolerance = if norm { 1e-2 } else { 1e-5 };
@@ -227,7 +223,7 @@ proptest! {
             *weight = weight.iter().map(rounded).collect();
         }
         let x: Vec<f32> = if norm { x } else { x.iter().map(rounded).collect() };
-        assert_close(&all[0], &layer.reference(&x, None), tolerance);
+        assert_close(&out, &layer.reference(&x, None), tolerance);
     }
 }
 

@@ -1,11 +1,7 @@
 //! Asking for keys and values before they are read.
 
 use super::{
-    super::{
-        pages::PageShape,
-        simd::Simd,
-        tile::{LINE, UNROLL},
-    },
+    super::{pages::PageShape, simd::Simd, tile::LINE},
     product::Part,
 };
 
@@ -97,14 +93,9 @@ impl Coming {
     /// None.
     pub const NOTHING: Self = Self { from: [std::ptr::null(); AT_ONCE + 1], count: 0, lines: 0 };
 
-    /// Lines of each half to be asked for in every round of [`UNROLL`] of `steps` steps, and the rest after the last.
-    pub fn lines_a_round(&self, steps: usize) -> usize {
-        self.lines.checked_div(steps / UNROLL).unwrap_or(0)
-    }
-
-    /// Lines of each half to be asked for in every one of `rounds` rounds.
-    pub fn lines_of(&self, rounds: usize) -> usize {
-        self.lines.div_ceil(rounds)
+    /// Lines of each half to be asked for in every one of `rounds` rounds; what is left is for [`Coming::fetch_rest`].
+    pub fn lines_a_round(&self, rounds: usize) -> usize {
+        self.lines.checked_div(rounds).unwrap_or(0)
     }
 
     /// Asks for some lines of each half.

@@ -285,7 +285,7 @@ unsafe fn values<S: Simd, D: Dot, const R: usize, const N: usize>(
         let mut sums = [[[D::zero(); 2]; N]; R];
         for page in 0..part.pages.len() {
             let coming = ahead.reading::<S>(page, 1);
-            let lines = coming.lines_of(QUADS);
+            let lines = coming.lines_a_round(QUADS);
             let values = part.page(page).add(shape.values_at()).cast_const();
             for quad in 0..QUADS {
                 for n in 0..N {
@@ -297,6 +297,7 @@ unsafe fn values<S: Simd, D: Dot, const R: usize, const N: usize>(
                 }
                 coming.fetch::<S>(quad * lines, lines);
             }
+            coming.fetch_rest::<S>(QUADS * lines);
         }
         for (r, row) in sums.iter().enumerate() {
             for (n, [high, low]) in row.iter().enumerate() {

@@ -203,7 +203,7 @@ unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
 ) {
     // The sums of many rows fill the registers, and would leave them for what a round asks for.
     let light = 2 * R <= S::ROWS;
-    let lines = coming.lines_a_round(depth);
+    let lines = coming.lines_a_round(depth / UNROLL);
     let mut asked = 0;
     let mut acc = *sums;
     let mut k = 0;
