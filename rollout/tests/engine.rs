@@ -587,6 +587,32 @@ fn bad_weights_are_refused_and_the_old_ones_go_on() {
 }
 
 #[test]
+fn keys_and_values_in_bytes_end_where_their_sums_would_overflow() {
+    const MOST: usize = i32::MAX as usize / (255 * 127);
+    let folder = tempfile::tempdir().unwrap();
+    let (long, golden) = (folder.path().join("long"), golden_model("llama"));
+    std::fs::create_dir(&long).unwrap();
+    for file in golden.companions().into_iter().chain([golden.path().join("model.safetensors")]) {
+        std::fs::copy(&file, long.join(file.file_name().unwrap())).unwrap();
+    }
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden.path().join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = (MOST + 1).into();
+    std::fs::write(long.join("config.json"), config.to_string()).unwrap();
+
+    let model = ModelDir::open(long).unwrap();
+    let weights = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+    export(&model, &weights.dir, &ExportOptions { max_positions: Some(MOST + 1), ..ExportOptions::default() }).unwrap();
+    let open = |kv_dtype, max_model_len| {
+        Engine::new(weights.clone(), &model, EngineOptions { kv_dtype, max_model_len, ..options(1, 1) })
+    };
+    let error = open(KvDtype::Int8, MOST + 1).err().expect("an error").to_string();
+    assert!(error.contains(&format!("max_model_len of at most {MOST}")), "{error}");
+    open(KvDtype::Int8, MOST).unwrap();
+    open(KvDtype::Auto, MOST + 1).unwrap();
+}
+
+#[test]
 fn requests_and_options_out_of_range_are_refused() {
     let model = golden_model("llama");
     let folder = tempfile::tempdir().unwrap();

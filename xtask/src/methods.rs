@@ -126,6 +126,11 @@ const METHODS: &[Method] = &[
         about: "completions of the rounded model, importance correction",
         options: &["--rollout_dtype=int8"],
     },
+    Method {
+        name: "int8 keys and values",
+        about: "completions of rounded attention, importance correction",
+        options: &["--kv_dtype=int8"],
+    },
 ];
 
 const SEEDS: [u64; 3] = [1, 2, 3];

@@ -16,7 +16,7 @@ use super::{
     packed::{self, PackedBackend, PackedOptions, page_shape},
     profile::Profile,
     session::{GraphSession, SessionOptions, dtype_of},
-    swap::{Loaded, Loader},
+    swap::{Loaded, Loader, Retired},
     types::Kernels,
 };
 use crate::kernels::attention::MAX_BYTE_POSITIONS;
@@ -30,6 +30,7 @@ pub(super) enum Backend {
 /// The published graph. Slots `0..max_num_seqs` run; those after them hold the prompts that samples start from.
 pub(super) struct StockBackend {
     session: GraphSession,
+    retired: Retired,
     kv: KvCache,
     batch: Batch,
     first_prefix_slot: usize,
@@ -97,6 +98,7 @@ impl Backend {
         };
         Ok(Self::Stock(Box::new(StockBackend {
             session: GraphSession::open(source, config, session_options(options))?,
+            retired: Retired::default(),
             kv: KvCache::new(shape, options.device)?,
             batch: Batch::default(),
             first_prefix_slot: options.max_num_seqs,
@@ -264,7 +266,7 @@ impl Backend {
     pub fn install(&mut self, loaded: Loaded) {
         match (self, loaded) {
             (Self::Stock(stock), Loaded::Stock(session)) => {
-                super::swap::retire(std::mem::replace(&mut stock.session, *session));
+                stock.retired.push(std::mem::replace(&mut stock.session, *session));
             }
             (Self::Packed(packed), Loaded::Packed(weights)) => packed.exchange(weights),
             _ => unreachable!("a version is loaded for the backend that asked for it"),

@@ -124,11 +124,33 @@ pub(super) fn manifest_of(source: &WeightSource, config: &ModelConfig) -> Result
     Ok(manifest)
 }
 
-/// Gives a session back to the system without holding up the caller: unmapping and freeing take milliseconds.
-pub(super) fn retire(session: GraphSession) {
-    let dropped = thread::Builder::new().name("weight-retire".into()).spawn(move || drop(session));
-    if let Err(error) = dropped {
-        tracing::warn!(%error, "no thread to free the old weights on; freed in place");
+/// Gives sessions back to the system without holding up the caller: unmapping and freeing take milliseconds. Dropping it
+/// waits for the last one, as with [`PendingSwap`].
+#[derive(Default)]
+pub(super) struct Retired(Option<JoinHandle<()>>);
+
+impl Retired {
+    /// Drops a session on a side thread.
+    pub fn push(&mut self, session: GraphSession) {
+        // The one before has had the time of a whole version.
+        self.join();
+        match thread::Builder::new().name("weight-retire".into()).spawn(move || drop(session)) {
+            Ok(thread) => self.0 = Some(thread),
+            Err(error) => tracing::warn!(%error, "no thread to free the old weights on; freed in place"),
+        }
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic while memory is freed has been reported by its thread and changes nothing here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Retired {
+    fn drop(&mut self) {
+        self.join();
     }
 }
 

@@ -1,10 +1,11 @@
 //! Where keys and values lie: pages of [`PAGE`] positions, handed out from one pool.
 //!
-//! A page id stands for the same place in every layer and head. The keys of a page are transposed,
-//! `[head_dim][position]`, so that one query is multiplied with sixteen positions at once; the values are
+//! A page id stands for the same place in every layer and head. The keys of all pages of a layer and head lie together, and
+//! so do the values: neighbouring pages are one stretch of memory, which the processor follows by itself. The keys of a page
+//! are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at once; the values are
 //! `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of what is summed over:
-//! keys `[head_dim / 4][position][4]`, values `[position / 4][width][4]`. Behind them lie their scales, one for the key
-//! and one for the value of each position.
+//! keys `[head_dim / 4][position][4]`, values `[position / 4][width][4]`, and each position has one scale for its key and
+//! one for its value.
 
 use super::{
     element::KvFormat,
@@ -40,28 +41,20 @@ impl PageShape {
     /// Words of four bytes of one page in one layer and head.
     #[must_use]
     pub fn page_len(&self) -> usize {
-        match self.format {
-            KvFormat::Float => self.key_scales_at(),
-            KvFormat::Byte => self.value_scales_at() + PAGE,
+        Piece::ALL.iter().map(|&piece| self.piece_len(piece)).sum()
+    }
+
+    /// Words of a piece of a page.
+    pub(super) fn piece_len(&self, piece: Piece) -> usize {
+        let bytes = self.format == KvFormat::Byte;
+        match piece {
+            Piece::Keys if bytes => PAGE * self.head_dim.div_ceil(QUAD),
+            Piece::Keys => PAGE * self.head_dim,
+            Piece::Values if bytes => PAGE / QUAD * self.value_width(),
+            Piece::Values => PAGE * self.value_width(),
+            Piece::KeyScales | Piece::ValueScales if bytes => PAGE,
+            Piece::KeyScales | Piece::ValueScales => 0,
         }
-    }
-
-    /// First word of the values of a page.
-    pub(super) fn values_at(&self) -> usize {
-        match self.format {
-            KvFormat::Float => PAGE * self.head_dim,
-            KvFormat::Byte => PAGE * self.head_dim.div_ceil(QUAD),
-        }
-    }
-
-    /// First word of the scales of the keys, in a page of bytes.
-    pub(super) fn key_scales_at(&self) -> usize {
-        self.values_at() + PAGE * self.value_width() * self.format.size() / size_of::<f32>()
-    }
-
-    /// First word of the scales of the values, in a page of bytes.
-    pub(super) fn value_scales_at(&self) -> usize {
-        self.key_scales_at() + PAGE
     }
 
     /// Bytes of the pool.
@@ -76,10 +69,26 @@ impl PageShape {
         positions.div_ceil(PAGE)
     }
 
-    /// First word of a page.
-    pub(super) fn offset(&self, layer: usize, head: usize, page: u32) -> usize {
-        ((layer * self.kv_heads + head) * self.pages + page as usize) * self.page_len()
+    /// First word of a piece of page 0; that of the next page lies [`PageShape::piece_len`] further.
+    pub(super) fn offset(&self, layer: usize, head: usize, piece: Piece) -> usize {
+        let before: usize = Piece::ALL.iter().take_while(|&&p| p != piece).map(|&p| self.piece_len(p)).sum();
+        ((layer * self.kv_heads + head) * self.page_len() + before) * self.pages
     }
+}
+
+/// What a page holds of each layer and head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece {
+    Keys,
+    Values,
+    /// Of bytes only.
+    KeyScales,
+    /// Of bytes only.
+    ValueScales,
+}
+
+impl Piece {
+    const ALL: [Self; 4] = [Self::Keys, Self::Values, Self::KeyScales, Self::ValueScales];
 }
 
 /// The memory of the pages.
@@ -108,36 +117,103 @@ impl Pages {
     }
 }
 
+/// Pages that a sequence is given side by side, as long as there are enough of them: memory answers faster to long stretches.
+const RUN: usize = 4;
+
 /// Which pages are free.
 #[derive(Debug)]
-pub struct FreePages(Vec<u32>);
+pub struct FreePages {
+    free: Vec<bool>,
+    count: usize,
+    /// First pages of runs that are all free; the one that became so last is the likeliest to be in a cache.
+    runs: Vec<u32>,
+}
 
 impl FreePages {
     /// All of `pages` pages.
     #[must_use]
     pub fn new(pages: usize) -> Self {
-        Self((0..pages as u32).rev().collect())
+        Self { free: vec![true; pages], count: pages, runs: (0..pages as u32).step_by(RUN).rev().collect() }
     }
 
-    /// Takes the page that was given back last, which is the likeliest to be in a cache.
-    pub fn take(&mut self) -> Option<u32> {
-        self.0.pop()
+    /// Gives a sequence pages until it has `count`, or `None` when they run out.
+    #[must_use]
+    pub fn extend(&mut self, pages: &mut Vec<u32>, count: usize) -> Option<()> {
+        while pages.len() < count {
+            pages.push(self.take(pages.last().copied())?);
+        }
+        Some(())
+    }
+
+    /// A page for a sequence whose last one is `last`: its neighbour if that is free.
+    fn take(&mut self, last: Option<u32>) -> Option<u32> {
+        let page = self.neighbour(last).or_else(|| self.runs.pop()).or_else(|| self.any())?;
+        self.free[page as usize] = false;
+        self.count -= 1;
+        Some(page)
+    }
+
+    fn neighbour(&self, last: Option<u32>) -> Option<u32> {
+        let next = last? as usize + 1;
+        (!next.is_multiple_of(RUN) && *self.free.get(next)?).then_some(next as u32)
+    }
+
+    /// Where no run is left, what others have been given beside their pages.
+    fn any(&self) -> Option<u32> {
+        self.free.iter().position(|&free| free).map(|page| page as u32)
     }
 
     /// Gives pages back.
     pub fn give_back(&mut self, pages: &[u32]) {
-        self.0.extend(pages.iter().rev());
+        for &page in pages {
+            let page = page as usize;
+            debug_assert!(!self.free[page], "page {page} is given back twice");
+            self.free[page] = true;
+            self.count += 1;
+            let first = page / RUN * RUN;
+            let last = self.free.len().min(first + RUN);
+            if self.free[first..last].iter().all(|&free| free) {
+                self.runs.push(first as u32);
+            }
+        }
     }
 
     /// How many are free.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.count
     }
 
     /// Whether none is free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.count == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_given_to_one_sequence_until_pages_run_out() {
+        let mut free = FreePages::new(10);
+        let mut sequences = [const { Vec::new() }; 2];
+        for count in 1..=4 {
+            sequences.iter_mut().for_each(|own| free.extend(own, count).unwrap());
+        }
+        assert_eq!(sequences, [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(free.extend(&mut sequences[0], 6), Some(()));
+        assert_eq!((sequences[0][4..].to_vec(), free.extend(&mut sequences[1], 5), free.len()), (vec![8, 9], None, 0));
+
+        free.give_back(&[1, 6]);
+        assert_eq!(
+            (free.take(Some(5)), free.take(None), free.len()),
+            (Some(6), Some(1), 0),
+            "no run is free, but pages are"
+        );
+        free.give_back(&[3, 8, 1, 9, 0, 2]);
+        let mut own = Vec::new();
+        assert_eq!((free.extend(&mut own, 5), own), (Some(()), vec![0, 1, 2, 3, 8]), "the run that came back last");
     }
 }

@@ -399,12 +399,12 @@ proptest! {
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape).unwrap())).collect();
         let mut free = FreePages::new(shape.pages);
-        let mut take = |n: usize| -> Vec<u32> { (0..n).map(|_| free.take().unwrap()).collect() };
 
         let (mut prefixes, mut sequences) = (Vec::new(), Vec::new());
         for &(length, completions, late) in &prompts {
             let qkv: Vec<Vec<f32>> = (0..length).map(|_| normal(&mut stream, row)).collect();
-            let pages = take(PageShape::pages_for(length));
+            let mut pages = Vec::new();
+            free.extend(&mut pages, PageShape::pages_for(length)).unwrap();
             let mut plan = Plan::default();
             // Prompts may come in two pieces.
             let pieces = if late < length { vec![length - late, late] } else { vec![length] };
@@ -438,8 +438,7 @@ proptest! {
                 break;
             }
             for s in &mut sequences {
-                let missing = PageShape::pages_for(s.own_len + new) - s.own.len();
-                s.own.extend(take(missing));
+                free.extend(&mut s.own, PageShape::pages_for(s.own_len + new)).unwrap();
                 s.qkv.extend((0..new).map(|_| normal(&mut stream, row)));
                 flat.extend(s.qkv[s.qkv.len() - new..].concat());
                 let (pages, length) = &prefixes[s.prefix];

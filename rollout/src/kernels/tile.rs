@@ -2,20 +2,9 @@
 
 use super::simd::{LANES, Simd};
 
-/// Where a product reads its left side: `a[row * row_step + k * step]`.
-#[derive(Clone, Copy)]
-pub(super) struct Left {
-    pub data: *const f32,
-    pub row_step: usize,
-    pub step: usize,
-}
-
-/// Where a product reads its right side: block `n` of row `k` is at `blocks[n] + k * step`.
-#[derive(Clone, Copy)]
-pub(super) struct Right<const N: usize> {
-    pub blocks: [*const f32; N],
-    pub step: usize,
-}
+/// Words of a row of the left side that lie together, before those of the next row: the distance of two rows is one
+/// that instructions hold, so that rows need no registers.
+pub(super) const STRETCH: usize = 576;
 
 /// Memory that will be needed soon: `lines` cache lines for every four steps of the loop.
 #[derive(Clone, Copy)]
@@ -29,17 +18,17 @@ pub(super) const LINE: usize = 16;
 /// Steps of the loop between two rounds of prefetching.
 pub(super) const UNROLL: usize = 4;
 
-/// `sums[r][n] += a[r, k] * b[k, n]` for k in ascending order.
+/// `sums[r][n] += a[r, k] * b[k, n]` for k in ascending order; the rows of `a` are [`STRETCH`] words apart, `b` is a panel.
 ///
 /// # Safety
-/// The instruction set of `S` must be available, and both sides valid for `R` rows, `N` blocks and `depth` steps.
+/// The instruction set of `S` must be available, and both sides valid for `R` rows and `depth` steps, at most [`STRETCH`].
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
+pub(super) unsafe fn multiply<S: Simd, const R: usize>(
     depth: usize,
-    a: Left,
-    b: Right<N>,
-    mut ahead: Ahead,
-    sums: &mut [[S::V; N]; R],
+    a: *const f32,
+    b: *const f32,
+    ahead: &mut Ahead,
+    sums: &mut [[S::V; 2]; R],
 ) {
     let mut acc = *sums;
     let mut k = 0;
@@ -47,7 +36,7 @@ pub(super) unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
     unsafe {
         while k + UNROLL <= depth {
             for i in 0..UNROLL {
-                step::<S, R, N>(k + i, a, b, &mut acc);
+                step::<S, R>(a.add(k + i), b.add((k + i) * PANEL), &mut acc);
             }
             for _ in 0..ahead.lines {
                 S::prefetch(ahead.from);
@@ -56,7 +45,7 @@ pub(super) unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
             k += UNROLL;
         }
         while k < depth {
-            step::<S, R, N>(k, a, b, &mut acc);
+            step::<S, R>(a.add(k), b.add(k * PANEL), &mut acc);
             k += 1;
         }
     }
@@ -64,15 +53,12 @@ pub(super) unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
 }
 
 #[inline(always)]
-unsafe fn step<S: Simd, const R: usize, const N: usize>(k: usize, a: Left, b: Right<N>, acc: &mut [[S::V; N]; R]) {
+unsafe fn step<S: Simd, const R: usize>(a: *const f32, b: *const f32, acc: &mut [[S::V; 2]; R]) {
     // SAFETY: passed on to the caller of `multiply`.
     unsafe {
-        let mut columns = [S::splat(0.0); N];
-        for (column, block) in columns.iter_mut().zip(b.blocks) {
-            *column = S::load(block.add(k * b.step));
-        }
+        let columns = [S::load(b), S::load(b.add(LANES))];
         for (r, row) in acc.iter_mut().enumerate() {
-            let x = S::splat(*a.data.add(r * a.row_step + k * a.step));
+            let x = S::splat(*a.add(r * STRETCH));
             for (sum, column) in row.iter_mut().zip(columns) {
                 *sum = S::fma(x, column, *sum);
             }

@@ -14,7 +14,7 @@ use super::{
     weights::{PackedWeights, PanelMemory},
 };
 use crate::kernels::{
-    pages::{FreePages, PAGE, PageShape},
+    pages::{FreePages, PageShape},
     parallel::Scoped,
 };
 
@@ -76,7 +76,8 @@ impl PackedBackend {
     pub fn prefill(&mut self, prompt: &[u32], most: usize, logits: &mut [f32]) -> Result<(), EngineError> {
         let mut prefix = self.coming.take().unwrap_or_else(|| {
             self.forget_prefix();
-            let pages = (0..PageShape::pages_for(prompt.len())).map(|_| take(&mut self.free)).collect();
+            let mut pages = Vec::new();
+            extend(&mut self.free, &mut pages, PageShape::pages_for(prompt.len()));
             Prefix { pages, len: 0 }
         });
         let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
@@ -144,9 +145,7 @@ impl PackedBackend {
         for (index, (slot, row)) in slots.iter_mut().zip(rows).enumerate() {
             let slot = slot.as_mut().expect("decoding runs on slots without holes");
             assert_eq!(row.position, slot.prefix.len + slot.own_len, "the cache and the sequence have one length");
-            while slot.own.len() * PAGE <= slot.own_len + drafts.of(index).len() {
-                slot.own.push(take(free));
-            }
+            extend(free, &mut slot.own, PageShape::pages_for(slot.own_len + 1 + drafts.of(index).len()));
         }
         let at = |slot: usize| slots[slot].as_ref().expect("decoding runs on slots without holes");
         // Neighbours with one prompt read it together.
@@ -201,8 +200,9 @@ impl PackedBackend {
     }
 }
 
-fn take(free: &mut FreePages) -> u32 {
-    free.take().expect("the pool holds every slot at full length")
+/// Gives a sequence of the pool `count` pages.
+fn extend(free: &mut FreePages, pages: &mut Vec<u32>, count: usize) {
+    free.extend(pages, count).expect("the pool holds every slot at full length");
 }
 
 fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
@@ -222,7 +222,7 @@ mod tests {
             packed::page_shape,
             session::{SessionOptions, read_manifest},
         },
-        kernels::element::KvFormat,
+        kernels::{element::KvFormat, pages::PAGE},
     };
 
     #[test]

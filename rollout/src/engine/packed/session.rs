@@ -20,7 +20,7 @@ use super::{
 };
 use crate::kernels::{
     packed::Format,
-    pages::{FreePages, PageShape, Pages},
+    pages::{PageShape, Pages},
     plan::Plan,
     pool::Pool,
     simd::Isa,
@@ -133,8 +133,7 @@ impl PackedSession {
     pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
         const PROBE_TOKENS: usize = 8;
         let ids: Vec<i64> = (0..PROBE_TOKENS).map(|t| (t % config.vocab_size) as i64).collect();
-        let mut free = FreePages::new(PageShape::pages_for(PROBE_TOKENS));
-        let pages: Vec<u32> = std::iter::from_fn(|| free.take()).collect();
+        let pages: Vec<u32> = (0..PageShape::pages_for(PROBE_TOKENS) as u32).collect();
         let mut logits = vec![f32::NAN; self.vocab];
         self.run(&ids, &mut logits, |plan, last| {
             plan.push(&[], 0, &pages, 0, PROBE_TOKENS);

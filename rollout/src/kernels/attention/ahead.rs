@@ -1,7 +1,12 @@
 //! Asking for keys and values before they are read.
 
 use super::{
-    super::{pages::PageShape, simd::Simd, tile::LINE},
+    super::{
+        element::KvFormat,
+        pages::{PageShape, Piece},
+        simd::Simd,
+        tile::LINE,
+    },
     product::Part,
 };
 
@@ -9,7 +14,7 @@ use super::{
 #[derive(Clone, Copy)]
 struct Half {
     from: *const f32,
-    /// The scales of bytes lie elsewhere in the page.
+    /// The scales of bytes lie elsewhere.
     scales: Option<*const f32>,
 }
 
@@ -35,19 +40,19 @@ impl Ahead {
     /// Forgets the last call.
     pub fn clear(&mut self, shape: PageShape) {
         let halves = std::mem::take(&mut self.halves);
-        *self = Self { halves, lines: shape.values_at().div_ceil(LINE), ..Self::default() };
+        *self = Self { halves, lines: shape.piece_len(Piece::Keys).div_ceil(LINE), ..Self::default() };
         self.halves.clear();
     }
 
     /// Adds a part behind all others: its keys, then its values.
     pub fn push(&mut self, part: &Part<'_>) {
-        let shape = part.call.shape;
-        for (at, scales_at) in [(0, shape.key_scales_at()), (shape.values_at(), shape.value_scales_at())] {
-            self.halves.extend((0..part.pages.len()).map(|index| {
-                let page = part.page(index).cast_const();
-                let scales = (scales_at < shape.page_len()).then(|| page.wrapping_add(scales_at));
-                Half { from: page.wrapping_add(at), scales }
-            }));
+        for (piece, scales) in [(Piece::Keys, Piece::KeyScales), (Piece::Values, Piece::ValueScales)] {
+            let (pieces, scales) = (part.pieces(piece), part.pieces(scales));
+            let bytes = part.call.shape.format == KvFormat::Byte;
+            self.halves.extend(
+                (0..part.pages.len())
+                    .map(|index| Half { from: pieces.at(index), scales: bytes.then(|| scales.at(index)) }),
+            );
         }
     }
 

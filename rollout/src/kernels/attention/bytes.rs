@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::{
     super::{
         packed::{largest, nearest},
-        pages::{PAGE, PageShape},
+        pages::{PAGE, PageShape, Piece},
         simd::{ByteTask, Dot, LANES, QUAD, Simd},
         tile::Tiling,
     },
@@ -210,11 +210,11 @@ unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
     scores: Matrix,
     ahead: &mut Ahead,
 ) {
-    let shape = part.call.shape;
     // SAFETY: passed on to the caller.
     unsafe {
-        let coming = ahead.reading::<S>(first, N);
-        let pages: [*const f32; N] = std::array::from_fn(|n| part.page(first + n).cast_const());
+        ahead.reading::<S>(first, N).fetch_rest::<S>(0);
+        let (keys, scales) = (part.pieces(Piece::Keys), part.pieces(Piece::KeyScales));
+        let pages: [*const f32; N] = std::array::from_fn(|n| keys.at(first + n));
         let mut sums = [[[D::zero(); 2]; N]; R];
         let mut sums_of_keys = [D::zero(); N];
         for quad in 0..queries.quads {
@@ -226,11 +226,9 @@ unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
                     row[n][1] = D::dot(row[n][1], *queries.row(r).low(quad), keys);
                 }
             }
-            coming.fetch::<S>(quad, 1);
         }
-        coming.fetch_rest::<S>(queries.quads);
         for n in 0..N {
-            let key_scales = S::load(pages[n].add(shape.key_scales_at()));
+            let key_scales = S::load(scales.at(first + n));
             let mut of_keys = [0; LANES];
             D::store(&mut of_keys, sums_of_keys[n]);
             for (r, row) in sums.iter().enumerate() {
@@ -283,21 +281,22 @@ unsafe fn values<S: Simd, D: Dot, const R: usize, const N: usize>(
     // SAFETY: passed on to the caller.
     unsafe {
         let mut sums = [[[D::zero(); 2]; N]; R];
+        let pieces = part.pieces(Piece::Values);
         for page in 0..part.pages.len() {
-            let coming = ahead.reading::<S>(page, 1);
-            let lines = coming.lines_a_round(QUADS);
-            let values = part.page(page).add(shape.values_at()).cast_const();
+            ahead.reading::<S>(page, 1).fetch_rest::<S>(0);
+            let values = pieces.at(page);
             for quad in 0..QUADS {
-                for n in 0..N {
-                    let values = values.add(quad * shape.value_width() + (block + n) * LANES).cast::<i8>();
-                    for (r, row) in sums.iter_mut().enumerate() {
-                        row[n][0] = D::dot(row[n][0], *weights.row(r).high(page * QUADS + quad), values);
-                        row[n][1] = D::dot(row[n][1], *weights.row(r).low(page * QUADS + quad), values);
+                let values = values.add(quad * shape.value_width() + block * LANES).cast::<i8>();
+                for (r, row) in sums.iter_mut().enumerate() {
+                    let weights = weights.row(r);
+                    let (high, low) = (*weights.high(page * QUADS + quad), *weights.low(page * QUADS + quad));
+                    for (n, [of_high, of_low]) in row.iter_mut().enumerate() {
+                        let values = values.add(n * LANES * QUAD);
+                        *of_high = D::dot(*of_high, high, values);
+                        *of_low = D::dot(*of_low, low, values);
                     }
                 }
-                coming.fetch::<S>(quad * lines, lines);
             }
-            coming.fetch_rest::<S>(QUADS * lines);
         }
         for (r, row) in sums.iter().enumerate() {
             for (n, [high, low]) in row.iter().enumerate() {

@@ -18,7 +18,7 @@ mod store;
 use super::{
     element::KvFormat,
     linear::Norm,
-    pages::{PAGE, PageShape, Pages},
+    pages::{PAGE, PageShape, Pages, Piece},
     parallel::{Claims, Machine, Shared},
     plan::Plan,
 };
@@ -62,7 +62,15 @@ impl Attention<'_> {
     ) {
         let shape = pages.shape();
         self.check(qkv, plan, shape, out);
-        let call = Call { attention: *self, shape, plan, qkv, cache: Shared::new(pages.data()), out: Shared::new(out) };
+        let call = Call {
+            attention: *self,
+            query_scale: (shape.head_dim as f32).powf(-0.5),
+            shape,
+            plan,
+            qkv,
+            cache: Shared::new(pages.data()),
+            out: Shared::new(out),
+        };
         // A block of whole sequences stores what it needs itself, while it is at them. Pieces of a sequence need what
         // other tasks have stored.
         let apart = if plan.cuts_sequences() { store::tasks(plan) } else { 0 };
@@ -100,6 +108,7 @@ impl Attention<'_> {
 
 struct Call<'a> {
     attention: Attention<'a>,
+    query_scale: f32,
     shape: PageShape,
     plan: &'a Plan,
     qkv: &'a [f32],
@@ -119,8 +128,22 @@ impl Call<'_> {
         &self.qkv[(token * heads + head) * head_dim..][..head_dim]
     }
 
-    /// Keys, values and scales of a page in the call's list of pages.
-    fn page(&self, head: usize, page: usize) -> *mut f32 {
-        self.cache.at(self.shape.offset(self.attention.layer, head, self.plan.pages[page]))
+    /// A piece of the pages of a head.
+    fn pieces(&self, head: usize, piece: Piece) -> Pieces {
+        let first = self.cache.at(self.shape.offset(self.attention.layer, head, piece));
+        Pieces { first, len: self.shape.piece_len(piece) }
+    }
+}
+
+/// One piece of every page of the pool.
+#[derive(Clone, Copy)]
+struct Pieces {
+    first: *mut f32,
+    len: usize,
+}
+
+impl Pieces {
+    fn of(self, page: u32) -> *mut f32 {
+        self.first.wrapping_add(page as usize * self.len)
     }
 }

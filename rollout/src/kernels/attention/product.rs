@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::{
     super::{
-        pages::PAGE,
+        pages::{PAGE, Piece},
         simd::{LANES, Simd, Task},
         tile::UNROLL,
     },
-    Call,
+    Call, Pieces,
     ahead::{Ahead, Coming},
 };
 
@@ -20,9 +20,22 @@ pub(super) struct Part<'a> {
     pub pages: Range<usize>,
 }
 
-impl Part<'_> {
-    pub fn page(&self, index: usize) -> *mut f32 {
-        self.call.page(self.head, self.pages.start + index)
+impl<'a> Part<'a> {
+    pub fn pieces(&self, piece: Piece) -> PartPieces<'a> {
+        PartPieces { pieces: self.call.pieces(self.head, piece), pages: &self.call.plan.pages[self.pages.clone()] }
+    }
+}
+
+/// One piece of the pages of a part.
+#[derive(Clone, Copy)]
+pub(super) struct PartPieces<'a> {
+    pieces: Pieces,
+    pages: &'a [u32],
+}
+
+impl PartPieces<'_> {
+    pub fn at(self, index: usize) -> *const f32 {
+        self.pieces.of(self.pages[index])
     }
 }
 
@@ -68,21 +81,21 @@ impl<const R: usize> Task for Scores<'_, R> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { part, queries, scores, ahead } = self;
-        let count = part.pages.len();
+        let (pages, count) = (part.pieces(Piece::Keys), part.pages.len());
         let mut page = 0;
         // SAFETY: passed on to the caller.
         unsafe {
             // Few rows leave registers for more columns, and chains of sums that need not wait for each other.
             while 2 * R <= S::ROWS && page + 4 <= count {
-                keys::<S, R, 4>(part, page, queries, scores, ahead);
+                keys::<S, R, 4>(part, pages, page, queries, scores, ahead);
                 page += 4;
             }
             while page + 2 <= count {
-                keys::<S, R, 2>(part, page, queries, scores, ahead);
+                keys::<S, R, 2>(part, pages, page, queries, scores, ahead);
                 page += 2;
             }
             if page < count {
-                keys::<S, R, 1>(part, page, queries, scores, ahead);
+                keys::<S, R, 1>(part, pages, page, queries, scores, ahead);
             }
         }
     }
@@ -91,6 +104,7 @@ impl<const R: usize> Task for Scores<'_, R> {
 #[inline(always)]
 unsafe fn keys<S: Simd, const R: usize, const N: usize>(
     part: &Part<'_>,
+    keys: PartPieces<'_>,
     first: usize,
     queries: Matrix,
     scores: Matrix,
@@ -99,7 +113,7 @@ unsafe fn keys<S: Simd, const R: usize, const N: usize>(
     let shape = part.call.shape;
     // SAFETY: passed on to the caller.
     unsafe {
-        let pages: [*const f32; N] = std::array::from_fn(|n| part.page(first + n).cast_const());
+        let pages: [*const f32; N] = std::array::from_fn(|n| keys.at(first + n));
         let coming = ahead.reading::<S>(first, N);
         let mut sums = [[S::splat(0.0); N]; R];
         multiply::<S, R, N>(shape.head_dim, queries, pages, PAGE, &coming, &mut sums);
@@ -175,9 +189,9 @@ unsafe fn values<S: Simd, const R: usize, const N: usize>(
     // SAFETY: passed on to the caller.
     unsafe {
         let mut sums = [[S::splat(0.0); N]; R];
+        let values = part.pieces(Piece::Values);
         for page in 0..part.pages.len() {
-            let values = part.page(page).add(shape.values_at()).cast_const();
-            let columns = std::array::from_fn(|n| values.add((block + n) * LANES));
+            let columns = std::array::from_fn(|n| values.at(page).add((block + n) * LANES));
             let weights = Matrix { data: weights.data.add(page * PAGE), ..weights };
             let depth = PAGE.min(positions - page * PAGE);
             let coming = ahead.reading::<S>(page, 1);

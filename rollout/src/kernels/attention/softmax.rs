@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use super::{
-    super::simd::{self, LANES, Simd},
+    super::{
+        pages::Piece,
+        simd::{self, LANES, Simd},
+    },
     product::Part,
 };
 
@@ -63,6 +66,7 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
         let largest = S::largest(largest);
         let shift = S::splat(-largest);
         let mut sums = S::splat(0.0);
+        let scales = part.pieces(Piece::ValueScales);
         let last = blocks.len() - 1;
         for (i, block) in blocks.iter_mut().enumerate() {
             let mut e = simd::exp::<S>(S::add(S::load(block.as_ptr()), shift));
@@ -73,7 +77,7 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
             }
             sums = S::add(sums, e);
             if SCALED {
-                e = S::mul(e, S::load(part.page(i).add(part.call.shape.value_scales_at())));
+                e = S::mul(e, S::load(scales.at(i)));
             }
             S::store(block.as_mut_ptr(), e);
         }

@@ -4,7 +4,7 @@ use super::{
     super::{
         element::{KvFormat, to_row_of_bytes},
         linear::{Norm, inverse_rms},
-        pages::{PAGE, PageShape},
+        pages::{PAGE, PageShape, Piece},
         plan::Plan,
         simd::{QUAD, Simd, Task},
     },
@@ -49,18 +49,19 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
     let PageShape { kv_heads, head_dim, .. } = call.shape;
     let span = &call.plan.spans[call.plan.span_of[token]];
     let own = span.own_len + token - span.tokens.start;
-    let (page, place) = (call.page(head, span.own_pages.start + own / PAGE), own % PAGE);
+    let (page, place) = (call.plan.pages[span.own_pages.start + own / PAGE], own % PAGE);
+    let at = |piece| call.pieces(head, piece).of(page);
     let head = call.attention.heads + head;
     let mut key = [0.0; MAX_HEAD_DIM];
     // SAFETY: the place lies within the page; the rest is passed on to the caller.
     unsafe {
         rotate::<S>(call, token, head, call.attention.k_norm, &mut key);
         let (key, value) = (&key[..head_dim], call.row(token, head + kv_heads));
-        let values = page.add(call.shape.values_at());
+        let (keys, values) = (at(Piece::Keys), at(Piece::Values));
         match call.shape.format {
             KvFormat::Float => {
                 for (d, &x) in key.iter().enumerate() {
-                    *page.add(d * PAGE + place) = x;
+                    *keys.add(d * PAGE + place) = x;
                 }
                 let to = values.add(place * call.shape.value_width());
                 for (d, &x) in value.iter().enumerate() {
@@ -69,12 +70,12 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
             }
             KvFormat::Byte => {
                 let mut bytes = [0; MAX_HEAD_DIM];
-                *page.add(call.shape.key_scales_at() + place) = to_row_of_bytes(key, &mut bytes);
-                let to = page.cast::<i8>().add(place * QUAD);
+                *at(Piece::KeyScales).add(place) = to_row_of_bytes(key, &mut bytes);
+                let to = keys.cast::<i8>().add(place * QUAD);
                 for (d, &x) in bytes[..head_dim].iter().enumerate() {
                     *to.add(d / QUAD * PAGE * QUAD + d % QUAD) = x;
                 }
-                *page.add(call.shape.value_scales_at() + place) = to_row_of_bytes(value, &mut bytes);
+                *at(Piece::ValueScales).add(place) = to_row_of_bytes(value, &mut bytes);
                 let to = values.cast::<i8>().add(place / QUAD * call.shape.value_width() * QUAD + place % QUAD);
                 for (d, &x) in bytes[..head_dim].iter().enumerate() {
                     *to.add(d * QUAD) = x;
@@ -90,11 +91,10 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
 /// The instruction set of `S` must be available.
 #[inline(always)]
 pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, to: &mut [f32]) {
-    let scale = (call.shape.head_dim as f32).powf(-0.5);
     // SAFETY: passed on to the caller.
     unsafe { rotate::<S>(call, token, head, call.attention.q_norm, to) };
     for x in to {
-        *x *= scale;
+        *x *= call.query_scale;
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     super::{
         packed::{Format, TILE_STEPS},
         simd::{ByteTask, Dot, LANES, QUAD, Simd, Task},
-        tile::{Ahead, LINE, Left, PANEL, Right, UNROLL, for_rows, multiply},
+        tile::{Ahead, LINE, PANEL, STRETCH, UNROLL, for_rows, multiply},
     },
     Job, Jobs, Panels,
     finish::{finish_biased, finish_bytes, finish_row},
@@ -19,7 +19,7 @@ impl Task for Panels<'_> {
         for Job { panel, first, height, ahead } in Jobs::on_lanes(&self) {
             // SAFETY: the instruction set is the caller's; sizes were checked by `Linear::run`; each panel is claimed
             // once, so that no two threads write the same columns.
-            unsafe { for_rows!(height, tile_of_panel::<S>(&self, panel, first, ahead)) };
+            unsafe { for_rows!(height, float_tile::<S>(&self, panel, first, ahead)) };
         }
     }
 }
@@ -50,7 +50,7 @@ impl Task for Halves<'_> {
 }
 
 #[inline(always)]
-unsafe fn tile_of_panel<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, ahead: Ahead) {
+unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
     let shape = job.layer.shape;
     // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
     unsafe {
@@ -63,10 +63,11 @@ unsafe fn tile_of_panel<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize,
             }
         };
         let mut sums = [start; R];
-        let a = Left { data: job.left.at(job.layout.tile(first)), row_step: 1, step: R };
-        let b = Right { blocks: [columns, columns.add(LANES)], step: PANEL };
-        multiply::<S, R, 2>(shape.depth, a, b, ahead, &mut sums);
-
+        for from in (0..shape.depth).step_by(STRETCH) {
+            let rows = job.left.at(job.layout.stretch(from, first));
+            let depth = STRETCH.min(shape.depth - from);
+            multiply::<S, R>(depth, rows, columns.add(from * PANEL), &mut ahead, &mut sums);
+        }
         for (r, [low, high]) in sums.into_iter().enumerate() {
             finish_row::<S>(job, panel, first + r, low, high);
         }
@@ -80,19 +81,21 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: us
     // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
     unsafe {
         let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len()).cast::<i8>();
-        let rows = job.left.at(job.layout.tile(first)).cast::<u32>();
         let mut sums = [[D::zero(); 2]; R];
-        for step in 0..shape.steps() {
-            let quad = columns.add(step * PANEL * QUAD);
-            for (r, [low, high]) in sums.iter_mut().enumerate() {
-                let x = *rows.add(step * R + r);
-                *low = D::dot(*low, x, quad);
-                *high = D::dot(*high, x, quad.add(LANES * QUAD));
-            }
-            if step % UNROLL == 0 {
-                for _ in 0..ahead.lines {
-                    S::prefetch(ahead.from);
-                    ahead.from = ahead.from.wrapping_add(LINE);
+        for stretch in (0..shape.steps()).step_by(STRETCH) {
+            let rows = job.left.at(job.layout.stretch(stretch, first)).cast::<u32>();
+            for step in 0..STRETCH.min(shape.steps() - stretch) {
+                let quad = columns.add((stretch + step) * PANEL * QUAD);
+                for (r, [low, high]) in sums.iter_mut().enumerate() {
+                    let x = *rows.add(r * STRETCH + step);
+                    *low = D::dot(*low, x, quad);
+                    *high = D::dot(*high, x, quad.add(LANES * QUAD));
+                }
+                if step % UNROLL == 0 {
+                    for _ in 0..ahead.lines {
+                        S::prefetch(ahead.from);
+                        ahead.from = ahead.from.wrapping_add(LINE);
+                    }
                 }
             }
         }
@@ -112,25 +115,26 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: us
 #[inline(always)]
 unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
     let shape = job.layer.shape;
+    let round = shape.format.round();
+    // Places of a tile among those of a round, on the left and on the right.
+    let products: &[(usize, usize)] = if shape.format == Format::Split { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
     // SAFETY: as above.
     unsafe {
         let mut columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
-        let mut rows = job.left.at(job.layout.tile(first)).cast_const();
         let mut sums = [[S::splat(0.0); 2]; R];
-        for _ in 0..shape.steps() / shape.format.round() {
-            // Places of a tile among those of a round, on the left and on the right.
-            let products: &[(usize, usize)] =
-                if shape.format == Format::Split { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
+        for step in (0..shape.steps()).step_by(round) {
+            // Whole rounds make a stretch.
+            let word = 2 * step;
+            let rows = job.left.at(job.layout.stretch(word / STRETCH * STRETCH, first)).add(word % STRETCH);
             for &(left, right) in products {
-                let (rows, columns) = (rows.add(left * 2 * TILE_STEPS * R), columns.add(right * TILE_STEPS * PANEL));
+                let (rows, columns) = (rows.add(left * 2 * TILE_STEPS), columns.add(right * TILE_STEPS * PANEL));
                 pairs::<S, R>(rows, columns, &mut sums);
             }
-            for _ in 0..shape.format.round() / UNROLL * ahead.lines {
+            for _ in 0..round / UNROLL * ahead.lines {
                 S::prefetch(ahead.from);
                 ahead.from = ahead.from.wrapping_add(LINE);
             }
-            rows = rows.add(2 * shape.format.round() * R);
-            columns = columns.add(shape.format.round() * PANEL);
+            columns = columns.add(round * PANEL);
         }
         for (r, [low, high]) in sums.into_iter().enumerate() {
             finish_biased::<S>(job, panel, first + r, low, high);
@@ -151,10 +155,10 @@ unsafe fn pairs<S: Simd, const R: usize>(rows: *const f32, columns: *const f32, 
                 ([low.0, high.0], [low.1, high.1])
             };
             for (r, [firsts, seconds]) in chains.iter_mut().enumerate() {
-                let x = S::splat(*rows.add(2 * step * R + r));
+                let x = S::splat(*rows.add(r * STRETCH + 2 * step));
                 firsts[0] = S::fma(x, low, firsts[0]);
                 firsts[1] = S::fma(x, high, firsts[1]);
-                let x = S::splat(*rows.add((2 * step + 1) * R + r));
+                let x = S::splat(*rows.add(r * STRETCH + 2 * step + 1));
                 seconds[0] = S::fma(x, low_second, seconds[0]);
                 seconds[1] = S::fma(x, high_second, seconds[1]);
             }

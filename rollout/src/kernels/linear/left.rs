@@ -9,7 +9,7 @@ use super::{
         },
         parallel::Shared,
         simd::{Isa, LANES, QUAD, Simd, Task},
-        tile::Tiling,
+        tile::{STRETCH, Tiling},
     },
     Input, Linear, Norm,
 };
@@ -20,9 +20,9 @@ pub(super) struct Layout {
     /// Rows that are multiplied at once.
     pub tiling: Tiling,
     /// Words of a row.
-    pub words: usize,
-    /// Word `k` of row `r` of a tile of height `h`: at `k * h + r`. Or sixteen words of sixteen rows at a time, a block
-    /// of rows after the other, as tile registers take them.
+    words: usize,
+    /// Sixteen words of sixteen rows at a time, a block of rows after the other, as tile registers take them. Or
+    /// [`STRETCH`] words of all rows, row by row, before the next stretch of them.
     blocks: bool,
 }
 
@@ -37,7 +37,7 @@ impl Layout {
             // Chains for first and second elements: twice the sums, and the input as fp32.
             Format::Half | Format::Split => ((isa.rows() / 2).max(1), 2 * steps),
         };
-        Self { tiling: Tiling::new(rows, most), words, blocks: false }
+        Self { tiling: Tiling::new(rows, most), words: words.next_multiple_of(STRETCH), blocks: false }
     }
 
     /// Words of all rows, and one more for each as its scale.
@@ -45,9 +45,15 @@ impl Layout {
         self.scale(self.tiling.rows())
     }
 
-    /// Where a tile begins.
-    pub fn tile(self, first: usize) -> usize {
+    /// Where a block of rows begins.
+    pub fn block(self, first: usize) -> usize {
         first * self.words
+    }
+
+    /// Where a row's stretch with this word begins, which must be its first.
+    pub fn stretch(self, word: usize, row: usize) -> usize {
+        debug_assert!(word.is_multiple_of(STRETCH), "a stretch begins at word {word}");
+        word * self.tiling.rows() + row * STRETCH
     }
 
     /// Where the scale of a row is.
@@ -55,14 +61,12 @@ impl Layout {
         let rows = self.tiling.rows();
         (if self.blocks { rows.next_multiple_of(TILE_STEPS) } else { rows }) * self.words + row
     }
-
-    /// Tasks of [`Pack`]: a tile, since its rows share every cache line, or a row where they do not.
-    pub fn tasks(self) -> usize {
-        if self.blocks { self.tiling.rows() } else { self.tiling.count() }
-    }
 }
 
-/// One of the tasks of a [`Layout`].
+/// Rows that a thread lays out before it claims more: few threads share few rows, and to claim takes time too.
+pub(super) const ROWS_OF_TASK: usize = 4;
+
+/// Lays out some rows.
 pub(super) struct Pack<'a> {
     pub layer: &'a Linear<'a>,
     pub input: &'a Input<'a>,
@@ -82,14 +86,13 @@ impl Task for Pack<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let depth = self.layer.shape.depth;
-        let (first, height) = if self.layout.blocks { (self.task, 1) } else { self.layout.tiling.tile(self.task) };
         let mut normed = NORMED.take();
         normed.resize(depth, 0.0);
-        for r in 0..height {
-            let row = first + r;
+        let first = self.task * ROWS_OF_TASK;
+        for row in first..self.layout.tiling.rows().min(first + ROWS_OF_TASK) {
             let source = self.input.rows.map_or(row, |rows| rows[row]);
             let mut x = &self.input.x[source * depth..(source + 1) * depth];
-            // SAFETY: the instruction set is the caller's; the words of a task are written by it alone.
+            // SAFETY: the instruction set is the caller's; the words of a row are written by its task alone.
             unsafe {
                 if let Some(norm) = self.layer.norm {
                     rms_norm::<S>(x, norm, &mut normed);
@@ -98,7 +101,7 @@ impl Task for Pack<'_> {
                 if self.layout.blocks {
                     self.row_of_block(row, x);
                 } else {
-                    self.row_of_tile(self.layout.tile(first) + r, height, row, x);
+                    self.row_of_stretches(row, x);
                 }
             }
         }
@@ -121,33 +124,34 @@ fn byte(x: f32, factor: f32) -> u8 {
 }
 
 impl Pack<'_> {
-    /// Every word of the row `height` words after the one before.
+    /// A stretch of words at a time.
     #[inline(always)]
-    unsafe fn row_of_tile(&self, start: usize, height: usize, row: usize, x: &[f32]) {
-        let mut to = self.left.at(start);
-        // SAFETY: within the tile, or one row past it at the end.
+    unsafe fn row_of_stretches(&self, row: usize, x: &[f32]) {
+        let stretch = |word: usize| self.left.at(self.layout.stretch(word, row));
+        let mut words = 0;
+        // SAFETY: within the stretches of the row.
         unsafe {
             let mut put = |word: f32| {
-                *to = word;
-                to = to.wrapping_add(height);
+                *stretch(words / STRETCH * STRETCH).add(words % STRETCH) = word;
+                words += 1;
             };
             match self.layer.shape.format {
-                Format::Float => x.iter().for_each(|&x| put(x)),
+                Format::Float => {
+                    for (i, x) in x.chunks(STRETCH).enumerate() {
+                        stretch(i * STRETCH).copy_from_nonoverlapping(x.as_ptr(), x.len());
+                    }
+                }
                 Format::Byte => {
                     let (scale, factor) = byte_scale(x);
-                    let (quads, rest) = x.as_chunks::<QUAD>();
-                    quads.iter().for_each(|quad| put(bytemuck::cast(quad.map(|x| byte(x, factor)))));
-                    let mut last = [0.0; QUAD];
-                    last[..rest.len()].copy_from_slice(rest);
-                    for _ in quads.len()..self.layout.words {
-                        put(bytemuck::cast(last.map(|x| byte(x, factor))));
-                        last = [0.0; QUAD];
+                    for_chunks(x, |quad: &[f32; QUAD]| put(bytemuck::cast(quad.map(|x| byte(x, factor)))));
+                    for _ in x.len().div_ceil(QUAD)..self.layer.shape.steps() {
+                        put(bytemuck::cast([byte(0.0, factor); QUAD]));
                     }
                     *self.left.at(self.layout.scale(row)) = scale;
                 }
                 Format::Half => {
                     x.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
-                    (x.len()..self.layout.words).for_each(|_| put(0.0));
+                    (x.len()..2 * self.layer.shape.steps()).for_each(|_| put(0.0));
                 }
                 Format::Split => for_chunks(x, |chunk: &[f32; 2 * TILE_STEPS]| {
                     chunk.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
@@ -161,7 +165,7 @@ impl Pack<'_> {
     #[inline(always)]
     unsafe fn row_of_block(&self, row: usize, x: &[f32]) {
         const WORDS: usize = TILE_STEPS;
-        let block = self.layout.tile(row / TILE_STEPS * TILE_STEPS);
+        let block = self.layout.block(row / TILE_STEPS * TILE_STEPS);
         let mut to = self.left.at(block + row % TILE_STEPS * WORDS).cast::<[u32; WORDS]>();
         // SAFETY: within the block, or a row past it at the end.
         unsafe {

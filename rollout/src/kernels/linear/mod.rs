@@ -11,7 +11,7 @@ mod tiles;
 
 use self::{
     lanes::Halves,
-    left::{Layout, Pack},
+    left::{Layout, Pack, ROWS_OF_TASK},
 };
 use super::{
     packed::{Format, PackedShape, Quantized},
@@ -84,7 +84,7 @@ impl Linear<'_> {
         let aligned = scratch.as_ptr().align_offset(ALIGNMENT);
         let left = Shared::new(&mut scratch[aligned..aligned + layout.len()]);
         let out = Shared::new(out);
-        let (to_pack, to_multiply) = (Claims::new(layout.tasks()), Claims::new(self.shape.panels()));
+        let (to_pack, to_multiply) = (Claims::new(rows.div_ceil(ROWS_OF_TASK)), Claims::new(self.shape.panels()));
         threads.run(&|| {
             to_pack.run_all(|task| isa.run(Pack { layer: self, input: &input, task, layout, left }));
             let panels = Panels { layer: self, input: &input, claims: &to_multiply, layout, left, out };

@@ -37,7 +37,7 @@ impl Task for OnTiles<'_> {
                 let mut coming = ahead.from.wrapping_add(lines * count * LINE);
                 let lines_per_row = ((ahead.lines - lines) * count).div_ceil(height);
                 let product = TileProduct {
-                    left: panels.left.at(panels.layout.tile(first)),
+                    left: panels.left.at(panels.layout.block(first)),
                     second: TILE_STEPS * shape.steps() * size_of::<f32>(),
                     right: panels.layer.panels.as_ptr().add(panel * shape.panel_len()),
                     count,
