@@ -3,6 +3,8 @@
 //! Turning bytes into floats would take longer than multiplying them. So queries and weights become whole numbers of
 //! sixteen bits, with a scale for each row, and their two bytes are multiplied with those of keys and values in one pass.
 //! The sums are exact; what is rounded depends on its row alone.
+//!
+//! Coming pages are asked for before each of these loops, not within: they are short, and fill the registers.
 
 use std::marker::PhantomData;
 
