@@ -1,4 +1,8 @@
 //! Asking for keys and values before they are read.
+//!
+//! A core waits for a dozen or so of the cache lines that it asks for at the same time. More of them are on their way when
+//! the memory itself reads ahead, which it does within each 4 KB of addresses that are gone through in order. So several
+//! such stretches are asked for at once, a few lines of each in turn.
 
 use super::{
     super::{
@@ -10,120 +14,280 @@ use super::{
     product::Part,
 };
 
-/// Keys, or values, of a page.
-#[derive(Clone, Copy)]
-struct Half {
+/// Stretches that are asked for in turn.
+const SIDES: usize = 4;
+
+/// Lines of a stretch, at most: as far as memory reads ahead.
+const STRETCH: usize = 64;
+
+/// Lines that may be asked for before the ones at hand: they wait in the second cache level.
+const LEAD: usize = 1024;
+
+/// Lines of lead that the products need. The rest is built up while nothing is read, and used up by the next products:
+/// they ask for less than they read, so that memory is as busy at one time as at the other.
+const CLOSE: usize = 256;
+
+/// Neighbouring cache lines.
+struct Stretch {
     from: *const f32,
-    /// The scales of bytes lie elsewhere.
-    scales: Option<*const f32>,
+    lines: usize,
+    /// Lines of all parts up to its end.
+    end: usize,
 }
 
-/// Halves that may be asked for before the one at hand: they wait in the second cache level.
-const LEAD: usize = 8;
-
-/// Halves that are read at once, at most.
-const AT_ONCE: usize = 4;
-
-/// The halves of pages that a thread's jobs read, in the order in which they do, and how far they have been asked for.
-#[derive(Default)]
+/// The keys and values that a thread's jobs read, in the order in which they do, and how far they have been asked for.
 pub(super) struct Ahead {
-    halves: Vec<Half>,
-    /// Cache lines of a half.
-    lines: usize,
-    /// First half that has not been asked for.
+    stretches: Vec<Stretch>,
+    /// First of the stretches that are being asked for.
     next: usize,
-    /// Halves that are not needed any more.
+    /// What is left of these; a place that is empty repeats the first.
+    sides: [*const f32; SIDES],
+    count: usize,
+    /// Lines of each when it was turned to, and those left of it.
+    opened: usize,
+    left: usize,
+    /// Lines up to the end of the first.
+    first_end: usize,
+    /// Lines of all stretches.
+    all: usize,
+    /// Lines that have been asked for, or read without.
+    asked: usize,
+    /// Lines that have been read.
+    read: usize,
+    /// Lines that are not needed any more.
     passed: usize,
+    /// Lines of the keys, or of the values, of a page.
+    of_page: usize,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            stretches: Vec::new(),
+            next: 0,
+            sides: [std::ptr::null(); SIDES],
+            count: 0,
+            opened: 0,
+            left: 0,
+            first_end: 0,
+            all: 0,
+            asked: 0,
+            read: 0,
+            passed: 0,
+            of_page: 0,
+        }
+    }
 }
 
 impl Ahead {
     /// Forgets the last call.
     pub fn clear(&mut self, shape: PageShape) {
-        let halves = std::mem::take(&mut self.halves);
-        *self = Self { halves, lines: shape.piece_len(Piece::Keys).div_ceil(LINE), ..Self::default() };
-        self.halves.clear();
+        let mut stretches = std::mem::take(&mut self.stretches);
+        stretches.clear();
+        *self = Self { stretches, of_page: shape.piece_len(Piece::Keys).div_ceil(LINE), ..Self::default() };
     }
 
-    /// Adds a part behind all others: its keys, then its values.
-    pub fn push(&mut self, part: &Part<'_>) {
-        for (piece, scales) in [(Piece::Keys, Piece::KeyScales), (Piece::Values, Piece::ValueScales)] {
-            let (pieces, scales) = (part.pieces(piece), part.pieces(scales));
-            let bytes = part.call.shape.format == KvFormat::Byte;
-            self.halves.extend(
-                (0..part.pages.len())
-                    .map(|index| Half { from: pieces.at(index), scales: bytes.then(|| scales.at(index)) }),
-            );
-        }
-    }
-
-    /// The next `count` halves are not needed any more.
-    pub fn pass(&mut self, count: usize) {
-        self.passed += count;
-    }
-
-    /// `count` halves from the `index`th on that has not passed are being read. What is to be asked for meanwhile: as many,
-    /// and one more until there is enough of a lead. Asking faster than memory answers keeps what lies in the caches
-    /// waiting too.
+    /// Adds a part behind all others: its keys, then its values. Asks for their scales, which are few.
     ///
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
-    pub unsafe fn reading<S: Simd>(&mut self, index: usize, count: usize) -> Coming {
-        let read = self.passed + index + count;
-        self.next = self.next.max(read);
-        let end = self.halves.len().min(read + LEAD).min(self.next + count + 1);
-        let mut coming = Coming { lines: self.lines, ..Coming::NOTHING };
-        while self.next < end {
-            let half = self.halves[self.next];
-            coming.from[coming.count] = half.from;
-            coming.count += 1;
-            self.next += 1;
-            if let Some(scales) = half.scales {
-                // SAFETY: passed on to the caller.
-                unsafe { S::prefetch(scales) };
+    pub unsafe fn push<S: Simd>(&mut self, part: &Part<'_>) {
+        let pages = &part.call.plan.pages[part.pages.clone()];
+        let most = (STRETCH / self.of_page).max(1);
+        for (piece, scales) in [(Piece::Keys, Piece::KeyScales), (Piece::Values, Piece::ValueScales)] {
+            let (pieces, scales) = (part.pieces(piece), part.pieces(scales));
+            let mut page = 0;
+            while page < pages.len() {
+                let neighbours = pages[page..].windows(2).take(most - 1).take_while(|two| two[0] + 1 == two[1]);
+                let count = 1 + neighbours.count();
+                let lines = count * self.of_page;
+                self.all += lines;
+                self.stretches.push(Stretch { from: pieces.at(page), lines, end: self.all });
+                page += count;
+            }
+            if part.call.shape.format == KvFormat::Byte {
+                for page in 0..pages.len() {
+                    // SAFETY: passed on to the caller.
+                    unsafe { S::prefetch(scales.at(page)) };
+                }
             }
         }
+    }
+
+    /// The keys, or the values, of `count` pages are not needed any more.
+    pub fn pass(&mut self, count: usize) {
+        self.passed += count * self.of_page;
+    }
+
+    /// The keys, or the values, of `count` pages from the `index`th on that has not passed are being read. What is to be
+    /// asked for meanwhile, each side in `rounds` rounds.
+    #[inline(always)]
+    pub fn reading(&mut self, index: usize, count: usize, rounds: usize) -> Coming {
+        self.read = self.read.max(self.passed + (index + count) * self.of_page);
+        let lines = count * self.of_page;
+        let close = self.asked <= self.read + CLOSE;
+        self.coming(if close { lines + lines / 8 } else { lines - lines / 4 }, rounds)
+    }
+
+    /// Nothing is being read. At most `lines` lines that are to be asked for.
+    #[inline(always)]
+    pub fn idle(&mut self, lines: usize) -> Coming {
+        self.coming(lines, 1)
+    }
+
+    #[inline(always)]
+    fn coming(&mut self, most: usize, rounds: usize) -> Coming {
+        if self.next == self.stretches.len() {
+            return Coming { from: self.sides, lines: 0, rounds: 0 };
+        }
+        if self.left == 0 || self.first_end <= self.read {
+            self.turn_to_next();
+        }
+        let rounds = rounds.max(1);
+        let most = most.min((self.read + LEAD).saturating_sub(self.asked)) / SIDES;
+        let lines = most.min(self.left).div_ceil(rounds);
+        let coming = Coming { from: self.sides, lines, rounds };
+        let asked = (lines * rounds).min(self.left);
+        for side in &mut self.sides {
+            *side = side.wrapping_add(asked * LINE);
+        }
+        self.left -= asked;
+        self.asked += asked * self.count;
         coming
+    }
+
+    /// Leaves out what has been asked for or read, and asks for the stretches behind it.
+    #[inline(always)]
+    fn turn_to_next(&mut self) {
+        for (stretch, side) in self.stretches[self.next..].iter_mut().zip(self.sides).take(self.count) {
+            stretch.lines -= self.opened - self.left;
+            stretch.from = side;
+        }
+        while let Some(stretch) = self.stretches.get(self.next)
+            && (stretch.lines == 0 || stretch.end <= self.read)
+        {
+            self.asked += stretch.lines;
+            self.next += 1;
+        }
+        let window = self.stretches[self.next..].iter().take(SIDES).take_while(|stretch| stretch.lines > 0);
+        (self.count, self.left, self.first_end) = (0, 0, usize::MAX);
+        for stretch in window {
+            if self.count == 0 {
+                (self.sides, self.left, self.first_end) = ([stretch.from; SIDES], stretch.lines, stretch.end);
+            }
+            self.sides[self.count] = stretch.from;
+            self.left = self.left.min(stretch.lines);
+            self.count += 1;
+        }
+        self.opened = self.left;
     }
 }
 
-/// Halves that are asked for while others are read.
+/// What is to be asked for while something else is done: in every round some lines of each side.
+#[derive(Clone, Copy)]
 pub(super) struct Coming {
-    from: [*const f32; AT_ONCE + 1],
-    count: usize,
+    from: [*const f32; SIDES],
+    /// Lines of a side in a round.
     lines: usize,
+    rounds: usize,
 }
 
 impl Coming {
-    /// None.
-    pub const NOTHING: Self = Self { from: [std::ptr::null(); AT_ONCE + 1], count: 0, lines: 0 };
-
-    /// Lines of each half to be asked for in every one of `rounds` rounds; what is left is for [`Coming::fetch_rest`].
-    pub fn lines_a_round(&self, rounds: usize) -> usize {
-        self.lines.checked_div(rounds).unwrap_or(0)
-    }
-
-    /// Asks for some lines of each half.
+    /// Asks for the lines of a round.
     ///
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
-    pub unsafe fn fetch<S: Simd>(&self, first: usize, lines: usize) {
-        for from in &self.from[..self.count] {
-            for line in first..first + lines {
-                // SAFETY: passed on to the caller.
-                unsafe { S::prefetch(from.wrapping_add(line * LINE)) };
+    pub unsafe fn ask<S: Simd>(&self, round: usize) {
+        if round < self.rounds {
+            for line in round * self.lines..(round + 1) * self.lines {
+                for from in self.from {
+                    // SAFETY: passed on to the caller.
+                    unsafe { S::prefetch(from.wrapping_add(line * LINE)) };
+                }
             }
         }
     }
 
-    /// Asks for the lines from `first` on.
+    /// Asks for the lines of all rounds from this one on.
     ///
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
-    pub unsafe fn fetch_rest<S: Simd>(&self, first: usize) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.fetch::<S>(first, self.lines.saturating_sub(first)) };
+    pub unsafe fn ask_rest<S: Simd>(&self, round: usize) {
+        for round in round..self.rounds {
+            // SAFETY: passed on to the caller.
+            unsafe { self.ask::<S>(round) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Keys and values of `pages` pages of 16 lines, in stretches of four pages; the last one may be shorter.
+    fn ahead(pages: usize) -> Ahead {
+        let mut ahead = Ahead { of_page: 16, ..Ahead::default() };
+        for first in (0..pages).step_by(4) {
+            let lines = 16 * (pages - first).min(4);
+            ahead.all += lines;
+            let from = (ahead.stretches.len() << 20) as *const f32;
+            ahead.stretches.push(Stretch { from, lines, end: ahead.all });
+        }
+        ahead
+    }
+
+    fn note(asked: &mut Vec<usize>, coming: Coming) {
+        let sides: HashSet<_> = coming.from.iter().map(|side| side.addr()).collect();
+        asked.extend(sides.iter().flat_map(|side| (0..coming.rounds * coming.lines).map(move |line| side + 64 * line)));
+    }
+
+    #[test]
+    fn every_line_is_asked_for_once_and_before_it_is_read() {
+        for pages in [1, 3, 4, 17, 57, 200] {
+            let mut ahead = ahead(pages);
+            let mut asked = Vec::new();
+            // Enough that nothing is read before it was asked for.
+            for _ in 0..20 {
+                note(&mut asked, ahead.idle(64));
+            }
+            assert!(ahead.asked <= LEAD + 4, "a lead of {}", ahead.asked);
+            for page in 0..pages {
+                let lines = (0..16).map(|line| ((page / 4) << 20) + 64 * (16 * (page % 4) + line));
+                let known: HashSet<_> = asked.iter().copied().collect();
+                assert!(lines.into_iter().all(|line| known.contains(&line)), "page {page} of {pages}");
+                note(&mut asked, ahead.reading(page, 1, 1));
+                assert!(ahead.asked <= ahead.read + LEAD + 4);
+            }
+            let known: HashSet<_> = asked.iter().collect();
+            assert_eq!((asked.len(), known.len()), (16 * pages, 16 * pages), "lines of {pages} pages");
+            assert_eq!(ahead.idle(64).lines, 0, "nothing is left");
+        }
+    }
+
+    #[test]
+    fn what_was_read_without_is_not_asked_for() {
+        let mut ahead = ahead(40);
+        ahead.idle(64);
+        let mut asked = Vec::new();
+        note(&mut asked, ahead.reading(20, 4, 1));
+        assert!(asked.iter().all(|line| line >> 20 >= 6), "pages up to the 24th are read: {asked:?}");
+        assert!(!asked.is_empty());
+    }
+
+    #[test]
+    fn products_ask_for_less_while_the_lead_is_long() {
+        let mut ahead = ahead(200);
+        ahead.idle(64);
+        let close = ahead.reading(0, 2, 1);
+        for _ in 0..20 {
+            ahead.idle(64);
+        }
+        let far = ahead.reading(2, 2, 1);
+        assert!(close.lines * SIDES > 32 && far.lines * SIDES < 32, "{} and {} lines", close.lines, far.lines);
     }
 }

@@ -105,10 +105,12 @@ impl<'a> Attend<'a> {
         // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
         let (mut buffer, mut ahead) = MEMORY.take();
         ahead.clear(self.call.shape);
-        let mut next = self.claim(&mut ahead);
+        // SAFETY: passed on to the caller.
+        let mut next = unsafe { self.claim::<S>(&mut ahead) };
         while let Some(job) = next {
             // Claimed one early, so that its pages are on their way.
-            next = self.claim(&mut ahead);
+            // SAFETY: passed on to the caller.
+            next = unsafe { self.claim::<S>(&mut ahead) };
             let needed = job.words::<S, K>();
             if buffer.len() < needed {
                 buffer.resize(needed, 0.0);
@@ -119,7 +121,8 @@ impl<'a> Attend<'a> {
         MEMORY.set((buffer, ahead));
     }
 
-    fn claim(&self, ahead: &mut Ahead) -> Option<Job<'a>> {
+    #[inline(always)]
+    unsafe fn claim<S: Simd>(&self, ahead: &mut Ahead) -> Option<Job<'a>> {
         let task = self.claims.claim()?;
         let heads = self.call.shape.kv_heads;
         let job = Job {
@@ -130,11 +133,14 @@ impl<'a> Attend<'a> {
         };
         // Pieces of a sequence read what the piece before has just read.
         let spans = if self.store { job.spans() } else { &[] };
-        if let Some(first) = spans.first() {
-            ahead.push(&job.prefix(first));
-        }
-        for span in spans {
-            ahead.push(&job.own(span).0);
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if let Some(first) = spans.first() {
+                ahead.push::<S>(&job.prefix(first));
+            }
+            for span in spans {
+                ahead.push::<S>(&job.own(span).0);
+            }
         }
         Some(job)
     }
@@ -280,7 +286,7 @@ impl<S: Simd> Kind<S> for Floats {
                 ahead.pass(chunk.pages.len());
             }
             for (row, scores) in buffer[..rows * stride].chunks_exact_mut(stride).enumerate() {
-                (out.largest[row], out.sum[row]) = exponentials::<S, false>(part, scores, seen.by(row));
+                (out.largest[row], out.sum[row]) = exponentials::<S, false>(part, scores, seen.by(row), ahead);
             }
             for tile in 0..tiling.count() {
                 let (row, height) = tiling.tile(tile);

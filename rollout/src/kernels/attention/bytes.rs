@@ -6,7 +6,7 @@
 //!
 //! Coming pages are asked for before each of these loops, not within: they are short, and fill the registers.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::{
     super::{
@@ -17,7 +17,7 @@ use super::{
     },
     ahead::Ahead,
     attend::{Kind, Seen},
-    product::{Matrix, Part},
+    product::{Matrix, Part, PartPieces},
     softmax::{Partial, exponentials},
 };
 
@@ -26,6 +26,9 @@ pub(super) struct Bytes<D>(PhantomData<D>);
 
 /// Rows at once: two sums each for two blocks, in half of the registers of AVX-512.
 const ROWS: usize = 6;
+
+/// Pages whose keys are multiplied with all rows before the next ones are.
+const CHUNK: usize = 4;
 
 /// Calls `$function::<S, D, R>(…)` for the R that equals `$rows`, at most [`ROWS`].
 macro_rules! for_few_rows {
@@ -148,26 +151,24 @@ impl ByteTask for Job<'_, '_> {
         let split_weights = Split::new(&mut rest[..rows * Split::words(stride)], stride);
         let to = Matrix { data: scores.as_mut_ptr(), stride };
         let values = Matrix { data: out.values.as_mut_ptr(), stride: shape.value_width() };
+        let keys = [part.pieces(Piece::Keys), part.pieces(Piece::KeyScales)];
         let tiling = Tiling::new(rows, ROWS.min(S::ROWS));
         // SAFETY: the matrices have these rows; the rest is passed on to the caller.
         unsafe {
             for (row, query) in queries.chunks_exact(shape.head_dim).enumerate() {
                 split_queries.row(row).write(query, (OFFSET - 1) as f32, OFFSET);
             }
-            for first in (0..part.pages.len()).step_by(2) {
+            for first in (0..part.pages.len()).step_by(CHUNK) {
+                let pages = first..part.pages.len().min(first + CHUNK);
                 for tile in 0..tiling.count() {
                     let (row, height) = tiling.tile(tile);
-                    let (queries, to) = (split_queries.row(row), to.row(row));
-                    if first + 1 < part.pages.len() {
-                        for_few_rows!(height, two_pages::<S, D>(part, first, queries, to, ahead));
-                    } else {
-                        for_few_rows!(height, one_page::<S, D>(part, first, queries, to, ahead));
-                    }
+                    let (pages, queries) = (pages.clone(), split_queries.row(row));
+                    for_few_rows!(height, scores_of::<S, D>(keys, pages, queries, to.row(row), ahead));
                 }
             }
             ahead.pass(part.pages.len());
             for (row, scores) in scores.chunks_exact_mut(stride).enumerate() {
-                (out.largest[row], out.sum[row]) = exponentials::<S, true>(part, scores, seen.by(row));
+                (out.largest[row], out.sum[row]) = exponentials::<S, true>(part, scores, seen.by(row), ahead);
                 split_weights.row(row).write(scores, f32::from(u16::MAX), 0);
             }
             for tile in 0..tiling.count() {
@@ -179,34 +180,53 @@ impl ByteTask for Job<'_, '_> {
     }
 }
 
+/// `scores[r][position] = queries[r] * keys[position]` for the positions of some pages.
+///
+/// # Safety
+/// The instruction sets must be available, the pages hold bytes, and `R` rows of either matrix exist.
 #[inline(always)]
-unsafe fn one_page<S: Simd, D: Dot, const R: usize>(
-    part: &Part<'_>,
-    first: usize,
+unsafe fn scores_of<S: Simd, D: Dot, const R: usize>(
+    keys: [PartPieces<'_>; 2],
+    pages: Range<usize>,
     queries: Split,
     scores: Matrix,
     ahead: &mut Ahead,
 ) {
     // SAFETY: passed on to the caller.
-    unsafe { keys::<S, D, R, 1>(part, first, queries, scores, ahead) };
+    unsafe { D::call::<S, _>(Scores::<R> { keys, pages, queries, scores, ahead }) };
 }
 
-#[inline(always)]
-unsafe fn two_pages<S: Simd, D: Dot, const R: usize>(
-    part: &Part<'_>,
-    first: usize,
+/// Run in a function of its own, where nothing else takes registers from the sums.
+struct Scores<'a, const R: usize> {
+    /// The keys and their scales.
+    keys: [PartPieces<'a>; 2],
+    pages: Range<usize>,
     queries: Split,
     scores: Matrix,
-    ahead: &mut Ahead,
-) {
-    // SAFETY: passed on to the caller.
-    unsafe { keys::<S, D, R, 2>(part, first, queries, scores, ahead) };
+    ahead: &'a mut Ahead,
 }
 
-/// `scores[r][position] = queries[r] * keys[position]` for the positions of `N` pages.
+impl<const R: usize> ByteTask for Scores<'_, R> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, D: Dot>(self) {
+        let Self { keys: pieces, pages, queries, scores, ahead } = self;
+        let mut page = pages.start;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            while page + 2 <= pages.end {
+                keys::<S, D, R, 2>(pieces, page, queries, scores, ahead);
+                page += 2;
+            }
+            if page < pages.end {
+                keys::<S, D, R, 1>(pieces, page, queries, scores, ahead);
+            }
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
-    part: &Part<'_>,
+    [keys, scales]: [PartPieces<'_>; 2],
     first: usize,
     queries: Split,
     scores: Matrix,
@@ -214,8 +234,7 @@ unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
-        ahead.reading::<S>(first, N).fetch_rest::<S>(0);
-        let (keys, scales) = (part.pieces(Piece::Keys), part.pieces(Piece::KeyScales));
+        ahead.reading(first, N, 1).ask_rest::<S>(0);
         let pages: [*const f32; N] = std::array::from_fn(|n| keys.at(first + n));
         let mut sums = [[[D::zero(); 2]; N]; R];
         let mut sums_of_keys = [D::zero(); N];
@@ -249,22 +268,42 @@ unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
 }
 
 /// `out[r] = Σ weights[r][position] * values[position]`. Positions that nobody sees weigh 0.
+///
+/// # Safety
+/// See [`scores_of`].
 #[inline(always)]
 unsafe fn weighted<S: Simd, D: Dot, const R: usize>(part: &Part<'_>, weights: Split, out: Matrix, ahead: &mut Ahead) {
-    let blocks = part.call.shape.value_width() / LANES;
-    let mut block = 0;
     // SAFETY: passed on to the caller.
-    unsafe {
-        while 2 * R <= ROWS && block + 4 <= blocks {
-            values::<S, D, R, 4>(part, block, weights, out, ahead);
-            block += 4;
-        }
-        while block + 2 <= blocks {
-            values::<S, D, R, 2>(part, block, weights, out, ahead);
-            block += 2;
-        }
-        if block < blocks {
-            values::<S, D, R, 1>(part, block, weights, out, ahead);
+    unsafe { D::call::<S, _>(Weighted::<R> { part, weights, out, ahead }) };
+}
+
+/// As [`Scores`].
+struct Weighted<'a, const R: usize> {
+    part: &'a Part<'a>,
+    weights: Split,
+    out: Matrix,
+    ahead: &'a mut Ahead,
+}
+
+impl<const R: usize> ByteTask for Weighted<'_, R> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, D: Dot>(self) {
+        let Self { part, weights, out, ahead } = self;
+        let blocks = part.call.shape.value_width() / LANES;
+        let mut block = 0;
+        // SAFETY: passed on to the caller.
+        unsafe {
+            while 2 * R <= ROWS && block + 4 <= blocks {
+                values::<S, D, R, 4>(part, block, weights, out, ahead);
+                block += 4;
+            }
+            while block + 2 <= blocks {
+                values::<S, D, R, 2>(part, block, weights, out, ahead);
+                block += 2;
+            }
+            if block < blocks {
+                values::<S, D, R, 1>(part, block, weights, out, ahead);
+            }
         }
     }
 }
@@ -285,7 +324,7 @@ unsafe fn values<S: Simd, D: Dot, const R: usize, const N: usize>(
         let mut sums = [[[D::zero(); 2]; N]; R];
         let pieces = part.pieces(Piece::Values);
         for page in 0..part.pages.len() {
-            ahead.reading::<S>(page, 1).fetch_rest::<S>(0);
+            ahead.reading(page, 1, 1).ask_rest::<S>(0);
             let values = pieces.at(page);
             for quad in 0..QUADS {
                 let values = values.add(quad * shape.value_width() + block * LANES).cast::<i8>();

@@ -114,7 +114,7 @@ unsafe fn keys<S: Simd, const R: usize, const N: usize>(
     // SAFETY: passed on to the caller.
     unsafe {
         let pages: [*const f32; N] = std::array::from_fn(|n| keys.at(first + n));
-        let coming = ahead.reading::<S>(first, N);
+        let coming = ahead.reading(first, N, shape.head_dim / UNROLL);
         let mut sums = [[S::splat(0.0); N]; R];
         multiply::<S, R, N>(shape.head_dim, queries, pages, PAGE, &coming, &mut sums);
         for (r, row) in sums.into_iter().enumerate() {
@@ -194,7 +194,7 @@ unsafe fn values<S: Simd, const R: usize, const N: usize>(
             let columns = std::array::from_fn(|n| values.at(page).add((block + n) * LANES));
             let weights = Matrix { data: weights.data.add(page * PAGE), ..weights };
             let depth = PAGE.min(positions - page * PAGE);
-            let coming = ahead.reading::<S>(page, 1);
+            let coming = ahead.reading(page, 1, PAGE / UNROLL);
             multiply::<S, R, N>(depth, weights, columns, shape.value_width(), &coming, &mut sums);
         }
         for (r, row) in sums.into_iter().enumerate() {
@@ -217,22 +217,21 @@ unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
 ) {
     // The sums of many rows fill the registers, and would leave them for what a round asks for.
     let light = 2 * R <= S::ROWS;
-    let lines = coming.lines_a_round(depth / UNROLL);
-    let mut asked = 0;
+    let mut round = 0;
     let mut acc = *sums;
     let mut k = 0;
     // SAFETY: k stays below depth; the rest is passed on to the caller.
     unsafe {
         if !light {
-            coming.fetch_rest::<S>(0);
+            coming.ask_rest::<S>(0);
         }
         while k + UNROLL <= depth {
             for i in 0..UNROLL {
                 step_of::<S, R, N>(k + i, a, b, step, &mut acc);
             }
             if light {
-                coming.fetch::<S>(asked, lines);
-                asked += lines;
+                coming.ask::<S>(round);
+                round += 1;
             }
             k += UNROLL;
         }
@@ -241,7 +240,7 @@ unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
             k += 1;
         }
         if light {
-            coming.fetch_rest::<S>(asked);
+            coming.ask_rest::<S>(round);
         }
     }
     *sums = acc;

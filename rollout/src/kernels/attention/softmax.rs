@@ -7,6 +7,7 @@ use super::{
         pages::Piece,
         simd::{self, LANES, Simd},
     },
+    ahead::Ahead,
     product::Part,
 };
 
@@ -42,6 +43,10 @@ impl<'a> Partial<'a> {
     }
 }
 
+/// Blocks of scores between two rounds of asking, and the cache lines of a round.
+const ROUND: usize = 8;
+const LINES: usize = 16;
+
 /// Turns a row of scores into weights of the values, `e^(score - largest)` times the scale of the value, and 0 from
 /// `length` on; returns the largest score and the sum of the exponentials.
 ///
@@ -52,6 +57,7 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
     part: &Part<'_>,
     scores: &mut [f32],
     length: usize,
+    ahead: &mut Ahead,
 ) -> (f32, f32) {
     let end = length.next_multiple_of(LANES);
     scores[length..end].fill(f32::NEG_INFINITY);
@@ -69,6 +75,9 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
         let scales = part.pieces(Piece::ValueScales);
         let last = blocks.len() - 1;
         for (i, block) in blocks.iter_mut().enumerate() {
+            if i.is_multiple_of(ROUND) {
+                ahead.idle(LINES).ask_rest::<S>(0);
+            }
             let mut e = simd::exp::<S>(S::add(S::load(block.as_ptr()), shift));
             if i == last {
                 S::store(block.as_mut_ptr(), e);
