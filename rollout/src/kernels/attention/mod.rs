@@ -6,7 +6,7 @@
 //! log-sum-exps. Whether rows are multiplied together does not show in any of them.
 //!
 //! A step of many sequences reads every key and value once and does little with it, so the speed is that of the memory
-//! as long as something is always under way from there: [`ahead`] asks for coming pages from within the products.
+//! as long as something is always under way from there: [`ahead`] asks for what comes, during products and exponentials.
 
 mod ahead;
 mod attend;
