@@ -1,8 +1,8 @@
 //! Asking for keys and values before they are read.
 //!
 //! A core waits for a dozen or so of the cache lines that it asks for at the same time. More of them are on their way when
-//! the memory itself reads ahead, which it does within each 4 KB of addresses that are gone through in order. So several
-//! such stretches are asked for at once, a few lines of each in turn.
+//! the second cache level reads ahead, which it does within each 4 KB of addresses that are gone through in order. So
+//! several such stretches are asked for at once, a few lines of each in turn.
 
 use super::{
     super::{
@@ -17,7 +17,7 @@ use super::{
 /// Stretches that are asked for in turn.
 const SIDES: usize = 4;
 
-/// Lines of a stretch, at most: as far as memory reads ahead.
+/// Lines of a stretch, at most: as far as the second cache level reads ahead.
 const STRETCH: usize = 64;
 
 /// Lines that may be asked for before the ones at hand: they wait in the second cache level.
@@ -157,7 +157,7 @@ impl Ahead {
         coming
     }
 
-    /// Leaves out what has been asked for or read, and asks for the stretches behind it.
+    /// Leaves out what has been asked for or read, and turns to the stretches behind it.
     #[inline(always)]
     fn turn_to_next(&mut self) {
         for (stretch, side) in self.stretches[self.next..].iter_mut().zip(self.sides).take(self.count) {
