@@ -94,7 +94,7 @@ mod tests {
     use shared::{ModelDir, config::Device, manifest::MODEL_FILE};
 
     use super::*;
-    use crate::engine::session::{SessionOptions, builder};
+    use crate::engine::session::{SessionOptions, alone, builder};
 
     #[test]
     fn every_node_of_a_graph_is_placed() {
@@ -104,7 +104,7 @@ mod tests {
         export(&model, &dir, &ExportOptions::default()).unwrap();
         let options = SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false };
         let mut builder = builder(options).unwrap().with_config_entry(RECORD, "1").unwrap();
-        let session = builder.commit_from_file(dir.join(MODEL_FILE)).unwrap();
+        let session = alone(|| builder.commit_from_file(dir.join(MODEL_FILE))).unwrap();
         let placement = Placement::of(&session).unwrap();
         assert_eq!(placement.0.keys().collect::<Vec<_>>(), ["CPUExecutionProvider"]);
         let cpu = &placement.0["CPUExecutionProvider"];

@@ -3,6 +3,7 @@
 use std::{
     ffi::{CString, c_void},
     path::Path,
+    sync::{Mutex, PoisonError},
 };
 
 use ort::{
@@ -253,7 +254,7 @@ pub(crate) fn load(path: &Path, options: SessionOptions, weights: Option<&str>) 
             builder.with_config_entry(RECORD, "1")?.with_execution_providers([tensorrt, cuda()])?
         }
     };
-    builder.commit_from_file(path)
+    alone(|| builder.commit_from_file(path))
 }
 
 /// A session for a small graph in memory, beside one for a model. On devices, CUDA runs it: TensorRT would take longer to
@@ -264,7 +265,17 @@ pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<S
         Device::Cpu => builder,
         Device::Cuda | Device::Tensorrt => builder.with_execution_providers([cuda()])?,
     };
-    builder.commit_from_memory(graph)
+    alone(|| builder.commit_from_memory(graph))
+}
+
+static BEING_MADE: Mutex<()> = Mutex::new(());
+
+/// Makes a session while no other is made. ONNX Runtime looks for the domain of a session's operators in a table of the
+/// process and enters it there if it is new, both without a lock (microsoft/onnxruntime#26366): of two threads that make
+/// the first sessions with packed operators, or with TensorRT, one can fail.
+pub(super) fn alone(make: impl FnOnce() -> ort::Result<Session>) -> ort::Result<Session> {
+    let _made = BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    make()
 }
 
 fn cuda() -> ep::ExecutionProviderDispatch {
@@ -282,4 +293,53 @@ pub(super) fn builder(options: SessionOptions) -> ort::Result<SessionBuilder> {
         .with_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)?
         // Shapes change from call to call: plans of memory by shape would only pile up.
         .with_memory_pattern(false)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use exporters::{ExportOptions, export};
+    use shared::{
+        ModelDir, PolicyVersion,
+        config::{KvDtype, RolloutDtype},
+    };
+
+    use super::*;
+    use crate::engine::{Engine, EngineOptions, Kernels};
+
+    #[test]
+    fn sessions_are_made_one_after_the_other() {
+        let model = ModelDir::open(::tests::golden_dir().join("models/qwen2")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let weights = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+        export(&model, &weights.dir, &ExportOptions::default()).unwrap();
+        for kernels in [Kernels::Packed, Kernels::Stock] {
+            let options = EngineOptions {
+                device: Device::Cpu,
+                kernels,
+                rollout_dtype: RolloutDtype::default(),
+                kv_dtype: KvDtype::default(),
+                threads: 1,
+                max_num_seqs: 1,
+                max_num_batched_tokens: 16,
+                speculative_tokens: 0,
+                prefill_batch: 1,
+                max_model_len: 32,
+                candidates: 0,
+                spinning: false,
+                hot_swap: false,
+            };
+            let (made, is_made) = mpsc::channel();
+            let being_made = BEING_MADE.lock().unwrap();
+            thread::scope(|scope| {
+                let (weights, model) = (&weights, &model);
+                scope.spawn(move || made.send(Engine::new(weights.clone(), model, options).map(drop)));
+                let early = is_made.recv_timeout(Duration::from_millis(300));
+                assert!(early.is_err(), "{kernels:?}: made beside another");
+                drop(being_made);
+                is_made.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
+            });
+        }
+    }
 }

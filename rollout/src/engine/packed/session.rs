@@ -12,7 +12,7 @@ use super::{
     super::{
         EngineError,
         binding::{Bindings, TensorMemory},
-        session::{SessionOptions, builder},
+        session::{SessionOptions, alone, builder},
     },
     graph,
     operators::{self, SharedState, State, Times},
@@ -69,7 +69,8 @@ impl PackedSession {
         let failed = || EngineError::runtime("cannot load the graph of packed operators");
         // All work is that of the pool.
         let session = builder(SessionOptions { threads: 1, ..options.session })
-            .and_then(|b| b.with_operators(operators::domain(&state)?)?.commit_from_memory(&graph::rewritten(config)))
+            .and_then(|b| Ok(b.with_operators(operators::domain(&state)?)?))
+            .and_then(|mut b| alone(|| b.commit_from_memory(&graph::rewritten(config))))
             .map_err(failed())?;
         let bindings = Bindings::new(&session, AllocationDevice::CPU).map_err(failed())?;
         Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })
