@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
-use shared::config::{TrainConfig, layers};
+use shared::config::{KvDtype, RolloutDtype, TrainConfig, layers};
 use tests::{
     cli::{self, Finished},
     tiny_model::{self, SMALL},
@@ -90,12 +90,18 @@ fn the_proposal_is_a_configuration_that_training_takes() {
 fn what_is_given_stays_and_little_time_is_enough() {
     let place = Place::new();
     let words = "--completion-length 100 --num-prompts 4 --num-generations 4 --time-budget 0.5 --threads 1 --kernels \
-                 packed --max-num-seqs 3 --max-num-batched-tokens 100";
+                 packed --max-num-seqs 3 --max-num-batched-tokens 100 --rollout-dtype int8 --kv-dtype int8 \
+                 --speculative-tokens 2";
     let finished = place.tune(words);
     let finished = finished.success();
     let proposal = load(&place.path("tune.toml"));
     assert_eq!((proposal.rollout_threads, proposal.max_num_seqs), (Some(1), Some(3)));
     assert_eq!((proposal.max_num_batched_tokens, proposal.max_model_len), (100, Some(164)));
+    let types = (proposal.rollout_dtype, proposal.kv_dtype, proposal.speculative_tokens);
+    assert_eq!(types, (RolloutDtype::Int8, KvDtype::Int8, 2));
+    for flags in ["--threads 1 ", "--rollout-dtype int8 --kv-dtype int8 --speculative-tokens 2"] {
+        assert!(finished.stderr.contains(flags), "{}", finished.stderr);
+    }
     let record: Value = serde_json::from_str(finished.stdout.trim_end().lines().last().unwrap()).unwrap();
     assert_eq!(record["trials"], 1, "nothing is left to try");
     // The budget, the start of the process and of one engine, and a machine that is busy with other tests.

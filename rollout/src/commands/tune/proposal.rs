@@ -4,7 +4,10 @@ use std::{fmt::Write, path::Path, time::Duration};
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use shared::{atomic, config::Device};
+use shared::{
+    atomic,
+    config::{Device, KvDtype, RolloutDtype},
+};
 
 use super::{
     search::{Search, Trial},
@@ -78,8 +81,12 @@ impl<'a> Proposal<'a> {
         self.table().lines().for_each(|row| line(format_args!("# {row}")));
         line(format_args!("rollout_threads = {}", setting.threads));
         line(format_args!("rollout_kernels = \"{}\"", setting.kernels));
-        if options.device != Device::Cpu {
-            line(format_args!("rollout_device = \"{}\"", options.device));
+        for (option, value) in self.given_to_runs() {
+            line(format_args!("{option} = {value}"));
+        }
+        let only_here = self.given_to_commands();
+        if !only_here.is_empty() {
+            line(format_args!("# Measured with{only_here}, which runs do not take."));
         }
         line(format_args!("max_num_seqs = {}", setting.max_num_seqs));
         line(format_args!("max_num_batched_tokens = {}", setting.max_num_batched_tokens));
@@ -91,14 +98,50 @@ impl<'a> Proposal<'a> {
     /// The same as flags of `generate`, `bench` and `eval`.
     pub fn flags(&self) -> String {
         let setting = self.best.setting;
-        format!(
+        let mut text = format!(
             " --threads {} --kernels {} --max-num-seqs {} --max-num-batched-tokens {} --max-model-len {}",
             setting.threads,
             setting.kernels,
             setting.max_num_seqs,
             setting.max_num_batched_tokens,
             self.options().max_model_len
-        )
+        );
+        for (option, value) in self.given_to_runs() {
+            let flag = option.strip_prefix("rollout_").filter(|&rest| rest == "device").unwrap_or(option);
+            text += &format!(" --{} {}", flag.replace('_', "-"), value.trim_matches('"'));
+        }
+        text + &self.given_to_commands()
+    }
+
+    /// What the user asked for beside what was tuned and runs take too: option and value, as in TOML.
+    fn given_to_runs(&self) -> Vec<(&'static str, String)> {
+        let options = self.options();
+        let choice = |value: &dyn std::fmt::Display| format!("\"{value}\"");
+        [
+            ("rollout_device", choice(&options.device), options.device != Device::Cpu),
+            ("rollout_dtype", choice(&options.rollout_dtype), options.rollout_dtype != RolloutDtype::Auto),
+            ("kv_dtype", choice(&options.kv_dtype), options.kv_dtype != KvDtype::Auto),
+            ("speculative_tokens", options.speculative_tokens.to_string(), options.speculative_tokens > 0),
+        ]
+        .into_iter()
+        .filter_map(|(option, value, given)| given.then_some((option, value)))
+        .collect()
+    }
+
+    /// What the user asked for and only the subcommands take, as flags.
+    fn given_to_commands(&self) -> String {
+        let options = self.options();
+        let mut text = String::new();
+        if options.prefill_batch > 1 {
+            text += &format!(" --prefill-batch {}", options.prefill_batch);
+        }
+        if options.candidates > 0 {
+            text += &format!(" --candidates {}", options.candidates);
+        }
+        if options.cuda_graphs {
+            text += " --cuda-graphs";
+        }
+        text
     }
 
     /// Writes the file in one visible step.
