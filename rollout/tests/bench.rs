@@ -61,7 +61,8 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     // Positions 5 to 10 are attended to from the second token on: of the prompt, the tokens so far and the own one.
     assert_eq!(number("mean_positions"), (6..=11).sum::<u32>() as f64 / 6.0);
 
-    for kernels in [&["--kernels", "stock"][..], &["--rollout-dtype", "int8"]] {
+    let stock = ["--kernels", "stock", "--candidates", "64", "--prefill-batch", "2"];
+    for kernels in [&stock[..2], &stock, &["--rollout-dtype", "int8"]] {
         let swapped =
             last_line(&bench(&model, cache.path(), &[kernels, &["--completion-length", "7", "--swap"]].concat()));
         assert_eq!(
@@ -164,6 +165,7 @@ fn what_cannot_be_done_is_one_clear_line() {
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);
     refused(&cache.path().join("none"), &["--completion-length", "7"], &["--model", "no such directory"]);
     refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "`packed` or `stock`"]);
+    refused(&model, &["--completion-length", "7", "--cuda-graphs"], &["--cuda-graphs needs --device cuda"]);
     let compare = |flags: &'static str| ["--completion-length", "7", "--compare", flags];
     refused(&model, &compare("--max-num-sequences 3"), &["--compare", "--max-num-sequences"]);
     refused(&model, &compare("stock"), &["--compare", "stock"]);

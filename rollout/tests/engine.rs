@@ -25,6 +25,7 @@ fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         prefill_batch: 1,
         max_model_len: 96,
         candidates: 0,
+        cuda_graphs: false,
         spinning: false,
         hot_swap: false,
     }
@@ -247,6 +248,51 @@ fn candidates_give_the_completions_of_full_logits() {
         // Some laws have a repetition penalty, which takes the whole row.
         assert!(share(0) == 1.0 && share(4) == 1.0, "{whole_rows:?}");
         assert!(share(1) < share(2) && share(2) <= share(3) && share(3) < 1.0, "{whole_rows:?}");
+    }
+}
+
+/// On the CPU nothing is recorded: batches are padded, inputs and logits lie in fixed memory, and a replay is a run.
+#[test]
+fn steps_of_fixed_sizes_give_the_same_completions() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let model = golden_model(name);
+        let folder = tempfile::tempdir().unwrap();
+        let v0 = exported(&model, folder.path());
+        let v1 = trained(name, &v0, folder.path());
+        for (max_num_seqs, candidates) in [(1, 0), (7, 0), (7, 64), (64, 0)] {
+            let run = |cuda_graphs: bool| {
+                let options = EngineOptions {
+                    kernels: Kernels::Stock,
+                    candidates,
+                    cuda_graphs,
+                    hot_swap: true,
+                    ..options(max_num_seqs, 2)
+                };
+                let mut engine = Engine::new(v0.clone(), &model, options).unwrap();
+                mixed_groups().into_iter().for_each(|g| engine.add_group(g).unwrap());
+                let mut finished = Vec::new();
+                for step in 0.. {
+                    match step {
+                        6 => engine.begin_swap(v1.clone()).unwrap(),
+                        9 => drop(engine.wait_swap().unwrap().expect("a swap is pending")),
+                        _ if engine.is_idle() => break,
+                        _ => {}
+                    }
+                    finished.extend(engine.step().unwrap());
+                }
+                let finished: BTreeMap<_, _> = finished.into_iter().map(outcome).collect();
+                let profile = engine.profile();
+                // Sizes that were not used before run as without graphs while weights are loaded.
+                let taken = if cuda_graphs { profile.decode_steps - 3..=profile.decode_steps } else { 0..=0 };
+                assert!(taken.contains(&profile.graph_steps), "{name}: {profile:?}");
+                (finished, profile.kv_bytes_read)
+            };
+            let (expected, got) = (run(false), run(true));
+            assert!(
+                !expected.0.is_empty() && got == expected,
+                "{name}, {max_num_seqs} sequences, {candidates} candidates"
+            );
+        }
     }
 }
 
@@ -635,6 +681,9 @@ fn requests_and_options_out_of_range_are_refused() {
     refused(EngineOptions { max_model_len: 1 << 20, ..options(1, 1) }, "max_model_len");
     refused(EngineOptions { candidates: 64, ..options(1, 1) }, "candidates needs the stock kernels");
     refused(EngineOptions { prefill_batch: 2, ..options(1, 1) }, "prefill_batch above 1 needs the stock kernels");
+    refused(EngineOptions { cuda_graphs: true, ..options(1, 1) }, "cuda_graphs needs the stock kernels");
+    let tensorrt = EngineOptions { device: Device::Tensorrt, cuda_graphs: true, ..options(1, 1) };
+    refused(tensorrt, "cuda_graphs needs device cuda");
     refused(EngineOptions { prefill_batch: 0, ..options(1, 1) }, "prefill_batch must be at least 1");
 
     let mut engine = Engine::new(weights.clone(), &model, options(2, 1)).unwrap();

@@ -1,7 +1,11 @@
 //! The engine on a CUDA device. These tests run where `TANDEM_TEST_DEVICE` is `cuda` or `tensorrt` and say that they are
 //! skipped elsewhere; what a machine without the device reports is tested everywhere.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
@@ -21,6 +25,12 @@ fn device(test: &str) -> Option<Device> {
     }
 }
 
+/// While CUDA graphs are recorded, nobody else in the process may use the device.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
         device,
@@ -34,6 +44,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         prefill_batch: if device == Device::Cpu { 1 } else { 8 },
         max_model_len: 96,
         candidates: if device == Device::Cpu { 0 } else { 8192 },
+        cuda_graphs: false,
         spinning: false,
         hot_swap: true,
     }
@@ -104,15 +115,25 @@ fn assert_agrees(what: &str, got: &Completions, expected: &Completions) {
 #[test]
 fn a_device_agrees_with_the_cpu_whatever_the_batch() {
     let Some(device) = device("a_device_agrees_with_the_cpu_whatever_the_batch") else { return };
+    let _alone = alone();
     for name in ["llama", "qwen2", "qwen3"] {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let on_cpu = exported(&model, Device::Cpu, folder.path());
         let expected = greedy(&mut Engine::new(on_cpu, &model, options(Device::Cpu, 8)).unwrap());
         let weights = exported(&model, device, folder.path());
-        for max_num_seqs in [1, 3, 64] {
-            let mut engine = Engine::new(weights.clone(), &model, options(device, max_num_seqs)).unwrap();
-            assert_agrees(&format!("{name}, max_num_seqs {max_num_seqs}"), &greedy(&mut engine), &expected);
+        for (max_num_seqs, cuda_graphs) in [(1, false), (3, false), (64, false), (3, true), (64, true), (5, true)] {
+            if cuda_graphs && device != Device::Cuda {
+                continue;
+            }
+            let defaults = options(device, max_num_seqs);
+            let candidates = if max_num_seqs == 5 { 0 } else { defaults.candidates };
+            let options = EngineOptions { cuda_graphs, candidates, ..defaults };
+            let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
+            let what = format!("{name}, max_num_seqs {max_num_seqs}, CUDA graphs {cuda_graphs}");
+            assert_agrees(&what, &greedy(&mut engine), &expected);
+            let profile = engine.profile();
+            assert_eq!(profile.graph_steps, if cuda_graphs { profile.decode_steps } else { 0 }, "{what}");
         }
     }
 }
@@ -120,6 +141,7 @@ fn a_device_agrees_with_the_cpu_whatever_the_batch() {
 #[test]
 fn a_device_takes_new_weights() {
     let Some(device) = device("a_device_takes_new_weights") else { return };
+    let _alone = alone();
     let model = golden_model("qwen2");
     let folder = tempfile::tempdir().unwrap();
     let weights = exported(&model, device, folder.path());
@@ -130,9 +152,12 @@ fn a_device_takes_new_weights() {
         Ok(checkpoint.read_f32(name).unwrap().iter().map(|v| v * factor).collect())
     })
     .unwrap();
-    let mut engine = Engine::new(weights, &model, options(device, 8)).unwrap();
+    let options = EngineOptions { cuda_graphs: device == Device::Cuda, ..options(device, 8) };
+    let mut engine = Engine::new(weights, &model, options).unwrap();
     let old = greedy(&mut engine);
     engine.begin_swap(scaled).unwrap();
+    // Steps go on beside the loading, those that were recorded as replays.
+    assert_agrees("while weights are loaded", &greedy(&mut engine), &old);
     assert_eq!(engine.wait_swap().unwrap().expect("a swap was pending").version, PolicyVersion(1));
     let new = greedy(&mut engine);
     // Doubled logits keep the arg-max and sharpen the distribution.

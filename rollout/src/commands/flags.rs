@@ -141,6 +141,11 @@ pub struct BatchingFlags {
     /// run on a GPU, where 8192 is worth a try
     #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N", default_value_t = 0)]
     pub candidates: usize,
+    /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences, costs
+    /// padding to the next of a few batch sizes, attention laid out for --max-model-len, and a moment for each size at its
+    /// first use. With --device cuda; not yet run on a GPU
+    #[arg(long, env = "TANDEM_CUDA_GRAPHS")]
+    pub cuda_graphs: bool,
 }
 
 /// The timeline.
@@ -206,6 +211,7 @@ impl BatchingFlags {
         ] {
             ensure!(value != Some(0), "{flag} must be at least 1");
         }
+        ensure!(!self.cuda_graphs || self.device == Device::Cuda, "--cuda-graphs needs --device cuda");
         if let Some(wanted) = self.max_model_len.filter(|&n| n > model_limit) {
             bail!("--max-model-len {wanted} is beyond the model's limit of {model_limit} (max_position_embeddings)");
         }
@@ -221,6 +227,7 @@ impl BatchingFlags {
             prefill_batch: self.prefill_batch,
             max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
             candidates: self.candidates,
+            cuda_graphs: self.cuda_graphs,
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
             hot_swap: false,

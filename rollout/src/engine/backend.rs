@@ -11,6 +11,7 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     batch::{Batch, DecodeRow, Drafts},
     candidates::Candidates,
+    captured::CapturedSteps,
     kv_cache::{KvCache, KvShape},
     logits::Floats,
     packed::{self, PackedBackend, PackedOptions, page_shape},
@@ -37,11 +38,33 @@ pub(super) struct StockBackend {
     prefix_lens: Vec<usize>,
     /// With it, the logits of decode steps stay where they are computed.
     candidates: Option<Candidates>,
+    /// With CUDA graphs.
+    captured: Option<CapturedSteps>,
+}
+
+impl StockBackend {
+    /// See [`Backend::decode`].
+    fn decode(&mut self, rows: &[DecodeRow], loading: bool, logits: &mut [f32]) -> Result<(), EngineError> {
+        let Self { session, kv, batch, candidates, captured, .. } = self;
+        batch.set_decode(rows.iter().copied());
+        if let Some(captured) = captured.as_mut().filter(|steps| steps.takes(rows.len(), !loading)) {
+            return captured.run(session, batch, kv, candidates.as_mut(), logits);
+        }
+        let logits = match candidates {
+            Some(candidates) => candidates.logits(rows.len())?,
+            None => Floats::new(logits),
+        };
+        session.run(&batch.inputs(), kv, 0, logits, None)
+    }
 }
 
 /// The packed kernels hold one prompt that samples start from, and their logits are in main memory.
 fn refuse_stock_options(options: &EngineOptions) -> Result<(), EngineError> {
-    let refused = [("candidates", options.candidates > 0), ("prefill_batch above 1", options.prefill_batch > 1)];
+    let refused = [
+        ("candidates", options.candidates > 0),
+        ("prefill_batch above 1", options.prefill_batch > 1),
+        ("cuda_graphs", options.cuda_graphs),
+    ];
     match refused.iter().find(|(_, on)| *on) {
         None => Ok(()),
         Some((name, _)) => Err(EngineError::Options(format!("{name} needs the stock kernels (--kernels stock)"))),
@@ -53,8 +76,8 @@ fn needs_packed(option: &str, dtype: impl Display) -> EngineError {
 }
 
 fn session_options(options: &EngineOptions) -> SessionOptions {
-    let EngineOptions { device, threads, spinning, hot_swap, .. } = *options;
-    SessionOptions { device, threads, spinning, hot_swap }
+    let EngineOptions { device, threads, spinning, hot_swap, cuda_graphs, .. } = *options;
+    SessionOptions { device, threads, spinning, hot_swap, cuda_graphs }
 }
 
 impl Backend {
@@ -92,18 +115,24 @@ impl Backend {
             return Err(needs_packed("kv_dtype", options.kv_dtype));
         }
         let shape = KvShape::new(config, dtype, slots, options.max_model_len);
+        let EngineOptions { max_num_seqs, max_model_len, device, .. } = *options;
         let candidates = match options.candidates {
             0 => None,
-            limit => Candidates::new(options.max_num_seqs, config.vocab_size, limit, session_options(options))?,
+            limit => Candidates::new(max_num_seqs, config.vocab_size, limit, session_options(options))?,
         };
+        let captured = options
+            .cuda_graphs
+            .then(|| CapturedSteps::new(max_num_seqs, max_model_len, config.vocab_size, candidates.is_none(), device))
+            .transpose()?;
         Ok(Self::Stock(Box::new(StockBackend {
             session: GraphSession::open(source, config, session_options(options))?,
             retired: Retired::default(),
-            kv: KvCache::new(shape, options.device)?,
+            kv: KvCache::new(shape, device)?,
             batch: Batch::default(),
-            first_prefix_slot: options.max_num_seqs,
+            first_prefix_slot: max_num_seqs,
             prefix_lens: Vec::with_capacity(options.prefill_batch),
             candidates,
+            captured,
         })))
     }
 
@@ -143,7 +172,8 @@ impl Backend {
                 stock.batch.set_prefill(prompts.clone());
                 stock.prefix_lens.clear();
                 stock.prefix_lens.extend(prompts.map(<[u32]>::len));
-                stock.session.run(&stock.batch, &mut stock.kv, stock.first_prefix_slot, Floats::new(logits))
+                let (inputs, logits) = (stock.batch.inputs(), Floats::new(logits));
+                stock.session.run(&inputs, &mut stock.kv, stock.first_prefix_slot, logits, None)
             }
             Self::Packed(packed) => {
                 prompts.into_iter().try_for_each(|prompt| packed.prefill(prompt, usize::MAX, logits))
@@ -209,17 +239,19 @@ impl Backend {
     }
 
     /// One more token for each of the slots `0..rows.len()`, and its drafts, which only the packed backend takes; `logits`
-    /// is `[rows + drafts, vocab]`, slot by slot, and stays as it is where there are [`Backend::candidates`].
-    pub fn decode(&mut self, rows: &[DecodeRow], drafts: &Drafts, logits: &mut [f32]) -> Result<(), EngineError> {
+    /// is `[rows + drafts, vocab]`, slot by slot, and stays as it is where there are [`Backend::candidates`]. `loading` says
+    /// that weights are being loaded beside.
+    pub fn decode(
+        &mut self,
+        rows: &[DecodeRow],
+        drafts: &Drafts,
+        loading: bool,
+        logits: &mut [f32],
+    ) -> Result<(), EngineError> {
         match self {
             Self::Stock(stock) => {
                 debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
-                stock.batch.set_decode(rows.iter().copied());
-                let logits = match &mut stock.candidates {
-                    Some(candidates) => candidates.logits(rows.len())?,
-                    None => Floats::new(logits),
-                };
-                stock.session.run(&stock.batch, &mut stock.kv, 0, logits)
+                stock.decode(rows, loading, logits)
             }
             Self::Packed(packed) => packed.decode(rows, drafts, logits),
         }
@@ -235,21 +267,21 @@ impl Backend {
     /// Bytes of keys and values in use; with the stock graph those of the last call, where nothing is shared.
     pub fn kv_bytes_in_use(&self) -> u64 {
         match self {
-            Self::Stock(stock) => {
-                let positions: u64 = stock.batch.seqlens_k.iter().map(|&n| n as u64 + 1).sum();
-                positions * stock.kv.position_bytes()
-            }
+            Self::Stock(stock) => stock.batch.positions * stock.kv.position_bytes(),
             Self::Packed(packed) => packed.kv_bytes_in_use(),
         }
     }
 
-    /// Adds the time of the parts of the graph since the last call, where it is known.
+    /// Adds the time of the parts of the graph since the last call, where it is known, and the steps that CUDA graphs took.
     pub fn add_times(&mut self, profile: &mut Profile) {
-        if let Self::Packed(packed) = self {
-            let times = packed.take_times();
-            profile.linear += times.linear;
-            profile.head += times.head;
-            profile.attention += times.attention;
+        match self {
+            Self::Stock(stock) => profile.graph_steps += stock.captured.as_mut().map_or(0, CapturedSteps::take_count),
+            Self::Packed(packed) => {
+                let times = packed.take_times();
+                profile.linear += times.linear;
+                profile.head += times.head;
+                profile.attention += times.attention;
+            }
         }
     }
 
@@ -266,7 +298,15 @@ impl Backend {
     pub fn install(&mut self, loaded: Loaded) {
         match (self, loaded) {
             (Self::Stock(stock), Loaded::Stock(session)) => {
-                stock.retired.push(std::mem::replace(&mut stock.session, *session));
+                let old = std::mem::replace(&mut stock.session, *session);
+                match &mut stock.captured {
+                    None => stock.retired.push(old),
+                    // Freeing it on another thread would break off what this one records next.
+                    Some(captured) => {
+                        captured.forget();
+                        drop(old);
+                    }
+                }
             }
             (Self::Packed(packed), Loaded::Packed(weights)) => packed.exchange(weights),
             _ => unreachable!("a version is loaded for the backend that asked for it"),

@@ -18,7 +18,7 @@ use ort::{
     AsPointer,
     memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType},
     ortsys,
-    session::{IoBinding, Session},
+    session::{IoBinding, RunOptions, Session},
     sys,
     value::TensorElementType,
 };
@@ -123,14 +123,14 @@ impl Bindings {
         Ok(())
     }
 
-    /// Runs the graph and waits for the outputs.
+    /// Runs the graph and waits for the outputs; without options, with the defaults.
     ///
     /// # Safety
     /// Every bound memory is still valid.
-    pub unsafe fn run(&mut self, session: &mut Session) -> Result<(), EngineError> {
-        // SAFETY: session and binding are alive and belong together; null run options are the defaults.
-        let result =
-            ortsys![@ort: unsafe RunWithBinding(session.ptr().cast_mut(), ptr::null(), self.io.ptr()) as Result];
+    pub unsafe fn run(&mut self, session: &mut Session, options: Option<&RunOptions>) -> Result<(), EngineError> {
+        let options = options.map_or(ptr::null(), AsPointer::ptr);
+        // SAFETY: session, binding and options are alive, and the first two belong together; null options are the defaults.
+        let result = ortsys![@ort: unsafe RunWithBinding(session.ptr().cast_mut(), options, self.io.ptr()) as Result];
         result.map_err(EngineError::runtime("the graph failed"))
     }
 

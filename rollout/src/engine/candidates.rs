@@ -60,7 +60,7 @@ impl SmallGraph {
             for (name, memory) in outputs {
                 self.bindings.bind_output(name, *memory).map_err(EngineError::runtime("cannot bind logits"))?;
             }
-            self.bindings.run(&mut self.session)
+            self.bindings.run(&mut self.session, None)
         }
     }
 }
@@ -132,6 +132,11 @@ impl Candidates {
         self.logits.settle()?;
         let length = rows * self.vocab();
         Ok(self.logits.first(length))
+    }
+
+    /// All of that memory.
+    pub fn on_device(&mut self) -> &mut DeviceLogits {
+        &mut self.logits
     }
 
     /// Draws the next token of the sequence of every slot from the logits that the model wrote, one row for each. Rows that
@@ -346,7 +351,8 @@ mod tests {
     #[test]
     fn the_graph_sums_what_the_host_sums() {
         let (rows, vocab) = (3, 4096);
-        let options = SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false };
+        let options =
+            SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false, cuda_graphs: false };
         let mut candidates = Candidates::new(rows, vocab, 1024, options).unwrap().unwrap();
         let mut stream = Stream::new(&[4]);
         let values: Vec<f32> = (0..rows * vocab).map(|_| (stream.next_normal() * 4.0) as f32).collect();

@@ -109,6 +109,8 @@ struct Memcpy3D {
     kind: c_int,
 }
 
+/// `cudaMemcpyHostToDevice`.
+const HOST_TO_DEVICE: c_int = 1;
 /// `cudaMemcpyDeviceToHost`.
 const DEVICE_TO_HOST: c_int = 2;
 /// `cudaMemcpyDeviceToDevice`.
@@ -266,6 +268,17 @@ impl DeviceMemory {
         // SAFETY: both ends are within their memory, and the call returns when the bytes are there.
         let status = unsafe { (self.cuda.memcpy)(to.as_mut_ptr().cast(), self.at(offset), to.len(), DEVICE_TO_HOST) };
         self.cuda.check("cudaMemcpy", status)
+    }
+
+    /// Copies bytes from main memory and waits until they are there.
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<(), EngineError> {
+        assert!(offset + from.len() <= self.bytes);
+        // The call returns when the bytes were read, which may be before they have arrived.
+        self.busy = true;
+        // SAFETY: both ends are within their memory.
+        let status = unsafe { (self.cuda.memcpy)(self.at(offset), from.as_ptr().cast(), from.len(), HOST_TO_DEVICE) };
+        self.cuda.check("cudaMemcpy", status)?;
+        self.settle()
     }
 
     /// Waits for the copies that were started.

@@ -58,6 +58,7 @@ impl Graph {
             prefill_batch: 1,
             max_model_len: POSITIONS,
             candidates: 0,
+            cuda_graphs: false,
             spinning: false,
             hot_swap: false,
         };
@@ -81,7 +82,7 @@ impl Graph {
     /// Logits after one more token.
     fn decode(&mut self, token: u32, position: usize) -> Vec<f32> {
         let mut logits = vec![f32::NAN; self.vocab];
-        self.backend.decode(&[DecodeRow { token, position }], &Drafts::default(), &mut logits).unwrap();
+        self.backend.decode(&[DecodeRow { token, position }], &Drafts::default(), false, &mut logits).unwrap();
         logits
     }
 }

@@ -27,7 +27,8 @@ pub struct MemoryPlan {
     pub swap: u64,
     /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
     pub kv_cache: u64,
-    /// A row of logits for each row of a step and each prompt; with candidates two more, for what is computed of them.
+    /// A row of logits for each row of a step and each prompt; with candidates two more, for what is computed of them; with
+    /// CUDA graphs one more at least, on the device.
     pub logits: u64,
     /// Activations of the largest call.
     pub activations: u64,
@@ -112,7 +113,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         swap: if options.hot_swap { packed + mapped } else { 0 },
         kv_cache: kv_cache as u64,
         logits: ((options.rows() + options.prefill_batch) * config.vocab_size * size_of::<f32>()) as u64
-            * if options.candidates > 0 { 3 } else { 1 },
+            * if options.candidates > 0 { 3 } else { 1 + u64::from(options.cuda_graphs) },
         activations: activations(config, options) * size,
         available,
     }
@@ -218,6 +219,7 @@ mod tests {
             prefill_batch: 1,
             max_model_len: 128,
             candidates: 0,
+            cuda_graphs: false,
             spinning: false,
             hot_swap: false,
         }
@@ -242,6 +244,8 @@ mod tests {
             }
             let candidates = EngineOptions { candidates: 64, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &candidates, 1 << 30).logits, 3 * plan.logits);
+            let graphs = EngineOptions { cuda_graphs: true, ..options(7) };
+            assert_eq!(memory_plan(&config, Dtype::Fp32, &graphs, 1 << 30).logits, 2 * plan.logits);
             let batched = EngineOptions { prefill_batch: 4, ..options(7) };
             assert_eq!(memory_plan(&config, Dtype::Fp32, &batched, 1 << 30).kv_cache, plan.kv_cache / 8 * 11);
             let swapping = EngineOptions { hot_swap: true, ..options(7) };

@@ -27,6 +27,7 @@ mod backend;
 mod batch;
 mod binding;
 mod candidates;
+mod captured;
 mod cuda;
 mod draft;
 mod error;

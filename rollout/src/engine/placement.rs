@@ -102,7 +102,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("v0");
         export(&model, &dir, &ExportOptions::default()).unwrap();
-        let options = SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false };
+        let options =
+            SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false, cuda_graphs: false };
         let mut builder = builder(options).unwrap().with_config_entry(RECORD, "1").unwrap();
         let session = alone(|| builder.commit_from_file(dir.join(MODEL_FILE))).unwrap();
         let placement = Placement::of(&session).unwrap();

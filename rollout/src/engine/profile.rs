@@ -32,6 +32,8 @@ pub struct Profile {
     pub decode_tokens: u64,
     /// Decode steps.
     pub decode_steps: u64,
+    /// Of these, the ones that were recorded as CUDA graphs or replayed.
+    pub graph_steps: u64,
     /// Positions that the rows of decode steps attended to, each row's own counted.
     pub decode_positions: u64,
     /// Bytes of keys and values that decode steps read: what is in use, summed over the steps. With packed kernels a

@@ -7,10 +7,11 @@ use std::{
 };
 
 use ort::{
+    environment::Environment,
     ep,
     memory::AllocationDevice,
     session::{
-        Session,
+        RunOptions, Session,
         builder::{GraphOptimizationLevel, SessionBuilder},
     },
     value::TensorElementType,
@@ -23,7 +24,7 @@ use shared::{
 
 use super::{
     EngineError, WeightSource,
-    batch::Batch,
+    batch::{Batch, Inputs},
     binding::{Bindings, TensorMemory},
     kv_cache::{KvCache, KvShape, Plane},
     logits::Floats,
@@ -44,6 +45,8 @@ pub(crate) struct SessionOptions {
     pub spinning: bool,
     /// Whether other weights will follow; what a device compiles for these is then not kept.
     pub hot_swap: bool,
+    /// Whether runs may be recorded as CUDA graphs; only those are that have [`run_options`] with an id.
+    pub cuda_graphs: bool,
 }
 
 /// Names of the values of one layer's cache in the graph.
@@ -57,6 +60,8 @@ struct LayerNames {
 pub(super) struct GraphSession {
     session: Session,
     bindings: Bindings,
+    /// Of runs that are not recorded.
+    plain: RunOptions,
     caches: Vec<LayerNames>,
     wants_positions: bool,
     vocab: usize,
@@ -66,7 +71,7 @@ pub(super) struct GraphSession {
     bound: Option<(*mut c_void, usize)>,
 }
 
-// SAFETY: `bound` is compared, never dereferenced; session and bindings may be moved between threads.
+// SAFETY: `bound` is compared, never dereferenced; session, bindings and options may be moved between threads.
 unsafe impl Send for GraphSession {}
 
 /// Checks that a folder of weights belongs to the model and reads its manifest.
@@ -106,6 +111,7 @@ impl GraphSession {
         }
         let device = if options.device == Device::Cpu { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
+        let plain = run_options(None).map_err(EngineError::runtime(&doing))?;
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
         let name = |text: String| CString::new(text).expect("names of the graph hold no zero byte");
         let caches = (0..config.num_hidden_layers)
@@ -120,6 +126,7 @@ impl GraphSession {
         Ok(Self {
             session,
             bindings,
+            plain,
             caches,
             wants_positions,
             vocab: config.vocab_size,
@@ -130,46 +137,54 @@ impl GraphSession {
     }
 
     /// Runs the batch on the slots `first_slot..first_slot + rows`: the cache is extended in place, and `logits`
-    /// (`[rows, vocab]`) receives the row of each sequence's last token.
+    /// (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA `graph`, the run is
+    /// recorded, or replays what was recorded: over the memory it was recorded with, which must be the same and alive.
     pub fn run(
         &mut self,
-        batch: &Batch,
+        inputs: &Inputs<'_>,
         kv: &mut KvCache,
         first_slot: usize,
         logits: Floats<'_>,
+        graph: Option<&RunOptions>,
     ) -> Result<(), EngineError> {
-        assert_eq!(logits.len(), batch.rows * self.vocab, "one row of logits for each row of the batch");
+        assert_eq!(logits.len(), inputs.rows * self.vocab, "one row of logits for each row of the batch");
         kv.settle()?;
-        self.bind(batch, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
-        // SAFETY: the batch and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
-        // binding of an earlier cache is noticed by its address and replaced in `bind`.
-        unsafe { self.bindings.run(&mut self.session) }
+        self.bind(inputs, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
+        // SAFETY: the inputs and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
+        // binding of an earlier cache is noticed by its address and replaced in `bind`. What a replay works on instead is
+        // the same memory, as the caller promises.
+        unsafe { self.bindings.run(&mut self.session, Some(graph.unwrap_or(&self.plain))) }
     }
 
-    fn bind(&mut self, batch: &Batch, kv: &mut KvCache, first_slot: usize, logits: Floats<'_>) -> ort::Result<()> {
-        let (rows, width) = (batch.rows as i64, batch.width as i64);
-        self.bind_integers(c"input_ids", &batch.input_ids, &[rows, width])?;
-        self.bind_integers(c"seqlens_k", &batch.seqlens_k, &[rows])?;
-        self.bind_integers(c"total_sequence_length", std::slice::from_ref(&batch.total_sequence_length), &[])?;
-        self.bind_integers(c"last_index", &batch.last_index, &[rows])?;
-        if self.wants_positions {
-            self.bind_integers(c"position_ids", &batch.position_ids, &[rows, width])?;
+    fn bind(
+        &mut self,
+        inputs: &Inputs<'_>,
+        kv: &mut KvCache,
+        first_slot: usize,
+        logits: Floats<'_>,
+    ) -> ort::Result<()> {
+        let tokens: &[i64] = &[inputs.rows as i64, inputs.width as i64];
+        let rows = &tokens[..1];
+        let longest = std::ptr::from_ref(inputs.total_sequence_length).cast_mut().cast();
+        let (wide, narrow) = ((TensorElementType::Int64, 8), (TensorElementType::Int32, 4));
+        let integers = [
+            (c"input_ids", inputs.input_ids, tokens, wide, inputs.on_device),
+            (c"seqlens_k", inputs.seqlens_k, rows, narrow, inputs.on_device),
+            (c"total_sequence_length", longest, &[], narrow, false),
+            (c"last_index", inputs.last_index, rows, wide, inputs.on_device),
+            (c"position_ids", inputs.position_ids, tokens, wide, inputs.on_device),
+        ];
+        for (name, data, shape, (element, size), on_device) in integers {
+            if name == c"position_ids" && !self.wants_positions {
+                continue;
+            }
+            let bytes = shape.iter().product::<i64>() as usize * size;
+            // SAFETY: the inputs are borrowed until `run` returns; they are only read.
+            unsafe { self.bindings.bind_input(name, TensorMemory { data, bytes, shape, element, on_device })? };
         }
         // SAFETY: the logits are exclusively borrowed until `run` returns, and bound anew at the next call.
-        unsafe { self.bindings.bind_output(c"logits", logits.tensor(&[rows, self.vocab as i64]))? };
-        self.bind_caches(kv, first_slot, batch.rows)
-    }
-
-    fn bind_integers<T: Integer>(&mut self, name: &std::ffi::CStr, values: &[T], shape: &[i64]) -> ort::Result<()> {
-        let memory = TensorMemory {
-            data: values.as_ptr().cast_mut().cast(),
-            bytes: size_of_val(values),
-            shape,
-            element: T::ELEMENT,
-            on_device: false,
-        };
-        // SAFETY: the values are borrowed until `run` returns; inputs are only read.
-        unsafe { self.bindings.bind_input(name, memory) }
+        unsafe { self.bindings.bind_output(c"logits", logits.tensor(&[rows[0], self.vocab as i64]))? };
+        self.bind_caches(kv, first_slot, inputs.rows)
     }
 
     fn bind_caches(&mut self, kv: &mut KvCache, first_slot: usize, rows: usize) -> ort::Result<()> {
@@ -206,7 +221,7 @@ impl GraphSession {
         let mut batch = Batch::default();
         batch.set_prefill([prompt.as_slice()].into_iter());
         let mut logits = vec![f32::NAN; self.vocab];
-        let result = self.run(&batch, &mut kv, 0, Floats::new(&mut logits));
+        let result = self.run(&batch.inputs(), &mut kv, 0, Floats::new(&mut logits), None);
         self.bound = None;
         result?;
         require_finite(&logits)
@@ -229,17 +244,13 @@ pub(super) fn require_finite(logits: &[f32]) -> Result<(), EngineError> {
     })
 }
 
-/// Integers that the graph takes.
-trait Integer {
-    const ELEMENT: TensorElementType;
-}
-
-impl Integer for i64 {
-    const ELEMENT: TensorElementType = TensorElementType::Int64;
-}
-
-impl Integer for i32 {
-    const ELEMENT: TensorElementType = TensorElementType::Int32;
+/// Options of a run that is recorded as a CUDA graph under an id, which is not 0 (that is ONNX Runtime's own), or not
+/// recorded. Without CUDA graphs they change nothing.
+pub(super) fn run_options(graph: Option<u32>) -> ort::Result<RunOptions> {
+    loaded()?;
+    let mut options = RunOptions::new()?;
+    options.set("gpu_graph_id", graph.map_or("-1".into(), |id| id.to_string()))?;
+    Ok(options)
 }
 
 /// A session for a graph; `weights` is the hash of what it was exported from, if it is known.
@@ -247,11 +258,16 @@ pub(crate) fn load(path: &Path, options: SessionOptions, weights: Option<&str>) 
     let builder = builder(options)?;
     let mut builder = match options.device {
         Device::Cpu => builder,
-        Device::Cuda => builder.with_config_entry(RECORD, "1")?.with_execution_providers([cuda()])?,
+        Device::Cuda => {
+            let provider = cuda().with_cuda_graph(options.cuda_graphs).build().error_on_failure();
+            builder.with_config_entry(RECORD, "1")?.with_execution_providers([provider])?
+        }
         Device::Tensorrt => {
             let tensorrt = tensorrt::provider(weights.filter(|_| !options.hot_swap))
                 .map_err(|e| ort::Error::new(e.to_string()))?;
-            builder.with_config_entry(RECORD, "1")?.with_execution_providers([tensorrt, cuda()])?
+            builder
+                .with_config_entry(RECORD, "1")?
+                .with_execution_providers([tensorrt, cuda().build().error_on_failure()])?
         }
     };
     alone(|| builder.commit_from_file(path))
@@ -263,7 +279,7 @@ pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<S
     let builder = builder(options)?;
     let mut builder = match options.device {
         Device::Cpu => builder,
-        Device::Cuda | Device::Tensorrt => builder.with_execution_providers([cuda()])?,
+        Device::Cuda | Device::Tensorrt => builder.with_execution_providers([cuda().build().error_on_failure()])?,
     };
     alone(|| builder.commit_from_memory(graph))
 }
@@ -278,14 +294,18 @@ pub(super) fn alone(make: impl FnOnce() -> ort::Result<Session>) -> ort::Result<
     make()
 }
 
-fn cuda() -> ep::ExecutionProviderDispatch {
-    ep::CUDA::default().with_device_id(0).with_tf32(false).build().error_on_failure()
+fn cuda() -> ep::CUDA {
+    ep::CUDA::default().with_device_id(0).with_tf32(false)
+}
+
+/// ONNX Runtime, of which nothing may be used before.
+fn loaded() -> ort::Result<&'static Environment> {
+    runtime::environment().map_err(|e| ort::Error::new(e.to_string()))
 }
 
 /// What sessions of every kind have in common.
 pub(super) fn builder(options: SessionOptions) -> ort::Result<SessionBuilder> {
-    let environment = runtime::environment().map_err(|e| ort::Error::new(e.to_string()))?;
-    Ok(Session::builder(environment)?
+    Ok(Session::builder(loaded()?)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(options.threads)?
         .with_inter_threads(1)?
@@ -327,6 +347,7 @@ mod tests {
                 prefill_batch: 1,
                 max_model_len: 32,
                 candidates: 0,
+                cuda_graphs: false,
                 spinning: false,
                 hot_swap: false,
             };

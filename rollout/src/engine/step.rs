@@ -380,7 +380,7 @@ impl Engine {
         let computed = rows + self.drafts.len();
         let logits = &mut self.logits[..computed * vocab];
         self.profile.scheduling += watch.lap();
-        self.backend.decode(&self.rows, &self.drafts, logits)?;
+        self.backend.decode(&self.rows, &self.drafts, self.pending.is_some(), logits)?;
         let attended = |(slot, row): (usize, &DecodeRow)| -> u64 {
             (0..=self.drafts.of(slot).len()).map(|ahead| (row.position + 1 + ahead) as u64).sum()
         };
@@ -476,6 +476,9 @@ fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &Weigh
         if value == 0 {
             return refuse(format!("{name} must be at least 1"));
         }
+    }
+    if options.cuda_graphs && options.device == Device::Tensorrt {
+        return refuse("cuda_graphs needs device cuda".into());
     }
     let dtype = dtype_of(manifest);
     if options.device != Device::Cpu && dtype != options.device.export_dtype() {

@@ -59,6 +59,11 @@ pub struct EngineOptions {
     /// Logits of a row that are fetched to draw a token, where they stay on the device that computed them (with
     /// [`Kernels::Stock`]); a row that needs more is fetched whole. 0 fetches all logits of every row.
     pub candidates: usize,
+    /// Whether decode steps are recorded as CUDA graphs and replayed (with [`Kernels::Stock`]): a launch instead of hundreds,
+    /// but steps run in batches of a few sizes, padded, with attention laid out for the longest sequences, and each size is
+    /// recorded anew for every version of the weights. No other thread of the process may use the device while a size is
+    /// used for the first time; those of the engine do not. On the CPU, where there is nothing to record, it only pads.
+    pub cuda_graphs: bool,
     /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
     /// shared with another busy process (the learner).
     pub spinning: bool,

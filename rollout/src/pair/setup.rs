@@ -189,6 +189,7 @@ impl Inputs {
             prefill_batch: 1,
             max_model_len,
             candidates: 0,
+            cuda_graphs: false,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,

@@ -233,7 +233,13 @@ mod tests {
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let manifest = read_manifest(&source, model.config()).unwrap();
         let options = PackedOptions {
-            session: SessionOptions { device: Device::Cpu, threads: 1, spinning: false, hot_swap: false },
+            session: SessionOptions {
+                device: Device::Cpu,
+                threads: 1,
+                spinning: false,
+                hot_swap: false,
+                cuda_graphs: false,
+            },
             pages: page_shape(model.config(), 17, 64, KvFormat::Float),
             format: crate::kernels::packed::Format::Float,
         };

@@ -116,7 +116,7 @@ impl PackedSession {
                 .bind_input(c"input_ids", input)
                 .and_then(|()| self.bindings.bind_output(c"logits", output))
                 .map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
-            self.bindings.run(&mut self.session)
+            self.bindings.run(&mut self.session, None)
         }
     }
 

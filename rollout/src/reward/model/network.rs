@@ -120,7 +120,7 @@ fn load(dir: &Path, options: NetworkOptions) -> Result<Session, engine::EngineEr
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = if options.threads == 0 { cores } else { options.threads };
     // The engine generates at the same time: a thread that spins would take a core from it.
-    let options = SessionOptions { device: Device::Cpu, threads, spinning: false, hot_swap: false };
+    let options = SessionOptions { device: Device::Cpu, threads, spinning: false, hot_swap: false, cuda_graphs: false };
     let path = dir.join(MODEL_FILE);
     let doing = format!("cannot load {}", path.display());
     runtime::environment()?;

@@ -1,0 +1,272 @@
+//! Decode steps as captured CUDA graphs: the launches of a step are recorded once and replayed as one.
+//!
+//! A recording holds addresses and shapes, so such steps run over memory that never moves and in batches of a few sizes,
+//! padded with rows that nobody wants. ONNX Runtime records at the first run under an id of its own for each size, and
+//! from then on neither looks at inputs nor runs an operator: what changes from step to step must be on the device, and
+//! `total_sequence_length`, which the attention reads on the host, is the length of the cache's slots once and for all.
+//! A recording belongs to the thread that made it, and breaks off when another one allocates memory of the device: none
+//! begins while weights are loaded beside the step loop, and such steps run as others do.
+
+use std::thread::{self, ThreadId};
+
+use ort::session::RunOptions;
+use shared::config::Device;
+
+use super::{
+    EngineError,
+    batch::{Batch, Inputs},
+    candidates::Candidates,
+    cuda::DeviceMemory,
+    kv_cache::KvCache,
+    logits::DeviceLogits,
+    session::{GraphSession, run_options},
+};
+
+/// What the logits of a replay may be off, as a share of the largest: launches are the same, sums may come in another
+/// order. A wrong row or length is off by far more.
+const TOLERANCE: f32 = 0.02;
+
+/// Steps of one size.
+struct Size {
+    rows: usize,
+    /// Names the recording.
+    graph: RunOptions,
+    /// The thread on which the session in use has recorded it.
+    recorded: Option<ThreadId>,
+    /// Whether a replay of that was compared with a run.
+    checked: bool,
+}
+
+impl Size {
+    fn is_recorded(&self) -> bool {
+        self.recorded == Some(thread::current().id())
+    }
+}
+
+/// Decode steps of an engine in fixed sizes over fixed memory.
+pub(super) struct CapturedSteps {
+    sizes: Vec<Size>,
+    inputs: FixedInputs,
+    /// `[max_num_seqs, vocab]`, for engines without [`Candidates`].
+    logits: Option<DeviceLogits>,
+    vocab: usize,
+    /// Steps since they were last asked for.
+    count: u64,
+}
+
+impl CapturedSteps {
+    /// For up to `max_num_seqs` rows over slots of `positions` positions; `own_logits` unless there are [`Candidates`].
+    pub fn new(
+        max_num_seqs: usize,
+        positions: usize,
+        vocab: usize,
+        own_logits: bool,
+        device: Device,
+    ) -> Result<Self, EngineError> {
+        let size = |(index, rows): (usize, usize)| {
+            let graph =
+                run_options(Some(index as u32 + 1)).map_err(EngineError::runtime("cannot name a CUDA graph"))?;
+            Ok(Size { rows, graph, recorded: None, checked: false })
+        };
+        Ok(Self {
+            sizes: sizes(max_num_seqs).into_iter().enumerate().map(size).collect::<Result<_, EngineError>>()?,
+            inputs: FixedInputs::new(max_num_seqs, positions, device)?,
+            logits: own_logits.then(|| DeviceLogits::new(max_num_seqs * vocab, device)).transpose()?,
+            vocab,
+            count: 0,
+        })
+    }
+
+    /// Steps since the last call.
+    pub fn take_count(&mut self) -> u64 {
+        std::mem::take(&mut self.count)
+    }
+
+    /// Other weights are in use: what was recorded is gone.
+    pub fn forget(&mut self) {
+        for size in &mut self.sizes {
+            (size.recorded, size.checked) = (None, false);
+        }
+    }
+
+    /// Whether a step of `rows` rows can run here: it is recorded already, or may be now.
+    pub fn takes(&self, rows: usize, may_record: bool) -> bool {
+        may_record || self.sizes[self.size_of(rows)].is_recorded()
+    }
+
+    fn size_of(&self, rows: usize) -> usize {
+        self.sizes.partition_point(|size| size.rows < rows)
+    }
+
+    /// Runs a decode batch on the slots `0..batch.rows`, as [`GraphSession::run`] does. The logits stay with the
+    /// `candidates`; without them they come to `logits` (`[batch.rows, vocab]`).
+    ///
+    /// # Errors
+    /// Also when a replay gives other logits than a run.
+    pub fn run(
+        &mut self,
+        session: &mut GraphSession,
+        batch: &mut Batch,
+        kv: &mut KvCache,
+        candidates: Option<&mut Candidates>,
+        logits: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let wanted = batch.rows * self.vocab;
+        let index = self.size_of(batch.rows);
+        let Self { sizes, inputs, logits: own_logits, vocab, count } = self;
+        *count += 1;
+        let size = &mut sizes[index];
+        let (on_device, stays) = match candidates {
+            Some(candidates) => (candidates.on_device(), true),
+            None => (own_logits.as_mut().expect("made without candidates"), false),
+        };
+        on_device.settle()?;
+        batch.pad(size.rows);
+        inputs.set(batch)?;
+        let inputs = inputs.inputs(size.rows);
+        let computed = size.rows * *vocab;
+        session.run(&inputs, kv, 0, on_device.first(computed), Some(&size.graph))?;
+        // The first run under an id records and computes; the second is the first that only replays, on other inputs.
+        if !size.is_recorded() {
+            (size.recorded, size.checked) = (Some(thread::current().id()), false);
+        } else if !size.checked {
+            let read = |on_device: &mut DeviceLogits| -> Result<Vec<f32>, EngineError> {
+                let mut values = vec![0.0; wanted];
+                on_device.read(0, &mut values)?;
+                Ok(values)
+            };
+            let replayed = read(on_device)?;
+            // A run on the same inputs writes the same keys and values to the same places once more.
+            session.run(&inputs, kv, 0, on_device.first(computed), None)?;
+            require_equal(&replayed, &read(on_device)?, size.rows)?;
+            size.checked = true;
+        }
+        if !stays {
+            on_device.read(0, logits)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the logits themselves are finite is for the sampler to say, which names the sequence.
+fn require_equal(replayed: &[f32], computed: &[f32], rows: usize) -> Result<(), EngineError> {
+    let finite = computed.iter().filter(|x| x.is_finite());
+    let largest = finite.fold(1.0f32, |most, x| most.max(x.abs()));
+    if replayed.iter().zip(computed).all(|(a, b)| !b.is_finite() || (a - b).abs() <= TOLERANCE * largest) {
+        return Ok(());
+    }
+    Err(EngineError::Runtime {
+        doing: format!("the CUDA graph of {rows} rows is not usable"),
+        message: "its replay gives other logits than the graph itself; run without --cuda-graphs".into(),
+    })
+}
+
+/// Rows of the steps that are recorded: few, since each is recorded anew for every version of the weights, and close
+/// enough that at most a third of a larger step is padding.
+fn sizes(max_num_seqs: usize) -> Vec<usize> {
+    const DENSE: usize = 16;
+    let powers = (0..usize::BITS - 1).map(|k| 1 << k).take_while(|&power| power < max_num_seqs);
+    let mut sizes: Vec<usize> =
+        powers.flat_map(|power| [power, if power < DENSE { power } else { power / 2 * 3 }]).collect();
+    sizes.retain(|&size| size < max_num_seqs);
+    sizes.dedup();
+    sizes.push(max_num_seqs);
+    sizes
+}
+
+/// The integers of decode steps in memory that stays where it is.
+struct FixedInputs {
+    /// For each row of the largest step: token, position and `last_index`, and then `seqlens_k` in half the width.
+    words: Vec<i64>,
+    rows: usize,
+    device: Option<DeviceMemory>,
+    total_sequence_length: i32,
+}
+
+impl FixedInputs {
+    fn new(rows: usize, positions: usize, device: Device) -> Result<Self, EngineError> {
+        let words = vec![0; 3 * rows + rows.div_ceil(2)];
+        let device = match device {
+            Device::Cpu => None,
+            Device::Cuda | Device::Tensorrt => Some(DeviceMemory::new(size_of_val(words.as_slice()))?),
+        };
+        Ok(Self { words, rows, device, total_sequence_length: positions as i32 })
+    }
+
+    fn set(&mut self, batch: &Batch) -> Result<(), EngineError> {
+        let (wide, narrow) = self.words.split_at_mut(3 * self.rows);
+        let columns = [&batch.input_ids, &batch.position_ids, &batch.last_index];
+        for (column, values) in wide.chunks_exact_mut(self.rows).zip(columns) {
+            column[..values.len()].copy_from_slice(values);
+        }
+        bytemuck::cast_slice_mut(narrow)[..batch.rows].copy_from_slice(&batch.seqlens_k);
+        match &mut self.device {
+            None => Ok(()),
+            Some(memory) => memory.write(0, bytemuck::cast_slice(&self.words)),
+        }
+    }
+
+    /// Those of the first `rows` rows.
+    fn inputs(&self, rows: usize) -> Inputs<'_> {
+        let column = |index: usize| match &self.device {
+            None => self.words[index * self.rows..].as_ptr().cast_mut().cast(),
+            Some(memory) => memory.at(index * self.rows * size_of::<i64>()),
+        };
+        Inputs {
+            rows,
+            width: 1,
+            input_ids: column(0),
+            position_ids: column(1),
+            last_index: column(2),
+            seqlens_k: column(3),
+            on_device: self.device.is_some(),
+            total_sequence_length: &self.total_sequence_length,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::batch::DecodeRow;
+
+    #[test]
+    fn steps_are_padded_by_a_third_at_most() {
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(3), [1, 2, 3]);
+        assert_eq!(sizes(16), [1, 2, 4, 8, 16]);
+        assert_eq!(sizes(100), [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]);
+        let sizes = sizes(300);
+        for rows in 9..=300 {
+            let size = sizes[sizes.partition_point(|&size| size < rows)];
+            assert!(size >= rows && (size <= 16 || 3 * (size - rows) < size), "{rows} rows run as {size}");
+        }
+    }
+
+    #[test]
+    fn a_replay_that_differs_is_refused() {
+        let computed = [3.0, -80.0, 0.5, 7.0];
+        require_equal(&[3.001, -80.02, 0.5, 7.0], &computed, 2).unwrap();
+        for wrong in [[3.0, -80.0, 0.5, 9.0], [3.0, -80.0, f32::NAN, 7.0]] {
+            let error = require_equal(&wrong, &computed, 2).unwrap_err().to_string();
+            assert!(error.contains("2 rows") && error.contains("without --cuda-graphs"), "{error}");
+        }
+    }
+
+    #[test]
+    fn inputs_lie_row_by_row_in_one_block() {
+        let mut batch = Batch::default();
+        let rows = [DecodeRow { token: 5, position: 3 }, DecodeRow { token: 6, position: 10 }];
+        batch.set_decode(rows.into_iter());
+        batch.pad(3);
+        let mut fixed = FixedInputs::new(4, 64, Device::Cpu).unwrap();
+        fixed.set(&batch).unwrap();
+        assert_eq!(fixed.words[..11], [5, 6, 0, 0, 3, 10, 0, 0, 0, 0, 0]);
+        assert_eq!(bytemuck::cast_slice::<i64, i32>(&fixed.words[12..])[..3], [3, 10, 0]);
+        let inputs = fixed.inputs(3);
+        assert_eq!((inputs.rows, inputs.width, *inputs.total_sequence_length, inputs.on_device), (3, 1, 64, false));
+        let first = fixed.words.as_ptr() as usize;
+        let columns = [inputs.input_ids, inputs.position_ids, inputs.last_index, inputs.seqlens_k];
+        assert_eq!(columns.map(|column| column as usize - first), [0, 32, 64, 96]);
+    }
+}
