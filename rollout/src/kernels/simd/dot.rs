@@ -2,11 +2,15 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m512i, _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512,
+    __m256i, __m512i, _mm256_add_epi32, _mm256_and_si256, _mm256_dpbusd_avx_epi32, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_slli_epi16,
+    _mm256_srai_epi16, _mm256_srli_epi16, _mm256_storeu_si256, _mm512_dpbusd_epi32, _mm512_loadu_si512,
+    _mm512_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512,
 };
+use std::marker::PhantomData;
 
 #[cfg(target_arch = "x86_64")]
-use super::x86::with_vnni;
+use super::x86::{with_avx_vnni, with_vnni};
 use super::{LANES, Simd, Task};
 
 /// Bytes of a quad that one lane takes: four steps of the depth.
@@ -68,20 +72,26 @@ impl Dot for PlainDot {
     #[inline(always)]
     unsafe fn call<S: Simd, T: ByteTask>(task: T) {
         // SAFETY: passed on to the caller.
-        unsafe { S::call(Plainly(task)) }
+        unsafe { S::call(With::<Self, T>::new(task)) }
     }
 }
 
-/// A task whose bytes are multiplied in plain Rust.
-pub(super) struct Plainly<T>(pub T);
+/// A task with what multiplies its bytes, for instruction sets whose functions bring what `D` needs.
+pub(super) struct With<D, T>(T, PhantomData<D>);
 
-impl<T: ByteTask> Task for Plainly<T> {
+impl<D, T> With<D, T> {
+    pub fn new(task: T) -> Self {
+        Self(task, PhantomData)
+    }
+}
+
+impl<D: Dot, T: ByteTask> Task for With<D, T> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on to the caller; plain Rust is always available.
-        unsafe { self.0.run::<S, PlainDot>() }
+        // SAFETY: passed on to the caller.
+        unsafe { self.0.run::<S, D>() }
     }
 }
 
@@ -114,6 +124,95 @@ impl Dot for Vnni {
     #[inline(always)]
     unsafe fn call<S: Simd, T: ByteTask>(task: T) {
         unsafe { with_vnni(task) }
+    }
+}
+
+/// AVX-VNNI: two registers of 256 bits.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AvxVnni;
+
+#[cfg(target_arch = "x86_64")]
+// SAFETY (every function): the caller vouches for the instruction set and for the pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Dot for AvxVnni {
+    type I = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::I {
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn dot([low, high]: Self::I, a: u32, b: *const i8) -> Self::I {
+        unsafe {
+            let (a, b) = (_mm256_set1_epi32(a as i32), b.cast::<__m256i>());
+            let low = _mm256_dpbusd_avx_epi32(low, a, _mm256_loadu_si256(b));
+            [low, _mm256_dpbusd_avx_epi32(high, a, _mm256_loadu_si256(b.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: &mut [i32; LANES], sums: Self::I) {
+        unsafe { store_halves(to, sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn call<S: Simd, T: ByteTask>(task: T) {
+        unsafe { with_avx_vnni(task) }
+    }
+}
+
+/// AVX2: bytes as 16-bit numbers, those at even places and those at odd ones apart. The instruction for products of bytes
+/// would saturate.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Avx2Dot;
+
+#[cfg(target_arch = "x86_64")]
+// SAFETY (every function): the caller vouches for the instruction set and for the pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Dot for Avx2Dot {
+    type I = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::I {
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn dot([low, high]: Self::I, a: u32, b: *const i8) -> Self::I {
+        unsafe {
+            let (a, b) = (_mm256_set1_epi32(a as i32), b.cast::<__m256i>());
+            let (even, odd) = (_mm256_and_si256(a, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(a));
+            let half = |sums, b| {
+                let evens = _mm256_madd_epi16(even, _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)));
+                let odds = _mm256_madd_epi16(odd, _mm256_srai_epi16::<8>(b));
+                _mm256_add_epi32(sums, _mm256_add_epi32(evens, odds))
+            };
+            [half(low, _mm256_loadu_si256(b)), half(high, _mm256_loadu_si256(b.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: &mut [i32; LANES], sums: Self::I) {
+        unsafe { store_halves(to, sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn call<S: Simd, T: ByteTask>(task: T) {
+        unsafe { S::call(With::<Self, T>::new(task)) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn store_halves(to: &mut [i32; LANES], [low, high]: [__m256i; 2]) {
+    let to = to.as_mut_ptr().cast::<__m256i>();
+    // SAFETY: the caller vouches for the instruction set; the array holds both halves.
+    unsafe {
+        _mm256_storeu_si256(to, low);
+        _mm256_storeu_si256(to.add(1), high);
     }
 }
 

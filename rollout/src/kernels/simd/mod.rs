@@ -19,6 +19,9 @@ pub use dot::{ByteTask, Dot, QUAD};
 pub(super) use amx::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
 
 use super::packed::Format;
+#[cfg(target_arch = "x86_64")]
+use dot::Avx2Dot;
+use dot::{PlainDot, With};
 
 /// Lanes of one block.
 pub const LANES: usize = 16;
@@ -181,6 +184,9 @@ enum Kind {
     Amx,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX2, and AVX-VNNI for bytes.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "aarch64")]
@@ -208,6 +214,9 @@ impl Isa {
                 all.push(Self(Kind::Avx512));
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                if is_x86_feature_detected!("avxvnni") {
+                    all.push(Self(Kind::AvxVnni));
+                }
                 all.push(Self(Kind::Avx2));
             }
         }
@@ -242,7 +251,7 @@ impl Isa {
             Kind::Amx | Kind::Avx512 => unsafe { x86::with_avx512(task) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::Avx2 => unsafe { x86::with_avx2(task) },
+            Kind::AvxVnni | Kind::Avx2 => unsafe { x86::with_avx2(task) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Kind::Neon => unsafe { neon::with_neon(task) },
@@ -261,13 +270,15 @@ impl Isa {
         }
     }
 
-    /// Whether products of bytes have vector instructions of their own; without them they are slower than those of
-    /// floats.
+    /// Whether there is an instruction for sums of products of bytes. Without one they take as long as those of floats, and
+    /// bytes save memory only.
     #[must_use]
     pub fn has_byte_products(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Amx | Kind::Avx512 => is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => true,
             _ => false,
         }
     }
@@ -287,7 +298,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             (Kind::Amx | Kind::Avx512, _) => "avx512",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx2, _) => "avx2",
+            (Kind::AvxVnni, Format::Byte) => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
+            (Kind::AvxVnni | Kind::Avx2, _) => "avx2",
             #[cfg(target_arch = "aarch64")]
             (Kind::Neon, _) => "neon",
             (Kind::Plain, _) => "plain",
@@ -297,11 +310,19 @@ impl Isa {
     /// Runs a task on bytes with this instruction set.
     #[inline]
     pub fn run_bytes<T: ByteTask>(self, task: T) {
-        #[cfg(target_arch = "x86_64")]
-        if self.has_byte_products() {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: both instruction sets were checked.
-            return unsafe { x86::with_vnni(task) };
+            Kind::Amx | Kind::Avx512 if self.has_byte_products() => unsafe { x86::with_vnni(task) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::AvxVnni => unsafe { x86::with_avx_vnni(task) },
+            #[cfg(target_arch = "x86_64")]
+            // AVX-512 comes with AVX2.
+            Kind::Amx | Kind::Avx512 | Kind::Avx2 => self.run(With::<Avx2Dot, T>::new(task)),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => self.run(With::<neon::NeonDot, T>::new(task)),
+            Kind::Plain => self.run(With::<PlainDot, T>::new(task)),
         }
-        self.run(dot::Plainly(task));
     }
 }

@@ -1,12 +1,15 @@
 //! NEON: four registers of 128 bits.
 
 use std::arch::aarch64::{
-    float32x4_t, vaddq_f32, vaddq_s32, vandq_u32, vbslq_f32, vcgtq_f32, vcltq_f32, vcvtnq_s32_f32, vcvtq_f32_s32,
-    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1q_f32, vld1q_s32, vld1q_u32, vmulq_f32,
-    vreinterpretq_f32_s32, vreinterpretq_f32_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vst1q_f32,
+    float32x4_t, int32x4_t, vaddq_f32, vaddq_s32, vandq_u16, vandq_u32, vbslq_f32, vcgtq_f32, vcltq_f32,
+    vcvtnq_s32_f32, vcvtq_f32_s32, vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u16, vdupq_n_u32, vfmaq_f32,
+    vget_low_s16, vld1q_f32, vld1q_s8, vld1q_s32, vld1q_u32, vmlal_high_s16, vmlal_s16, vmull_high_s16, vmull_s16,
+    vmulq_f32, vpaddq_s32, vreinterpretq_f32_s32, vreinterpretq_f32_u32, vreinterpretq_s16_s8, vreinterpretq_s16_u16,
+    vreinterpretq_u16_u32, vrndnq_f32, vshlq_n_s16, vshlq_n_s32, vshlq_n_u32, vshrq_n_s16, vshrq_n_u16, vst1q_f32,
+    vst1q_s32,
 };
 
-use super::{Simd, Task};
+use super::{ByteTask, Dot, LANES, Simd, Task, dot::With};
 
 /// Four registers.
 #[derive(Debug, Clone, Copy)]
@@ -113,4 +116,49 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn prefetch(_: *const f32) {}
+}
+
+/// Bytes as 16-bit numbers, those at even places and those at odd ones apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NeonDot;
+
+// SAFETY (every function): the caller vouches for the instruction set and for the pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Dot for NeonDot {
+    type I = [int32x4_t; 4];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::I {
+        [unsafe { vdupq_n_s32(0) }; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn dot(sums: Self::I, a: u32, b: *const i8) -> Self::I {
+        unsafe {
+            let a = vreinterpretq_u16_u32(vdupq_n_u32(a));
+            let even = vreinterpretq_s16_u16(vandq_u16(a, vdupq_n_u16(0xff)));
+            let odd = vreinterpretq_s16_u16(vshrq_n_u16::<8>(a));
+            let quarter = |i: usize| {
+                let b = vreinterpretq_s16_s8(vld1q_s8(b.add(16 * i)));
+                let (evens, odds) = (vshrq_n_s16::<8>(vshlq_n_s16::<8>(b)), vshrq_n_s16::<8>(b));
+                let low = vmull_s16(vget_low_s16(evens), vget_low_s16(even));
+                let low = vmlal_s16(low, vget_low_s16(odds), vget_low_s16(odd));
+                let high = vmlal_high_s16(vmull_high_s16(evens, even), odds, odd);
+                vaddq_s32(sums[i], vpaddq_s32(low, high))
+            };
+            std::array::from_fn(quarter)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: &mut [i32; LANES], sums: Self::I) {
+        for (i, quarter) in sums.into_iter().enumerate() {
+            unsafe { vst1q_s32(to.as_mut_ptr().add(4 * i), quarter) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn call<S: Simd, T: ByteTask>(task: T) {
+        unsafe { S::call(With::<Self, T>::new(task)) }
+    }
 }

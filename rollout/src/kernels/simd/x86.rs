@@ -12,7 +12,10 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-use super::{ByteTask, Simd, Task, dot::Vnni};
+use super::{
+    ByteTask, Simd, Task,
+    dot::{AvxVnni, Vnni},
+};
 
 /// One register of 512 bits.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +41,15 @@ pub(super) unsafe fn with_avx512<T: Task>(task: T) -> T::Output {
 pub(super) unsafe fn with_vnni<T: ByteTask>(task: T) {
     // SAFETY: the caller vouches for the instruction sets.
     unsafe { task.run::<Avx512, Vnni>() }
+}
+
+/// # Safety
+/// The machine must have AVX2, FMA and AVX-VNNI.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(super) unsafe fn with_avx_vnni<T: ByteTask>(task: T) {
+    // SAFETY: the caller vouches for the instruction sets.
+    unsafe { task.run::<Avx2, AvxVnni>() }
 }
 
 /// # Safety
