@@ -88,11 +88,14 @@ fn greedy(max_completion_length: u32) -> SamplingParams {
     SamplingParams { temperature: 0.0, max_completion_length, ignore_eos: true, ..SamplingParams::default() }
 }
 
+/// Steps until nothing is left; no sequence may get lost.
 fn finish(engine: &mut Engine) -> Vec<FinishedSequence> {
+    let begun = engine.running() + engine.waiting();
     let mut finished = Vec::new();
     while !engine.is_idle() {
         finished.extend(engine.step().unwrap());
     }
+    assert_eq!(finished.len(), begun, "every sequence ends once");
     finished
 }
 
@@ -625,6 +628,9 @@ fn bad_weights_are_refused_and_the_old_ones_go_on() {
     expect(engine.begin_swap(mislabelled).unwrap_err(), "holds v0");
     let missing = WeightSource { dir: folder.path().join("none"), version: PolicyVersion(1) };
     expect(engine.begin_swap(missing).unwrap_err(), "manifest");
+    let short = WeightSource { dir: folder.path().join("short"), version: PolicyVersion(0) };
+    export(&model, &short.dir, &ExportOptions { max_positions: Some(95), ..ExportOptions::default() }).unwrap();
+    expect(engine.begin_swap(short).unwrap_err(), "95 positions, and max_model_len is 96");
     assert!(!engine.swap_pending());
     engine.add_group(group(0, &[5, 6], 1, greedy(4))).unwrap();
     assert_eq!(finish(&mut engine)[0].versions, [(0, PolicyVersion(0))]);

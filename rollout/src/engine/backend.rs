@@ -16,6 +16,7 @@ use super::{
     logits::Floats,
     packed::{self, PackedBackend, PackedOptions, page_shape},
     profile::Profile,
+    scheduler::PrefillLimits,
     session::{GraphSession, SessionOptions, dtype_of},
     swap::{Loaded, Loader, Retired},
     types::Kernels,
@@ -58,7 +59,11 @@ impl StockBackend {
     }
 }
 
-/// The packed kernels hold one prompt that samples start from, and their logits are in main memory.
+/// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
+/// hundred rows on there is nothing to gain, and activations would leave the caches. Nothing is padded.
+pub(super) const PACKED_PREFILL: PrefillLimits = PrefillLimits { prompts: 8, together: 256, padded: false };
+
+/// The packed kernels batch prompts by themselves, and their logits are in main memory.
 fn refuse_stock_options(options: &EngineOptions) -> Result<(), EngineError> {
     let refused = [
         ("candidates", options.candidates > 0),
@@ -160,7 +165,15 @@ impl Backend {
         }
     }
 
-    /// Puts prompts, at most `prefill_batch`, where samples start from; `logits` (`[prompts, vocab]`) receives what follows
+    /// What one call of [`Backend::prefill`] takes.
+    pub fn prefill_limits(&self, options: &EngineOptions) -> PrefillLimits {
+        match self {
+            Self::Stock(_) => PrefillLimits { prompts: options.prefill_batch, together: usize::MAX, padded: true },
+            Self::Packed(_) => PACKED_PREFILL,
+        }
+    }
+
+    /// Puts prompts, within [`Backend::prefill_limits`], where samples start from; `logits` (`[prompts, vocab]`) receives what follows
     /// each.
     pub fn prefill<'a>(
         &mut self,
@@ -175,30 +188,23 @@ impl Backend {
                 let (inputs, logits) = (stock.batch.inputs(), Floats::new(logits));
                 stock.session.run(&inputs, &mut stock.kv, stock.first_prefix_slot, logits, None)
             }
-            Self::Packed(packed) => {
-                prompts.into_iter().try_for_each(|prompt| packed.prefill(prompt, usize::MAX, logits))
-            }
+            Self::Packed(packed) => packed.prefill(prompts, usize::MAX, logits),
         }
     }
 
-    /// Computes the next tokens of a prompt, `piece` of them at most, if prompts can be cut; [`Backend::prefill`] would
-    /// compute what is left of it.
-    pub fn prefill_piece(
-        &mut self,
-        prompt: &[u32],
-        piece: usize,
-        logits: &mut [f32],
-    ) -> Option<Result<(), EngineError>> {
+    /// Computes the next `piece` tokens of a prompt, which has more of them left, if prompts can be cut;
+    /// [`Backend::prefill`] would compute what is left of it.
+    pub fn prefill_piece(&mut self, prompt: &[u32], piece: usize) -> Option<Result<(), EngineError>> {
         match self {
             Self::Stock(_) => None,
-            Self::Packed(packed) => Some(packed.prefill(prompt, piece, logits)),
+            Self::Packed(packed) => Some(packed.prefill(std::iter::once(prompt), piece, &mut [])),
         }
     }
 
     /// What [`Backend::prefill`] left was computed with weights that are no longer in use.
-    pub fn forget_prefix(&mut self) {
+    pub fn forget_prefixes(&mut self) {
         if let Self::Packed(packed) = self {
-            packed.forget_prefix();
+            packed.forget_prefixes();
         }
     }
 
@@ -207,7 +213,7 @@ impl Backend {
         match self {
             Self::Stock(stock) => stock.kv.copy_slot(stock.first_prefix_slot + prompt, slot, stock.prefix_lens[prompt]),
             Self::Packed(packed) => {
-                packed.start(slot);
+                packed.start(slot, prompt);
                 Ok(())
             }
         }
@@ -261,6 +267,14 @@ impl Backend {
     pub fn keep_draft(&mut self, slot: usize) {
         if let Self::Packed(packed) = self {
             packed.keep_draft(slot);
+        }
+    }
+
+    /// Bytes of keys and values that the last decode step read.
+    pub fn kv_bytes_read(&self) -> u64 {
+        match self {
+            Self::Stock(_) => self.kv_bytes_in_use(),
+            Self::Packed(packed) => packed.kv_bytes_read(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The one place that talks to ONNX Runtime's C interface: tensors over memory that the engine owns, bound by pointer.
+//! Tensors over memory that the engine owns, bound by pointer through ONNX Runtime's C interface.
 //!
 //! The safe interface of ort 2.0.0-rc.15 cannot do this. `IoBinding::bind_input` clones borrowed tensors (and deadlocks
 //! doing so: the clone runs an identity session that binds its own input while holding the lock it then waits for), and
@@ -7,7 +7,8 @@
 //!
 //! The contract that keeps this sound: a [`Bindings`] value keeps no borrow of the memory it was given. Whoever calls
 //! [`Bindings::bind_input`] or [`Bindings::bind_output`] promises that the memory outlives every [`Bindings::run`] that
-//! comes before the name is bound anew. The callers are [`super::session`] and [`super::packed`]'s session.
+//! comes before the name is bound anew. The callers are [`super::session`], [`super::packed`]'s session and
+//! [`super::candidates`].
 
 use std::{
     ffi::{CStr, c_void},

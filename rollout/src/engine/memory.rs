@@ -6,6 +6,7 @@ use shared::{Dtype, ModelConfig, config::Device};
 
 use super::{
     EngineError, EngineOptions,
+    backend::PACKED_PREFILL,
     cuda::Cuda,
     kv_cache::KvShape,
     packed::{self, page_shape},
@@ -40,7 +41,8 @@ impl MemoryPlan {
     /// All of it.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.packed_weights + self.mapped_weights + self.swap + self.kv_cache + self.logits + self.activations
+        let parts = [self.packed_weights, self.mapped_weights, self.swap, self.kv_cache, self.logits, self.activations];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     /// Whether it fits into nine tenths of what is free.
@@ -101,31 +103,34 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
     };
     // Rounding is that of the packed kernels, which begin with fp32.
     let packed = packed / Format::from(options.rollout_dtype).per_word() as u64;
-    let slots = options.slots();
-    let kv_cache = if packed::wanted(options.kernels, options.device, dtype) {
-        page_shape(config, slots, options.max_model_len, options.kv_dtype.into()).bytes()
+    // Numbers that no memory holds must not wrap to ones that fit.
+    let (slot, prompts, together) = if packed::wanted(options.kernels, options.device, dtype) {
+        let pages = page_shape(config, 1, options.max_model_len, options.kv_dtype.into());
+        (pages.bytes(), PACKED_PREFILL.prompts, PACKED_PREFILL.together)
     } else {
-        KvShape::new(config, dtype, slots, options.max_model_len).bytes()
+        let prompts = options.prefill_batch;
+        let padded = prompts.saturating_mul(options.max_model_len).min(options.max_num_batched_tokens);
+        (KvShape::new(config, dtype, 1, options.max_model_len).bytes(), prompts, padded)
     };
+    let copies = if options.candidates > 0 { 3 } else { 1 + u64::from(options.cuda_graphs) };
+    let row = (config.vocab_size * size_of::<f32>()) as u64 * copies;
+    let tokens = options.max_model_len.max(options.rows()).max(together) as u64;
     MemoryPlan {
         packed_weights: packed,
         mapped_weights: mapped,
         swap: if options.hot_swap { packed + mapped } else { 0 },
-        kv_cache: kv_cache as u64,
-        logits: ((options.rows() + options.prefill_batch) * config.vocab_size * size_of::<f32>()) as u64
-            * if options.candidates > 0 { 3 } else { 1 + u64::from(options.cuda_graphs) },
-        activations: activations(config, options) * size,
+        kv_cache: (slot as u64).saturating_mul(options.slots() as u64),
+        logits: row.saturating_mul(options.rows().saturating_add(prompts) as u64),
+        activations: activations(config).saturating_mul(tokens).saturating_mul(size),
         available,
     }
 }
 
-/// Scalars that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q, k, v.
-fn activations(config: &ModelConfig, options: &EngineOptions) -> u64 {
+/// Scalars of a token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q, k,
+/// v.
+fn activations(config: &ModelConfig) -> u64 {
     let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
-    let per_token = 3 * config.hidden_size + 3 * config.intermediate_size + 2 * heads * config.head_dim;
-    let padded = (options.prefill_batch * options.max_model_len).min(options.max_num_batched_tokens);
-    let tokens = options.max_model_len.max(options.rows()).max(padded);
-    (tokens * per_token) as u64
+    (3 * config.hidden_size + 3 * config.intermediate_size + 2 * heads * config.head_dim) as u64
 }
 
 /// Free memory in bytes of the device that the engine is to run on.
@@ -182,7 +187,7 @@ pub fn auto_max_num_seqs(
     let fits = |n: usize| memory_plan(config, dtype, &with(n), available).fits();
     plan_memory(config, dtype, &with(1), available)?;
     // The plan grows with every sequence: bisect between one that fits and one that does not.
-    let (mut low, mut high) = (1, wanted.max(1) + 1);
+    let (mut low, mut high) = (1, wanted.max(1).saturating_add(1));
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }

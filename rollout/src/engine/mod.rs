@@ -10,12 +10,13 @@
 //! |---|---|
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
+//! | `check`, `error` | what is refused; what can go wrong |
 //! | `backend` | what computes logits: packed or stock |
 //! | `draft` | tokens that are computed ahead on trial |
 //! | `packed` | the rewritten graph over [`crate::kernels`] |
 //! | `session`, `kv_cache`, `batch` | the published graph; its keys and values; the small inputs of a call |
 //! | `logits`, `cuda` | output of a call; memory of a device |
-//! | `candidates` | sampling from logits that stay on a device |
+//! | `candidates`, `captured` | sampling from logits that stay on a device; steps as CUDA graphs |
 //! | `binding`, [`runtime`] | the unsafe layer over ONNX Runtime; finding the library |
 //! | `placement`, `tensorrt` | which provider runs which nodes; what TensorRT is set to |
 //! | `swap` | taking new weights into use |
@@ -28,6 +29,7 @@ mod batch;
 mod binding;
 mod candidates;
 mod captured;
+mod check;
 mod cuda;
 mod draft;
 mod error;

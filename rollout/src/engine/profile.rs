@@ -36,8 +36,8 @@ pub struct Profile {
     pub graph_steps: u64,
     /// Positions that the rows of decode steps attended to, each row's own counted.
     pub decode_positions: u64,
-    /// Bytes of keys and values that decode steps read: what is in use, summed over the steps. With packed kernels a
-    /// shared prompt counts once a step.
+    /// Bytes of keys and values that decode steps read, summed over the steps. With packed kernels a shared prompt counts
+    /// once a step.
     pub kv_bytes_read: u64,
     /// Most bytes of keys and values in use.
     pub kv_bytes_peak: u64,
@@ -56,11 +56,11 @@ impl Profile {
         self.prefill + self.decode + self.kv_copy + self.sampling + self.scheduling
     }
 
-    /// A decode step has attended to `positions` and read `bytes`.
-    pub(super) fn add_kv(&mut self, positions: u64, bytes: u64) {
+    /// A decode step has attended to `positions` and read `read` of the `in_use` bytes.
+    pub(super) fn add_kv(&mut self, positions: u64, read: u64, in_use: u64) {
         self.decode_positions += positions;
-        self.kv_bytes_read += bytes;
-        self.kv_bytes_peak = self.kv_bytes_peak.max(bytes);
+        self.kv_bytes_read += read;
+        self.kv_bytes_peak = self.kv_bytes_peak.max(in_use);
     }
 
     /// Rows that decode steps computed: of every sequence its newest token, and drafts.

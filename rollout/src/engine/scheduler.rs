@@ -19,9 +19,20 @@ use shared::FinishReason;
 struct WaitingGroup {
     request: Arc<GroupRequest>,
     next_sample: u32,
-    /// When its prompt was first prefilled.
+    /// When its prompt, or the first piece of it, began to be computed.
     admitted: Option<Instant>,
     history: Option<SharedHistory>,
+}
+
+/// What one call computes of waiting prompts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PrefillLimits {
+    /// Most prompts.
+    pub prompts: usize,
+    /// Most tokens of more than one prompt.
+    pub together: usize,
+    /// Whether all take as many tokens as the longest.
+    pub padded: bool,
 }
 
 /// The queue and the slots.
@@ -68,17 +79,17 @@ impl Scheduler {
     }
 
     /// Number of prompts to be prefilled now, in one call: when a slot is free and the next sample's prompt is in no prefix
-    /// slot, those of the first groups whose samples have free slots, at most `most` and, padded to the longest of them, at
-    /// most `budget` tokens. 0 when the first alone is longer than that, or none is wanted.
-    pub fn prompts_to_prefill(&self, most: usize, budget: usize) -> usize {
+    /// slot, those of the first groups whose samples have free slots, within the limits and `budget` tokens. 0 when the
+    /// first alone is longer than that, or none is wanted.
+    pub fn prompts_to_prefill(&self, limits: PrefillLimits, budget: usize) -> usize {
         let mut free = self.capacity - self.occupied;
         if !self.admission || !self.prefixes.is_empty() {
             return 0;
         }
-        let (mut count, mut longest) = (0, 0);
-        for group in self.waiting.iter().take(most) {
-            longest = longest.max(group.request.prompt_ids.len());
-            if free == 0 || (count + 1) * longest > budget {
+        let mut count = 0;
+        for group in self.waiting.iter().take(limits.prompts) {
+            let tokens = self.tokens_to_prefill(limits, count + 1);
+            if free == 0 || tokens > budget || (count > 0 && tokens > limits.together) {
                 break;
             }
             count += 1;
@@ -87,21 +98,32 @@ impl Scheduler {
         count
     }
 
+    /// Tokens that a call over the first `count` prompts computes.
+    pub fn tokens_to_prefill(&self, limits: PrefillLimits, count: usize) -> usize {
+        let lengths = self.prompts(count).map(<[u32]>::len);
+        if limits.padded { count * lengths.max().unwrap_or(0) } else { lengths.sum() }
+    }
+
     /// The prompts of the first `count` waiting groups.
     pub fn prompts(&self, count: usize) -> impl Iterator<Item = &[u32]> + Clone {
         self.waiting.iter().take(count).map(|group| &*group.request.prompt_ids)
     }
 
-    /// Those prompts are in the prefix slots from the first on now.
-    pub fn prefixes_are_ready(&mut self, count: usize, since: Instant) {
+    /// The prompts of the first `count` waiting groups are computed from now on.
+    pub fn admit(&mut self, count: usize) {
+        let now = Instant::now();
         for group in self.waiting.iter_mut().take(count) {
-            group.admitted.get_or_insert(since);
+            group.admitted.get_or_insert(now);
         }
+    }
+
+    /// Those prompts are in the prefix slots from the first on now.
+    pub fn prefixes_are_ready(&mut self, count: usize) {
         self.prefixes = 0..count;
     }
 
     /// What is in the prefix slots was computed with weights that are no longer in use.
-    pub fn forget_prefix(&mut self) {
+    pub fn forget_prefixes(&mut self) {
         self.prefixes = 0..0;
     }
 
@@ -170,8 +192,8 @@ impl Scheduler {
         self.slots.iter_mut().map(|slot| slot.as_mut().expect("decoding runs on slots without holes"))
     }
 
-    /// As [`Scheduler::dense`], as a slice for the sampling threads.
-    pub fn dense_slots(&mut self) -> &mut [Option<Sequence>] {
+    /// All slots, as a slice for the sampling threads; without holes where [`Scheduler::dense`] may be called.
+    pub fn slots(&mut self) -> &mut [Option<Sequence>] {
         &mut self.slots
     }
 
@@ -188,7 +210,7 @@ impl Scheduler {
         }
         self.occupied = 0;
         self.waiting_samples = 0;
-        self.forget_prefix();
+        self.forget_prefixes();
         aborted
     }
 }
@@ -219,6 +241,10 @@ mod tests {
         Limits { eos_token_ids: Vec::new(), max_model_len: 1000 }
     }
 
+    fn padded(prompts: usize) -> PrefillLimits {
+        PrefillLimits { prompts, together: usize::MAX, padded: true }
+    }
+
     /// Gives every sequence without tokens its first one, as the engine does after a prefill.
     fn first_tokens(scheduler: &mut Scheduler, slot: usize) {
         let sequence = scheduler.sequence(slot);
@@ -237,17 +263,18 @@ mod tests {
         scheduler.push(request(0, 3), None);
         scheduler.push(request(1, 1), None);
         for _ in 0..3 {
-            if scheduler.prompts_to_prefill(1, 2) == 1 {
-                scheduler.prefixes_are_ready(1, Instant::now());
+            if scheduler.prompts_to_prefill(padded(1), 2) == 1 {
+                scheduler.admit(1);
+                scheduler.prefixes_are_ready(1);
             }
             assert_eq!(scheduler.start_next(&limits()), Some((0, 0)));
             assert_eq!(scheduler.start_next(&limits()), None, "no second slot");
-            assert_eq!(scheduler.prompts_to_prefill(1, 2), 0, "nothing is prefilled without a free slot");
+            assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 0, "nothing is prefilled without a free slot");
             first_tokens(&mut scheduler, 0);
             assert_eq!(identity(scheduler.release(0)).0, 0);
         }
         assert_eq!(scheduler.start_next(&limits()), None, "the next prompt is not prefilled");
-        assert_eq!(scheduler.prompts_to_prefill(1, 2), 1);
+        assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 1);
     }
 
     #[test]
@@ -257,22 +284,35 @@ mod tests {
             let prompt_ids = vec![1; length].into();
             scheduler.push(GroupRequest { prompt_ids, ..request(tag as u64, samples) }, None);
         }
-        assert_eq!(scheduler.prompts_to_prefill(8, 100), 3, "the third group begins in the last free slot");
-        assert_eq!(scheduler.prompts_to_prefill(2, 100), 2);
-        assert_eq!(scheduler.prompts_to_prefill(8, 20), 2, "three rows of seven are too many");
-        assert_eq!(scheduler.prompts_to_prefill(8, 4), 0);
+        assert_eq!(scheduler.prompts_to_prefill(padded(8), 100), 3, "the third group begins in the last free slot");
+        assert_eq!(scheduler.prompts_to_prefill(padded(2), 100), 2);
+        assert_eq!(scheduler.prompts_to_prefill(padded(8), 20), 2, "three rows of seven are too many");
+        let whole = PrefillLimits { padded: false, ..padded(8) };
+        assert_eq!(scheduler.prompts_to_prefill(whole, 14), 3, "where nothing is padded they are fourteen tokens");
+        assert_eq!(scheduler.prompts_to_prefill(PrefillLimits { together: 7, ..whole }, 14), 2);
+        assert_eq!(
+            scheduler.prompts_to_prefill(PrefillLimits { together: 4, ..whole }, 14),
+            1,
+            "one alone may be longer"
+        );
+        assert_eq!(scheduler.prompts_to_prefill(padded(8), 4), 0);
         assert_eq!(scheduler.prompts(3).map(<[u32]>::len).collect::<Vec<_>>(), [5, 2, 7]);
-        scheduler.prefixes_are_ready(3, Instant::now());
+        scheduler.admit(3);
+        scheduler.prefixes_are_ready(3);
         let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
         assert_eq!(started, [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]);
-        assert_eq!(scheduler.prompts_to_prefill(8, 100), 0, "the rest of the third group waits with its prompt");
+        assert_eq!(
+            scheduler.prompts_to_prefill(padded(8), 100),
+            0,
+            "the rest of the third group waits with its prompt"
+        );
         for slot in 0..4 {
             first_tokens(&mut scheduler, slot);
             scheduler.release(slot);
         }
         let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
         assert_eq!(started, [(0, 2), (1, 2), (2, 2)]);
-        assert_eq!(scheduler.prompts_to_prefill(8, 100), 1);
+        assert_eq!(scheduler.prompts_to_prefill(padded(8), 100), 1);
     }
 
     #[test]
@@ -280,13 +320,14 @@ mod tests {
         let mut scheduler = Scheduler::new(4);
         scheduler.push(request(0, 2), None);
         scheduler.set_admission(false);
-        assert_eq!(scheduler.prompts_to_prefill(1, 2), 0);
+        assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 0);
         scheduler.set_admission(true);
-        scheduler.prefixes_are_ready(1, Instant::now());
+        scheduler.admit(1);
+        scheduler.prefixes_are_ready(1);
         assert!(scheduler.start_next(&limits()).is_some());
-        scheduler.forget_prefix();
+        scheduler.forget_prefixes();
         assert_eq!(scheduler.start_next(&limits()), None);
-        assert_eq!(scheduler.prompts_to_prefill(1, 2), 1);
+        assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 1);
         assert_eq!(scheduler.abort_all(&limits()).len(), 2);
         assert_eq!((scheduler.running(), scheduler.waiting()), (0, 0));
     }
@@ -312,9 +353,10 @@ mod tests {
             let mut seen = BTreeSet::new();
             let mut departures = departures.into_iter().cycle();
             while scheduler.running() + scheduler.waiting() > 0 {
-                let prompts = scheduler.prompts_to_prefill(prefill_batch, 100);
+                let prompts = scheduler.prompts_to_prefill(padded(prefill_batch), 100);
                 if prompts > 0 {
-                    scheduler.prefixes_are_ready(prompts, Instant::now());
+                    scheduler.admit(prompts);
+                    scheduler.prefixes_are_ready(prompts);
                     prefixes = scheduler.waiting.iter().take(prompts).map(|g| g.request.prompt_id.0).collect();
                 }
                 while let Some((slot, prefix)) = scheduler.start_next(&limits()) {

@@ -2,18 +2,19 @@
 
 use std::time::Instant;
 
-use exporters::ROTARY_COS;
-use shared::{ModelConfig, ModelDir, PolicyVersion, WeightManifest, config::Device};
+use shared::{ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
     backend::Backend,
     batch::{DecodeRow, Drafts},
+    check::{check_options, positions_of},
     draft::{Drafter, History},
     logits::LogitsBuffer,
     memory::{available_memory, plan_memory},
     profile::{Profile, Stopwatch},
-    scheduler::Scheduler,
+    runtime,
+    scheduler::{PrefillLimits, Scheduler},
     sequence::Limits,
     session::{dtype_of, read_manifest},
     swap::{PendingSwap, manifest_of},
@@ -38,11 +39,13 @@ pub struct Engine {
     drafter: Option<Drafter>,
     rows: Vec<DecodeRow>,
     drafts: Drafts,
+    /// Slots of samples that have just started, and the prefix slots of their prompts.
+    started: Vec<(usize, usize)>,
     /// Slots whose next token can be drawn from the logits there are.
     live: Vec<bool>,
     /// `[rows of a step, vocab]`.
     logits: LogitsBuffer,
-    /// `[prefill_batch, vocab]`: what follows the prompts that samples start from.
+    /// `[prompts of a call, vocab]`: what follows the prompts that samples start from.
     prefix_logits: LogitsBuffer,
     /// Tokens of the next prompt that were computed already.
     prefilled: usize,
@@ -57,6 +60,8 @@ impl Engine {
     /// Options out of range, weights that do not belong to the model, a plan that does not fit, or an error of ONNX
     /// Runtime.
     pub fn new(weights: WeightSource, model: &ModelDir, options: EngineOptions) -> Result<Self, EngineError> {
+        // Before anything else of ONNX Runtime is used: not even an error of its own can be made without the library.
+        runtime::environment()?;
         let config = model.config().clone();
         let manifest = read_manifest(&weights, &config)?;
         check_options(&options, &config, &manifest)?;
@@ -73,6 +78,7 @@ impl Engine {
             let message = "speculative_tokens needs the packed kernels, which take fp32 exports on the CPU";
             return Err(EngineError::Options(message.into()));
         }
+        let prompts = backend.prefill_limits(&options).prompts;
         let sampler = SamplerPool::new(options.threads)
             .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
         Ok(Self {
@@ -86,9 +92,10 @@ impl Engine {
             drafter: (options.speculative_tokens > 0).then(|| Drafter::new(options.speculative_tokens, options.rows())),
             rows: Vec::with_capacity(options.max_num_seqs),
             drafts: Drafts::default(),
+            started: Vec::with_capacity(options.max_num_seqs),
             live: Vec::with_capacity(options.max_num_seqs),
             logits: LogitsBuffer::new(options.rows() * config.vocab_size, options.device)?,
-            prefix_logits: LogitsBuffer::new(options.prefill_batch * config.vocab_size, options.device)?,
+            prefix_logits: LogitsBuffer::new(prompts * config.vocab_size, options.device)?,
             prefilled: 0,
             pending: None,
             profile: Profile::default(),
@@ -237,6 +244,12 @@ impl Engine {
             let message = "the element type is not that of the weights in use".into();
             return Err(EngineError::Weights { path: weights.dir.display().to_string(), message });
         }
+        let (rows, needed) = (positions_of(&manifest, &self.config), self.options.max_model_len);
+        if rows < needed {
+            let message =
+                format!("{} was exported for {rows} positions, and max_model_len is {needed}", weights.dir.display());
+            return Err(EngineError::Swap { version: weights.version, message });
+        }
         let loader = self.backend.loader(&self.options);
         self.pending = Some(PendingSwap::begin(weights, manifest, &self.config, loader)?);
         Ok(())
@@ -274,8 +287,8 @@ impl Engine {
         let (version, begun) = (pending.version, pending.begun);
         self.backend.install(pending.join()?);
         self.version = version;
-        self.scheduler.forget_prefix();
-        self.backend.forget_prefix();
+        self.scheduler.forget_prefixes();
+        self.backend.forget_prefixes();
         self.prefilled = 0;
         trace::span(stalled, Instant::now(), Event::SwapWeights { version: version.0 });
         let report = SwapReport {
@@ -288,14 +301,15 @@ impl Engine {
     }
 
     fn admit(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
-        let mut budget = self.options.max_num_batched_tokens;
+        let whole = self.options.max_num_batched_tokens;
+        let mut budget = whole;
         loop {
             self.start_samples(watch, finished)?;
-            let (most, whole) = (self.options.prefill_batch, self.options.max_num_batched_tokens);
-            let mut prompts = self.scheduler.prompts_to_prefill(most, budget);
+            let limits = self.backend.prefill_limits(&self.options);
+            let mut prompts = self.scheduler.prompts_to_prefill(limits, budget);
             if prompts == 0 && budget == whole {
                 // The next one is longer than that. Where it cannot be cut, it goes through as a whole.
-                prompts = self.scheduler.prompts_to_prefill(1, usize::MAX);
+                prompts = self.scheduler.prompts_to_prefill(PrefillLimits { prompts: 1, ..limits }, usize::MAX);
                 if prompts == 1 && self.scheduler.running() > 0 && self.prefill_piece(watch)? {
                     return Ok(());
                 }
@@ -303,15 +317,14 @@ impl Engine {
             if prompts == 0 {
                 return Ok(());
             }
-            let longest = self.scheduler.prompts(prompts).map(<[u32]>::len).max().unwrap_or(0);
-            budget = budget.saturating_sub(prompts * longest - self.prefilled);
+            budget = budget.saturating_sub(self.scheduler.tokens_to_prefill(limits, prompts) - self.prefilled);
             self.prefill(prompts, watch)?;
         }
     }
 
     /// Prefills the prompts of the first waiting groups.
     fn prefill(&mut self, prompts: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
-        let since = Instant::now();
+        self.scheduler.admit(prompts);
         self.profile.scheduling += watch.lap();
         let logits = &mut self.prefix_logits[..prompts * self.config.vocab_size];
         self.backend.prefill(self.scheduler.prompts(prompts), logits)?;
@@ -320,7 +333,7 @@ impl Engine {
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
         self.profile.prefills += prompts as u64;
         self.profile.prefill_tokens += tokens as u64;
-        self.scheduler.prefixes_are_ready(prompts, since);
+        self.scheduler.prefixes_are_ready(prompts);
         Ok(())
     }
 
@@ -333,11 +346,11 @@ impl Engine {
             return Ok(false);
         }
         self.profile.scheduling += watch.lap();
-        let Some(result) = self.backend.prefill_piece(prompt, piece, &mut self.prefix_logits[..self.config.vocab_size])
-        else {
+        let Some(result) = self.backend.prefill_piece(prompt, piece) else {
             return Ok(false);
         };
         result?;
+        self.scheduler.admit(1);
         self.prefilled += piece;
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens: piece });
         self.profile.prefill_tokens += piece as u64;
@@ -351,17 +364,30 @@ impl Engine {
         finished: &mut Vec<FinishedSequence>,
     ) -> Result<(), EngineError> {
         let vocab = self.config.vocab_size;
-        while let Some((slot, prefix)) = self.scheduler.start_next(&self.limits) {
+        loop {
             self.profile.scheduling += watch.lap();
-            self.backend.start(slot, prefix)?;
+            self.started.clear();
+            while let Some((slot, prefix)) = self.scheduler.start_next(&self.limits) {
+                self.backend.start(slot, prefix)?;
+                self.started.push((slot, prefix));
+            }
+            if self.started.is_empty() {
+                return Ok(());
+            }
             self.profile.kv_copy += watch.lap_of(Event::KvCopy);
-            let sequence = self.scheduler.sequence(slot);
-            let row = &self.prefix_logits[prefix * vocab..(prefix + 1) * vocab];
-            self.sampler.for_each(row.len(), &mut [sequence], |_, sequence, scratch| sequence.draw(row, scratch));
-            self.profile.sampling += watch.lap_of(Event::Sample { rows: 1 });
-            self.accept(slot, finished)?;
+            // Free slots are filled from the first on.
+            let (started, logits) = (&self.started, &self.prefix_logits);
+            self.sampler.for_each(vocab, self.scheduler.slots(), |slot, sequence, scratch| {
+                if let (Some(sequence), Ok(i)) = (sequence, started.binary_search_by_key(&slot, |&(slot, _)| slot)) {
+                    let prefix = started[i].1;
+                    sequence.draw(&logits[prefix * vocab..(prefix + 1) * vocab], scratch);
+                }
+            });
+            self.profile.sampling += watch.lap_of(Event::Sample { rows: self.started.len() });
+            for i in 0..self.started.len() {
+                self.accept(self.started[i].0, finished)?;
+            }
         }
-        Ok(())
     }
 
     fn decode(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
@@ -374,7 +400,7 @@ impl Engine {
         self.rows.clear();
         self.rows.extend(self.scheduler.dense().map(|sequence| sequence.decode_row()));
         if let Some(drafter) = &mut self.drafter {
-            drafter.draft(self.scheduler.dense_slots(), &mut self.drafts);
+            drafter.draft(self.scheduler.slots(), &mut self.drafts);
         }
         let vocab = self.config.vocab_size;
         let computed = rows + self.drafts.len();
@@ -393,7 +419,7 @@ impl Engine {
         self.profile.decode_steps += 1;
         self.profile.decode_tokens += rows as u64;
         self.profile.drafted_tokens += self.drafts.len() as u64;
-        self.profile.add_kv(positions, self.backend.kv_bytes_in_use());
+        self.profile.add_kv(positions, self.backend.kv_bytes_read(), self.backend.kv_bytes_in_use());
         self.draw(rows, watch, finished)
     }
 
@@ -408,7 +434,7 @@ impl Engine {
         self.live.resize(rows, true);
         for round in 0.. {
             let (vocab, drafts, live) = (self.config.vocab_size, &self.drafts, &self.live);
-            let slots = self.scheduler.dense_slots();
+            let slots = self.scheduler.slots();
             let drawn = live.iter().filter(|&&live| live).count();
             if let Some(candidates) = self.backend.candidates() {
                 // The stock graph takes no drafts, so there is one round.
@@ -463,36 +489,4 @@ impl Engine {
         }
         Ok(self.scheduler.sequence(slot).newest())
     }
-}
-
-fn check_options(options: &EngineOptions, config: &ModelConfig, manifest: &WeightManifest) -> Result<(), EngineError> {
-    let refuse = |message: String| Err(EngineError::Options(message));
-    for (name, value) in [
-        ("threads", options.threads),
-        ("max_num_seqs", options.max_num_seqs),
-        ("max_num_batched_tokens", options.max_num_batched_tokens),
-        ("prefill_batch", options.prefill_batch),
-    ] {
-        if value == 0 {
-            return refuse(format!("{name} must be at least 1"));
-        }
-    }
-    if options.cuda_graphs && options.device == Device::Tensorrt {
-        return refuse("cuda_graphs needs device cuda".into());
-    }
-    let dtype = dtype_of(manifest);
-    if options.device != Device::Cpu && dtype != options.device.export_dtype() {
-        return refuse(format!(
-            "device {} needs weights in half precision, and these are {dtype}; export with --dtype fp16",
-            options.device
-        ));
-    }
-    let rows = manifest.tensor(ROTARY_COS).map_or(config.max_position_embeddings, |table| table.shape[0] as usize);
-    if !(2..=rows).contains(&options.max_model_len) {
-        return refuse(format!(
-            "max_model_len must be between 2 and the {rows} positions of the exported graph, got {}",
-            options.max_model_len
-        ));
-    }
-    Ok(())
 }

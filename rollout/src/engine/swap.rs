@@ -14,7 +14,7 @@ use super::{
     session::{GraphSession, SessionOptions, read_manifest},
 };
 use crate::{
-    kernels::{element::KvFormat, packed::Format, pages::PAGE, parallel::Scoped},
+    kernels::{element::KvFormat, packed::Format, pages::PAGE},
     trace::{self, Event},
 };
 
@@ -46,8 +46,8 @@ impl Loader {
                 Ok(Loaded::Stock(Box::new(session)))
             }
             Self::Packed(options, format, spare) => {
-                let threads = Scoped(options.threads);
-                let weights = Arc::new(PackedWeights::load(source, config, manifest, format, spare, &threads)?);
+                let weights = PackedWeights::load(source, config, manifest, format, spare, options.threads)?;
+                let weights = Arc::new(weights);
                 let options =
                     PackedOptions { session: options, pages: page_shape(config, 1, PAGE, KvFormat::Float), format };
                 // The session of the probe goes before the weights are handed on.

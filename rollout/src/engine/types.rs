@@ -67,7 +67,7 @@ pub struct EngineOptions {
     /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
     /// shared with another busy process (the learner).
     pub spinning: bool,
-    /// Whether new weights will be swapped in: the memory plan then counts a second session.
+    /// Whether new weights will be swapped in: the memory plan then counts a second set.
     pub hot_swap: bool,
 }
 
@@ -77,13 +77,13 @@ const DRAFT_ROWS: usize = 32;
 impl EngineOptions {
     /// Most rows of a decode step.
     pub(super) fn rows(&self) -> usize {
-        let drafted = self.max_num_seqs.saturating_mul(1 + self.speculative_tokens);
+        let drafted = self.max_num_seqs.saturating_mul(self.speculative_tokens.saturating_add(1));
         self.max_num_seqs.max(drafted.min(DRAFT_ROWS))
     }
 
     /// Places in the KV cache: those of the running sequences, and of the prompts that samples are started from.
     pub(super) fn slots(&self) -> usize {
-        self.max_num_seqs + self.prefill_batch
+        self.max_num_seqs.saturating_add(self.prefill_batch)
     }
 }
 
@@ -129,7 +129,8 @@ pub struct FinishedSequence {
     pub versions: Vec<(u32, PolicyVersion)>,
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// Seconds from admission of the group to the first token.
+    /// Seconds from admission of the group, when its prompt or the first piece of it began to be computed, to the first
+    /// token; the time before that in the queue is not counted.
     pub ttft_seconds: f64,
     /// Seconds from admission of the group to the last token.
     pub total_seconds: f64,
@@ -149,7 +150,7 @@ pub struct WeightSource {
 pub struct SwapReport {
     /// The version now in use.
     pub version: PolicyVersion,
-    /// Seconds from the request to the first usable session.
+    /// Seconds from the request until the version was in use.
     pub seconds: f64,
     /// Seconds that the step loop stood still.
     pub stall_seconds: f64,

@@ -1,8 +1,9 @@
 //! Kernels of the decoder on the CPU: matrix products over packed weights and attention over a paged cache.
 //!
-//! Every figure that a kernel writes is one chain of fused multiply-adds in an order that depends on the row alone.
-//! So a row comes out the same to the last bit in any batch, on any number of threads and under every instruction set.
-//! Sums of bytes are exact, and sums of bf16 have the order that AMX has wherever they are computed.
+//! Every figure that a kernel writes comes of a fixed order of operations that depends on its own row alone: in products of
+//! fp32 one chain of fused multiply-adds, in sums of norms and exponentials sixteen lanes and a tree over them. So a row
+//! comes out the same to the last bit in any batch, on any number of threads and under every instruction set. Sums of bytes
+//! are exact, and sums of bf16 have the order that AMX has wherever they are computed.
 //!
 //! | file | subject |
 //! |---|---|

@@ -94,9 +94,11 @@ impl Threads for Serial {
     }
 }
 
-/// Threads started for each call: for work that happens once in a while.
+/// Threads started for each call: for tests.
+#[cfg(test)]
 pub struct Scoped(pub usize);
 
+#[cfg(test)]
 impl Threads for Scoped {
     fn count(&self) -> usize {
         self.0

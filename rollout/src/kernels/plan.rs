@@ -26,13 +26,15 @@ pub struct Span {
 #[derive(Debug, Default)]
 pub struct Plan {
     /// In the order of their tokens.
-    pub spans: Vec<Span>,
+    pub(super) spans: Vec<Span>,
     /// Page ids of all spans.
-    pub pages: Vec<u32>,
+    pub(super) pages: Vec<u32>,
     /// For each token its span.
     pub(super) span_of: Vec<usize>,
     /// Runs of tokens that one task computes for one key/value head.
     pub(super) blocks: Vec<Range<usize>>,
+    /// For each page whether a span writes to it.
+    written: Vec<bool>,
 }
 
 impl Plan {
@@ -67,6 +69,12 @@ impl Plan {
         first..self.pages.len()
     }
 
+    /// Ids of the pages that the call looks at; those of a prefix once for its neighbours.
+    #[must_use]
+    pub fn pages(&self) -> &[u32] {
+        &self.pages
+    }
+
     /// Whether a block holds a piece of a sequence.
     pub(super) fn cuts_sequences(&self) -> bool {
         let starts = |block: &Range<usize>| self.spans[self.span_of[block.start]].tokens.start == block.start;
@@ -74,7 +82,11 @@ impl Plan {
     }
 
     /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Plan::push`].
+    ///
+    /// # Panics
+    /// When a page that a sequence writes to belongs to another one too: they are computed at the same time.
     pub fn cut(&mut self, group: usize) {
+        self.require_pages_of_their_own();
         let most = (BLOCK_ROWS / group).max(1);
         let mut first = 0;
         while first < self.spans.len() {
@@ -94,9 +106,41 @@ impl Plan {
     }
 }
 
+impl Plan {
+    fn require_pages_of_their_own(&mut self) {
+        let Self { spans, pages, written, .. } = self;
+        written.clear();
+        written.resize(pages.iter().max().map_or(0, |&page| page as usize + 1), false);
+        for &page in spans.iter().flat_map(|span| &pages[span.own_pages.clone()]) {
+            assert!(!std::mem::replace(&mut written[page as usize], true), "two sequences write to page {page}");
+        }
+        for &page in spans.iter().flat_map(|span| &pages[span.prefix_pages.clone()]) {
+            assert!(!written[page as usize], "page {page} of a prefix is written to");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[should_panic(expected = "two sequences write to page 7")]
+    fn a_page_has_one_writer() {
+        let mut plan = Plan::default();
+        plan.push(&[], 0, &[7], 0, 1);
+        plan.push(&[], 0, &[6, 7], 17, 1);
+        plan.cut(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "page 2 of a prefix is written to")]
+    fn a_shared_page_has_no_writer() {
+        let mut plan = Plan::default();
+        plan.push(&[1, 2], 20, &[3], 0, 1);
+        plan.push(&[], 0, &[2], 0, 1);
+        plan.cut(1);
+    }
 
     #[test]
     fn sequences_of_a_prompt_are_computed_together_and_others_are_not() {

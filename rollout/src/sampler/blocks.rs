@@ -81,8 +81,11 @@ impl BlockPlan {
         let sum = |sums: &[f32]| sums.iter().map(|&s| f64::from(s)).sum::<f64>();
         let reference = sum(summary.sums);
         self.total = if params.greedy() { reference } else { sum(summary.scaled) };
-        if !(reference.is_finite() && self.total.is_finite()) {
+        if !reference.is_finite() {
             return Err(RowError::NotFinite);
+        }
+        if !self.total.is_finite() {
+            return Err(RowError::overflow(params));
         }
         self.log_total = reference.ln();
         self.rule = if params.repetition_penalty != 1.0 || limit < summary.width {

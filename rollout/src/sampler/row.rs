@@ -17,11 +17,26 @@ pub struct Draw {
 }
 
 /// A row that no token can be drawn from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum RowError {
     /// NaN or infinity among the logits.
     #[error("the logits are not finite: the weights are damaged or too large for the number format")]
     NotFinite,
+    /// Finite logits that are not after division by the temperature or the penalty.
+    #[error("temperature {temperature} and repetition_penalty {repetition_penalty} take the logits out of range")]
+    Overflow {
+        /// Of the sampling parameters.
+        temperature: f32,
+        /// Of the sampling parameters.
+        repetition_penalty: f32,
+    },
+}
+
+impl RowError {
+    pub(super) fn overflow(params: &SamplingParams) -> Self {
+        let SamplingParams { temperature, repetition_penalty, .. } = *params;
+        Self::Overflow { temperature, repetition_penalty }
+    }
 }
 
 /// Buffers of one sampling thread, reused from row to row.
@@ -115,9 +130,13 @@ impl<'a> Law<'a> {
             row = penalised;
             max = block_maxima(row, maxima);
         }
-        let argmax = argmax(row, max, maxima).ok_or(RowError::NotFinite)? as u32;
+        let overflow = || RowError::overflow(params);
+        let argmax = argmax(row, max, maxima).ok_or_else(overflow)? as u32;
         if !params.greedy() && (params.repetition_penalty != 1.0 || params.temperature != 1.0) {
             total = block_exp_sums(row, max, 1.0 / params.temperature, sums);
+            if !total.is_finite() {
+                return Err(overflow());
+            }
         }
         let kept = params.truncated().then(|| {
             let kept = truncate.keep(&Row { logits: row, maxima, max, total }, params);
@@ -388,6 +407,16 @@ mod tests {
                 &mut Scratch::default(),
             );
             assert_eq!(result, Err(RowError::NotFinite));
+        }
+    }
+
+    #[test]
+    fn parameters_that_no_logits_survive_are_an_error() {
+        let tiny = 1e-39;
+        for (temperature, repetition_penalty) in [(tiny, 1.0), (1.0, tiny)] {
+            let params = SamplingParams { temperature, repetition_penalty, ..SamplingParams::default() };
+            let result = sample_row(&[0.5, 2.0, 1.0], &params, &SeenTokens::new(&[1]), 0.5, &mut Scratch::default());
+            assert_eq!(result, Err(RowError::Overflow { temperature, repetition_penalty }));
         }
     }
 }

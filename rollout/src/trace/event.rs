@@ -12,9 +12,9 @@ pub enum Event {
         /// Bytes of keys and values in use.
         kv_bytes: u64,
     },
-    /// The graph on a prompt.
+    /// The graph on prompts, or on a piece of one.
     Prefill {
-        /// Its length.
+        /// How many of their tokens.
         tokens: usize,
     },
     /// The graph on running sequences.

@@ -13,10 +13,7 @@ use super::{
     session::{PackedOptions, PackedSession},
     weights::{PackedWeights, PanelMemory},
 };
-use crate::kernels::{
-    pages::{FreePages, PageShape},
-    parallel::Scoped,
-};
+use crate::kernels::pages::{FreePages, PageShape};
 
 /// A prompt in the cache.
 struct Prefix {
@@ -36,8 +33,8 @@ struct Slot {
 pub(in super::super) struct PackedBackend {
     session: PackedSession,
     slots: Vec<Option<Slot>>,
-    /// The prompt that samples are started from.
-    prefix: Option<Arc<Prefix>>,
+    /// The prompts that samples are started from.
+    prefixes: Vec<Arc<Prefix>>,
     /// The prompt that will be next, of which a part has been computed.
     coming: Option<Prefix>,
     free: FreePages,
@@ -56,12 +53,12 @@ impl PackedBackend {
         manifest: &WeightManifest,
         options: PackedOptions,
     ) -> Result<Self, EngineError> {
-        let threads = Scoped(options.session.threads);
-        let weights = Arc::new(PackedWeights::load(source, config, manifest, options.format, None, &threads)?);
+        let PackedOptions { session, format, .. } = options;
+        let weights = PackedWeights::load(source, config, manifest, format, None, session.threads)?;
         Ok(Self {
-            session: PackedSession::new(weights, config, options)?,
+            session: PackedSession::new(Arc::new(weights), config, options)?,
             slots: Vec::new(),
-            prefix: None,
+            prefixes: Vec::new(),
             coming: None,
             free: FreePages::new(options.pages.pages),
             shape: options.pages,
@@ -71,34 +68,53 @@ impl PackedBackend {
         })
     }
 
-    /// Puts up to `most` more tokens of a prompt into the cache; `logits` (`[vocab]`) receives what follows them. It must be
-    /// the prompt of the call before unless that one was complete or [forgotten](Self::forget_prefix).
-    pub fn prefill(&mut self, prompt: &[u32], most: usize, logits: &mut [f32]) -> Result<(), EngineError> {
-        let mut prefix = self.coming.take().unwrap_or_else(|| {
-            self.forget_prefix();
-            let mut pages = Vec::new();
-            extend(&mut self.free, &mut pages, PageShape::pages_for(prompt.len()));
-            Prefix { pages, len: 0 }
-        });
-        let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
+    /// Puts prompts into the cache, of each up to `most` more tokens; `logits` (`[complete prompts, vocab]`) receives what
+    /// follows those that are complete then. Unless the call before completed all of its prompts, or they were
+    /// [forgotten](Self::forget_prefixes), the first prompt must be the one that it left.
+    pub fn prefill<'a>(
+        &mut self,
+        prompts: impl Iterator<Item = &'a [u32]>,
+        most: usize,
+        logits: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let mut coming = self.coming.take();
+        if coming.is_none() {
+            self.forget_prefixes();
+        }
         self.ids.clear();
-        self.ids.extend(piece.iter().map(|&t| i64::from(t)));
+        let mut pieces = Vec::new();
+        for prompt in prompts {
+            let prefix = coming.take().unwrap_or_else(|| {
+                let mut pages = Vec::new();
+                extend(&mut self.free, &mut pages, PageShape::pages_for(prompt.len()));
+                Prefix { pages, len: 0 }
+            });
+            let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
+            self.ids.extend(piece.iter().map(|&t| i64::from(t)));
+            let complete = prefix.len + piece.len() == prompt.len();
+            pieces.push((prefix, piece.len(), complete));
+        }
         let result = self.session.run(&self.ids, logits, |plan, last| {
-            plan.push(&[], 0, &prefix.pages, prefix.len, piece.len());
-            last.push(piece.len() - 1);
+            for (prefix, tokens, complete) in &pieces {
+                plan.push(&[], 0, &prefix.pages, prefix.len, *tokens);
+                // Nobody asks what follows a piece: the head of the model is not computed.
+                last.extend(complete.then(|| plan.tokens() - 1));
+            }
         });
-        prefix.len += piece.len();
-        if prefix.len == prompt.len() {
-            self.prefix = Some(Arc::new(prefix));
-        } else {
-            self.coming = Some(prefix);
+        for (mut prefix, tokens, complete) in pieces {
+            prefix.len += tokens;
+            if complete {
+                self.prefixes.push(Arc::new(prefix));
+            } else {
+                self.coming = Some(prefix);
+            }
         }
         result
     }
 
-    /// Gives the prompt up, complete or not; sequences that were started from it keep it.
-    pub fn forget_prefix(&mut self) {
-        if let Some(prefix) = self.prefix.take() {
+    /// Gives the prompts up, complete or not; sequences that were started from them keep them.
+    pub fn forget_prefixes(&mut self) {
+        for prefix in self.prefixes.drain(..) {
             give_back_prefix(&mut self.free, prefix);
         }
         if let Some(coming) = self.coming.take() {
@@ -106,9 +122,9 @@ impl PackedBackend {
         }
     }
 
-    /// Starts a sequence after the prompt of the last [`PackedBackend::prefill`] that completed one.
-    pub fn start(&mut self, slot: usize) {
-        let prefix = Arc::clone(self.prefix.as_ref().expect("a sample starts after its prompt was prefilled"));
+    /// Starts a sequence after one of the prompts that the last [`PackedBackend::prefill`] completed.
+    pub fn start(&mut self, slot: usize, prompt: usize) {
+        let prefix = Arc::clone(&self.prefixes[prompt]);
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
@@ -129,7 +145,7 @@ impl PackedBackend {
                 self.release(slot);
             }
         }
-        self.forget_prefix();
+        self.forget_prefixes();
     }
 
     /// The sequence of one slot is in another one now.
@@ -151,7 +167,7 @@ impl PackedBackend {
         // Neighbours with one prompt read it together.
         order.clear();
         order.extend(0..rows.len());
-        order.sort_by_key(|&slot| (at(slot).prefix.pages[0], slot));
+        order.sort_unstable_by_key(|&slot| (at(slot).prefix.pages[0], slot));
         ids.clear();
         for &slot in order.iter() {
             ids.push(i64::from(rows[slot].token));
@@ -180,7 +196,16 @@ impl PackedBackend {
 
     /// Bytes of the pages that are taken.
     pub fn kv_bytes_in_use(&self) -> u64 {
-        ((self.shape.pages - self.free.len()) * (self.shape.bytes() / self.shape.pages)) as u64
+        self.bytes_of(self.shape.pages - self.free.len())
+    }
+
+    /// Bytes of the pages that the last call looked at, those of a shared prompt once.
+    pub fn kv_bytes_read(&self) -> u64 {
+        self.bytes_of(self.session.pages_read())
+    }
+
+    fn bytes_of(&self, pages: usize) -> u64 {
+        (pages * (self.shape.bytes() / self.shape.pages)) as u64
     }
 
     /// Time of the operators since the last call.
@@ -247,21 +272,30 @@ mod tests {
         let all = backend.free.len();
         let mut logits = vec![0.0; 16 * model.config().vocab_size];
         let vocab = model.config().vocab_size;
-        backend.prefill(&[7; 40], usize::MAX, &mut logits[..vocab]).unwrap();
-        (0..16).for_each(|slot| backend.start(slot));
-        assert_eq!(all - backend.free.len(), 3, "40 positions in pages of 16");
+        // The second one comes with it, in pages of its own, and goes with the next call.
+        backend.prefill([&[7; 40][..], &[5; 9]].into_iter(), usize::MAX, &mut logits[..2 * vocab]).unwrap();
+        assert_eq!(all - backend.free.len(), 3 + 1, "40 positions in pages of 16, and 9");
+        let first = logits[..vocab].to_vec();
+        backend.prefill([&[7; 40][..]].into_iter(), usize::MAX, &mut logits[..vocab]).unwrap();
+        assert!(first == logits[..vocab], "a prompt beside it changes no bit");
+        (0..16).for_each(|slot| backend.start(slot, 0));
+        assert_eq!(all - backend.free.len(), 3);
         let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
         assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
         for step in 0..17 {
             let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
             backend.decode(&rows, &Drafts::default(), &mut logits).unwrap();
             assert_eq!(all - backend.free.len(), 3 + 16 * (1 + step / PAGE));
+            assert_eq!(backend.kv_bytes_read(), backend.kv_bytes_in_use(), "every page is read once");
         }
         // The group's rows are equal, since they hold the same tokens.
         assert!(logits.chunks(vocab).all(|row| row == &logits[..vocab] && row.iter().all(|x| x.is_finite())));
 
-        backend.prefill(&[8; 16], usize::MAX, &mut logits[..vocab]).unwrap();
+        backend.prefill([&[8; 16][..]].into_iter(), 10, &mut []).unwrap();
         assert_eq!(all - backend.free.len(), 3 + 32 + 1, "sequences keep the prompt they were started from");
+        backend.decode(&[DecodeRow { token: 9, position: 57 }; 16], &Drafts::default(), &mut logits).unwrap();
+        assert_eq!(backend.kv_bytes_in_use() - backend.kv_bytes_read(), backend.bytes_of(1), "nobody reads a piece");
+        backend.prefill([&[8; 16][..]].into_iter(), 10, &mut logits[..vocab]).unwrap();
         backend.release(3);
         backend.moved(15, 3);
         (0..15).for_each(|slot| backend.release(slot));

@@ -4,6 +4,7 @@
 //! a run. Kernels run on a pool of their own; the session has one thread.
 
 use std::{
+    panic::{self, AssertUnwindSafe},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -109,7 +110,18 @@ struct NodeKernel {
 }
 
 impl Kernel for NodeKernel {
+    /// ONNX Runtime calls this through a C function, at whose edge a panic would end the process: it ends the call instead.
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        panic::catch_unwind(AssertUnwindSafe(|| self.compute_caught(context))).unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<String>().map(String::as_str);
+            let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(ort::Error::new(format!("a packed kernel panicked: {}", message.unwrap_or("without a message"))))
+        })
+    }
+}
+
+impl NodeKernel {
+    fn compute_caught(&self, context: &ComputeContext) -> ort::Result<()> {
         let mut state = lock(&self.state);
         let begun = Instant::now();
         match self.kind {

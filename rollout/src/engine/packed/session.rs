@@ -38,6 +38,11 @@ pub(in super::super) struct PackedOptions {
     pub format: Format,
 }
 
+/// Threads for kernels.
+pub(super) fn start_threads(count: usize, spin: Duration) -> Result<Pool, EngineError> {
+    Pool::new(count, spin).map_err(|e| EngineError::Options(format!("cannot start {count} threads: {e}")))
+}
+
 /// A session whose weights and cache lie outside the graph.
 pub(in super::super) struct PackedSession {
     session: Session,
@@ -51,8 +56,7 @@ pub(in super::super) struct PackedSession {
 impl PackedSession {
     pub fn new(weights: Arc<PackedWeights>, config: &ModelConfig, options: PackedOptions) -> Result<Self, EngineError> {
         let spin = if options.session.spinning { SPIN } else { Duration::ZERO };
-        let threads = Pool::new(options.session.threads, spin)
-            .map_err(|e| EngineError::Options(format!("cannot start {} threads: {e}", options.session.threads)))?;
+        let threads = start_threads(options.session.threads, spin)?;
         let pages = Pages::new(options.pages)
             .map_err(|e| EngineError::Options(format!("no memory for the keys and values: {e}")))?;
         let state = Arc::new(Mutex::new(State {
@@ -120,6 +124,11 @@ impl PackedSession {
         }
     }
 
+    /// Pages of keys and values that the last run looked at: its own, and those of a prompt once for its neighbours.
+    pub fn pages_read(&self) -> usize {
+        operators::lock(&self.state).plan.pages().len()
+    }
+
     /// Takes other weights into use and returns those before.
     pub fn exchange(&mut self, weights: Arc<PackedWeights>) -> Arc<PackedWeights> {
         std::mem::replace(&mut operators::lock(&self.state).weights, weights)
@@ -141,5 +150,43 @@ impl PackedSession {
             last.push(PROBE_TOKENS - 1);
         })?;
         super::super::session::require_finite(&logits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use exporters::{ExportOptions, export};
+    use shared::{ModelDir, PolicyVersion, config::Device};
+
+    use super::*;
+    use crate::{
+        engine::{WeightSource, packed::page_shape, session::read_manifest},
+        kernels::{element::KvFormat, pages::PAGE},
+    };
+
+    #[test]
+    fn a_panic_of_a_kernel_is_an_error_of_the_run_and_the_next_run_is_as_ever() {
+        let model = ModelDir::open(::tests::golden_dir().join("models/llama")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+        export(&model, &source.dir, &ExportOptions::default()).unwrap();
+        let (config, manifest) = (model.config(), read_manifest(&source, model.config()).unwrap());
+        let weights = PackedWeights::load(&source, config, &manifest, Format::Float, None, 1).unwrap();
+        let session =
+            SessionOptions { device: Device::Cpu, threads: 2, spinning: false, hot_swap: false, cuda_graphs: false };
+        let options =
+            PackedOptions { session, pages: page_shape(config, 1, PAGE, KvFormat::Float), format: Format::Float };
+        let mut session = PackedSession::new(Arc::new(weights), config, options).unwrap();
+        let mut logits = vec![0.0; config.vocab_size];
+        // A sequence without a page to store its key in.
+        let error = session
+            .run(&[1], &mut logits, |plan, last| {
+                plan.push(&[], 0, &[], 0, 1);
+                last.push(0);
+            })
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("a packed kernel panicked"), "{error}");
+        session.probe(config).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! One version of the weights in the layout of the kernels.
 
-use std::{fs::File, ops::Range};
+use std::{fs::File, ops::Range, time::Duration};
 
 use exporters::{ROTARY_COS, ROTARY_SIN};
 use memmap2::Mmap;
@@ -9,12 +9,12 @@ use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
 use super::{
     super::{EngineError, WeightSource},
     graph::LINEARS_PER_LAYER,
+    session::start_threads,
 };
 use crate::kernels::{
     floats::Floats,
     linear::{Linear, Norm},
     packed::{Columns, Format, PackedShape, Quantized},
-    parallel::Threads,
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -48,22 +48,23 @@ pub(in super::super) struct PackedWeights {
 }
 
 impl PackedWeights {
-    /// Maps the weights of a folder and packs them, into `spare` if it has the right size.
+    /// Maps the weights of a folder and packs them on `threads` threads, into `spare` if it has the right size.
     pub fn load(
         source: &WeightSource,
         config: &ModelConfig,
         manifest: &WeightManifest,
         format: Format,
         spare: Option<PanelMemory>,
-        threads: &dyn Threads,
+        threads: usize,
     ) -> Result<Self, EngineError> {
+        let threads = start_threads(threads, Duration::ZERO)?;
         let path = source.dir.join(DATA_FILE);
         let failed = |message: String| EngineError::Weights { path: path.display().to_string(), message };
         let file = File::open(&path).map_err(|e| failed(e.to_string()))?;
         // SAFETY: versions are written under another name and renamed, and never changed afterwards.
         let data = unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))?;
         let stored = Stored { data: &data, manifest };
-        stored.check().map_err(failed)?;
+        stored.check(config.head_dim).map_err(failed)?;
 
         let mut end = 0;
         let mut linears = Vec::new();
@@ -88,7 +89,7 @@ impl PackedWeights {
         };
         for (parts, linear) in products(config).zip(&mut linears) {
             let weights: Vec<&[f32]> = parts.names.iter().map(|n| stored.floats(&format!("{n}.weight"))).collect();
-            linear.quantized = linear.shape.pack(&weights, &mut memory.0[linear.panels.clone()], threads);
+            linear.quantized = linear.shape.pack(&weights, &mut memory.0[linear.panels.clone()], &threads);
             stored.forget(&weights);
         }
         let head_norm = |layer: usize, which: &str| {
@@ -163,8 +164,8 @@ struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// Whether every tensor lies within the file, on whole elements.
-    fn check(&self) -> Result<(), String> {
+    /// Whether every tensor lies within the file, on whole elements, and the tables of positions fit the heads.
+    fn check(&self, head_dim: usize) -> Result<(), String> {
         let fits = |start: u64, length: u64| start.checked_add(length).is_some_and(|end| end <= self.data.len() as u64);
         for t in &self.manifest.tensors {
             if !fits(t.offset, t.length)
@@ -174,10 +175,11 @@ impl<'a> Stored<'a> {
                 return Err(format!("tensor {} does not lie within the file", t.name));
             }
         }
-        for name in [ROTARY_COS, ROTARY_SIN] {
-            self.manifest.tensor(name).ok_or_else(|| format!("tensor {name} is missing"))?;
+        let [cos, sin] = [ROTARY_COS, ROTARY_SIN].map(|name| self.manifest.tensor(name).map(|t| &t.shape));
+        match (cos, sin) {
+            (Some(cos), Some(sin)) if cos == sin && cos.get(1) == Some(&(head_dim as u64 / 2)) => Ok(()),
+            _ => Err(format!("tensors {ROTARY_COS} and {ROTARY_SIN} must be [positions, {}]", head_dim / 2)),
         }
-        Ok(())
     }
 
     /// Lets go of the pages of weights that were packed; they count as memory of this process otherwise.

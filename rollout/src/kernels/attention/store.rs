@@ -33,7 +33,8 @@ impl Task for Store<'_> {
         let tokens = self.chunk * TOKENS..((self.chunk + 1) * TOKENS).min(self.call.plan.tokens());
         for token in tokens {
             for head in 0..self.call.shape.kv_heads {
-                // SAFETY: passed on to the caller; no other task stores these tokens.
+                // SAFETY: passed on to the caller; no other task stores these tokens, and
+                // no other sequence of the plan has the pages that they go to (`Plan::cut`).
                 unsafe { store::<S>(self.call, token, head) };
             }
         }
