@@ -29,7 +29,7 @@ fn last_line(output: &Output) -> Value {
 }
 
 fn refusal(output: &Output) -> String {
-    assert!(!output.status.success());
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     text.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("no error line in: {text}")).into()
 }
@@ -49,7 +49,7 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     assert!((number("tokens_per_s") * number("seconds") - 42.0).abs() < 1e-6);
     let phases = ["prefill", "decode", "sampling", "kv_copy", "scheduling"].map(|p| number(&format!("{p}_seconds")));
     let inside: f64 = phases.iter().sum();
-    assert!(inside <= number("seconds") && inside >= 0.5 * number("seconds"), "{phases:?}");
+    assert!(inside <= number("seconds") && phases[0] > 0.0 && phases[1] > 0.0, "{phases:?}");
     let shares = ["linear", "head", "attention", "graph_rest", "sampling", "scheduling", "idle"]
         .map(|p| number(&format!("{p}_share")));
     assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-6 && shares.iter().all(|&s| s >= 0.0), "{shares:?}");
@@ -75,6 +75,7 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
         );
         let seconds = |name: &str| swapped[name].as_f64().unwrap();
         assert!(seconds("swap_seconds") > 0.0 && seconds("swap_stall_seconds") <= seconds("swap_seconds"));
+        assert!(seconds("swap_first_token_seconds") > seconds("swap_seconds"));
     }
 
     let lengths = cache.path().join("lengths");
@@ -154,7 +155,8 @@ fn two_settings_are_compared_in_turns() {
 
     let binary = env!("CARGO_BIN_EXE_rollout");
     let with_itself = last_line(&bench(&model, cache.path(), &[&work[..], &["--compare-binary", binary]].concat()));
-    assert_eq!(with_itself["a"], with_itself["b"]);
+    let lines = ["a", "b"].map(|side| with_itself[side].as_str().unwrap().to_owned());
+    assert!(lines[0].starts_with("rollout bench") && lines[1].starts_with(binary), "{lines:?}");
 }
 
 #[test]
@@ -181,6 +183,16 @@ fn what_cannot_be_done_is_one_clear_line() {
         &["--compare-binary", "no such"],
     );
     refused(&model, &["--completion-length", "7", "--trace", "/nonexistent/t.json"], &["--trace", "no such folder"]);
-    let too_many = ["--completion-length", "7", "--max-num-seqs", "2000000000"];
-    refused(&model, &too_many, &["does not fit into memory", "KV cache", "max_num_seqs (2000000000)"]);
+    let no_library = Command::new(env!("CARGO_BIN_EXE_rollout"))
+        .args(["bench", "--completion-length", "7", "--model"])
+        .arg(&model)
+        .env("TANDEM_CACHE_DIR", cache.path())
+        .env("ORT_DYLIB_PATH", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .output();
+    let line = refusal(&no_library.unwrap());
+    assert!(line.contains("cannot load") && line.contains("Cargo.toml"), "{line}");
+    for too_many in ["2000000000", "18446744073709551615"] {
+        let parts = ["does not fit into memory", "KV cache", &format!("max_num_seqs ({too_many})")];
+        refused(&model, &["--completion-length", "7", "--max-num-seqs", too_many], &parts);
+    }
 }

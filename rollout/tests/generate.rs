@@ -219,6 +219,9 @@ fn what_is_wrong_is_said_in_one_line() {
     assert!(place.eval("--limit 1").refusal().contains("--reward-funcs is missing"));
     let same = place.eval("--reward-funcs finished --num-generations 2 --temperature 0");
     assert!(same.refusal().contains("makes all 2 completions of a prompt the same"));
+    let over = place.run("generate --model model --prompts prompts.jsonl --output prompts.jsonl");
+    let line = over.refusal().to_owned();
+    assert!(line.contains("--output prompts.jsonl") && line.contains("--prompts"), "{line}");
 }
 
 #[test]

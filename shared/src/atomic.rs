@@ -20,7 +20,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_with(path, |file| file.write_all(bytes).map_err(|e| with_path(e, path)))
 }
 
-/// As [`write()`], with the bytes produced by a closure.
+/// As [`write()`], with the bytes produced by a closure. A link stays, and what it leads to is replaced; what is no file (a
+/// device, a pipe) is written to as it is.
 ///
 /// # Errors
 /// As [`write()`], and any error of `fill` as it stands.
@@ -28,6 +29,13 @@ pub fn write_with<E: From<io::Error>>(
     path: &Path,
     fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
+    let target = path.canonicalize();
+    let path = target.as_deref().unwrap_or(path);
+    if is_special(path) {
+        let mut file = io::BufWriter::new(File::options().write(true).open(path).map_err(|e| with_path(e, path))?);
+        fill(&mut file)?;
+        return file.flush().map_err(|e| with_path(e, path).into());
+    }
     let temporary = temporary_beside(path)?;
     let result = fill_file(&temporary, path, fill).and_then(|()| {
         fs::rename(&temporary, path).and_then(|()| sync_parent(path)).map_err(|e| with_path(e, path).into())
@@ -36,6 +44,12 @@ pub fn write_with<E: From<io::Error>>(
         let _ = fs::remove_file(&temporary);
     }
     result
+}
+
+/// Whether something is there that is neither a file nor a folder: a device or a pipe.
+#[must_use]
+pub fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|what| !what.is_file() && !what.is_dir())
 }
 
 /// Fills a folder under a temporary name and renames it into place; an existing folder of that name is replaced
@@ -226,6 +240,28 @@ mod tests {
         assert_eq!(failed.unwrap_err().to_string(), "disk full");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_and_pipes_stay_what_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link, pipe) = (dir.path().join("real"), dir.path().join("link"), dir.path().join("pipe"));
+        write(&real, b"old").unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        write(&link, b"new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&real).unwrap(), b"new");
+
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(is_special(&pipe) && !is_special(&link) && !is_special(dir.path()));
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        write(&pipe, b"through").unwrap();
+        assert!(is_special(&pipe), "it was replaced by a file");
+        assert_eq!(reader.join().unwrap(), b"through");
     }
 
     #[test]

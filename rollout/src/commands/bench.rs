@@ -19,7 +19,10 @@ use self::{
     measure::{Measurement, peak_memory, reset_peak_memory},
     workload::Workload,
 };
-use super::flags::{BatchingFlags, TraceFlags};
+use super::{
+    flags::{BatchingFlags, TraceFlags},
+    print,
+};
 use crate::{
     engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory},
     kernels::limits::Limits,
@@ -65,7 +68,7 @@ pub struct Args {
     #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = 42)]
     pub seed: u64,
     /// Then load the weights again beside those in use, twice, as training does with every version, and report the second
-    /// time: needs memory for both
+    /// time, with and without the first token that waits for it: needs memory for both
     #[arg(long)]
     pub swap: bool,
     /// Run this command in turns with itself under these flags (A B A B …, --repeat rounds), each time in a process of its
@@ -113,12 +116,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             .collect::<Result<_, _>>()?;
         let measurement = Measurement::median(repeats);
         eprintln!("{max_num_seqs} sequences at once: {:.1} tokens/s", measurement.tokens_per_s());
-        let mut record =
-            report::record(&measurement, &workload, &options, dtype, engine.instruction_set(), peak_memory());
+        let mut record = report::record(&measurement, &workload, &engine, dtype, peak_memory());
         if args.swap {
-            let report = measure::swap(&mut engine, &weights)?;
+            let (report, first_token_seconds) = measure::swap(&mut engine, &weights, &workload)?;
             record.insert("swap_seconds".into(), report.seconds.into());
             record.insert("swap_stall_seconds".into(), report.stall_seconds.into());
+            record.insert("swap_first_token_seconds".into(), first_token_seconds.into());
         }
         measured.push((measurement, options, engine.kernels(), record));
     }
@@ -158,10 +161,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         })
         .collect();
     match records.pop() {
-        Some(record) if args.sweep.is_none() => println!("{record}"),
-        last => println!("{}", Value::Array(records.into_iter().chain(last).collect())),
+        Some(record) if args.sweep.is_none() => print(&record),
+        last => print(&Value::Array(records.into_iter().chain(last).collect())),
     }
-    Ok(())
 }
 
 /// The folder of the exported model, whose graph takes `max_model_len` positions.

@@ -2,7 +2,7 @@
 
 mod score;
 
-use std::{io::Write, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use shared::SamplingParams;
@@ -10,6 +10,7 @@ use shared::SamplingParams;
 use super::{
     complete::Job,
     flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
+    print,
     rows::{self, Scoring},
 };
 use crate::data::Tokenizer;
@@ -64,9 +65,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let functions = args.rewards.functions()?;
     let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
     let correct_at = args.correct_at.unwrap_or_else(|| first.reward().correct_at());
+    ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
     let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
     if let Some(output) = &args.output {
         rows::check_writable("--output", output)?;
+        rows::require_other("--dataset", &args.dataset, "--output", output)?;
     }
     let model = args.prompt.model()?;
     let tokenizer = Tokenizer::open(&model)?;
@@ -84,10 +87,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     record.count("num_generations", u64::from(args.num_generations));
     record.set("temperature", f64::from(job.sampling.temperature));
     record.count("seed", job.sampling.seed);
-    for failure in scoring.failures(&completions) {
-        eprintln!("warning: {failure}");
-    }
+    let failures = scoring.failures(&completions);
+    failures.iter().for_each(|failure| eprintln!("warning: {failure}"));
     eprint!("{}", score::table(&record));
-    let line = serde_json::to_string(record.values())?;
-    writeln!(std::io::stdout(), "{line}").context("stdout")
+    print(&serde_json::to_value(record.values())?)?;
+    ensure!(
+        failures.is_empty() || record.get("scored_prompts") != Some(0.0),
+        "no completion could be scored: {}",
+        failures[0]
+    );
+    Ok(())
 }

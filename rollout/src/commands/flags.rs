@@ -83,8 +83,8 @@ fn as_flag(message: &str) -> String {
     }
 }
 
-/// Sizes and resources of the engine. Names are vLLM's. No size changes a token of a completion; `max_model_len` may cut
-/// it short.
+/// Sizes and resources of the engine. Names are vLLM's. No size changes a token of a completion, but for
+/// `max_model_len`, which may cut it short, and `prefill_batch`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Batching")]
 pub struct BatchingFlags {
@@ -93,7 +93,8 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N")]
     pub max_num_seqs: Option<usize>,
     /// Prompt tokens prefilled between two decode steps: more fills free places sooner, less keeps running sequences
-    /// waiting less. A longer prompt is computed in pieces; with the stock kernels, as a whole [default: 8192]
+    /// waiting less. A longer prompt is computed in pieces while sequences run; with the stock kernels, as a whole
+    /// [default: 8192]
     #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
     pub max_num_batched_tokens: Option<usize>,
     /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the KV
@@ -144,7 +145,7 @@ pub struct BatchingFlags {
     /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences, costs
     /// padding to the next of a few batch sizes, attention laid out for --max-model-len, and a moment for each size at its
     /// first use. With --device cuda; not yet run on a GPU
-    #[arg(long, env = "TANDEM_CUDA_GRAPHS")]
+    #[arg(long, env = "TANDEM_CUDA_GRAPHS", value_parser = clap::builder::BoolishValueParser::new())]
     pub cuda_graphs: bool,
 }
 
@@ -176,9 +177,15 @@ impl TraceFlags {
     /// With the path.
     pub fn write(&self) -> anyhow::Result<()> {
         match &self.trace {
-            Some(path) => trace::write(path).context("--trace"),
-            None => Ok(()),
+            Some(path) => {
+                let dropped = trace::write(path).context("--trace")?;
+                if dropped > 0 {
+                    tracing::warn!(dropped, "--trace keeps the newest events; the first ones are not in the file");
+                }
+            }
+            None => (),
         }
+        Ok(())
     }
 }
 

@@ -52,6 +52,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let functions = args.rewards.functions()?;
     let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
     rows::check_writable("--output", &args.output)?;
+    rows::require_other("--prompts", &args.prompts, "--output", &args.output)?;
     let model = args.prompt.model()?;
     let tokenizer = Tokenizer::open(&model)?;
     let dataset = args.prompt.dataset(&args.prompts, &tokenizer)?;

@@ -10,3 +10,13 @@ pub mod rewards;
 mod rows;
 pub mod run;
 pub mod tune;
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use serde_json::Value;
+
+/// The result of a subcommand: one line of JSON on stdout.
+fn print(line: &Value) -> anyhow::Result<()> {
+    writeln!(io::stdout(), "{line}").context("stdout")
+}

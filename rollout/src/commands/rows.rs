@@ -50,6 +50,9 @@ impl Scoring {
 /// The flag and the path, and what is wrong with it.
 pub fn check_writable(flag: &str, path: &Path) -> anyhow::Result<()> {
     ensure!(!path.is_dir(), "{flag} {}: is a folder; name a file", path.display());
+    if atomic::is_special(path) {
+        return Ok(());
+    }
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(parent.is_dir(), "{flag} {}: no such folder: {}", path.display(), parent.display());
     let probe = parent.join(format!(".tmp-{}-probe", std::process::id()));
@@ -60,6 +63,16 @@ pub fn check_writable(flag: &str, path: &Path) -> anyhow::Result<()> {
         .open(&probe)
         .and_then(|_| fs::remove_file(&probe))
         .with_context(|| format!("{flag} {}: cannot be written", path.display()))
+}
+
+/// Refuses to write over what is read.
+///
+/// # Errors
+/// When both paths lead to one file.
+pub fn require_other(read_flag: &str, read: &Path, flag: &str, written: &Path) -> anyhow::Result<()> {
+    let same = matches!((read.canonicalize(), written.canonicalize()), (Ok(a), Ok(b)) if a == b && b.is_file());
+    ensure!(!same, "{flag} {}: is the file of {read_flag}; name another one", written.display());
+    Ok(())
 }
 
 /// Writes one row per completion, ordered by prompt and sample; the file appears whole.

@@ -5,16 +5,18 @@ mod search;
 mod work;
 
 use std::{
-    path::PathBuf,
+    fs,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use shared::Dtype;
 
 use self::{proposal::Proposal, search::Search, work::Task};
 use super::{
     flags::{BatchingFlags, PromptFlags},
+    print,
     rows::check_writable,
 };
 
@@ -80,6 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         args.time_budget
     );
     check_writable("--output", &args.output)?;
+    require_own(&args.output)?;
     let model = args.prompt.model()?;
     let task = Task::new(args, &model)?;
     let dtype: Dtype = args.batching.device.export_dtype();
@@ -91,6 +94,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     eprint!("{}", proposal.table());
     proposal.write(&args.output)?;
     eprintln!("written to {}: append it to run.toml, or give the flags{}", args.output.display(), proposal.flags());
-    println!("{}", proposal.record());
+    print(&proposal.record())
+}
+
+/// Refuses to replace what is not a proposal of an earlier search: a `run.toml`, most likely.
+fn require_own(output: &Path) -> anyhow::Result<()> {
+    if !output.is_file() {
+        return Ok(());
+    }
+    let text = fs::read(output).with_context(|| format!("--output {}", output.display()))?;
+    ensure!(
+        text.is_empty() || text.starts_with(proposal::TITLE.as_bytes()),
+        "--output {}: is there and no proposal of `rollout tune`; name another file, and append it to that one",
+        output.display()
+    );
     Ok(())
 }

@@ -46,14 +46,16 @@ pub fn span(begin: Instant, end: Instant, event: Event) {
     }
 }
 
-/// Writes what was recorded, in one visible step; nothing without a recording.
+/// Writes what was recorded, in one visible step; nothing without a recording. Returns the number of events that were too
+/// many to be kept.
 ///
 /// # Errors
 /// When the file cannot be written, with its path.
-pub fn write(path: &Path) -> io::Result<()> {
+pub fn write(path: &Path) -> io::Result<u64> {
     let Some(recording) = RECORDING.get() else {
-        return Ok(());
+        return Ok(0);
     };
     let recording = recording.lock().unwrap_or_else(PoisonError::into_inner);
-    shared::atomic::write_with(path, |file| json::write(&recording, file))
+    shared::atomic::write_with(path, |file| json::write(&recording, file))?;
+    Ok(recording.dropped())
 }

@@ -2,7 +2,7 @@
 //! that neither finds the memory and the caches of the other, and both see the machine in the same moods.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args as _;
 use serde_json::{Map, Value, json};
 
-use super::Args;
+use super::{super::print, Args};
 
 /// What is shown of the records, and the unit's factor.
 const FIGURES: [(&str, &str, f64); 9] = [
@@ -27,11 +27,15 @@ const FIGURES: [(&str, &str, f64); 9] = [
 
 /// Flags that are about the comparison and not about what is compared.
 const OWN: [&str; 3] = ["--compare", "--compare-binary", "--repeat"];
+/// Flags after which there is not one record on stdout, or more than that.
+const NOT_COMPARED: [&str; 4] = ["--sweep", "--trace", "--help", "--version"];
 
 /// One of the two.
 struct Side {
     name: &'static str,
     program: PathBuf,
+    /// How the program is called in the report: this one by its name, another one by its path.
+    shown: PathBuf,
     words: Vec<String>,
     records: Vec<Map<String, Value>>,
 }
@@ -69,8 +73,7 @@ pub(super) fn run(args: &Args, words: &[String]) -> anyhow::Result<()> {
             json!({"a": row.a, "b": row.b, "ratio": row.ratio, "ratio_min": row.lowest, "ratio_max": row.highest}),
         );
     }
-    println!("{}", json!({"rounds": args.repeat, "a": a.line(), "b": b.line(), "figures": summary}));
-    Ok(())
+    print(&json!({"rounds": args.repeat, "a": a.line(), "b": b.line(), "figures": summary}))
 }
 
 /// Medians of a figure, and B over A in each round.
@@ -114,20 +117,26 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 /// A as the command line says, B with what the comparison changes.
 fn sides(args: &Args, words: &[String]) -> anyhow::Result<[Side; 2]> {
     let own = std::env::current_exe().context("the path of this program")?;
-    let changes: Vec<String> = args.compare.iter().flat_map(|c| c.split_whitespace()).map(str::to_owned).collect();
+    let name = own.file_name().map_or_else(|| own.clone(), PathBuf::from);
+    let changes = match &args.compare {
+        Some(flags) => shlex::split(flags).with_context(|| format!("--compare `{flags}`: a quote is not closed"))?,
+        None => Vec::new(),
+    };
     if let Some(word) = changes.first().filter(|word| !word.starts_with("--")) {
         bail!("--compare takes flags of this command in one word, such as --compare \"--kernels stock\", not `{word}`");
     }
-    if let Some(flag) = OWN.into_iter().find(|own| flags(&changes).iter().any(|(name, _)| name == own)) {
+    let refused = OWN.into_iter().chain(NOT_COMPARED);
+    if let Some(flag) = refused.into_iter().find(|own| flags(&changes).iter().any(|(name, _)| name == own)) {
         bail!("--compare cannot change {flag}");
     }
     let common = without(words, &OWN.map(str::to_owned));
     let changed: Vec<String> = flags(&changes).iter().map(|(name, _)| (*name).to_owned()).collect();
     let other = [without(&common, &changed), changes].concat();
-    let program = match &args.compare_binary {
+    let (program, shown) = match &args.compare_binary {
         Some(path) => {
             ensure!(path.is_file(), "--compare-binary {}: no such file", path.display());
-            path.clone()
+            // A bare name would be looked for in PATH.
+            (std::path::absolute(path).context("--compare-binary")?, path.clone())
         }
         None => {
             let command = Args::augment_args(clap::Command::new("bench")).no_binary_name(true);
@@ -135,11 +144,11 @@ fn sides(args: &Args, words: &[String]) -> anyhow::Result<[Side; 2]> {
                 let text = error.to_string();
                 bail!("--compare: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: "));
             }
-            own.clone()
+            (own.clone(), name.clone())
         }
     };
-    let side = |name, program, words| Side { name, program, words, records: Vec::new() };
-    Ok([side("A", own, common), side("B", program, other)])
+    let side = |name, program, shown, words| Side { name, program, shown, words, records: Vec::new() };
+    Ok([side("A", own, name, common), side("B", program, shown, other)])
 }
 
 /// The flags of a command line, each with its number of words. The value of a flag of the comparison may begin with
@@ -173,10 +182,12 @@ fn without(words: &[String], dropped: &[String]) -> Vec<String> {
 }
 
 impl Side {
-    /// What is run, without the path of this very program.
+    /// What is run, as one would type it.
     fn line(&self) -> String {
-        let program = self.program.file_name().map(Path::new).unwrap_or(&self.program);
-        format!("{} bench {}", program.display(), self.words.join(" "))
+        let words = self.words.iter().map(String::as_str);
+        // Words of a command line hold no zero bytes.
+        let words = shlex::try_join(words).unwrap_or_else(|_| self.words.join(" "));
+        format!("{} bench {words}", self.shown.display())
     }
 
     /// One repeat in a fresh process.
@@ -211,7 +222,8 @@ mod tests {
 
     fn side(name: &'static str, rates: &[f64]) -> Side {
         let record = |rate: &f64| Map::from_iter([("tokens_per_s".to_owned(), (*rate).into())]);
-        Side { name, program: "rollout".into(), words: Vec::new(), records: rates.iter().map(record).collect() }
+        let program = PathBuf::from("rollout");
+        Side { name, shown: program.clone(), program, words: Vec::new(), records: rates.iter().map(record).collect() }
     }
 
     #[test]
@@ -223,6 +235,14 @@ mod tests {
         assert_eq!(left, words("--model m --swap --seed 1"));
         let without_swap = without(&line, &words("--swap"));
         assert_eq!((without_swap.len(), &without_swap[2][..]), (9, "--kernels=packed"));
+    }
+
+    #[test]
+    fn a_line_can_be_typed_again_and_names_its_program() {
+        let words = ["--model", "my models/x", "--repeat", "1"].map(str::to_owned).to_vec();
+        let side = Side { words: words.clone(), shown: "../old/rollout".into(), ..side("B", &[]) };
+        assert_eq!(side.line(), "../old/rollout bench --model 'my models/x' --repeat 1");
+        assert_eq!(shlex::split(&side.line()).unwrap()[2..], words);
     }
 
     #[test]

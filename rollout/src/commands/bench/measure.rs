@@ -86,18 +86,27 @@ impl Measurement {
 }
 
 /// Takes the weights into use once more while nothing else runs; the first time, which makes memory for a second set, does
-/// not count.
-pub(super) fn swap(engine: &mut Engine, weights: &WeightSource) -> anyhow::Result<SwapReport> {
+/// not count. Returns the report, and the seconds from the request to the first token of a prompt that waited for it.
+pub(super) fn swap(
+    engine: &mut Engine,
+    weights: &WeightSource,
+    workload: &Workload,
+) -> anyhow::Result<(SwapReport, f64)> {
     let mut once = || {
+        let begin = Instant::now();
         engine.begin_swap(weights.clone())?;
-        while engine.swap_pending() {
+        let report = loop {
             // As training waits: looking for the version between two steps.
             std::thread::sleep(Duration::from_micros(100));
             if let Some(report) = engine.try_swap()? {
-                return Ok(report);
+                break report;
             }
+        };
+        workload.submit_one_token(engine)?;
+        while !engine.is_idle() {
+            engine.step()?;
         }
-        anyhow::bail!("a swap that was begun is neither made nor pending")
+        anyhow::Ok((report, begin.elapsed().as_secs_f64()))
     };
     once()?;
     once()

@@ -1,5 +1,7 @@
 //! The figures of a measurement: tables for people, a record for programs.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 use shared::Dtype;
 
@@ -8,7 +10,7 @@ use super::{
     measure::{Measurement, quantile},
     workload::Workload,
 };
-use crate::engine::EngineOptions;
+use crate::engine::{Engine, Kernels};
 
 /// Heading of [`rates`].
 pub(super) const RATES: &str = "max_num_seqs   seconds  tokens/s  prefill t/s  decode t/s  occupancy %  TTFT p50 ms  \
@@ -64,11 +66,11 @@ fn percent(share: Option<f64>) -> String {
 pub(super) fn record(
     m: &Measurement,
     workload: &Workload,
-    options: &EngineOptions,
+    engine: &Engine,
     dtype: Dtype,
-    instruction_set: &str,
     peak_rss_bytes: Option<u64>,
 ) -> Map<String, Value> {
+    let options = engine.options();
     let setting = json!({
         "num_prompts": workload.prompts.len(),
         "num_generations": workload.num_generations,
@@ -82,13 +84,17 @@ pub(super) fn record(
         "cuda_graphs": options.cuda_graphs,
         "threads": options.threads,
         "device": options.device,
-        "kernels": options.kernels,
+        "kernels": engine.kernels(),
         "rollout_dtype": options.rollout_dtype,
         "kv_dtype": options.kv_dtype,
-        "instruction_set": instruction_set,
+        "instruction_set": engine.instruction_set(),
         "dtype": dtype,
     });
     let profile = &m.profile;
+    // The parts of the graph are known with packed kernels only.
+    let part = |time: Duration| (engine.kernels() == Kernels::Packed).then(|| time.as_secs_f64());
+    // A single token has no time per token after the first.
+    let tpot = |q: f64| (!m.tpot.is_empty()).then(|| quantile(&m.tpot, q));
     let figures = json!({
         "repeats": m.all_seconds.len(),
         "generated_tokens": m.generated_tokens,
@@ -103,9 +109,9 @@ pub(super) fn record(
         "prefill_seconds": profile.prefill.as_secs_f64(),
         "decode_seconds": profile.decode.as_secs_f64(),
         "sampling_seconds": profile.sampling.as_secs_f64(),
-        "linear_seconds": profile.linear.as_secs_f64(),
-        "head_seconds": profile.head.as_secs_f64(),
-        "attention_seconds": profile.attention.as_secs_f64(),
+        "linear_seconds": part(profile.linear),
+        "head_seconds": part(profile.head),
+        "attention_seconds": part(profile.attention),
         "kv_copy_seconds": profile.kv_copy.as_secs_f64(),
         "scheduling_seconds": profile.scheduling.as_secs_f64(),
         "decode_steps": profile.decode_steps,
@@ -114,9 +120,9 @@ pub(super) fn record(
         "ttft_seconds_p50": quantile(&m.ttft, 0.5),
         "ttft_seconds_p90": quantile(&m.ttft, 0.9),
         "ttft_seconds_p99": quantile(&m.ttft, 0.99),
-        "tpot_seconds_p50": quantile(&m.tpot, 0.5),
-        "tpot_seconds_p90": quantile(&m.tpot, 0.9),
-        "tpot_seconds_p99": quantile(&m.tpot, 0.99),
+        "tpot_seconds_p50": tpot(0.5),
+        "tpot_seconds_p90": tpot(0.9),
+        "tpot_seconds_p99": tpot(0.99),
         "peak_rss_bytes": peak_rss_bytes,
     });
     [setting, figures].into_iter().flat_map(members).collect()

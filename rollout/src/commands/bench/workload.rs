@@ -47,22 +47,30 @@ impl Workload {
         Ok(())
     }
 
+    /// Queues one token after the first prompt.
+    pub fn submit_one_token(&self, engine: &mut Engine) -> anyhow::Result<()> {
+        Ok(engine.add_group(self.group(0, &[1]))?)
+    }
+
     fn submit_with(&self, engine: &mut Engine, lengths: &[u32]) -> anyhow::Result<()> {
-        let sampling = Arc::new(SamplingParams { ignore_eos: true, seed: self.seed, ..SamplingParams::default() });
-        for (p, (prompt, lengths)) in self.prompts.iter().zip(lengths.chunks(self.num_generations as usize)).enumerate()
-        {
-            engine.add_group(GroupRequest {
-                tag: p as u64,
-                prompt_id: PromptId(p as u64),
-                epoch: 0,
-                prompt_ids: prompt.clone(),
-                num_generations: self.num_generations,
-                sampling: sampling.clone(),
-                lengths: Some(lengths.into()),
-                stop_watch: None,
-            })?;
+        for (prompt, lengths) in lengths.chunks(self.num_generations as usize).enumerate() {
+            engine.add_group(self.group(prompt, lengths))?;
         }
         Ok(())
+    }
+
+    /// Completions of these lengths.
+    fn group(&self, prompt: usize, lengths: &[u32]) -> GroupRequest {
+        GroupRequest {
+            tag: prompt as u64,
+            prompt_id: PromptId(prompt as u64),
+            epoch: 0,
+            prompt_ids: self.prompts[prompt].clone(),
+            num_generations: lengths.len() as u32,
+            sampling: Arc::new(SamplingParams { ignore_eos: true, seed: self.seed, ..SamplingParams::default() }),
+            lengths: Some(lengths.into()),
+            stop_watch: None,
+        }
     }
 }
 

@@ -15,6 +15,9 @@ use super::{
 };
 use crate::engine::EngineOptions;
 
+/// How the file begins.
+pub(super) const TITLE: &str = "# Proposed by `rollout tune`";
+
 /// The best setting beside the usual one.
 pub(super) struct Proposal<'a> {
     search: &'a Search<'a>,
@@ -68,16 +71,21 @@ impl<'a> Proposal<'a> {
     /// The keys, and how they were found as comments.
     fn toml(&self) -> String {
         let (setting, options) = (self.best.setting, self.options());
-        let mut text = String::from("# Proposed by `rollout tune`; append it to run.toml.\n");
+        let mut text = format!("{TITLE}; append it to run.toml.\n");
         let mut line = |args: std::fmt::Arguments<'_>| writeln!(text, "{args}").expect("writing to a String");
         line(format_args!("# Work: {}.", self.task.source));
-        line(format_args!(
-            "# {:.0} tokens/s, against {:.0} with all {} sequences at once; measured in {:.0} s.",
-            self.best.rate(),
-            self.usual.rate(),
-            self.usual.setting.max_num_seqs,
-            self.seconds
-        ));
+        if self.best.setting == self.usual.setting {
+            let text = "what is used without flags; nothing was found to be better";
+            line(format_args!("# {:.0} tokens/s: {text}; measured in {:.0} s.", self.best.rate(), self.seconds));
+        } else {
+            line(format_args!(
+                "# {:.0} tokens/s, against {:.0} without flags ({}); measured in {:.0} s.",
+                self.best.rate(),
+                self.usual.rate(),
+                self.usual.setting,
+                self.seconds
+            ));
+        }
         self.table().lines().for_each(|row| line(format_args!("# {row}")));
         line(format_args!("rollout_threads = {}", setting.threads));
         line(format_args!("rollout_kernels = \"{}\"", setting.kernels));
@@ -90,8 +98,12 @@ impl<'a> Proposal<'a> {
         }
         line(format_args!("max_num_seqs = {}", setting.max_num_seqs));
         line(format_args!("max_num_batched_tokens = {}", setting.max_num_batched_tokens));
-        line(format_args!("# Longest prompt plus longest completion: what would be longer is cut off."));
-        line(format_args!("max_model_len = {}", options.max_model_len));
+        if self.task.real_prompts {
+            line(format_args!("# Longest prompt plus longest completion: what would be longer is cut off."));
+            line(format_args!("max_model_len = {}", options.max_model_len));
+        } else {
+            line(format_args!("# No max_model_len: the prompts were made up (--dataset names real ones)."));
+        }
         text
     }
 

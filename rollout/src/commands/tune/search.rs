@@ -1,7 +1,11 @@
-//! One setting after the other: kernels and threads, then the number of sequences, then the budget of prefill. Within a
-//! stage all candidates are measured in turns, so that a change of the machine's mood does not decide.
+//! One setting after the other: kernels and threads, then the number of sequences, then the budget of prefill; at last the
+//! best against the usual setting. Within a stage all candidates are measured in turns and equally often, so that a change
+//! of the machine's mood does not decide, and only within a stage are rates compared.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use shared::{
@@ -27,7 +31,7 @@ const FIRST_SEQUENCES: usize = 32;
 /// The largest batch is compared with those down to this part of it.
 const SMALLEST_PART: usize = 16;
 /// Share of the time budget at which each stage ends.
-const STAGES: [f64; 3] = [0.3, 0.8, 1.0];
+const STAGES: [f64; 4] = [0.25, 0.6, 0.75, 1.0];
 /// A trial gets at least this long.
 const SHORTEST: Duration = Duration::from_millis(200);
 
@@ -38,6 +42,16 @@ pub(super) struct Setting {
     pub threads: usize,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernels, threads, max_num_seqs, max_num_batched_tokens } = self;
+        write!(
+            f,
+            "{kernels} kernels, {threads} threads, {max_num_seqs} sequences, {max_num_batched_tokens} prompt tokens"
+        )
+    }
 }
 
 /// A setting and what was measured of it.
@@ -53,11 +67,14 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// Median of the rounds (the upper one of an even number); 0 if there was no time for one.
+    /// Median of the rounds; 0 without any.
     pub fn rate(&self) -> f64 {
         let mut rates = self.rates.clone();
         rates.sort_by(f64::total_cmp);
-        rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+        match rates.len() {
+            0 => 0.0,
+            count => f64::midpoint(rates[(count - 1) / 2], rates[count / 2]),
+        }
     }
 }
 
@@ -89,7 +106,8 @@ impl<'a> Search<'a> {
         Ok(Self { model, weights, task, options, began: Instant::now(), ends, most, stages: Vec::new() })
     }
 
-    /// Tries everything that no flag fixes. Returns the usual setting, that is, without a proposal, and the best one.
+    /// Tries everything that no flag fixes. Returns the usual setting, that is, without a proposal, and the best one, as they
+    /// were measured beside each other.
     pub fn run(&mut self, given: &BatchingFlags) -> anyhow::Result<(Trial, Trial)> {
         let usual = Setting {
             kernels: self.options.kernels,
@@ -101,12 +119,13 @@ impl<'a> Search<'a> {
         let best = self.stage("kernels and threads", 0, self.resources(first, given))?;
         let sizes = if given.max_num_seqs.is_some() { vec![usual.max_num_seqs] } else { sizes(self.most) };
         let candidates = sizes.into_iter().map(|n| Setting { max_num_seqs: n, ..best.setting }).collect();
-        let largest = Setting { max_num_seqs: usual.max_num_seqs, ..best.setting };
         let best = self.stage("sequences at once", 1, candidates)?;
-        let last = &self.stages.last().expect("a stage has ended").1;
-        let usual = last.iter().find(|t| t.setting == largest).unwrap_or(&best).clone();
         let best = self.stage("prompt tokens between two steps", 2, self.budgets(best.setting, given))?;
-        let usual = if usual.setting == best.setting { best.clone() } else { usual };
+        let mut candidates = vec![usual, best.setting];
+        candidates.dedup();
+        let best = self.stage("the usual setting and the best one", 3, candidates)?;
+        let last = self.stages.iter().rev().flat_map(|(_, trials)| trials);
+        let usual = last.into_iter().find(|t| t.setting == usual).cloned().unwrap_or_else(|| best.clone());
         Ok((usual, best))
     }
 
@@ -117,8 +136,9 @@ impl<'a> Search<'a> {
             // Two threads of one core share its arithmetic.
             list.push(Setting { threads: first.threads / 2, ..first });
         }
-        let rounded = self.options.rollout_dtype != RolloutDtype::Auto || self.options.kv_dtype != KvDtype::Auto;
-        if given.kernels.is_none() && self.options.device == Device::Cpu && !rounded {
+        let EngineOptions { rollout_dtype, kv_dtype, speculative_tokens, .. } = self.options;
+        let packed_only = rollout_dtype != RolloutDtype::Auto || kv_dtype != KvDtype::Auto || speculative_tokens > 0;
+        if given.kernels.is_none() && self.options.device == Device::Cpu && !packed_only {
             list.push(Setting { kernels: Kernels::Stock, ..first });
         }
         list
@@ -140,7 +160,8 @@ impl<'a> Search<'a> {
         list
     }
 
-    /// Measures the candidates and returns the first one that is as good as the best.
+    /// Measures the candidates, the one to beat first, and returns the first one that is as good as the best. Those for
+    /// which there was no time are no candidates; the first one always has a round.
     fn stage(&mut self, name: &'static str, stage: usize, candidates: Vec<Setting>) -> anyhow::Result<Trial> {
         let total = self.ends.saturating_duration_since(self.began);
         let ends = self.began + total.mul_f64(STAGES[stage]);
@@ -152,18 +173,26 @@ impl<'a> Search<'a> {
         if let (1, Some(known)) = (count, known) {
             return Ok(known.clone());
         }
+        let (mut measured, mut spent) = (count, Duration::ZERO);
         for round in 0..ROUNDS {
-            for (i, trial) in trials.iter_mut().enumerate() {
+            let begun = Instant::now();
+            if round > 0 && ends.saturating_duration_since(begun) < spent {
+                break;
+            }
+            for (i, trial) in trials[..measured].iter_mut().enumerate() {
                 let left = ends.saturating_duration_since(Instant::now());
-                if left.is_zero() && (round > 0 || i > 0) {
+                if round == 0 && i > 0 && left.is_zero() {
+                    measured = i;
                     break;
                 }
                 let share = left / (count - i) as u32;
-                self.measure(trial, share.max(SHORTEST)).with_context(|| format!("{:?}", trial.setting))?;
+                self.measure(trial, share.max(SHORTEST)).with_context(|| trial.setting.to_string())?;
             }
+            spent = begun.elapsed();
         }
         let best = trials.iter().map(Trial::rate).fold(0.0, f64::max);
-        let chosen = trials.iter().find(|t| t.rate() >= TIE * best).expect("the best is as good as itself").clone();
+        let chosen = trials[..measured].iter().find(|t| t.rate() >= TIE * best);
+        let chosen = chosen.expect("the best is as good as itself").clone();
         self.stages.push((name, trials));
         Ok(chosen)
     }
@@ -181,10 +210,7 @@ impl<'a> Search<'a> {
         trial.projected |= measured.generated_tokens < self.task.completion_tokens();
         trial.kv_bytes = trial.kv_bytes.max(measured.profile.kv_bytes_peak);
         trial.rates.push(rate);
-        eprintln!(
-            "{kernels:?} kernels, {threads} threads, {max_num_seqs} sequences, {max_num_batched_tokens} prompt tokens: \
-             {rate:.0} tokens/s"
-        );
+        eprintln!("{}: {rate:.0} tokens/s", trial.setting);
         Ok(())
     }
 }
@@ -198,11 +224,11 @@ fn projected_rate(measured: &Measurement, task: &Task) -> f64 {
     task.completion_tokens() as f64 / seconds
 }
 
-/// The largest number and powers of two below it, ascending.
+/// The largest number, which is the usual one, and powers of two below it, descending.
 fn sizes(most: usize) -> Vec<usize> {
-    let powers = (0..usize::BITS - 1).map(|bit| 1 << bit);
+    let powers = (0..usize::BITS - 1).rev().map(|bit| 1 << bit);
     let least = most.div_ceil(SMALLEST_PART);
-    powers.take_while(|&n| n < most).filter(|&n| n >= least).chain([most]).collect()
+    [most].into_iter().chain(powers.filter(|&n| n < most && n >= least)).collect()
 }
 
 #[cfg(test)]
@@ -211,9 +237,9 @@ mod tests {
 
     #[test]
     fn sizes_are_powers_of_two_up_to_what_fits() {
-        assert_eq!(sizes(64), [4, 8, 16, 32, 64]);
-        assert_eq!(sizes(100), [8, 16, 32, 64, 100]);
-        assert_eq!(sizes(3), [1, 2, 3]);
+        assert_eq!(sizes(64), [64, 32, 16, 8, 4]);
+        assert_eq!(sizes(100), [100, 64, 32, 16, 8]);
+        assert_eq!(sizes(3), [3, 2, 1]);
         assert_eq!(sizes(1), [1]);
     }
 
@@ -221,6 +247,6 @@ mod tests {
     fn the_rate_of_a_trial_is_the_median_of_its_rounds() {
         let setting = Setting { kernels: Kernels::Packed, threads: 1, max_num_seqs: 1, max_num_batched_tokens: 1 };
         let trial = |rates: &[f64]| Trial { setting, rates: rates.to_vec(), projected: false, kv_bytes: 0 };
-        assert_eq!((trial(&[3.0, 1.0, 2.0]).rate(), trial(&[]).rate()), (2.0, 0.0));
+        assert_eq!((trial(&[3.0, 1.0, 2.0]).rate(), trial(&[3.0, 1.0]).rate(), trial(&[]).rate()), (2.0, 2.0, 0.0));
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Task {
     pub first_group: Workload,
     /// Longest prompt plus completion of the whole run.
     pub longest: usize,
+    /// Whether the prompts are those of the run.
+    pub real_prompts: bool,
     /// Where prompts and lengths came from, for the file.
     pub source: String,
 }
@@ -61,6 +63,7 @@ impl Task {
             first_group: work(&prompts[..1], &lengths[..group]),
             workload: work(&prompts, &lengths),
             longest: longest_prompt + limit as usize,
+            real_prompts: args.dataset.is_some(),
             source,
         })
     }
