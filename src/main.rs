@@ -1,10 +1,14 @@
 //! `tandem`: starts the pair, keeps it alive, shows its progress and writes its report.
 
+// What is told may find nobody who reads it: see `output`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod binaries;
 mod demo;
 mod doctor;
 mod import_config;
 mod iterate;
+mod output;
 mod report;
 mod summary;
 mod supervise;
@@ -50,7 +54,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        output::tell(format_args!("error: {error:#}"));
         ExitCode::FAILURE
     })
 }

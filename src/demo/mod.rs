@@ -19,6 +19,7 @@ use shared::{
 };
 
 use crate::{
+    output,
     supervise::Outcome,
     tool,
     train::{self, Trained},
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     atomic::write(&place.path("run.toml"), layers::to_toml(&config).as_bytes())?;
     if args.warm_up_only {
         let warm = json!({ "accuracy_before": before, "config": place.path("run.toml"), "seed": args.seed });
-        println!("{warm}");
+        output::print(warm);
         return Ok(ExitCode::SUCCESS);
     }
 
@@ -85,12 +86,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
     let figures = figures(before, after, &trained, begin.elapsed().as_secs_f64(), args.seed);
     tell(&figures, &last);
-    println!("{}", serde_json::to_string(&figures)?);
+    output::print(serde_json::to_string(&figures)?);
     Ok(ExitCode::SUCCESS)
 }
 
 fn say(line: &str) {
-    eprintln!("\n{line}");
+    output::tell(format_args!("\n{line}"));
 }
 
 /// The folder of the demo.
@@ -244,9 +245,9 @@ fn tell(figures: &Figures, model: &Path) {
         ("model", model.display().to_string()),
         ("report", figures.report.clone()),
     ];
-    eprintln!();
+    output::tell("");
     for (name, value) in lines {
-        eprintln!("  {name:<18} {value}");
+        output::tell(format_args!("  {name:<18} {value}"));
     }
 }
 

@@ -10,6 +10,8 @@ use std::{
 
 use anyhow::Result;
 
+use crate::output;
+
 /// Flags of `tandem doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
@@ -62,7 +64,7 @@ pub fn run(_args: &Args) -> Result<ExitCode> {
     let findings = [libraries::examine(), machine::examine()].concat();
     let coloured = io::stdout().is_terminal();
     for finding in &findings {
-        println!("{}", finding.line(coloured));
+        output::print(finding.line(coloured));
     }
     Ok(verdict(&findings))
 }

@@ -13,6 +13,7 @@ use std::{fmt::Write, path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, bail};
 use shared::atomic;
 
+use crate::output;
 use dialect::Dialect;
 use translate::Translation;
 
@@ -40,10 +41,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let translation = translate::translate(&entries, dialect.rules());
     let toml = format!("# From {} of {}.\n{}", name(), dialect.name(), translation.to_toml());
     match &args.output {
-        None => print!("{toml}"),
+        None => output::print(toml.trim_end()),
         Some(path) => atomic::write(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
     }
-    eprint!("{}", account(&translation, dialect));
+    output::tell(account(&translation, dialect).trim_end());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -17,7 +17,7 @@ use shared::{
     config::{TrainConfig, layers},
 };
 
-use crate::{supervise::Outcome, tool, train};
+use crate::{output, supervise::Outcome, tool, train};
 use comparisons::Judged;
 
 /// Words of `tandem iterate`.
@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let last = job.sample(args.rounds + 1)?;
     let judged: Vec<Option<f64>> = rounds.iter().map(|r| r.judged).chain([last.and_then(|l| l.reward)]).collect();
-    println!("{}", json!({ "rounds": rounds, "judged": judged, "model": job.policy }));
+    output::print(json!({ "rounds": rounds, "judged": judged, "model": job.policy }));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -120,7 +120,7 @@ impl Job<'_> {
         if let Ok(text) = fs::read_to_string(&record) {
             return serde_json::from_str(&text).with_context(|| record.display().to_string()).map(Some);
         }
-        eprintln!("\nround {round} of {}: comparisons", self.args.rounds);
+        output::tell(format_args!("\nround {round} of {}: comparisons", self.args.rounds));
         let judged = self.sample(round)?;
         let fresh = match (&judged, &self.args.pairs) {
             (Some(judged), _) => judged.pairs.clone(),
@@ -131,9 +131,9 @@ impl Job<'_> {
             !fresh.is_empty(),
             "round {round}: the judge sees no difference between any two completions of a prompt"
         );
-        eprintln!("round {round} of {}: reward model, {} comparisons", self.args.rounds, fresh.len());
+        output::tell(format_args!("round {round} of {}: reward model, {} comparisons", self.args.rounds, fresh.len()));
         let learned = self.reward_model(round, &fresh)?;
-        eprintln!("round {round} of {}: policy", self.args.rounds);
+        output::tell(format_args!("round {round} of {}: policy", self.args.rounds));
         let trained = train::train(self.training(round)?)?;
         if trained.outcome != Outcome::Finished {
             return Ok(None);

@@ -19,6 +19,8 @@ use shared::{
     metrics::{self, MetricRecord},
 };
 
+use crate::output;
+
 /// Flags of `tandem report`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -32,7 +34,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if !dir.config().is_file() && !dir.metrics().is_file() {
         bail!("{} is no run directory: it holds neither config.toml nor metrics.jsonl", args.run_dir.display());
     }
-    println!("{}", write(&dir)?.display());
+    output::print(write(&dir)?.display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -78,8 +78,8 @@ pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn W
                 return Ok(Outcome::Killed);
             }
             stopping = true;
-            watch.say("stopping in order: the learner writes a checkpoint (Ctrl-C again kills both processes)");
             learner.terminate();
+            watch.say("stopping in order: the learner writes a checkpoint (Ctrl-C again kills both processes)");
         }
         if let Some(status) = learner.ended()? {
             if status.success() || ended_by_signal(status) {

@@ -19,7 +19,7 @@ use shared::{
 };
 
 use crate::{
-    binaries, report, summary,
+    binaries, output, report, summary,
     supervise::{self, Limits, Outcome, Spec},
 };
 
@@ -47,11 +47,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if line.dry_run {
         let nothing_given = line.file.is_none() && line.overrides.is_empty();
         let shown = if nothing_given { every_key(&config) } else { layers::to_toml(&resolve::resolve(config)?) };
-        println!("{}", shown.trim_end());
+        output::print(shown.trim_end());
         return Ok(ExitCode::SUCCESS);
     }
     let trained = train(config)?;
-    println!("{}", serde_json::to_string(&trained.summary)?);
+    output::print(serde_json::to_string(&trained.summary)?);
     Ok(match trained.outcome {
         Outcome::Finished => ExitCode::SUCCESS,
         Outcome::Interrupted | Outcome::Killed => ExitCode::from(INTERRUPTED),
@@ -101,7 +101,7 @@ pub struct Summary {
 pub fn train(config: TrainConfig) -> Result<Trained> {
     let config = resolve::resolve(config)?;
     for warning in config.warnings() {
-        eprintln!("warning: {warning}");
+        output::tell(format_args!("warning: {warning}"));
     }
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
@@ -124,7 +124,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
         tokens_per_s: summary::tokens_per_second(&records, first_step),
         report: report.display().to_string(),
     };
-    eprintln!("{}", farewell(outcome, &summary, &dir));
+    output::tell(farewell(outcome, &summary, &dir));
     Ok(Trained { outcome, summary, records, dir })
 }
 

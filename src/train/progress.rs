@@ -13,7 +13,7 @@ use signal_hook::{
     iterator::Signals,
 };
 
-use crate::{summary, supervise::Watch, tail::Tail};
+use crate::{output, summary, supervise::Watch, tail::Tail};
 
 /// Follows the metrics and shows them; counts the signals that ask for the end.
 pub struct Progress {
@@ -82,7 +82,7 @@ impl Progress {
             .map(|i| plain_line(&records[..=i], self.total))
             .collect();
         self.shown = steps;
-        lines.iter().for_each(|line| eprintln!("{line}"));
+        lines.iter().for_each(output::tell);
     }
 }
 
@@ -105,7 +105,7 @@ impl Watch for Progress {
     fn say(&mut self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            None => output::tell(line),
         }
     }
 }

@@ -23,7 +23,10 @@ struct Stage {
 impl Stage {
     fn new(learner: &str, rollout: &str) -> Self {
         let stage = Self { dir: tempfile::tempdir().unwrap() };
-        fs::copy(binary("tandem"), stage.path("tandem")).unwrap();
+        // Not `fs::copy`: a process that another test starts meanwhile would hold the file open for writing for a moment, and
+        // it could not be run.
+        let copied = Command::new("cp").arg(binary("tandem")).arg(stage.path("tandem")).status().unwrap();
+        assert!(copied.success());
         stage.script("learner", learner);
         stage.script("rollout", rollout);
         let model = Qwen2 {
@@ -133,6 +136,25 @@ fn ctrl_c_ends_the_learner_in_order_and_tells_how_to_go_on() {
     assert!(refusal.refusal().contains("--resume_from_checkpoint latest"));
     let _ = cli::finish(stage.command(&["--resume_from_checkpoint", "latest"])).success();
     assert!(stage.path("run/resumed").exists());
+}
+
+/// `tandem train run.toml 2>&1 | tee log`: Ctrl-C ends `tee` too.
+#[test]
+fn the_end_of_whoever_reads_along_is_not_the_end_of_the_run() {
+    let learner = "trap 'mkdir $run/checkpoint-2; touch $run/finished; exit 143' TERM\n\
+                   touch $run/ready; until [ -e $run/gone ]; do sleep 0.02; done\n\
+                   step 1; step 2; sleep 0.5; touch $run/told; while :; do sleep 0.02; done";
+    let stage = Stage::new(learner, UNTIL_FINISHED);
+    let mut child = stage.start();
+    wait_for(&stage.path("run/ready"));
+    drop((child.stdout.take(), child.stderr.take()));
+    fs::write(stage.path("run/gone"), "").unwrap();
+    wait_for(&stage.path("run/told"));
+    // SAFETY: sends a signal to a child that has not been waited for.
+    unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(stage.path("run/checkpoint-2").exists());
+    assert!(stage.path("run/report.html").exists());
 }
 
 #[test]

@@ -1,0 +1,21 @@
+//! What the launcher tells its user and what it answers. Whoever reads along may be gone before the run is over: Ctrl-C
+//! ends the `tee` of `tandem train run.toml 2>&1 | tee log` too. `eprintln!` and `println!` panic then, and unwinding
+//! would kill the pair, so words that nobody can read are dropped.
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
+
+/// Tells the user something, on stderr.
+pub fn tell(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A line of the result, on stdout.
+pub fn print(line: impl Display) {
+    match writeln!(io::stdout(), "{line}") {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => tell(format_args!("warning: stdout cannot be written: {e}")),
+        _ => (),
+    }
+}
