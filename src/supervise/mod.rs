@@ -4,9 +4,12 @@ mod process;
 #[cfg(test)]
 mod tests;
 
-use std::{process::ExitStatus, time::Duration};
+use std::{
+    process::ExitStatus,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use shared::exit::ENDED_BY_SIGNAL;
 
 pub use process::{Process, Spec, describe};
@@ -61,63 +64,153 @@ pub trait Watch {
 }
 
 const TICK: Duration = Duration::from_millis(50);
+/// How long the user is left without a word while the sampler ends.
+const QUIET: Duration = Duration::from_secs(2);
 const SHOWN_LINES: usize = 5;
 
 /// Starts learner and sampler and stays until the run is over.
 pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn Watch) -> Result<Outcome> {
     let steps = watch.tick();
-    let mut learner = Member::start(learner, steps)?;
-    let mut sampler = Member::start(sampler, steps)?;
-    let mut stopping = false;
-    loop {
-        let steps = watch.tick();
-        for _ in 0..watch.interrupts() {
-            if stopping {
-                learner.kill();
-                sampler.kill();
-                return Ok(Outcome::Killed);
+    let learner = Member::start(learner, steps)?;
+    let sampler = Member::start(sampler, steps)?;
+    Pair { learner, sampler, limits, watch, first_step: steps, stopping: false, given_up: None }.run()
+}
+
+/// Both processes and what has been decided about them.
+struct Pair<'a> {
+    learner: Member,
+    sampler: Member,
+    limits: Limits,
+    watch: &'a mut dyn Watch,
+    /// Steps that were completed before this session.
+    first_step: u64,
+    /// Whether the user asked for the end.
+    stopping: bool,
+    /// Why the sampler is not started again; the learner is then ending in order.
+    given_up: Option<Error>,
+}
+
+impl Pair<'_> {
+    fn run(mut self) -> Result<Outcome> {
+        loop {
+            let steps = self.watch.tick();
+            if self.is_killed() {
+                return self.given_up.map_or(Ok(Outcome::Killed), Err);
             }
-            stopping = true;
-            learner.terminate();
-            watch.say("stopping in order: the learner writes a checkpoint (Ctrl-C again kills both processes)");
+            if let Some(status) = self.learner.ended()?
+                && let Some(outcome) = self.learner_ended(status, steps)?
+            {
+                return Ok(outcome);
+            }
+            if let Some(status) = self.sampler.ended()? {
+                self.sampler_ended(status, steps)?;
+            }
+            std::thread::sleep(TICK);
         }
-        if let Some(status) = learner.ended()? {
-            if status.success() || ended_by_signal(status) {
-                let stopped = stopping || ended_by_signal(status);
-                let patience = if stopped { limits.after_term } else { limits.farewell };
-                sampler.end_within(patience, limits.after_term)?;
-                return Ok(if stopped { Outcome::Interrupted } else { Outcome::Finished });
+    }
+
+    /// Follows the user: the first request ends the learner in order, the second kills both processes.
+    fn is_killed(&mut self) -> bool {
+        for _ in 0..self.watch.interrupts() {
+            if self.stopping {
+                self.learner.kill();
+                self.sampler.kill();
+                return true;
             }
-            if stopping {
-                sampler.end_within(Duration::ZERO, limits.after_term)?;
-                let lines = learner.last_lines();
-                learner.show_death(status, &lines, watch);
-                bail!("the learner did not stop in order: {}", error_line(&lines, status));
-            }
-            let verdict = learner.bury(status, steps, &limits, watch);
-            if verdict.is_err() {
-                sampler.end_within(Duration::ZERO, limits.after_term)?;
-            }
-            verdict?;
-            learner.restart(steps, &limits)?;
-            if sampler.process.is_none() {
-                sampler.restart(steps, &limits)?;
-            }
+            self.stopping = true;
+            self.learner.terminate();
+            self.watch.say("stopping in order: the learner writes a checkpoint (Ctrl-C again kills both processes)");
         }
-        if let Some(status) = sampler.ended()? {
-            if status.success() || stopping {
-                // It has heard from the learner that the run is over.
-                sampler.process = None;
-            } else {
-                let verdict = sampler.bury(status, steps, &limits, watch);
-                if verdict.is_err() {
-                    learner.end_within(Duration::ZERO, limits.after_term)?;
-                }
-                verdict?;
-                sampler.restart(steps, &limits)?;
+        false
+    }
+
+    /// How the run ends with the learner; nothing when it goes on with a new one.
+    fn learner_ended(&mut self, status: ExitStatus, steps: u64) -> Result<Option<Outcome>> {
+        let asked = ended_by_signal(status);
+        if let Some(reason) = self.given_up.take().filter(|_| !status.success()) {
+            if !asked {
+                self.learner.show_death(status, &self.learner.last_lines(), self.watch);
             }
+            return Err(reason);
         }
-        std::thread::sleep(TICK);
+        if status.success() || asked {
+            let stopped = self.stopping || asked;
+            self.bid_farewell(if stopped { self.limits.after_term } else { self.limits.farewell })?;
+            return Ok(Some(if stopped { Outcome::Interrupted } else { Outcome::Finished }));
+        }
+        if self.stopping {
+            self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
+            let lines = self.learner.last_lines();
+            self.learner.show_death(status, &lines, self.watch);
+            bail!("the learner did not stop in order: {}", error_line(&lines, status));
+        }
+        if let Err(reason) = self.learner.bury(status, steps, &self.limits, self.watch) {
+            self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
+            return Err(reason);
+        }
+        self.learner.restart(steps, &self.limits)?;
+        if self.sampler.process.is_none() {
+            self.sampler.restart(steps, &self.limits)?;
+        }
+        Ok(None)
+    }
+
+    fn sampler_ended(&mut self, status: ExitStatus, steps: u64) -> Result<()> {
+        if status.success() || self.stopping {
+            // It has heard from the learner that the run is over.
+            self.sampler.process = None;
+            return Ok(());
+        }
+        let Err(reason) = self.sampler.bury(status, steps, &self.limits, self.watch) else {
+            return self.sampler.restart(steps, &self.limits);
+        };
+        self.sampler.process = None;
+        if steps == self.first_step {
+            // There is no step to lose.
+            self.learner.end_within(Duration::ZERO, self.limits.after_term)?;
+            return Err(reason);
+        }
+        // It looks up between two steps only, and may be writing a checkpoint: it takes the time that it needs.
+        self.learner.terminate();
+        self.watch.say(&format!(
+            "{reason:#}; waiting for the learner, which ends its step and writes a checkpoint (Ctrl-C twice kills it)"
+        ));
+        self.given_up = Some(reason);
+        Ok(())
+    }
+
+    /// Waits for the sampler after the learner's end, first patiently, then after SIGTERM, then after SIGKILL. Who asks for
+    /// the end need not wait.
+    fn bid_farewell(&mut self, patience: Duration) -> Result<()> {
+        let name = self.sampler.spec.name;
+        let begin = Instant::now();
+        let mut deadline = begin + patience;
+        let (mut announced, mut terminated) = (self.stopping, false);
+        while self.sampler.process.is_some() && self.sampler.ended()?.is_none() {
+            self.watch.tick();
+            let asked = self.watch.interrupts();
+            let over = Instant::now() >= deadline;
+            let first_request = !self.stopping && !terminated;
+            if asked > usize::from(first_request) || (over && terminated) {
+                self.sampler.kill();
+                return Ok(());
+            }
+            if asked > 0 || over {
+                self.sampler.terminate();
+                self.watch.say(&format!("{name} is still at work and is ended; an evaluation in progress is lost"));
+                (announced, terminated) = (true, true);
+                deadline = Instant::now() + self.limits.after_term;
+            }
+            if !announced && begin.elapsed() >= QUIET {
+                announced = true;
+                self.watch.say(&format!(
+                    "the learner is done; waiting up to {:.0} s for {name}, which may be evaluating (Ctrl-C ends it)",
+                    patience.as_secs_f64()
+                ));
+            }
+            std::thread::sleep(TICK);
+        }
+        Ok(())
     }
 }
 

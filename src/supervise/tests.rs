@@ -176,6 +176,47 @@ fn a_sampler_that_stays_after_the_end_is_terminated() {
         script(dir.path(), "rollout", "trap 'echo told > told; exit 0' TERM; touch up; while :; do sleep 0.02; done");
     assert_eq!(supervise(learner, sampler, short, &mut watch).unwrap(), Outcome::Finished);
     assert!(dir.path().join("told").exists());
+    assert!(watch.all().contains("is still at work and is ended"), "{}", watch.all());
+}
+
+/// Ends in its own time after SIGTERM, as a learner does that is in the middle of a step or of a checkpoint.
+const SLOW_TO_END: &str = "trap 'sleep 1.5; touch saved; exit 143' TERM; echo 3 > steps; while :; do sleep 0.02; done";
+const DIES_AFTER_A_STEP: &str = "until [ -e steps ]; do sleep 0.02; done; sleep 0.2; kill -9 $$";
+
+#[test]
+fn a_learner_whose_sampler_is_given_up_has_the_time_to_write_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outcome, watch) = pair(dir.path(), SLOW_TO_END, DIES_AFTER_A_STEP);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("rollout died 3 times"), "{error}");
+    assert!(dir.path().join("saved").exists(), "the learner was killed");
+    assert!(watch.all().contains("waiting for the learner"), "{}", watch.all());
+}
+
+#[test]
+fn a_learner_that_is_waited_for_is_killed_when_the_user_asks_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "trap 'touch interrupt1 interrupt2' TERM; echo 3 > steps; while :; do sleep 0.02; done";
+    let before = Instant::now();
+    let (outcome, _) = pair(dir.path(), learner, DIES_AFTER_A_STEP);
+    assert!(outcome.unwrap_err().to_string().starts_with("rollout died 3 times"));
+    assert!(before.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn a_sampler_that_is_busy_after_the_end_is_announced_and_need_not_be_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampler =
+        "trap 'touch told; exit 143' TERM; touch done; sleep 2.5; touch interrupt1; while :; do sleep 0.02; done";
+    let before = Instant::now();
+    let (outcome, watch) = pair(dir.path(), UNTIL_DONE, sampler);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    assert!(dir.path().join("told").exists() && before.elapsed() < limits().farewell, "{:?}", before.elapsed());
+    let said = watch.all();
+    assert!(
+        said.contains("waiting up to 20 s for rollout") && said.contains("is still at work and is ended"),
+        "{said}"
+    );
 }
 
 #[test]
