@@ -6,6 +6,7 @@
 //! be repeated after an interruption.
 
 mod comparisons;
+mod words;
 
 use std::{fs, path::PathBuf, process::ExitCode};
 
@@ -168,24 +169,8 @@ impl Job<'_> {
             let rows = comparisons::choose_prompts(&config.dataset, self.args.comparisons, config.seed, round)
                 .context("`dataset`")?;
             comparisons::write(&prompts, &rows)?;
-            let mut words = vec!["generate".to_owned()];
-            let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
-            flag("model", self.policy.display().to_string());
-            flag("prompts", prompts.display().to_string());
-            flag("output", samples.display().to_string());
-            flag("reward-funcs", judge.clone());
-            flag("num-generations", config.num_generations.to_string());
-            flag("max-completion-length", config.max_completion_length.to_string());
-            flag("temperature", config.temperature.to_string());
-            flag("top-p", config.top_p.to_string());
-            flag("top-k", config.top_k.to_string());
-            // Not the draws of the training steps.
-            flag("seed", (config.seed + u64::from(round) * 1_000_003).to_string());
-            if let Some(prompt) = &config.system_prompt {
-                flag("system-prompt", prompt.clone());
-            }
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            tool::run("rollout", &words, &self.path(round, "samples.log"))?;
+            let words = words::of_sampling(config, &self.policy, &prompts, &samples, judge, round);
+            tool::run("rollout", &words.list(), &self.path(round, "samples.log"))?;
         }
         comparisons::judge(&samples).map(Some)
     }
@@ -201,23 +186,17 @@ impl Job<'_> {
             fs::remove_dir_all(&output)?;
         }
         comparisons::write(&pairs, fresh)?;
-        let mut words = vec!["reward-model".to_owned()];
-        let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
-        flag("model", self.reward_model.display().to_string());
-        flag("pairs", pairs.display().to_string());
-        flag("output", output.display().to_string());
-        flag("learning-rate", self.args.reward_learning_rate.to_string());
-        flag("epochs", self.args.reward_epochs.to_string());
-        flag("seed", (self.config.seed + u64::from(round)).to_string());
+        let mut words = words::of_reward_model(&self.config, &self.reward_model, &pairs, &output, round);
+        words.push("learning-rate", self.args.reward_learning_rate);
+        words.push("epochs", self.args.reward_epochs);
         if round > 1 {
             let history = self.path(round, "history.jsonl");
             let old = comparisons::history((1..round).map(|r| self.path(r, "pairs.jsonl")))?;
             comparisons::write(&history, &old)?;
-            flag("history", history.display().to_string());
-            flag("history-share", self.args.history_share.to_string());
+            words.push("history", history.display());
+            words.push("history-share", self.args.history_share);
         }
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let learned = tool::answer("learner", &words, &self.path(round, "reward-model.log"))?;
+        let learned = tool::answer("learner", &words.list(), &self.path(round, "reward-model.log"))?;
         atomic::write(&figures, learned.to_string().as_bytes())?;
         Ok(learned)
     }
