@@ -10,6 +10,7 @@ mod import_config;
 mod iterate;
 mod output;
 mod report;
+mod signals;
 mod summary;
 mod supervise;
 mod tail;
@@ -18,7 +19,10 @@ mod train;
 
 use std::{ffi::OsString, process::ExitCode};
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
+
+use signals::Interrupted;
 
 /// GRPO post-training of language models in two processes: an ONNX Runtime sampler and a libtorch learner.
 #[derive(Debug, Parser)]
@@ -45,18 +49,30 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse_from(words()).command {
+    run(Cli::parse_from(words()).command).unwrap_or_else(|error| match error.downcast_ref::<Interrupted>() {
+        Some(interrupted) => {
+            output::tell(interrupted);
+            ExitCode::from(interrupted.exit_code())
+        }
+        None => {
+            output::tell(format_args!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    if matches!(command, Command::Train(_) | Command::Iterate(_) | Command::Demo(_)) {
+        signals::listen()?;
+    }
+    match command {
         Command::Train(args) => train::run(&args),
         Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Report(args) => report::run(&args),
         Command::ImportConfig(args) => import_config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-    };
-    result.unwrap_or_else(|error| {
-        output::tell(format_args!("error: {error:#}"));
-        ExitCode::FAILURE
-    })
+    }
 }
 
 /// The command line, with a `--help` among the free-form options of `train` moved to where the parser sees it.

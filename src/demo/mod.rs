@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     say("3/4  GRPO: the sampler tries, the learner learns from what was rewarded; nobody shows it the carry again.");
     let trained = train::train(config)?;
     if trained.outcome != Outcome::Finished {
-        return Ok(ExitCode::from(train::INTERRUPTED));
+        return Ok(train::interrupted());
     }
     let last = trained.dir.checkpoint(trained.summary.steps);
     let after = accuracy(&place, &last, "after")?;

@@ -18,7 +18,7 @@ use shared::{
     config::{TrainConfig, layers},
 };
 
-use crate::{output, supervise::Outcome, tool, train};
+use crate::{output, signals, supervise::Outcome, tool, train};
 use comparisons::Judged;
 
 /// Words of `tandem iterate`.
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut rounds = Vec::new();
     for round in 1..=args.rounds {
         let Some(done) = job.round(round)? else {
-            return Ok(ExitCode::from(train::INTERRUPTED));
+            return Ok(train::interrupted());
         };
         job.policy.clone_from(&done.policy);
         job.reward_model.clone_from(&done.reward_model);
@@ -117,6 +117,7 @@ impl Job<'_> {
 
     /// One round; nothing when it was interrupted.
     fn round(&self, round: u32) -> Result<Option<Round>> {
+        signals::check()?;
         let record = self.path(round, "round.json");
         if let Ok(text) = fs::read_to_string(&record) {
             return serde_json::from_str(&text).with_context(|| record.display().to_string()).map(Some);

@@ -5,8 +5,8 @@ use std::{
     fs::{self, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
     os::unix::process::{CommandExt, ExitStatusExt},
-    path::PathBuf,
-    process::{Child, ExitStatus, Stdio},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -46,9 +46,23 @@ impl Process {
             .with_context(|| format!("{}", spec.log.display()))?;
         let log_start = log.metadata().with_context(|| format!("{}", spec.log.display()))?.len();
         let mut command = binaries::command(&spec.program);
-        command.args(&spec.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let child = command.spawn().with_context(|| format!("cannot start {}", spec.program.display()))?;
-        Ok(Self { child, log: spec.log.clone(), log_start, started: Instant::now() })
+        command.args(&spec.args).stdout(log.try_clone()?).stderr(log);
+        let mut process = Self::spawn(command, &spec.log)?;
+        process.log_start = log_start;
+        Ok(process)
+    }
+
+    /// As [`Process::start`], with a command whose output is already directed; its log begins with it.
+    pub fn spawn(mut command: Command, log: &Path) -> Result<Self> {
+        command.stdin(Stdio::null()).process_group(0);
+        let program = command.get_program().to_owned();
+        let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Self { child, log: log.to_owned(), log_start: 0, started: Instant::now() })
+    }
+
+    /// The other end of a piped standard output, once.
+    pub fn stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
     }
 
     /// How the child ended, if it has.

@@ -16,6 +16,8 @@ use shared::{
     config::{TrainConfig, layers},
 };
 
+use crate::signals;
+
 /// A run directory that belongs to this launcher until it is dropped.
 #[derive(Debug)]
 pub struct OwnedRun {
@@ -136,6 +138,7 @@ fn lock(dir: &RunDir) -> Result<File> {
     let file = File::create(&path).with_context(|| format!("`output_dir` cannot be written: {}", path.display()))?;
     let begin = Instant::now();
     loop {
+        signals::check()?;
         match file.try_lock() {
             Ok(()) => break,
             Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_PATIENCE => thread::sleep(LOCK_POLL),

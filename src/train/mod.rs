@@ -19,12 +19,11 @@ use shared::{
 };
 
 use crate::{
-    binaries, output, report, summary,
+    binaries, output, report,
+    signals::{self, Interrupted},
+    summary,
     supervise::{self, Limits, Outcome, Spec},
 };
-
-/// Exit code after Ctrl-C, as shells expect it.
-pub const INTERRUPTED: u8 = 130;
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
@@ -54,8 +53,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     output::print(serde_json::to_string(&trained.summary)?);
     Ok(match trained.outcome {
         Outcome::Finished => ExitCode::SUCCESS,
-        Outcome::Interrupted | Outcome::Killed => ExitCode::from(INTERRUPTED),
+        Outcome::Interrupted | Outcome::Killed => interrupted(),
     })
+}
+
+/// The exit code of a run that was asked to end: 128 + the signal. When the learner alone got one, it is taken for Ctrl-C.
+pub fn interrupted() -> ExitCode {
+    const CTRL_C: u8 = 130;
+    ExitCode::from(signals::check().err().map_or(CTRL_C, Interrupted::exit_code))
 }
 
 /// Every option with its default, in declaration order; those that are absent by default as comments.
@@ -105,8 +110,9 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     }
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
+    signals::check()?;
     let begin = Instant::now();
-    let mut watch = progress::Progress::new(&config, &dir)?;
+    let mut watch = progress::Progress::new(&config, &dir);
     let first_step = watch.steps();
     watch.announce(&config);
     let limits = Limits::new(config.max_restarts, Duration::from_secs_f64(config.peer_timeout));

@@ -5,21 +5,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared::{RunDir, config::TrainConfig, metrics::MetricRecord};
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-};
 
-use crate::{output, summary, supervise::Watch, tail::Tail};
+use crate::{output, signals, summary, supervise::Watch, tail::Tail};
 
-/// Follows the metrics and shows them; counts the signals that ask for the end.
+/// Follows the metrics and shows them.
 pub struct Progress {
     tail: Tail,
     bar: Option<ProgressBar>,
-    signals: Signals,
     total: u64,
     every: u64,
     shown: u64,
@@ -27,14 +21,13 @@ pub struct Progress {
 
 impl Progress {
     /// Looks at what the run directory already holds.
-    pub fn new(config: &TrainConfig, dir: &RunDir) -> Result<Self> {
+    pub fn new(config: &TrainConfig, dir: &RunDir) -> Self {
         let mut tail = Tail::new(dir.metrics());
         tail.poll();
         let total = config.max_steps.unwrap_or(0);
         let shown = tail.steps();
         let bar = io::stderr().is_terminal().then(|| bar(total, shown));
-        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for Ctrl-C")?;
-        Ok(Self { tail, bar, signals, total, every: config.logging_steps.max(1), shown })
+        Self { tail, bar, total, every: config.logging_steps.max(1), shown }
     }
 
     /// Completed steps.
@@ -99,7 +92,7 @@ impl Watch for Progress {
     }
 
     fn interrupts(&mut self) -> usize {
-        self.signals.pending().count()
+        signals::requests()
     }
 
     fn say(&mut self, line: &str) {

@@ -205,6 +205,44 @@ fn children_do_not_outlive_a_killed_launcher() {
     assert!(state.is_empty() || state.contains(" Z "), "{state}");
 }
 
+/// Between two trainings, a round runs `rollout generate` and `learner reward-model`. The signal comes in the last of them,
+/// after a training has ended.
+#[test]
+fn a_signal_ends_the_tools_of_iterate_as_well() {
+    let output = "out=$(printf '%s\\n' \"$@\" | sed -n 's/^--output=//p')";
+    let figures = r#"{"pairs":1,"trained":1,"replayed":0,"accuracy_before":0.5,"accuracy_after":1.0}"#;
+    let learner = format!(
+        "if [ $1 = run ]; then {THREE_STEPS}; exit; fi\n{output}; mkdir $out; echo trained >&2; echo '{figures}'"
+    );
+    let row = |token, reward| format!(r#"{{"prompt_id":0,"prompt_ids":[1],"token_ids":[{token}],"reward":{reward}}}"#);
+    let rollout = format!(
+        "if [ $1 = run ]; then {UNTIL_FINISHED}; exit; fi\n{output}\n\
+         if [ ${{out%round-1/*}} = $out ]; then\n\
+         trap 'touch terminated; exit 1' TERM; touch sampling; while :; do sleep 0.02; done\nfi\n\
+         echo '{}' > $out; echo '{}' >> $out",
+        row(2, 0.0),
+        row(3, 1.0)
+    );
+    let stage = Stage::new(&learner, &rollout);
+    for (signal, code) in [(libc::SIGTERM, 143), (libc::SIGINT, 130)] {
+        let mut command = Command::new(stage.path("tandem"));
+        command.current_dir(stage.dir.path()).args(["iterate", "run.toml", "--rounds=1", "--judge=correctness"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for(&stage.path("sampling"));
+        // SAFETY: sends a signal to a child that has not been waited for.
+        unsafe { libc::kill(child.id().cast_signed(), signal) };
+        wait_for(&stage.path("terminated"));
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+        assert!(stderr.contains("interrupted by SIG"), "{stderr}");
+        assert!(stage.path("run/round-1/round.json").exists(), "{stderr}");
+        for mark in ["sampling", "terminated"] {
+            fs::remove_file(stage.path(mark)).unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_missing_process_is_named() {
     let stage = Stage::new("", "");
