@@ -42,7 +42,7 @@ pub struct Args {
 /// Runs `tandem train`. The last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let line = resolve::CommandLine::parse(&args.words)?;
-    let config = layers::load(line.file.as_deref(), &line.overrides)?;
+    let config = line.config()?;
     if line.dry_run {
         let nothing_given = line.file.is_none() && line.overrides.is_empty();
         let shown = if nothing_given { every_key(&config) } else { layers::to_toml(&resolve::resolve(config)?) };

@@ -35,6 +35,20 @@ impl CommandLine {
         let options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
         Ok(Self { file, dry_run, overrides: layers::parse_overrides(&options)? })
     }
+
+    /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves it as
+    /// it stands; in the file it is relative to the file's folder, as all paths there.
+    pub fn config(&self) -> Result<TrainConfig> {
+        let mut config = layers::load(self.file.as_deref(), &self.overrides)?;
+        let in_file = !self.overrides.iter().any(|(key, _)| key == "resume_from_checkpoint");
+        if let (true, Some(folder), Some(wanted)) =
+            (in_file, self.file.as_deref().and_then(Path::parent), &mut config.resume_from_checkpoint)
+            && wanted != "latest"
+        {
+            *wanted = folder.join(&*wanted).display().to_string();
+        }
+        Ok(config)
+    }
 }
 
 /// Fills in what depends on data and machine (steps, threads), makes paths absolute and checks that what the
@@ -45,7 +59,11 @@ pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
     config.dataset = absolute(&config.dataset)?;
     config.output_dir = absolute(&config.output_dir)?;
     config.eval_dataset = config.eval_dataset.as_deref().map(absolute).transpose()?;
+    config.critic_model = config.critic_model.as_deref().map(absolute).transpose()?;
     ModelDir::open(&config.model).context("`model`")?;
+    if let Some(path) = &config.critic_model {
+        ModelDir::open(path).context("`critic_model`")?;
+    }
     let rows = count_rows(&config.dataset).context("`dataset`")?;
     if let Some(path) = &config.eval_dataset {
         count_rows(path).context("`eval_dataset`")?;
@@ -79,6 +97,8 @@ fn count_rows(path: &Path) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use shared::config::AdvantageEstimator;
 
     use super::*;
 
@@ -124,6 +144,55 @@ mod tests {
         assert!(!resolved.output_dir.exists(), "resolving must not touch the disk");
     }
 
+    /// A path that both processes read from the run directory's config.toml means the same there only if it is absolute.
+    #[test]
+    fn every_option_that_is_a_path_is_made_absolute() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(config(dir.path()));
+        let up = PathBuf::from_iter(std::env::current_dir().unwrap().components().skip(1).map(|_| ".."));
+        let relative = up.join(dir.path().strip_prefix("/").unwrap());
+        let value_of = |key: &str| match key {
+            "dataset" | "eval_dataset" => relative.join("train.jsonl"),
+            "output_dir" => relative.join("run"),
+            _ => relative.clone(),
+        };
+        let paths: Vec<String> = layers::known_keys().into_iter().filter(|key| is_path(key, dir.path())).collect();
+        assert!(paths.len() >= 5, "{paths:?}");
+        let mut overrides: Vec<(String, String)> =
+            paths.iter().map(|key| (key.clone(), value_of(key).display().to_string())).collect();
+        let more = [("reward_funcs", "format"), ("advantage_estimator", "gae"), ("num_generations", "4")];
+        overrides.extend(more.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap();
+        let resolved = serde_json::to_value(resolved).unwrap();
+        for key in paths {
+            let path = Path::new(resolved[&key].as_str().unwrap());
+            assert!(path.is_absolute() && path.ends_with(value_of(&key).strip_prefix(&up).unwrap()), "{key}: {path:?}");
+        }
+    }
+
+    /// Whether a file's value of an option is relative to the file's folder.
+    fn is_path(key: &str, dir: &Path) -> bool {
+        let file = dir.join("one-option.toml");
+        fs::write(&file, format!("{key} = \"x\"\n")).unwrap();
+        let config = layers::load(Some(&file), &Vec::new()).map(|config| serde_json::to_value(config).unwrap());
+        config.is_ok_and(|config| config[key].as_str() == dir.join("x").to_str())
+    }
+
+    #[test]
+    fn a_checkpoint_named_in_the_file_is_relative_to_its_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.toml");
+        let resumed_from = |value: &str, options: &str| {
+            fs::write(&file, format!("resume_from_checkpoint = \"{value}\"\n")).unwrap();
+            let line = CommandLine::parse(&words(&format!("{}{options}", file.display()))).unwrap();
+            line.config().unwrap().resume_from_checkpoint.unwrap()
+        };
+        assert_eq!(resumed_from("run/checkpoint-5", ""), dir.path().join("run/checkpoint-5").display().to_string());
+        assert_eq!(resumed_from("/run/checkpoint-5", ""), "/run/checkpoint-5");
+        assert_eq!(resumed_from("latest", ""), "latest");
+        assert_eq!(resumed_from("a", " --resume_from_checkpoint b/checkpoint-1"), "b/checkpoint-1");
+    }
+
     #[test]
     fn what_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
@@ -131,6 +200,9 @@ mod tests {
         let message = |config: TrainConfig| format!("{:#}", resolve(config).unwrap_err());
         let text = message(TrainConfig { dataset: dir.path().join("no.jsonl"), ..good.clone() });
         assert!(text.contains("`dataset`") && text.contains("no.jsonl"), "{text}");
+        let gae = TrainConfig { advantage_estimator: AdvantageEstimator::Gae, ..good.clone() };
+        let text = message(TrainConfig { critic_model: Some(dir.path().join("no-critic")), ..gae });
+        assert!(text.contains("`critic_model`") && text.contains("no-critic"), "{text}");
         let text = message(TrainConfig { model: dir.path().join("no-model"), ..good.clone() });
         assert!(text.contains("`model`") && text.contains("no-model"), "{text}");
         fs::write(dir.path().join("empty.jsonl"), "\n\n").unwrap();
