@@ -171,14 +171,22 @@ fn holders(path: &Path) -> String {
 }
 
 fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
-    atomic::write_dir::<io::Error>(to, |target| {
-        for entry in fs::read_dir(from)? {
-            let entry = entry?;
-            fs::copy(entry.path(), target.join(entry.file_name()))?;
+    atomic::write_dir(to, |target| copy_files(from, target)).with_context(|| format!("cannot copy {}", from.display()))
+}
+
+/// Copies what a folder holds, the folders in it included: a checkpoint has some for critic and reference.
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            fs::create_dir(&target)?;
+            copy_files(&source, &target)?;
+        } else {
+            fs::copy(&source, &target)?;
         }
-        Ok(())
-    })
-    .with_context(|| format!("cannot copy {}", from.display()))
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -286,12 +294,16 @@ mod tests {
             fs::create_dir(root.join(format!("checkpoint-{step}"))).unwrap();
             fs::write(root.join(format!("checkpoint-{step}/state.json")), "{}").unwrap();
         }
+        // As checkpoints with a critic or a moved reference have them.
+        fs::create_dir_all(root.join("checkpoint-5/critic/head")).unwrap();
+        fs::write(root.join("checkpoint-5/critic/head/weights"), "w").unwrap();
         let five = root.join("checkpoint-5").display().to_string();
         assert!(refusal(&config(&root, Some(&five))).contains("checkpoint-10"));
         let ten = root.join("checkpoint-10").display().to_string();
         assert_eq!(start_of(&config(&root, Some(&ten)), &RunDir::new(&root)).unwrap(), Start::Resume);
         let branch = prepare(&config(&dir.path().join("branch"), Some(&five))).unwrap();
         assert_eq!(fs::read_to_string(branch.dir.checkpoint(5).join("state.json")).unwrap(), "{}");
+        assert_eq!(fs::read_to_string(branch.dir.checkpoint(5).join("critic/head/weights")).unwrap(), "w");
         assert!(refusal(&config(&root, Some("/nowhere/checkpoint-1"))).contains("/nowhere/checkpoint-1"));
         assert!(refusal(&config(&root, Some(&root.display().to_string()))).contains("checkpoint-N"));
     }
