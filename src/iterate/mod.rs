@@ -214,12 +214,9 @@ impl Job<'_> {
         let weights = self.config.weighted_rewards().into_iter().map(|(_, weight)| weight);
         config.reward_weights = [1.0].into_iter().chain(weights).collect();
         config.reward_funcs.insert(0, format!("model:path={path}"));
-        let interrupted = !RunDir::new(&config.output_dir).checkpoints().unwrap_or_default().is_empty();
+        // A run that ended before its first checkpoint begins anew.
+        let interrupted = train::goes_on(&RunDir::new(&config.output_dir))?;
         config.resume_from_checkpoint = interrupted.then(|| "latest".to_owned());
-        if !interrupted && config.output_dir.exists() {
-            // A run that ended before its first checkpoint begins anew.
-            fs::remove_dir_all(&config.output_dir)?;
-        }
         Ok(config)
     }
 }

@@ -170,6 +170,23 @@ fn holders(path: &Path) -> String {
     if found.is_empty() { String::new() } else { format!(" (process {})", found.join(", ")) }
 }
 
+/// Whether an earlier run in this directory can be gone on with. What is left of one without a checkpoint is removed, once
+/// nobody is at work in it: a learner that outlived its launcher still writes a checkpoint.
+///
+/// # Errors
+/// When the processes of the run do not end, or the directory cannot be removed.
+pub fn goes_on(dir: &RunDir) -> Result<bool> {
+    if !dir.root().exists() {
+        return Ok(false);
+    }
+    let _lock = lock(dir)?;
+    let found = !dir.checkpoints().context("`output_dir` cannot be used")?.is_empty();
+    if !found {
+        fs::remove_dir_all(dir.root()).with_context(|| dir.root().display().to_string())?;
+    }
+    Ok(found)
+}
+
 fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
     atomic::write_dir(to, |target| copy_files(from, target)).with_context(|| format!("cannot copy {}", from.display()))
 }
@@ -270,6 +287,25 @@ mod tests {
         });
         assert!(text.contains("checkpoint-1"), "{text}");
         assert!(run.metrics().exists());
+    }
+
+    #[test]
+    fn what_is_left_of_a_run_goes_only_when_nobody_is_at_work_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        assert!(!goes_on(&RunDir::new(&root)).unwrap() && !root.exists());
+        let OwnedRun { dir: run, _lock: lock } = prepare(&config(&root, None)).unwrap();
+        let found = thread::scope(|scope| {
+            let next = scope.spawn(|| goes_on(&run).unwrap());
+            thread::sleep(LOCK_POLL * 6);
+            // A learner whose launcher was killed writes a checkpoint before it ends.
+            fs::create_dir(run.checkpoint(1)).unwrap();
+            drop(lock);
+            next.join().unwrap()
+        });
+        assert!(found && run.checkpoint(1).exists());
+        fs::remove_dir(run.checkpoint(1)).unwrap();
+        assert!(!goes_on(&run).unwrap() && !root.exists());
     }
 
     #[test]

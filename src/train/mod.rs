@@ -25,6 +25,8 @@ use crate::{
     supervise::{self, Limits, Outcome, Spec},
 };
 
+pub use directory::goes_on;
+
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
 #[command(
