@@ -92,7 +92,8 @@ fn a_config_of_trl() {
     assert!(reason(&found, "use_vllm").contains("ONNX Runtime"));
     assert!(reason(&found, "vllm_gpu_memory_utilization").contains("ONNX Runtime"));
     assert_eq!(reason(&found, "unheard_of_option"), "not known");
-    assert!(!found.to_toml().contains("max_steps"));
+    let toml = found.to_toml();
+    assert!(!toml.contains("max_steps") && toml.contains("\ntemperature = 0.9\n"), "{toml}");
 }
 
 #[test]
@@ -226,6 +227,16 @@ fn a_yaml_of_verl_means_what_its_overrides_mean() {
     let config = &found.config;
     assert_eq!((config.advantage_estimator, config.loss_type), (AdvantageEstimator::Rloo, LossType::VerlCispo));
     assert_eq!((config.epsilon, config.epsilon_high, config.top_k, config.lam), (0.3, Some(4.0), 0, 0.9));
+}
+
+#[test]
+fn texts_with_line_breaks_and_quotes_are_written_as_they_were() {
+    let (_, found) = import(
+        "learning_rate: 1e-5\nsystem_prompt: \"Think first.\\nseed = 3\\nThen say \\\"done\\\".\"\nstop: [\"\\n\\n\", \"'''\"]\n",
+    );
+    assert_eq!(found.config.system_prompt.as_deref(), Some("Think first.\nseed = 3\nThen say \"done\"."));
+    assert_eq!(found.config.stop, ["\n\n", "'''"]);
+    assert_eq!(found.mapped.len(), 3);
 }
 
 #[test]

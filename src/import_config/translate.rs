@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use shared::config::{TrainConfig, layers};
+use toml::Table;
 
 use super::{
     read::Entry,
@@ -80,12 +81,11 @@ impl Translation {
 
     /// The taken over options as `run.toml`, in the order in which they are declared.
     pub fn to_toml(&self) -> String {
-        let text = layers::to_toml(&self.config);
-        let taken = |line: &&str| {
-            let key = line.split(" = ").next().unwrap_or_default();
-            self.mapped.iter().any(|(_, option)| option == key)
-        };
-        text.lines().filter(taken).map(|line| format!("{line}\n")).collect()
+        // From the text, in which single precision has the digits that it was given with.
+        let values: Table = layers::to_toml(&self.config).parse().expect("a configuration is valid TOML");
+        let taken = |key: &String| self.mapped.iter().any(|(_, option)| option == key);
+        let line = |key: String| Some(Table::from_iter([(key.clone(), values.get(&key)?.clone())]).to_string());
+        layers::known_keys().into_iter().filter(taken).filter_map(line).collect()
     }
 }
 
