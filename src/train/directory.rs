@@ -100,7 +100,7 @@ fn start_of(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
 
 /// Whether the directory is free for a new run: absent, empty, or left by one that ended before its first step (for
 /// instance because of an unknown reward function).
-fn is_unused(dir: &RunDir) -> Result<bool> {
+pub fn is_unused(dir: &RunDir) -> Result<bool> {
     let no_step = !fs::metadata(dir.metrics()).is_ok_and(|file| file.len() > 0);
     Ok(is_empty(dir.root())? || (dir.lock().exists() && no_step && dir.checkpoints()?.is_empty()))
 }

@@ -148,7 +148,14 @@ fn farewell(outcome: Outcome, summary: &Summary, dir: &RunDir) -> String {
         (Outcome::Finished, _) => format!("finished {} steps; report: {}", summary.steps, summary.report),
         (Outcome::Interrupted, Some(step)) => format!("stopped in order at checkpoint-{step}; {resume}"),
         (Outcome::Killed, Some(step)) => format!("killed; the newest checkpoint is checkpoint-{step}; {resume}"),
-        (_, None) => "ended before the first checkpoint; the next start begins anew".to_owned(),
+        (_, None) if directory::is_unused(dir).unwrap_or(false) => {
+            "ended before the first step; the next start begins anew".to_owned()
+        }
+        (_, None) => format!(
+            "ended before the first checkpoint: there is nothing to go on from, and {} is not empty; remove it or choose \
+             another `output_dir`",
+            dir.root().display()
+        ),
     }
 }
 

@@ -244,6 +244,33 @@ fn a_signal_ends_the_tools_of_iterate_as_well() {
 }
 
 #[test]
+fn a_run_that_is_killed_before_its_first_checkpoint_says_how_to_begin_anew() {
+    let learner =
+        "trap : TERM INT\nif [ -e stepping ]; then step 1; fi; touch $run/ready; while :; do sleep 0.02; done";
+    for stepping in [false, true] {
+        let stage = Stage::new(learner, UNTIL_FINISHED);
+        if stepping {
+            fs::write(stage.path("stepping"), "").unwrap();
+        }
+        let child = stage.start();
+        wait_for(&stage.path("run/ready"));
+        for _ in 0..2 {
+            // SAFETY: sends a signal to a child that has not been waited for.
+            unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
+            thread::sleep(Duration::from_millis(300));
+        }
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{stderr}");
+        assert_eq!(stderr.contains("the next start begins anew"), !stepping, "{stderr}");
+        assert_eq!(stderr.contains("remove it or choose another `output_dir`"), stepping, "{stderr}");
+        stage.script("learner", THREE_STEPS);
+        let again = cli::finish(stage.command(&[]));
+        assert_eq!(again.status.success(), !stepping, "{}", again.stderr);
+    }
+}
+
+#[test]
 fn a_missing_process_is_named() {
     let stage = Stage::new("", "");
     fs::remove_file(stage.path("rollout")).unwrap();
