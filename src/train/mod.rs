@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use shared::{
     RunDir,
+    channel::iox::remove_leftovers,
     config::{TrainConfig, layers},
     metrics::{self, MetricRecord},
 };
@@ -22,7 +23,7 @@ use crate::{
     binaries, output, report,
     signals::{self, Interrupted},
     summary,
-    supervise::{self, Limits, Outcome, Spec},
+    supervise::{self, Limits, Outcome, Spec, Watch},
 };
 
 pub use directory::goes_on;
@@ -118,7 +119,12 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     let first_step = watch.steps();
     watch.announce(&config);
     let limits = Limits::new(config.max_restarts, Duration::from_secs_f64(config.peer_timeout));
-    let outcome = supervise::supervise(spec("learner", &dir)?, spec("rollout", &dir)?, limits, &mut watch)?;
+    let outcome = supervise::supervise(spec("learner", &dir)?, spec("rollout", &dir)?, limits, &mut watch);
+    // Both processes are gone, and only this run's folder and segments are touched.
+    if let Err(error) = remove_leftovers(&dir) {
+        watch.say(&format!("warning: killed processes may have left shared memory behind: {error}"));
+    }
+    let outcome = outcome?;
     watch.finish();
     let seconds = begin.elapsed().as_secs_f64();
     let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };

@@ -10,6 +10,10 @@ use std::{
 };
 
 use serde_json::Value;
+use shared::{
+    RunDir,
+    channel::iox::{self, IoxLearner},
+};
 use tests::{
     binary, cli,
     tiny_model::{self, Qwen2},
@@ -240,6 +244,35 @@ fn a_signal_ends_the_tools_of_iterate_as_well() {
         for mark in ["sampling", "terminated"] {
             fs::remove_file(stage.path(mark)).unwrap();
         }
+    }
+}
+
+/// Where the channel of a run has its folder; everything that it has in shared memory begins with the same name.
+fn folder_of_the_channel(run: &Path) -> PathBuf {
+    fs::create_dir(run).unwrap();
+    let run_dir = RunDir::new(run);
+    let end = IoxLearner::open(&run_dir).unwrap();
+    let folder = iox::files(&run_dir).unwrap().into_iter().find(|path| path.is_dir()).unwrap();
+    drop(end);
+    assert_eq!(iox::files(&run_dir).unwrap(), Vec::<PathBuf>::new());
+    folder
+}
+
+#[test]
+fn what_killed_processes_leave_in_shared_memory_is_removed_at_the_end() {
+    for (rollout, succeeds) in [(UNTIL_FINISHED, true), ("echo 'error: no' >&2; exit 1", false)] {
+        let stage = Stage::new(THREE_STEPS, rollout);
+        let folder = folder_of_the_channel(&stage.path("run"));
+        let segment = format!("{}_1", folder.file_name().unwrap().to_str().unwrap());
+        fs::create_dir(&folder).unwrap();
+        fs::write(Path::new("/dev/shm").join(&segment), "left").unwrap();
+        // No other run is touched.
+        let foreign = Path::new("/dev/shm").join(format!("tandem_of_test_{}", std::process::id()));
+        fs::write(&foreign, "").unwrap();
+        let finished = cli::finish(stage.command(&[]));
+        assert_eq!(finished.status.success(), succeeds, "{}", finished.stderr);
+        assert_eq!(iox::files(&RunDir::new(stage.path("run"))).unwrap(), Vec::<PathBuf>::new());
+        assert!(fs::remove_file(foreign).is_ok());
     }
 }
 
