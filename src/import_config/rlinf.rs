@@ -44,7 +44,10 @@ const KEYS: &[(&str, Rule)] = &[
     ("algorithm.gae_lambda", To("lam")),
     ("algorithm.update_epoch", To("num_iterations")),
     ("algorithm.recompute_logprobs", Hint("old log-probs are always the learner's own")),
-    ("algorithm.shuffle_rollout", Hint("groups are trained on in prompt order")),
+    (
+        "algorithm.shuffle_rollout",
+        Hint("the completions of a step are always shuffled, in an order that the seed gives"),
+    ),
     ("algorithm.max_num_gen_batches", To("dynamic_sampling_max_attempts")),
     ("algorithm.training_batch_size_per_gpu", MEMORY),
     ("algorithm.rollout_batch_size_per_gpu", MEMORY),

@@ -185,6 +185,7 @@ algorithm:
   use_valid_token_scale: false
   loss_type: actor
   loss_agg_func: token-mean
+  shuffle_rollout: false
   sampling_params:
     temperature: 0.9
     top_k: 1000000
@@ -216,6 +217,7 @@ fn a_config_of_rlinf() {
     assert!(config.normalize_advantages && config.max_steps.is_none());
     assert!(reason(&found, "defaults").contains("composed"));
     assert!(reason(&found, "cluster.num_nodes").contains("sharding"));
+    assert!(reason(&found, "algorithm.shuffle_rollout").contains("always shuffled"));
 }
 
 #[test]
