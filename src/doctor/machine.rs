@@ -73,15 +73,13 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
 }
 
 fn memory() -> Finding {
-    let Ok(mut system) = sysinfo::System::new() else {
+    let (Ok(mut system), Ok(available)) = (sysinfo::System::new(), shared::memory::available()) else {
         return Finding::warn("memory", "its size is not known", "check it with free");
     };
     system.refresh_memory();
     // A container's limit counts, not the machine's memory.
-    let (total, available) = system
-        .cgroup_limits()
-        .map_or((system.total_memory(), system.available_memory()), |c| (c.total_memory, c.free_memory));
-    describe_memory(total, available.min(system.available_memory()))
+    let total = system.cgroup_limits().map_or(system.total_memory(), |group| group.total_memory);
+    describe_memory(total, available)
 }
 
 fn describe_memory(total: u64, available: u64) -> Finding {
@@ -196,6 +194,14 @@ mod tests {
         assert_eq!((finding.level, finding.detail.as_str()), (Level::Warn, "1.0 GiB of 8.0 GiB available"));
         assert!(finding.remedy.is_some());
         assert_eq!(describe_memory(8 * GIB, 4 * GIB).level, Level::Ok);
+    }
+
+    /// Cached files make room when memory is asked for, in a container too.
+    #[test]
+    fn the_memory_is_as_much_as_the_processes_count_on() {
+        let shown: f64 = memory().detail.split(' ').next().unwrap().parse().unwrap();
+        let counted_on = shared::memory::available().unwrap() as f64 / GIB as f64;
+        assert!((shown - counted_on).abs() < 0.5, "{shown} GiB shown, {counted_on} GiB counted on");
     }
 
     #[test]
