@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::json;
 use shared::{
-    atomic,
+    RunDir, atomic,
     config::{LrSchedulerType, TrainConfig, layers},
 };
 
@@ -107,7 +107,8 @@ impl Place {
         let place = Self(root);
         let shown = place.0.display();
         if place.path(MARK).is_file() {
-            for part in ["data", "logs", "model", "run", "warm"] {
+            train::remove(&RunDir::new(place.path("run")))?;
+            for part in ["data", "logs", "model", "warm"] {
                 let _ = fs::remove_dir_all(place.path(part));
             }
         } else if fs::read_dir(&place.0).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -253,6 +254,8 @@ fn tell(figures: &Figures, model: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::{thread, time::Duration};
+
     use super::*;
 
     #[test]
@@ -270,6 +273,23 @@ mod tests {
         fs::write(foreign.join("x"), "").unwrap();
         let error = Place::new(&foreign).err().unwrap().to_string();
         assert!(error.contains("foreign") && error.contains("--output-dir"), "{error}");
+    }
+
+    #[test]
+    fn a_run_in_which_somebody_is_at_work_is_not_cleared() {
+        let root = tempfile::tempdir().unwrap();
+        let run = RunDir::new(Place::new(root.path()).unwrap().path("run"));
+        run.create().unwrap();
+        let lock = fs::File::create(run.lock()).unwrap();
+        lock.lock().unwrap();
+        thread::scope(|scope| {
+            let next = scope.spawn(|| Place::new(root.path()).map(drop));
+            thread::sleep(Duration::from_millis(300));
+            assert!(run.logs().exists());
+            drop(lock);
+            next.join().unwrap().unwrap();
+        });
+        assert!(!run.root().exists());
     }
 
     #[test]

@@ -170,6 +170,18 @@ fn holders(path: &Path) -> String {
     if found.is_empty() { String::new() } else { format!(" (process {})", found.join(", ")) }
 }
 
+/// Removes a run once nobody is at work in it.
+///
+/// # Errors
+/// When its processes do not end, or the directory cannot be removed.
+pub fn remove(dir: &RunDir) -> Result<()> {
+    if !dir.root().exists() {
+        return Ok(());
+    }
+    let _lock = lock(dir)?;
+    fs::remove_dir_all(dir.root()).with_context(|| dir.root().display().to_string())
+}
+
 /// Whether an earlier run in this directory can be gone on with. What is left of one without a checkpoint is removed, once
 /// nobody is at work in it: a learner that outlived its launcher still writes a checkpoint.
 ///

@@ -26,7 +26,7 @@ use crate::{
     supervise::{self, Limits, Outcome, Spec, Watch},
 };
 
-pub use directory::goes_on;
+pub use directory::{goes_on, remove};
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
