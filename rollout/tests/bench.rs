@@ -60,6 +60,7 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     let of_peak = number("gemm_flops_per_s") / number("gemm_peak_flops_per_s");
     assert!(of_peak > 0.0 && (number("gemm_peak_share") - of_peak).abs() < 1e-9 * of_peak);
     assert!(number("bandwidth_share") > 0.0 && number("read_peak_bytes_per_s") > 0.0);
+    assert!(number("queue_seconds_p50") >= 0.0 && number("queue_seconds_p50") <= number("queue_seconds_p99"));
     let quantiles = ["p50", "p90", "p99"].map(|q| number(&format!("tpot_seconds_{q}")));
     assert!(quantiles.is_sorted(), "{quantiles:?}");
     // Positions 5 to 10 are attended to from the second token on: of the prompt, the tokens so far and the own one.

@@ -18,6 +18,7 @@ use shared::FinishReason;
 /// A group with samples that have not started.
 struct WaitingGroup {
     request: Arc<GroupRequest>,
+    arrived: Instant,
     next_sample: u32,
     /// When its prompt, or the first piece of it, began to be computed.
     admitted: Option<Instant>,
@@ -63,7 +64,8 @@ impl Scheduler {
 
     pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) {
         self.waiting_samples += request.num_generations as usize;
-        self.waiting.push_back(WaitingGroup { request: Arc::new(request), next_sample: 0, admitted: None, history });
+        let (request, arrived) = (Arc::new(request), Instant::now());
+        self.waiting.push_back(WaitingGroup { request, arrived, next_sample: 0, admitted: None, history });
     }
 
     pub fn running(&self) -> usize {
@@ -136,7 +138,7 @@ impl Scheduler {
         let prefix = self.prefixes.start;
         let group = self.waiting.front_mut()?;
         let admitted = group.admitted.expect("a prefilled group was admitted");
-        let sequence = Sequence::new(&group.request, group.next_sample, admitted, limits);
+        let sequence = Sequence::new(&group.request, group.next_sample, [group.arrived, admitted], limits);
         let sequence = sequence.with_history(group.history.as_ref());
         group.next_sample += 1;
         self.waiting_samples -= 1;
@@ -204,7 +206,7 @@ impl Scheduler {
         for group in self.waiting.drain(..) {
             let admitted = group.admitted.unwrap_or_else(Instant::now);
             for sample in group.next_sample..group.request.num_generations {
-                let sequence = Sequence::new(&group.request, sample, admitted, limits);
+                let sequence = Sequence::new(&group.request, sample, [group.arrived, admitted], limits);
                 aborted.push(sequence.finish(FinishReason::Aborted));
             }
         }

@@ -33,13 +33,15 @@ pub(super) struct Sequence {
     stop_watch: Option<Box<dyn StopWatch>>,
     /// With speculative decoding, what the group has written.
     history: Option<SharedHistory>,
+    arrived: Instant,
     admitted: Instant,
     first_token: Option<Instant>,
     drawn: Option<Result<Draw, RowError>>,
 }
 
 impl Sequence {
-    pub fn new(request: &Arc<GroupRequest>, sample: u32, admitted: Instant, limits: &Limits) -> Self {
+    /// A sample of a group that was queued and whose prompt began to be computed at these times.
+    pub fn new(request: &Arc<GroupRequest>, sample: u32, [arrived, admitted]: [Instant; 2], limits: &Limits) -> Self {
         let own = request.lengths.as_ref().map(|lengths| lengths[sample as usize]);
         let limit = own.unwrap_or(request.sampling.max_completion_length) as usize;
         let limit = limit.min(limits.max_model_len - request.prompt_ids.len());
@@ -57,6 +59,7 @@ impl Sequence {
             seen,
             stop_watch: request.stop_watch.as_ref().map(|make| make()),
             history: None,
+            arrived,
             admitted,
             first_token: None,
             drawn: None,
@@ -176,6 +179,7 @@ impl Sequence {
             logprobs: self.logprobs,
             versions: self.versions,
             finish_reason,
+            queue_seconds: self.admitted.saturating_duration_since(self.arrived).as_secs_f64(),
             ttft_seconds: self.first_token.map_or(0.0, since),
             total_seconds: since(Instant::now()),
         }
@@ -212,7 +216,7 @@ mod tests {
     /// Runs a sequence over logits whose arg-max at position `t` is `t`.
     fn run(request: GroupRequest, max_model_len: usize) -> (Vec<u32>, FinishReason) {
         let limits = Limits { eos_token_ids: vec![4, 9], max_model_len };
-        let mut sequence = Sequence::new(&Arc::new(request), 1, Instant::now(), &limits);
+        let mut sequence = Sequence::new(&Arc::new(request), 1, [Instant::now(); 2], &limits);
         for t in 0.. {
             let mut logits = vec![0.0; 64];
             logits[t] = 1.0;

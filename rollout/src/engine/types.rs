@@ -129,6 +129,8 @@ pub struct FinishedSequence {
     pub versions: Vec<(u32, PolicyVersion)>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// Seconds in the queue until the group was admitted.
+    pub queue_seconds: f64,
     /// Seconds from admission of the group, when its prompt or the first piece of it began to be computed, to the first
     /// token; the time before that in the queue is not counted.
     pub ttft_seconds: f64,

@@ -23,7 +23,9 @@ pub(in crate::commands) struct Measurement {
     pub cores: f64,
     pub generated_tokens: u64,
     pub profile: Profile,
-    /// Seconds to the first token, one per completion, ascending.
+    /// Seconds in the queue, one per completion, ascending.
+    pub queue: Vec<f64>,
+    /// Seconds to the first token after that, likewise.
     pub ttft: Vec<f64>,
     /// Seconds per token after the first, one per completion with more than one token, ascending.
     pub tpot: Vec<f64>,
@@ -58,6 +60,7 @@ impl Measurement {
             cores,
             generated_tokens,
             profile: engine.profile(),
+            queue: ascending(finished.iter().map(|s| s.queue_seconds).collect()),
             ttft: ascending(finished.iter().map(|s| s.ttft_seconds).collect()),
             tpot: ascending(tpot.collect()),
         })
@@ -149,6 +152,7 @@ mod tests {
             cores: 1.0,
             generated_tokens: 10,
             profile: Profile::default(),
+            queue: vec![],
             ttft: vec![],
             tpot: vec![],
         }

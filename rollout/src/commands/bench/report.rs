@@ -117,6 +117,8 @@ pub(super) fn record(
         "decode_steps": profile.decode_steps,
         "mean_batch": profile.mean_batch(),
         "mean_positions": profile.decode_positions as f64 / profile.decode_rows().max(1) as f64,
+        "queue_seconds_p50": quantile(&m.queue, 0.5),
+        "queue_seconds_p99": quantile(&m.queue, 0.99),
         "ttft_seconds_p50": quantile(&m.ttft, 0.5),
         "ttft_seconds_p90": quantile(&m.ttft, 0.9),
         "ttft_seconds_p99": quantile(&m.ttft, 0.99),
