@@ -21,9 +21,13 @@ use super::{gsm8k, tags};
 
 pub use compare::{Verdict, compare};
 
-/// A number in running text, thousands separators allowed.
+/// A number in running text, or several with nothing but commas between them ([`last_of`]).
 static NUMBER: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|\d)").expect("a valid pattern"));
+    LazyLock::new(|| Regex::new(r"-?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)").expect("a valid pattern"));
+
+/// A number with thousands separators.
+static THOUSANDS: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$").expect("a valid pattern"));
 
 /// A simple fraction of LaTeX, whole numbers or decimals in both halves.
 static FRACTION: LazyLock<Regex> =
@@ -87,8 +91,9 @@ pub fn reasoning_accuracy(completion: &str, expected: &str, delimiter: &str) -> 
 /// sign.
 #[must_use]
 pub fn number(text: &str) -> Option<f64> {
-    let plain: String = text.trim().chars().filter(|c| !matches!(c, ',' | '$')).collect();
-    let plain = plain.trim_end_matches(['.', '%']).trim();
+    let plain = text.replace('$', "");
+    let plain = plain.trim().trim_end_matches(['.', '%']).trim();
+    let plain = if THOUSANDS.is_match(plain) { plain.replace(',', "") } else { plain.to_owned() };
     // `inf`, `nan` and exponents are numbers to Rust and words to everyone else.
     let digits_only = plain.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'+'));
     if digits_only { plain.parse().ok() } else { None }
@@ -105,9 +110,14 @@ pub fn boxed(completion: &str, expected: &str) -> f64 {
 /// 1 if the last number of the completion equals the expected one, else 0.
 #[must_use]
 pub fn numeric(completion: &str, expected: &str) -> f64 {
-    let last = NUMBER.find_iter(completion).last().and_then(|found| number(found.as_str()));
+    let last = NUMBER.find_iter(completion).last().and_then(|found| number(last_of(found.as_str())));
     let expected = value(&normalise(gold(expected)));
     f64::from(u8::from(last.zip(expected).is_some_and(|(given, expected)| close(given, expected))))
+}
+
+/// The last number of what [`NUMBER`] finds: all of it, if its commas separate thousands, else what follows the last comma.
+fn last_of(found: &str) -> &str {
+    if THOUSANDS.is_match(found) { found } else { found.rsplit(',').next().unwrap_or(found) }
 }
 
 fn gold(expected: &str) -> &str {
@@ -185,7 +195,7 @@ mod tests {
         ] {
             assert_eq!(boxed(&format!("thus \\boxed{{{given}}}"), expected), 1.0, "{given} for {expected}");
         }
-        for (given, expected) in [("71", "72"), ("", "72"), ("x", "y"), ("1/0", "1"), ("12", "1/2")] {
+        for (given, expected) in [("71", "72"), ("", "72"), ("x", "y"), ("1/0", "1"), ("12", "1/2"), ("1,2", "12")] {
             assert_eq!(boxed(&format!("\\boxed{{{given}}}"), expected), 0.0, "{given} for {expected}");
         }
         assert_eq!(boxed("72", "72"), 0.0, "without a box there is no answer");
@@ -198,6 +208,17 @@ mod tests {
             ("costs $1,234.50 in all.", "1234.5", 1.0),
             ("it is -3.", "-3", 1.0),
             (".5", "1/2", 1.0),
+            ("it makes 1,234", "1234", 1.0),
+            ("it makes 1,234", "234", 0.0),
+            ("12,345,678 people", "12,345,678", 1.0),
+            ("-1,234.50.", "-1234.5", 1.0),
+            ("in 2024", "2024", 1.0),
+            // Commas that do not stand before three digits each are those of a list.
+            ("1,2", "2", 1.0),
+            ("1,2", "12", 0.0),
+            ("12,3456", "3456", 1.0),
+            ("1234,567", "567", 1.0),
+            ("1,2,345", "345", 1.0),
             ("72 or 73", "72", 0.0),
             ("none", "72", 0.0),
         ] {
