@@ -50,6 +50,7 @@ impl<'a> Case<'a> {
             tokens: Tokens {
                 rows: Rows::new(&lengths, Device::Cpu),
                 old_logprobs_N: given("old_logps"),
+                sampling_logprobs_N: None,
                 ref_logprobs_N: given("ref_logps"),
                 advantages_N: flat(&inputs["advantages"]),
                 importance,

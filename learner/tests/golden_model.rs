@@ -206,6 +206,7 @@ fn train(case: &Value, budget: usize) {
             let tokens = Tokens {
                 rows: Rows::new(&lengths, Device::Cpu),
                 old_logprobs_N: Some(Tensor::from_slice(&old_N)),
+                sampling_logprobs_N: None,
                 ref_logprobs_N: Some(Tensor::from_slice(&old_N)),
                 advantages_N: Tensor::from_slice(&batch.per_token(|r| advantages[r])),
                 importance: None,

@@ -154,6 +154,41 @@ fn a_logical_batch_with_a_large_ratio_is_left_out() {
     assert!(one.grad_norms[0] > 1e-3 && one.grad_norms[0] < 1e2, "{}", one.grad_norms[0]);
 }
 
+/// A completion that the policy has moved away from since it was sampled is left out, also where each batch is passed
+/// over once, so that the learner's own ratio is 1.
+#[test]
+fn completions_of_an_older_policy_are_masked_in_a_single_pass() {
+    let config = TrainConfig {
+        warmup_steps: 0,
+        num_iterations: 1,
+        per_device_train_batch_size: 12,
+        gradient_accumulation_steps: 1,
+        importance_sampling_correction: false,
+        off_policy_mask_threshold: Some(0.5),
+        ..config()
+    };
+    let mut groups = support::groups(&config, 3);
+    let (_, known) = step(&config, &groups);
+    let counted = || known.advantages.iter().flatten().filter(|&&advantage| advantage != 0.0);
+    let negative = counted().filter(|&&advantage| advantage < 0.0).count() as f64 / counted().count() as f64;
+    // What the tokens have lost since they were drawn; NaN = the sampler did not say.
+    let mut masked = |lost: f64| {
+        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+            for (token, old) in completion.logprobs.iter_mut().zip(&known.old_logprobs[row]) {
+                token.logprob_at_temperature = (old + lost) as f32;
+            }
+        }
+        let (weights, stats) = step(&config, &groups);
+        (weights, stats.measures.mean(Measure::OffPolicy).unwrap())
+    };
+    let (usual, share) = masked(0.0);
+    assert_eq!(share, 0.0);
+    assert_eq!((masked(0.4).1, masked(-1.0).1, masked(f64::NAN).1), (0.0, 0.0, 0.0));
+    let (stale, share) = masked(0.6);
+    assert!((share - negative).abs() < 1e-12 && share > 0.0, "{share} of {negative}");
+    assert!(largest_difference(&usual, &stale) > 0.0);
+}
+
 /// With `sync_ref_model`, every so many steps the reference becomes a mixture of itself and the policy.
 #[test]
 fn the_reference_follows_the_policy() {

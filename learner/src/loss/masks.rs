@@ -15,7 +15,8 @@ pub fn top_entropy(entropies_N: &Tensor, quantile: f64) -> Tensor {
 }
 
 /// 0 for tokens with a negative advantage in rows whose mean `−log_ratio` is above the threshold, `[N]` float64
-/// (DeepSeek-V3.2 eq. 9; TRL `off_policy_mask_threshold`).
+/// (DeepSeek-V3.2 eq. 9; TRL `off_policy_mask_threshold`). The ratio is that to the policy that sampled: both updates
+/// since then and the mismatch between sampler and learner count.
 pub fn off_policy(log_ratio_N: &Tensor, advantages_N: &Tensor, rows: &Rows, threshold: f64) -> Tensor {
     let distance_N = rows.spread(&rows.mean(&log_ratio_N.neg()));
     advantages_N.ge(0.0).logical_or(&distance_N.le(threshold)).to_kind(Kind::Double)

@@ -64,7 +64,8 @@ impl Objective {
     pub fn per_token(&self, logprobs_N: &Tensor, entropies_N: &Tensor, tokens: &Tokens) -> TokenLoss {
         let policy::PolicyLoss { mut loss_N, ratio_N, mut figures } = policy::policy_loss(self, logprobs_N, tokens);
         if let Some(threshold) = self.off_policy_mask_threshold {
-            let log_ratio_N = ratio::log_ratio(logprobs_N, tokens.old_logprobs_N.as_ref()).detach();
+            let drawn_N = tokens.sampling_logprobs_N.as_ref().or(tokens.old_logprobs_N.as_ref());
+            let log_ratio_N = ratio::log_ratio(logprobs_N, drawn_N).detach();
             let kept_N = masks::off_policy(&log_ratio_N, &tokens.advantages_N, &tokens.rows, threshold);
             loss_N *= &kept_N;
             figures.push((Measure::OffPolicy, 1.0 - kept_N));

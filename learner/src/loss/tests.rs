@@ -12,6 +12,7 @@ fn tokens(old: Option<&[f64]>, reference: Option<&[f64]>, advantages: &[f64]) ->
     Tokens {
         rows: Rows::new(&[n], Device::Cpu),
         old_logprobs_N: old.map(Tensor::from_slice),
+        sampling_logprobs_N: None,
         ref_logprobs_N: reference.map(Tensor::from_slice),
         advantages_N: Tensor::from_slice(advantages),
         importance: None,

@@ -22,6 +22,8 @@ pub struct Tokens {
     pub rows: Rows,
     /// Log-probs under the policy that the ratio is taken against; absent = the current policy is that one.
     pub old_logprobs_N: Option<Tensor>,
+    /// Log-probs under the law that the tokens were drawn from; absent = that of `old_logprobs_N`.
+    pub sampling_logprobs_N: Option<Tensor>,
     /// Log-probs under the reference policy.
     pub ref_logprobs_N: Option<Tensor>,
     /// Advantages.
@@ -42,6 +44,7 @@ impl Tokens {
         Self {
             rows: self.rows.slice(run),
             old_logprobs_N: self.old_logprobs_N.as_ref().map(part),
+            sampling_logprobs_N: self.sampling_logprobs_N.as_ref().map(part),
             ref_logprobs_N: self.ref_logprobs_N.as_ref().map(part),
             advantages_N: part(&self.advantages_N),
             importance: self

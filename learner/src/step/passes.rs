@@ -257,12 +257,23 @@ impl Pass<'_> {
         Tokens {
             rows: Rows::new(&lengths, device),
             old_logprobs_N,
+            sampling_logprobs_N: self.drawn_logprobs(rows, stats, device),
             ref_logprobs_N: (self.objective.beta != 0.0).then(|| gather(self.ref_logprobs)),
             advantages_N: gather(self.advantages),
             importance: self.importance(rows, &lengths, stats, device),
             weights_N: spread(&self.weights.losses),
             entropy_weights_N: spread(&self.weights.entropies),
         }
+    }
+
+    /// What `off_policy_mask_threshold` goes by: log-probs of the sampler, and of the learner where it gave none.
+    fn drawn_logprobs(&self, rows: &[usize], stats: &StepStats, device: Device) -> Option<Tensor> {
+        self.objective.off_policy_mask_threshold?;
+        let of_row = |&r: &usize| {
+            let known = |(drawn, &old): (f64, &f64)| if drawn.is_nan() { old } else { drawn };
+            self.batch.rows[r].sampling_logprobs().zip(&stats.old_logprobs[r]).map(known)
+        };
+        Some(Tokens::column(&rows.iter().flat_map(of_row).collect::<Vec<f64>>(), device))
     }
 
     fn importance(&self, rows: &[usize], lengths: &[usize], stats: &StepStats, device: Device) -> Option<Importance> {

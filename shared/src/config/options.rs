@@ -154,8 +154,9 @@ pub struct TrainConfig {
     /// Train only on this share of each logical batch's tokens, those of highest entropy; 1 = all. TRL
     /// `top_entropy_quantile`.
     pub top_entropy_quantile: f64,
-    /// Leave out completions with a negative advantage whose mean `old_logprobs − logprobs` is above this; absent =
-    /// none. TRL `off_policy_mask_threshold`.
+    /// Leave out completions with a negative advantage whose mean `sampling_logprobs − logprobs` is above this; absent =
+    /// none. It grows with every update since the completion was sampled (`max_staleness`, `num_iterations`) and with a
+    /// rounded sampler (`rollout_dtype`, `kv_dtype`). TRL `off_policy_mask_threshold`.
     pub off_policy_mask_threshold: Option<f64>,
     /// Leave a logical micro-batch out when its mean ratio is above this; absent = none. RLinf `early_stop_imp_ratio`.
     pub early_stop_imp_ratio: Option<f64>,
