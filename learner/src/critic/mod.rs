@@ -73,7 +73,7 @@ impl Critic {
             gradients: scorer.parameters().gradients(),
             schedule: Schedule {
                 peak: config.critic_learning_rate,
-                ..Schedule::from_config(config, config.max_steps.unwrap_or_default() * config.updates_per_step())
+                ..Schedule::from_config(config, config.updates_of(config.max_steps.unwrap_or_default()))
             },
             updates: 0,
             range: config.cliprange_value,

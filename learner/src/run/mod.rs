@@ -34,6 +34,9 @@ use crate::{
     step::{StepBatch, StepStats, Trainer, record},
 };
 
+/// Most groups that wait for the trainer in its own memory; more wait in the channel.
+const MAX_QUEUED: u64 = 1 << 16;
+
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -84,9 +87,7 @@ pub fn run(
         total_steps: run.state.total_steps,
         ..LearnerStatus::default()
     };
-    // As much as the sampler may be ahead, so that it is held back by `max_staleness` before it is by the channel.
-    let capacity = config.groups_per_step() as usize * (config.max_staleness as usize + 1);
-    let link = Link::start(end, status, capacity, Duration::from_secs_f64(config.peer_timeout));
+    let link = Link::start(end, status, queue_capacity(config), Duration::from_secs_f64(config.peer_timeout));
     let mut collector = Collector::new(config, run.model.config().vocab_size);
     let outcome = run.all_steps(&mut collector, &link, stop)?;
     if run.durable < run.state.step {
@@ -239,6 +240,13 @@ struct Durations {
     published: Duration,
 }
 
+/// Groups that wait for the trainer: as many as the sampler may be ahead, so that it is held back by `max_staleness`
+/// before it is by the channel. The queue's memory is taken at once, which is why there is a bound.
+fn queue_capacity(config: &TrainConfig) -> usize {
+    let steps = config.max_staleness.saturating_add(1);
+    u64::from(config.groups_per_step()).saturating_mul(steps).min(MAX_QUEUED) as usize
+}
+
 fn going_on(path: &Path, config: &TrainConfig, saved: &TrainerState) {
     let changed = saved.changed_options(config);
     if !changed.is_empty() {
@@ -271,4 +279,21 @@ fn rollout_metrics(before: &SamplerStatus, now: &SamplerStatus, line: &mut Metri
     line.set("rollout/busy_s", busy);
     line.set("rollout/idle_s", since(|s| s.idle_micros) / 1e6);
     line.set("rollout/tokens_per_s", since(|s| s.generated_tokens) / busy);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_holds_what_the_sampler_may_be_ahead_within_bounds() {
+        let of = |batch, max_staleness| {
+            let config = TrainConfig { generation_batch_size: Some(batch), max_staleness, ..TrainConfig::default() };
+            queue_capacity(&config)
+        };
+        assert_eq!((of(64, 0), of(64, 3)), (8, 32));
+        for (batch, max_staleness) in [(64, 1_000_000), (u32::MAX, 0), (u32::MAX, u64::MAX)] {
+            assert_eq!(of(batch, max_staleness), MAX_QUEUED as usize);
+        }
+    }
 }

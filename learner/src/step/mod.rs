@@ -75,7 +75,7 @@ impl Trainer {
             entropy: EntropyController::from_config(config),
             correction: Correction::from_config(config),
             truncation: Truncation::of(&config.sampling()),
-            schedule: Schedule::from_config(config, total_steps * config.updates_per_step()),
+            schedule: Schedule::from_config(config, config.updates_of(total_steps)),
             optimizer: AdamW::new(policy.parameters(), AdamWOptions::from_config(config)),
             gradients: policy.parameters().gradients(),
             credit: CreditAssigner::from_config(config),

@@ -83,6 +83,12 @@ impl TrainConfig {
         u64::from(self.completions_per_step().div_ceil(per_update)) * u64::from(self.num_iterations)
     }
 
+    /// Optimiser updates of a number of steps.
+    #[must_use]
+    pub fn updates_of(&self, steps: u64) -> u64 {
+        steps.saturating_mul(self.updates_per_step())
+    }
+
     /// Steps of the run, given the number of training prompts.
     #[must_use]
     pub fn total_steps(&self, prompts: u64) -> u64 {
@@ -124,6 +130,12 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_without_a_foreseeable_end_has_no_more_updates_than_can_be_counted() {
+        let config = TrainConfig { num_iterations: 4, ..TrainConfig::default() };
+        assert_eq!((config.updates_of(10), config.updates_of(u64::MAX / 2)), (40, u64::MAX));
+    }
 
     #[test]
     fn rewards_are_called_by_their_names_where_those_differ() {

@@ -10,6 +10,12 @@ use serde::Serialize;
 
 use super::{ConfigError, Device, KvDtype, RolloutDtype, TrainConfig};
 
+/// Most seconds of a timeout: what a clock can add to its time.
+const LONGEST_TIMEOUT: f64 = 365.0 * 24.0 * 3600.0;
+
+/// Most versions that a group may be behind. No run makes use of as many, and sums of versions stay far from their bound.
+const MAX_STALENESS: u64 = 1_000_000;
+
 impl TrainConfig {
     /// Checks ranges and combinations.
     ///
@@ -120,10 +126,16 @@ impl TrainConfig {
     fn check_pair(&self) -> Result<(), ConfigError> {
         for (key, value) in [("reward_timeout", self.reward_timeout), ("peer_timeout", self.peer_timeout)] {
             require(
-                value > 0.0 && value.is_finite(),
-                format!("`{key}` must be a number of seconds above 0, got {value}"),
+                value > 0.0 && value <= LONGEST_TIMEOUT,
+                format!(
+                    "`{key}` must be a number of seconds above 0 and at most {LONGEST_TIMEOUT} (a year), got {value}"
+                ),
             )?;
         }
+        require(
+            self.max_staleness <= MAX_STALENESS,
+            format!("`max_staleness` must be at most {MAX_STALENESS}, got {}", self.max_staleness),
+        )?;
         require(
             self.learner_device != Device::Tensorrt,
             "`learner_device` must be cpu or cuda: TensorRT does not train",
@@ -183,7 +195,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 25] = [
+        let cases: [(&str, Break); 28] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("output_dir", |c| c.output_dir = "".into()),
@@ -206,6 +218,9 @@ mod tests {
             ("top_p", |c| c.top_p = 0.0),
             ("repetition_penalty", |c| c.repetition_penalty = 1.1),
             ("peer_timeout", |c| c.peer_timeout = 0.0),
+            ("peer_timeout", |c| c.peer_timeout = 1e30),
+            ("reward_timeout", |c| c.reward_timeout = f64::INFINITY),
+            ("max_staleness", |c| c.max_staleness = u64::MAX),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
             ("rollout_dtype", |c| (c.rollout_dtype, c.rollout_device) = (RolloutDtype::Int8, Device::Cuda)),
             ("kv_dtype", |c| (c.kv_dtype, c.rollout_device) = (KvDtype::Int8, Device::Cuda)),
