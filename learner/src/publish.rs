@@ -2,13 +2,35 @@
 
 use std::path::PathBuf;
 
-use shared::{PolicyVersion, RunDir, WeightManifest, atomic};
+use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions};
+use shared::{ModelConfig, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig};
 
 use crate::{error::LearnerError, model::Parameters};
 
 /// The newest versions that stay on disk whatever the sampler uses: the current one, and the one before it for a
 /// sampler that is just opening it.
 const KEEP: u64 = 2;
+
+/// How the versions of a run are exported: for its sampler's device, with positions for its longest sequences.
+///
+/// How long the prompts are, the sampler alone knows. Unless `max_model_len` or `max_prompt_length` says it, they get half
+/// of the positions that an export has anyway; where completions take more than the other half, the model's limit is
+/// exported.
+///
+/// # Errors
+/// A `max_model_len` beyond the model's limit.
+pub fn export_options(config: &TrainConfig, model: &ModelConfig) -> Result<ExportOptions, LearnerError> {
+    let limit = model.max_position_embeddings;
+    if let Some(asked) = config.max_model_len.filter(|&n| n > limit) {
+        return Err(LearnerError::Config(format!("`max_model_len` {asked} is above the model's limit of {limit}")));
+    }
+    let completion = config.max_completion_length as usize;
+    let bounded = config.max_prompt_length.map(|prompt| prompt as usize + completion);
+    let unbounded = if completion > DEFAULT_MAX_POSITIONS / 2 { limit } else { DEFAULT_MAX_POSITIONS };
+    let wanted = config.max_model_len.or(bounded).unwrap_or(unbounded).min(limit);
+    let max_positions = (wanted > DEFAULT_MAX_POSITIONS).then_some(wanted);
+    Ok(ExportOptions { dtype: config.rollout_device.export_dtype(), max_positions })
+}
 
 /// Writes versions into a run directory and removes those that nobody uses any longer.
 #[derive(Debug)]
@@ -75,5 +97,38 @@ impl Publisher {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::ModelDir;
+
+    use super::*;
+
+    #[test]
+    fn an_export_has_positions_for_the_longest_sequence() {
+        let model = ModelDir::open(::tests::golden_dir().join("models/qwen2")).unwrap();
+        let long = ModelConfig { max_position_embeddings: 131_072, ..model.config().clone() };
+        let of = |model: &ModelConfig, completion, prompt, max_model_len| {
+            let config = TrainConfig {
+                max_completion_length: completion,
+                max_prompt_length: prompt,
+                max_model_len,
+                ..TrainConfig::default()
+            };
+            export_options(&config, model).map(|options| options.max_positions)
+        };
+        // What every export has, so that runs of one model share theirs.
+        assert_eq!(of(&long, 512, None, None).unwrap(), None);
+        assert_eq!(of(&long, 512, None, Some(2048)).unwrap(), None);
+        assert_eq!(of(&long, 20_000, Some(1000), None).unwrap(), None);
+        assert_eq!(of(&long, 40_000, Some(1000), None).unwrap(), Some(41_000));
+        assert_eq!(of(&long, 512, None, Some(35_000)).unwrap(), Some(35_000));
+        assert_eq!(of(&long, 40_000, None, None).unwrap(), Some(131_072));
+        assert_eq!(of(&long, 131_072, Some(1000), None).unwrap(), Some(131_072));
+        assert_eq!(of(model.config(), 40_000, None, None).unwrap(), None, "its limit is lower");
+        let error = of(&long, 512, None, Some(200_000)).unwrap_err().to_string();
+        assert!(error.contains("`max_model_len` 200000") && error.contains("131072"), "{error}");
     }
 }

@@ -103,6 +103,15 @@ fn a_run_repeated_gives_the_same_bytes_whatever_order_groups_come_in() {
 }
 
 #[test]
+fn more_positions_than_the_model_has_are_refused() {
+    let folder = Folder::new();
+    let config = TrainConfig { max_model_len: Some(300), peer_timeout: 1.0, ..folder.config() };
+    let (_sampler, learner) = memory::pair(4);
+    let error = run(&folder.run_dir("long"), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    assert!(error.to_string().contains("`max_model_len` 300 is above the model's limit of 256"), "{error}");
+}
+
+#[test]
 fn a_stopped_run_goes_on_to_the_same_bytes() {
     let folder = Folder::new();
     let config = TrainConfig {

@@ -29,7 +29,7 @@ pub use open::open_trainer;
 use crate::{
     checkpoint::{self, TrainerState},
     error::LearnerError,
-    publish::Publisher,
+    publish::{Publisher, export_options},
     replay,
     step::{StepBatch, StepStats, Trainer, record},
 };
@@ -106,8 +106,7 @@ impl<'a> Run<'a> {
             going_on(path, config, &state);
         }
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, ..state };
-        let export = ExportOptions { dtype: config.rollout_device.export_dtype(), ..ExportOptions::default() };
-        let base = ensure_export(&model, &export)?;
+        let base = ensure_export(&model, &export_options(config, model.config())?)?;
         let publisher = Publisher::new(run_dir.clone(), base);
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().parameters())?;

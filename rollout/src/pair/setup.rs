@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use crossbeam::channel::RecvTimeoutError;
+use exporters::ROTARY_COS;
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, iox::IoxSampler},
@@ -152,8 +153,9 @@ impl Inputs {
         model: &ModelDir,
     ) -> anyhow::Result<Engine> {
         let source = weights.source(version);
-        let dtype = dtype(&WeightManifest::read(&source.dir)?);
-        let mut options = self.engine_options(config, model)?;
+        let manifest = WeightManifest::read(&source.dir)?;
+        let dtype = dtype(&manifest);
+        let mut options = self.engine_options(config, model, &manifest)?;
         if config.max_num_seqs.is_none() {
             options.max_num_seqs = auto_max_num_seqs(
                 model.config(),
@@ -166,16 +168,16 @@ impl Inputs {
         Ok(Engine::new(source, model, options)?)
     }
 
-    fn engine_options(&self, config: &TrainConfig, model: &ModelDir) -> anyhow::Result<EngineOptions> {
+    fn engine_options(
+        &self,
+        config: &TrainConfig,
+        model: &ModelDir,
+        manifest: &WeightManifest,
+    ) -> anyhow::Result<EngineOptions> {
         let longest = self.datasets().map(Dataset::longest_prompt).max().unwrap_or(0);
         let limit = model.config().max_position_embeddings;
-        let wanted = longest + config.max_completion_length as usize;
-        let max_model_len = config.max_model_len.unwrap_or_else(|| wanted.min(limit));
-        ensure!(
-            longest < max_model_len,
-            "the longest prompt has {longest} tokens, which leaves no room for a completion in `max_model_len` \
-             ({max_model_len}); raise it (the model's limit is {limit}) or set `max_prompt_length`"
-        );
+        let rows = manifest.tensor(ROTARY_COS).map_or(limit, |table| table.shape[0] as usize);
+        let max_model_len = max_model_len(config, longest, limit, rows)?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(EngineOptions {
             device: config.rollout_device,
@@ -238,6 +240,25 @@ fn first_status(link: &Link, stop: &AtomicBool) -> anyhow::Result<Option<Learner
     Ok(None)
 }
 
+/// Longest sequence of a run whose longest prompt has `longest` tokens, of a model with `limit` positions of which `rows`
+/// are exported.
+fn max_model_len(config: &TrainConfig, longest: usize, limit: usize, rows: usize) -> anyhow::Result<usize> {
+    let completion = config.max_completion_length as usize;
+    let wanted = (longest + completion).min(limit);
+    let found = config.max_model_len.unwrap_or(wanted);
+    ensure!(
+        longest < found,
+        "the longest prompt has {longest} tokens, which leaves no room for a completion in `max_model_len` ({found}); \
+         raise it (the model's limit is {limit}) or set `max_prompt_length`"
+    );
+    ensure!(
+        config.max_model_len.is_some() || found <= rows,
+        "the longest prompt has {longest} tokens and `max_completion_length` is {completion}, and the learner has exported \
+         {rows} positions; set `max_model_len` to {found}, or less with `max_prompt_length`"
+    );
+    Ok(found)
+}
+
 fn dtype(manifest: &WeightManifest) -> Dtype {
     manifest.tensors.iter().find(|t| t.role == TensorRole::Parameter).map_or(Dtype::Fp32, |t| t.dtype)
 }
@@ -246,4 +267,24 @@ fn dtype(manifest: &WeightManifest) -> Dtype {
 fn incarnation() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     rng::hash(&[process::id().into(), now])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_longer_than_the_export_are_refused_with_the_option_that_makes_it_longer() {
+        let of = |longest, max_completion_length, given| {
+            let config = TrainConfig { max_completion_length, max_model_len: given, ..TrainConfig::default() };
+            max_model_len(&config, longest, 131_072, 32_768)
+        };
+        assert_eq!(of(100, 512, None).unwrap(), 612);
+        assert_eq!(of(100, 512, Some(300)).unwrap(), 300);
+        assert_eq!(of(40_000, 512, Some(40_100)).unwrap(), 40_100, "the learner exports what the option says");
+        let error = of(40_000, 512, None).unwrap_err().to_string();
+        assert!(error.contains("`max_model_len` to 40512") && error.contains("32768 positions"), "{error}");
+        let error = of(300, 512, Some(300)).unwrap_err().to_string();
+        assert!(error.contains("`max_prompt_length`"), "{error}");
+    }
 }

@@ -276,7 +276,8 @@ pub struct TrainConfig {
     /// completion. vLLM `num_speculative_tokens`.
     pub speculative_tokens: usize,
     /// Longest prompt plus completion; absent = what the dataset and `max_completion_length` need, within the model's
-    /// limit. Less saves memory for keys and values and cuts completions off. vLLM `max_model_len`.
+    /// limit. Less saves memory for keys and values and cuts completions off. Sequences of more than 32768 tokens need it,
+    /// unless `max_prompt_length` is set or completions alone may take more than 16384. vLLM `max_model_len`.
     pub max_model_len: Option<usize>,
     /// Seconds without any sign of life of the other process before a process gives up: too few end a run that is only
     /// slow, many leave a hang unnoticed for long.
