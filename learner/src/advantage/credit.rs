@@ -63,7 +63,7 @@ impl Sample<'_> {
 pub struct CreditOptions {
     /// The method.
     pub estimator: Estimator,
-    /// Divisor of grpo.
+    /// Divisor of grpo; grpo_passk only asks whether there is one.
     pub scale: ScaleRewards,
     /// How several reward functions are combined.
     pub aggregation: MultiObjectiveAggregation,
@@ -216,7 +216,9 @@ impl Batch<'_> {
                 estimators::opo(&rewards, &lengths, groups)
             }
             Estimator::Gpg => estimators::gpg(&rewards, groups),
-            Estimator::GrpoPassk => estimators::grpo_passk(&rewards, groups, options.eps),
+            Estimator::GrpoPassk => {
+                estimators::grpo_passk(&rewards, groups, options.scale != ScaleRewards::None, options.eps)
+            }
             Estimator::Grpo | Estimator::ReinforcePlusPlus | Estimator::Process | Estimator::Gae => {
                 trl(options, self.samples, &rewards).advantages
             }

@@ -40,6 +40,17 @@ fn the_worked_example() {
 }
 
 #[test]
+fn the_lead_of_the_best_may_stay_undivided() {
+    let outcomes = scores(&[1.0, 0.0, 3.0]);
+    let best = |scale| {
+        let options = CreditOptions { scale, ..options(Estimator::GrpoPassk) };
+        credit(&options, &samples(&outcomes), None, None).advantages[2][0]
+    };
+    assert_eq!(best(ScaleRewards::None), 2.0);
+    assert!((best(ScaleRewards::Group) - 2.0 / ((7.0f64 / 3.0).sqrt() + VERL_EPSILON)).abs() < 1e-12);
+}
+
+#[test]
 fn equal_rewards_give_exactly_zero_with_every_group_baseline() {
     for reward in [0.1, 1.0 / 3.0, 0.7] {
         let outcomes = scores(&[reward; 3]);

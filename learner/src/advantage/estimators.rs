@@ -49,9 +49,10 @@ pub fn opo(rewards: &[Option<f64>], lengths: &[usize], groups: &[usize]) -> Vec<
 }
 
 /// Only the best completion of a group counts: its lead over the second best, divided by the group's standard deviation
-/// plus `eps` (pass@k policy optimisation). A group with one scored completion has no second best: advantage 0.
+/// plus `eps`, or, not `scaled`, as it is (pass@k policy optimisation; verl `norm_adv_by_std_in_grpo`). A group with one
+/// scored completion has no second best: advantage 0.
 #[must_use]
-pub fn grpo_passk(rewards: &[Option<f64>], groups: &[usize], eps: f64) -> Vec<f64> {
+pub fn grpo_passk(rewards: &[Option<f64>], groups: &[usize], scaled: bool, eps: f64) -> Vec<f64> {
     let mut advantages = vec![0.0; rewards.len()];
     for rows in members(groups) {
         let own = pick(rewards, &rows);
@@ -59,7 +60,8 @@ pub fn grpo_passk(rewards: &[Option<f64>], groups: &[usize], eps: f64) -> Vec<f6
         // Stable: of equals, the first completion is the best.
         scored.sort_by(|a, b| b.1.total_cmp(&a.1));
         if let [(best, first), (_, second), ..] = scored[..] {
-            advantages[best] = (first - second) / (Moments::of(&own).std + eps);
+            let divisor = if scaled { Moments::of(&own).std + eps } else { 1.0 };
+            advantages[best] = (first - second) / divisor;
         }
     }
     advantages

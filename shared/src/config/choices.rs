@@ -90,7 +90,7 @@ pub enum AdvantageEstimator {
     /// Reward minus the group's mean, scaled by completions ÷ completions with a reward other than 0 (GPG).
     Gpg,
     /// Only the best completion of a group counts: its lead over the second best, divided by the group's standard
-    /// deviation (pass@k policy optimisation).
+    /// deviation unless `scale_rewards` is none (pass@k policy optimisation).
     #[serde(alias = "pass_at_k")]
     GrpoPassk,
     /// Process supervision: rewards of steps, normalised over all steps of the group, summed over the steps to come

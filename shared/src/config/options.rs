@@ -96,7 +96,8 @@ pub struct TrainConfig {
     // --- advantages ---
     /// How rewards become advantages. verl `adv_estimator`, RLinf `adv_type`.
     pub advantage_estimator: AdvantageEstimator,
-    /// What centred rewards are divided by (with `advantage_estimator` grpo). TRL `scale_rewards`.
+    /// What centred rewards are divided by (with `advantage_estimator` grpo; grpo_passk has `group` and `none`). TRL
+    /// `scale_rewards`, verl `norm_adv_by_std_in_grpo`.
     pub scale_rewards: ScaleRewards,
     /// How several reward functions become one advantage. TRL `multi_objective_aggregation`.
     pub multi_objective_aggregation: MultiObjectiveAggregation,

@@ -20,13 +20,25 @@ impl TrainConfig {
                  `advantage_estimator` {name}; use sum_then_normalize, or the estimator grpo"
             ),
         )?;
-        let scales = matches!(estimator, Grpo | GrpoPassk | Process);
+        let scale = word(self.scale_rewards);
+        let scales = match self.scale_rewards {
+            ScaleRewards::Group => true,
+            ScaleRewards::None => matches!(estimator, Grpo | GrpoPassk),
+            ScaleRewards::Batch => estimator == Grpo,
+        };
         require(
-            scales || self.scale_rewards == ScaleRewards::default(),
+            scales,
             format!(
-                "`scale_rewards` {} has no effect with `advantage_estimator` {name}, which does its own scaling; remove \
-                 it, or use the estimator grpo",
-                word(self.scale_rewards)
+                "`scale_rewards` {scale} has no effect with `advantage_estimator` {name}, which does its own scaling; \
+                 remove it, or use the estimator grpo"
+            ),
+        )?;
+        require(
+            self.scale_rewards == ScaleRewards::Group
+                || self.multi_objective_aggregation == MultiObjectiveAggregation::SumThenNormalize,
+            format!(
+                "`scale_rewards` {scale} has no effect with `multi_objective_aggregation` normalize_then_sum, which \
+                 divides by the deviations of group and batch; remove one of them"
             ),
         )?;
         require(
@@ -200,6 +212,19 @@ mod tests {
             c.advantage_estimator = AdvantageEstimator::Rloo;
             c.scale_rewards = ScaleRewards::None;
         });
+        for scale in [ScaleRewards::None, ScaleRewards::Batch] {
+            refused("no effect with `advantage_estimator` process", |c| {
+                (c.advantage_estimator, c.scale_rewards) = (AdvantageEstimator::Process, scale);
+            });
+            refused("no effect with `multi_objective_aggregation` normalize_then_sum", |c| {
+                c.multi_objective_aggregation = MultiObjectiveAggregation::NormalizeThenSum;
+                c.scale_rewards = scale;
+            });
+        }
+        refused("`scale_rewards` batch has no effect with `advantage_estimator` grpo_passk", |c| {
+            (c.advantage_estimator, c.scale_rewards) = (AdvantageEstimator::GrpoPassk, ScaleRewards::Batch);
+        });
+        accepted(|c| (c.advantage_estimator, c.scale_rewards) = (AdvantageEstimator::GrpoPassk, ScaleRewards::None));
         refused("`dynamic_sampling` cannot", |c| {
             c.advantage_estimator = AdvantageEstimator::Gae;
             c.dynamic_sampling = true;
