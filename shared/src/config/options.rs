@@ -23,7 +23,7 @@ pub struct TrainConfig {
     /// countdown's `nums`/`target`. TRL `dataset_name`.
     #[serde(alias = "dataset_name")]
     pub dataset: PathBuf,
-    /// Evaluation prompts, in the same formats.
+    /// Evaluation prompts, in the same formats, for `eval_steps`.
     pub eval_dataset: Option<PathBuf>,
     /// Where the run is written. TRL `output_dir`.
     pub output_dir: PathBuf,
@@ -293,7 +293,7 @@ pub struct TrainConfig {
     pub save_steps: u64,
     /// Keep this many checkpoints, the oldest go; absent = all. TRL `save_total_limit`.
     pub save_total_limit: Option<u32>,
-    /// Steps between evaluations on `eval_dataset`; absent = only when asked for. TRL `eval_steps`.
+    /// Steps between evaluations on `eval_dataset`, the last version included; absent = none. TRL `eval_steps`.
     pub eval_steps: Option<u64>,
     /// Steps between progress lines when not on a terminal. TRL `logging_steps`.
     pub logging_steps: u64,

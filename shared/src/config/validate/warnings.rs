@@ -70,6 +70,10 @@ impl TrainConfig {
             "`importance_sampling_correction` is off with a rounded `kv_dtype`: nothing corrects for the rounding"
                 .into(),
         );
+        warn(
+            self.eval_dataset.is_some() && self.eval_steps.is_none(),
+            "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent".into(),
+        );
         for (key, loss_type) in self.unused_by_loss() {
             warn(true, format!("`{key}` is an option of `loss_type` {} and has no effect", word(loss_type)));
         }
@@ -107,7 +111,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 11] = [
+        let cases: [(&str, Change); 12] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -126,6 +130,7 @@ mod tests {
                 (c.rollout_dtype, c.importance_sampling_correction) = (RolloutDtype::Int8, false);
             }),
             ("kv_dtype", |c| (c.kv_dtype, c.importance_sampling_correction) = (KvDtype::Int8, false)),
+            ("eval_dataset", |c| c.eval_dataset = Some("eval.jsonl".into())),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),
         ];
         for (key, change) in cases {
