@@ -66,20 +66,19 @@ pub struct MetricsFile(File);
 
 impl MetricsFile {
     /// Opens the file for a run that goes on after `completed_steps` steps: records of later steps and a torn last
-    /// line, left by a process that was killed, are cut off.
+    /// line, left by a process that was killed, are cut off. What is kept is on disk afterwards, as is the file's name.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        if path.exists() {
-            let kept: Vec<u8> = read(path)?
-                .into_iter()
-                .filter(|r| r.get("step").is_some_and(|s| s <= completed_steps as f64))
-                .flat_map(|r| r.to_line())
-                .collect();
-            crate::atomic::write(path, &kept)?;
-        }
-        Ok(Self(OpenOptions::new().create(true).append(true).open(path)?))
+        let known = if path.exists() { read(path)? } else { Vec::new() };
+        let kept: Vec<u8> = known
+            .into_iter()
+            .filter(|r| r.get("step").is_some_and(|s| s <= completed_steps as f64))
+            .flat_map(|r| r.to_line())
+            .collect();
+        crate::atomic::write(path, &kept)?;
+        Ok(Self(OpenOptions::new().append(true).open(path)?))
     }
 
     /// Appends one record as one line.
@@ -88,6 +87,14 @@ impl MetricsFile {
     /// Any error of the file system.
     pub fn append(&mut self, record: &MetricRecord) -> io::Result<()> {
         self.0.write_all(&record.to_line())
+    }
+
+    /// Waits until every record is on disk, so that nothing that is written afterwards outlives them in a power loss.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
     }
 }
 
@@ -126,6 +133,17 @@ mod tests {
         file.append(&record(3, 0.5)).unwrap();
         let steps: Vec<_> = read(&path).unwrap().iter().map(|r| (r.get("step"), r.get("reward"))).collect();
         assert_eq!(steps, [(Some(1.0), Some(0.1)), (Some(2.0), Some(0.2)), (Some(3.0), Some(0.5))]);
+    }
+
+    #[test]
+    fn records_are_brought_to_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = MetricsFile::open(&dir.path().join("metrics.jsonl"), 0).unwrap();
+        file.append(&record(1, 0.5)).unwrap();
+        file.sync().unwrap();
+        // No disk is behind this one.
+        let nowhere = MetricsFile(OpenOptions::new().append(true).open("/dev/null").unwrap());
+        assert_eq!(nowhere.sync().unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -224,6 +224,7 @@ impl<'a> Run<'a> {
     fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
         let version_dir = self.run_dir.version(PolicyVersion(self.state.step));
         let limit = self.config.save_total_limit;
+        self.metrics.sync()?;
         checkpoint::save(self.run_dir, &self.model, &version_dir, &self.trainer, &self.state, limit)?;
         self.durable = self.state.step;
         link.announce(|status| status.durable_step = Step(self.durable));

@@ -137,7 +137,7 @@ impl Evaluation {
             tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
             return Ok(());
         }
-        self.file.append(&record).context("eval.jsonl")?;
+        self.file.append(&record).and_then(|()| self.file.sync()).context("eval.jsonl")?;
         self.last = Some(round.version.0);
         let figure = |key: &str| record.get(key).unwrap_or(f64::NAN);
         tracing::info!(
