@@ -1,4 +1,6 @@
-//! Log output of the binaries: plain lines on stderr, level from `--log-level` or `TANDEM_LOG`.
+//! Log output of the binaries: plain lines on stderr, from level info up unless `TANDEM_LOG` says otherwise.
+
+use std::env;
 
 use tracing_subscriber::{EnvFilter, fmt};
 
@@ -7,6 +9,44 @@ pub const LOG_VARIABLE: &str = "TANDEM_LOG";
 
 /// Installs the process-wide subscriber. A second call does nothing.
 pub fn init() {
-    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    let asked = env::var_os(LOG_VARIABLE).map(|text| text.to_string_lossy().into_owned());
+    let (filter, remark) = filter(asked.as_deref().unwrap_or_default());
     let _ = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).with_target(false).try_init();
+    if let Some(remark) = remark {
+        tracing::warn!("{remark}");
+    }
+}
+
+/// The filter that is asked for, info without one; with a remark where it cannot be read.
+fn filter(asked: &str) -> (EnvFilter, Option<String>) {
+    let info = || EnvFilter::new("info");
+    if asked.is_empty() {
+        return (info(), None);
+    }
+    match EnvFilter::try_new(asked) {
+        Ok(filter) => (filter, None),
+        Err(error) => {
+            let example = "rollout::engine=trace";
+            (
+                info(),
+                Some(format!("{LOG_VARIABLE} is no log filter ({error}), so it is info; write debug or {example}")),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_cannot_be_read_is_remarked_on() {
+        for (asked, level) in [("", "info"), ("debug", "debug"), ("rollout::engine=trace", "rollout::engine=trace")] {
+            let (filter, remark) = filter(asked);
+            assert_eq!((filter.to_string().as_str(), remark), (level, None));
+        }
+        let (filter, remark) = filter("rollout=loud");
+        assert_eq!(filter.to_string(), "info");
+        assert!(remark.unwrap().starts_with("TANDEM_LOG is no log filter"));
+    }
 }

@@ -22,6 +22,9 @@ make no sense are refused with the reason.
 
 Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem import-config` translates a
 configuration of any of these.
+
+How much the sampler and the learner log is no option but an environment variable: `TANDEM_LOG` takes a filter as of
+Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; without it, it is `info`.
 ";
 
 /// An option as it is declared.
