@@ -39,7 +39,7 @@ pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions)
     if has_export(model.path()) {
         match check_own_export(model, options) {
             Ok(()) => return Ok(model.path().to_path_buf()),
-            Err(reason) if has_weights(model.path()) => {
+            Err(reason) if model.has_weights() => {
                 tracing::warn!("the export in the model directory is not used: {reason}");
             }
             Err(reason) => return Err(reason),
@@ -65,10 +65,6 @@ fn has_export(dir: &Path) -> bool {
     dir.join(MODEL_FILE).is_file() && dir.join(MANIFEST_FILE).is_file()
 }
 
-fn has_weights(dir: &Path) -> bool {
-    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| dir.join(name).is_file())
-}
-
 /// The export inside a model directory must be whole, of this model, with these options, and of the same weights as
 /// the safetensors beside it (if there are any).
 fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), ExportError> {
@@ -86,7 +82,7 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Exp
     if rows < needed as u64 {
         return unfit(format!("the export is for sequences up to {rows} tokens, not {needed}"));
     }
-    if has_weights(model.path()) {
+    if model.has_weights() {
         let checkpoint = Checkpoint::open(model)?;
         for tensor in tensors.iter().filter(|t| t.role == TensorRole::Parameter) {
             let values = checkpoint.read_f32(&tensor.name)?;

@@ -91,6 +91,19 @@ impl RewardOutcome {
     }
 }
 
+/// The weighted sum of the scores, with the functions that abstained or failed left out (TRL's `nansum` over
+/// `rewards_per_func * reward_weights`). `None` when no function gave a score: such a completion cannot be ranked.
+///
+/// `scores` and `weights` have one entry per function.
+#[must_use]
+pub fn weighted_sum(
+    scores: impl IntoIterator<Item = Option<f64>>,
+    weights: impl IntoIterator<Item = f64>,
+) -> Option<f64> {
+    let scored = scores.into_iter().zip(weights).filter_map(|(score, weight)| Some(score? * weight));
+    scored.reduce(|sum, next| sum + next)
+}
+
 /// One sampled continuation of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Completion {

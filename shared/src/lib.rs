@@ -23,6 +23,7 @@ pub mod sampling;
 
 pub use group::{
     Completion, Contrast, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
+    weighted_sum,
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};

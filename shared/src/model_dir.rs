@@ -102,6 +102,12 @@ impl ModelDir {
         &self.generation
     }
 
+    /// Whether the directory holds safetensors weights.
+    #[must_use]
+    pub fn has_weights(&self) -> bool {
+        ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| self.path.join(name).is_file())
+    }
+
     /// `tokenizer.json`.
     ///
     /// # Errors

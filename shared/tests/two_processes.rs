@@ -13,7 +13,7 @@ use std::{
 use shared::{
     Completion, FinishReason, GroupId, PolicyVersion, PromptId, RolloutGroup, RunDir, Step, TokenLogprob, atomic,
     channel::{
-        ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus,
+        ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus, incarnation,
         iox::{self, IoxLearner, IoxSampler},
     },
     rng::Stream,
@@ -59,10 +59,6 @@ fn make_group(id: GroupId) -> RolloutGroup {
         filler: false,
         generation_seconds: 0.0,
     }
-}
-
-fn incarnation() -> u64 {
-    std::process::id().into()
 }
 
 /// What the learner has put on disk: one file per step, whole or absent.

@@ -3,13 +3,14 @@
 use shared::{
     RewardOutcome,
     config::{AdvantageEstimator as Estimator, MultiObjectiveAggregation, ScaleRewards, TrainConfig},
+    weighted_sum,
 };
 
 use super::{
     estimators,
     gae::{gae, normalise, rewards_to_go, whiten},
     moments::{Moments, is_zero, members, pick},
-    outcome::{Lone, Normalised, grpo, normalize_then_sum, weighted_reward},
+    outcome::{Lone, Normalised, grpo, normalize_then_sum},
     process::{Deviation, process},
 };
 
@@ -42,7 +43,7 @@ impl Sample<'_> {
     }
 
     fn reward(&self) -> Option<f64> {
-        weighted_reward(&self.scores(), &self.weights)
+        weighted_sum(self.scores(), self.weights.iter().copied())
     }
 
     /// Steps of one reward function as (last token, reward); a score of the whole completion is one step that ends with

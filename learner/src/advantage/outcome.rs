@@ -2,7 +2,7 @@
 //! (`GRPOTrainer._generate_and_score_completions`): weighted sum of the reward functions in which abstentions are left
 //! out, centring on the group's mean, scaling by a standard deviation with n − 1.
 
-use shared::config::ScaleRewards;
+use shared::{config::ScaleRewards, weighted_sum};
 
 use super::moments::{Moments, members, pick};
 
@@ -24,13 +24,6 @@ pub struct Normalised {
     /// Standard deviation that goes with each completion; NaN where there is none. With [`ScaleRewards::None`] it is the
     /// group's, which nothing is divided by.
     pub stds: Vec<f64>,
-}
-
-/// Weighted sum of one completion's rewards; `None` when every function abstained. TRL `sum_then_normalize`.
-#[must_use]
-pub fn weighted_reward(scores: &[Option<f64>], weights: &[f64]) -> Option<f64> {
-    let scored = scores.iter().zip(weights).filter_map(|(score, weight)| Some(score.as_ref()? * weight));
-    scores.iter().any(Option::is_some).then(|| scored.sum())
 }
 
 /// Reward minus the group's mean, over a standard deviation plus `eps` (DeepSeekMath eq. 3; Dr. GRPO without scaling).
@@ -70,7 +63,7 @@ pub fn normalize_then_sum(scores: &[Vec<Option<f64>>], weights: &[f64], groups: 
             column.iter().zip(found.advantages).map(|(score, advantage)| score.map(|_| advantage)).collect()
         })
         .collect();
-    let sum = |row: usize| weighted_reward(&normalised.iter().map(|column| column[row]).collect::<Vec<_>>(), weights);
+    let sum = |row: usize| weighted_sum(normalised.iter().map(|column| column[row]), weights.iter().copied());
     let sums: Vec<Option<f64>> = (0..scores.len()).map(sum).collect();
     // The whole batch as one group.
     grpo(&sums, &vec![0; sums.len()], ScaleRewards::Group, eps, Lone::Itself)

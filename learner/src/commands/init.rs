@@ -25,7 +25,7 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = ModelDir::open(&args.model)?;
-    if model::has_weights(&model) {
+    if model.has_weights() {
         bail!("{} has weights already; remove them first", args.model.display());
     }
     let decoder = model::initialise(&model, args.seed, LoadOptions { trainable: false, ..LoadOptions::default() })?;

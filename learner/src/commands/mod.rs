@@ -95,7 +95,7 @@ fn load_or_initialise(
     let model = ModelDir::open(path)?;
     let options = LoadOptions { kind: Kind::Float, device, trainable };
     let decoder = match init_seed {
-        Some(seed) if !model::has_weights(&model) => {
+        Some(seed) if !model.has_weights() => {
             tracing::info!("{} has no weights: random ones from seed {seed}", path.display());
             model::initialise(&model, seed, options)
         }

@@ -27,12 +27,6 @@ impl Default for LoadOptions {
     }
 }
 
-/// Whether the directory holds safetensors weights.
-#[must_use]
-pub fn has_weights(model: &ModelDir) -> bool {
-    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| model.path().join(name).is_file())
-}
-
 /// Loads a model with the weights of its directory.
 ///
 /// # Errors

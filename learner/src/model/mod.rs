@@ -19,7 +19,7 @@ use tch::Tensor;
 
 pub use head::{Head, Slopes, Span, Targets, TokenStats};
 pub use host::to_host;
-pub use load::{LoadOptions, has_weights, initialise, load, load_scorer};
+pub use load::{LoadOptions, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;
 

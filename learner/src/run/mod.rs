@@ -9,16 +9,15 @@ mod open;
 use std::{
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
-use exporters::{ExportOptions, ensure_export};
+use exporters::ensure_export;
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
-    channel::{LearnerEnd, LearnerStatus, SamplerStatus},
+    channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
     metrics::{MetricRecord, MetricsFile},
-    rng,
 };
 use tch::Device;
 
@@ -253,12 +252,6 @@ fn going_on(path: &Path, config: &TrainConfig, saved: &TrainerState) {
         tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
     }
     tracing::info!("going on from {} after step {}", path.display(), saved.step);
-}
-
-/// A number that no other process of the run is likely to draw.
-fn incarnation() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-    rng::hash(&[now, u64::from(std::process::id())])
 }
 
 /// Rows of a JSONL file.

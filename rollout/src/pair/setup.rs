@@ -1,13 +1,12 @@
 //! From a run directory to a running sampler.
 
 use std::{
-    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use anyhow::{Context, ensure};
@@ -15,9 +14,8 @@ use crossbeam::channel::RecvTimeoutError;
 use exporters::ROTARY_COS;
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
-    channel::{LearnerStatus, SamplerStatus, iox::IoxSampler},
+    channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap, layers},
-    rng,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -261,12 +259,6 @@ fn max_model_len(config: &TrainConfig, longest: usize, limit: usize, rows: usize
 
 fn dtype(manifest: &WeightManifest) -> Dtype {
     manifest.tensors.iter().find(|t| t.role == TensorRole::Parameter).map_or(Dtype::Fp32, |t| t.dtype)
-}
-
-/// A number that no other process of this run has had.
-fn incarnation() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-    rng::hash(&[process::id().into(), now])
 }
 
 #[cfg(test)]

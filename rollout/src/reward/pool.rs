@@ -41,7 +41,6 @@ pub struct ScoredGroup {
 /// Scores groups on threads of its own. Every group that is submitted comes back, whatever its functions do.
 #[derive(Debug)]
 pub struct RewardPool {
-    functions: Arc<[RewardFunction]>,
     groups: Option<Sender<Submitted>>,
     scored: Receiver<ScoredGroup>,
     pending: usize,
@@ -65,18 +64,11 @@ impl RewardPool {
         threads: usize,
         deadline: Duration,
     ) -> Result<Self, ThreadPoolBuildError> {
-        let functions: Arc<[RewardFunction]> = functions.into();
         let (groups, submitted) = unbounded();
         let (results, scored) = unbounded();
-        let mut dispatcher = Dispatcher::new(functions.clone(), threads.max(1), deadline, results)?;
+        let mut dispatcher = Dispatcher::new(functions.into(), threads.max(1), deadline, results)?;
         let dispatcher = std::thread::spawn(move || dispatcher.run(&submitted));
-        Ok(Self { functions, groups: Some(groups), scored, pending: 0, dispatcher: Some(dispatcher) })
-    }
-
-    /// The functions, in the order of the outcomes.
-    #[must_use]
-    pub fn functions(&self) -> &[RewardFunction] {
-        &self.functions
+        Ok(Self { groups: Some(groups), scored, pending: 0, dispatcher: Some(dispatcher) })
     }
 
     /// Hands over a group; returns at once. The tag comes back with the scores.

@@ -2,17 +2,12 @@
 
 use shared::RewardOutcome;
 
-/// The weighted sum of the scores, with the functions that abstained or failed left out (TRL's `nansum` over
-/// `rewards_per_func * reward_weights`). `None` when no function gave a score: such a completion cannot be ranked.
+/// As [`shared::weighted_sum`], of what the functions said: the very sum that the learner makes.
 ///
 /// `outcomes` and `weights` have one entry per function.
 #[must_use]
 pub fn weighted_sum(outcomes: &[RewardOutcome], weights: &[f64]) -> Option<f64> {
-    outcomes
-        .iter()
-        .zip(weights)
-        .filter_map(|(outcome, weight)| Some(outcome.score()? * weight))
-        .fold(None, |sum, term| Some(sum.unwrap_or(0.0) + term))
+    shared::weighted_sum(outcomes.iter().map(RewardOutcome::score), weights.iter().copied())
 }
 
 #[cfg(test)]

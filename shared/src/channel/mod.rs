@@ -11,14 +11,22 @@ pub mod frame;
 pub mod iox;
 pub mod memory;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     group::RolloutGroup,
     ids::{PolicyVersion, Step},
+    rng,
 };
+
+/// A number that no other process of a run is likely to draw.
+#[must_use]
+pub fn incarnation() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    rng::hash(&[now, std::process::id().into()])
+}
 
 /// What the learner tells the sampler, again and again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! Whether a group teaches anything: the test by which dynamic sampling keeps it or replaces it.
 
-use super::{Completion, DroppedGroup, RewardOutcome, RolloutGroup};
+use super::{Completion, DroppedGroup, RewardOutcome, RolloutGroup, weighted_sum};
 
 /// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;
@@ -58,11 +58,10 @@ impl RolloutGroup {
 
     /// Weighted sums of the usable completions that any function has scored.
     fn weighted_rewards(&self) -> Vec<f64> {
-        let weighted = |completion: &Completion| {
-            let scored = completion.rewards.iter().zip(&self.reward_names);
-            scored.filter_map(|(outcome, (_, weight))| Some(outcome.score()? * weight)).reduce(|sum, next| sum + next)
-        };
-        self.usable().filter_map(weighted).collect()
+        let weights = || self.reward_names.iter().map(|(_, weight)| *weight);
+        let sum =
+            |completion: &Completion| weighted_sum(completion.rewards.iter().map(RewardOutcome::score), weights());
+        self.usable().filter_map(sum).collect()
     }
 }
 
