@@ -45,6 +45,9 @@ pub enum ConfigError {
     Value(String),
 }
 
+/// The largest whole number that a configuration file can hold.
+const LARGEST: u64 = i64::MAX as u64;
+
 impl TrainConfig {
     /// The sampling parameters.
     #[must_use]
@@ -94,7 +97,7 @@ impl TrainConfig {
     pub fn total_steps(&self, prompts: u64) -> u64 {
         self.max_steps.unwrap_or_else(|| {
             let per_epoch = prompts as f64 / f64::from(self.groups_per_step());
-            ((per_epoch * self.num_train_epochs).ceil() as u64).max(1)
+            ((per_epoch * self.num_train_epochs).ceil() as u64).clamp(1, LARGEST)
         })
     }
 
@@ -130,6 +133,13 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_number_of_epochs_is_a_number_of_steps_that_can_be_written() {
+        let config = TrainConfig { num_train_epochs: 1e300, ..TrainConfig::default() };
+        let resolved = TrainConfig { max_steps: Some(config.total_steps(100)), ..config };
+        assert!(layers::to_toml(&resolved).contains("max_steps = 9223372036854775807\n"));
+    }
 
     #[test]
     fn a_run_without_a_foreseeable_end_has_no_more_updates_than_can_be_counted() {
