@@ -176,14 +176,11 @@ impl TraceFlags {
     /// # Errors
     /// With the path.
     pub fn write(&self) -> anyhow::Result<()> {
-        match &self.trace {
-            Some(path) => {
-                let dropped = trace::write(path).context("--trace")?;
-                if dropped > 0 {
-                    tracing::warn!(dropped, "--trace keeps the newest events; the first ones are not in the file");
-                }
+        if let Some(path) = &self.trace {
+            let dropped = trace::write(path).context("--trace")?;
+            if dropped > 0 {
+                tracing::warn!(dropped, "--trace keeps the newest events; the first ones are not in the file");
             }
-            None => (),
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::{
     swap::{Loaded, Loader, Retired},
     types::Kernels,
 };
-use crate::kernels::attention::MAX_BYTE_POSITIONS;
+use crate::kernels::{attention::MAX_BYTE_POSITIONS, packed::Format, simd::Isa};
 
 /// A loaded model with the keys and values of its sequences.
 pub(super) enum Backend {
@@ -76,6 +76,23 @@ fn refuse_stock_options(options: &EngineOptions) -> Result<(), EngineError> {
     }
 }
 
+/// Where a choice is slower than another one on this processor, whoever made it should know.
+fn remark_on_speed(isa: Isa, format: Format, kv_dtype: KvDtype) {
+    if isa.is_plain() {
+        tracing::warn!(
+            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512, NEON): --kernels \
+             stock (`rollout_kernels`) should be faster"
+        );
+        return;
+    }
+    if (format == Format::Byte || kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
+        tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
+    }
+    if matches!(format, Format::Half | Format::Split) && !isa.has_tiles() {
+        tracing::warn!("this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 is faster than fp32");
+    }
+}
+
 fn needs_packed(option: &str, dtype: impl Display) -> EngineError {
     EngineError::Options(format!("{option} {dtype} needs the packed kernels, which take fp32 exports on the CPU"))
 }
@@ -105,6 +122,7 @@ impl Backend {
                 }
                 let pages = page_shape(config, slots, options.max_model_len, options.kv_dtype.into());
                 let format = options.rollout_dtype.into();
+                remark_on_speed(Isa::detect(), format, options.kv_dtype);
                 let options = PackedOptions { session: session_options(options), pages, format };
                 return Ok(Self::Packed(Box::new(PackedBackend::open(source, config, manifest, options)?)));
             }

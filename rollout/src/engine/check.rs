@@ -9,7 +9,7 @@ use super::{EngineError, EngineOptions, session::dtype_of};
 const MOST_THREADS: usize = 1 << 14;
 
 /// Positions that an exported graph has tables for.
-pub(super) fn positions_of(manifest: &WeightManifest, config: &ModelConfig) -> usize {
+pub(crate) fn positions_of(manifest: &WeightManifest, config: &ModelConfig) -> usize {
     manifest.tensor(ROTARY_COS).map_or(config.max_position_embeddings, |table| table.shape[0] as usize)
 }
 

@@ -48,6 +48,7 @@ mod swap;
 mod tensorrt;
 pub mod types;
 
+pub(crate) use check::positions_of;
 pub use error::EngineError;
 pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, plan_memory};
 pub use profile::Profile;

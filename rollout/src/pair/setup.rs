@@ -11,7 +11,6 @@ use std::{
 
 use anyhow::{Context, ensure};
 use crossbeam::channel::RecvTimeoutError;
-use exporters::ROTARY_COS;
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
@@ -31,7 +30,7 @@ use super::{
 };
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory},
+    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, positions_of},
     reward::{RewardFunction, RewardPool},
     trace,
 };
@@ -174,7 +173,7 @@ impl Inputs {
     ) -> anyhow::Result<EngineOptions> {
         let longest = self.datasets().map(Dataset::longest_prompt).max().unwrap_or(0);
         let limit = model.config().max_position_embeddings;
-        let rows = manifest.tensor(ROTARY_COS).map_or(limit, |table| table.shape[0] as usize);
+        let rows = positions_of(manifest, model.config());
         let max_model_len = max_model_len(config, longest, limit, rows)?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(EngineOptions {

@@ -248,12 +248,12 @@ pub struct TrainConfig {
     pub weight_swap: WeightSwap,
     /// Device of the sampler.
     pub rollout_device: Device,
-    /// What the sampler's linear layers compute in. `int8` and `bf16` sample faster on the CPU, from a rounded
-    /// model: the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers. `bf16x3`
+    /// What the sampler's linear layers compute in. On the CPU, `int8` samples faster with VNNI or AMX and `bf16` with AMX,
+    /// from a rounded model: the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers. `bf16x3`
     /// is close to fp32 (log-probs within some 1e-4) and, on processors with AMX, faster with many sequences.
     pub rollout_dtype: RolloutDtype,
-    /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and samples long completions
-    /// faster on the CPU; the price is a `mismatch_kl` above 0, which the importance correction answers.
+    /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and, on processors with VNNI,
+    /// samples long completions faster; the price is a `mismatch_kl` above 0, which the importance correction answers.
     pub kv_dtype: KvDtype,
     /// What computes the sampler's model on the CPU. The completions of the two differ by rounding.
     pub rollout_kernels: Kernels,

@@ -92,7 +92,7 @@ pub(super) fn record(
     });
     let profile = &m.profile;
     // The parts of the graph are known with packed kernels only.
-    let part = |time: Duration| (engine.kernels() == Kernels::Packed).then(|| time.as_secs_f64());
+    let part = |time: Duration| (engine.kernels() == Kernels::Packed).then_some(time.as_secs_f64());
     // A single token has no time per token after the first.
     let tpot = |q: f64| (!m.tpot.is_empty()).then(|| quantile(&m.tpot, q));
     let figures = json!({

@@ -270,8 +270,8 @@ impl Isa {
         }
     }
 
-    /// Whether there is an instruction for sums of products of bytes. Without one they take as long as those of floats, and
-    /// bytes save memory only.
+    /// Whether there is an instruction for sums of products of bytes. Without one they take about as many as those of floats,
+    /// and what bytes save is memory.
     #[must_use]
     pub fn has_byte_products(self) -> bool {
         match self.0 {
@@ -281,6 +281,12 @@ impl Isa {
             Kind::AvxVnni => true,
             _ => false,
         }
+    }
+
+    /// Whether it is plain Rust, where this machine has nothing wider.
+    #[must_use]
+    pub fn is_plain(self) -> bool {
+        self.0 == Kind::Plain
     }
 
     /// What it is called when it multiplies this format.
