@@ -141,7 +141,8 @@ impl PackedSession {
 
     /// Runs a short fixed prompt; fails unless every logit is finite. For a session of its own.
     pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
-        const PROBE_TOKENS: usize = 8;
+        // Two have each other to attend to; more would only take longer, and the new version waits for them.
+        const PROBE_TOKENS: usize = 2;
         let ids: Vec<i64> = (0..PROBE_TOKENS).map(|t| (t % config.vocab_size) as i64).collect();
         let pages: Vec<u32> = (0..PageShape::pages_for(PROBE_TOKENS) as u32).collect();
         let mut logits = vec![f32::NAN; self.vocab];
