@@ -393,6 +393,23 @@ fn a_long_prompt_is_computed_in_pieces_while_sequences_run() {
     }
 }
 
+/// Eight prompts in one call, of which seven end soon: what they took is free when the eighth has all slots at full length.
+#[test]
+fn prompts_computed_together_leave_room_for_the_longest_sequences() {
+    let model = golden_model("llama");
+    let folder = tempfile::tempdir().unwrap();
+    let weights = exported(&model, folder.path());
+    let options = EngineOptions { max_num_batched_tokens: 1000, max_model_len: 48, ..options(8, 1) };
+    let mut engine = Engine::new(weights, &model, options).unwrap();
+    for tag in 0..7 {
+        engine.add_group(group(tag, &[7 + tag as u32; 36], 1, greedy(2))).unwrap();
+    }
+    engine.add_group(group(7, &[1, 2, 3, 4], 20, greedy(44))).unwrap();
+    let finished = finish(&mut engine);
+    assert_eq!(engine.profile().prefills, 8);
+    assert_eq!(finished.iter().map(|s| s.token_ids.len()).sum::<usize>(), 7 * 2 + 20 * 44);
+}
+
 fn check_independence(
     what: &str,
     model: &ModelDir,

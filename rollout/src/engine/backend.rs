@@ -76,7 +76,7 @@ fn refuse_stock_options(options: &EngineOptions) -> Result<(), EngineError> {
     }
 }
 
-/// Where a choice is slower than another one on this processor, whoever made it should know.
+/// Logs which choices may be slower than others on this processor.
 fn remark_on_speed(isa: Isa, format: Format, kv_dtype: KvDtype) {
     if isa.is_plain() {
         tracing::warn!(
@@ -191,8 +191,8 @@ impl Backend {
         }
     }
 
-    /// Puts prompts, within [`Backend::prefill_limits`], where samples start from; `logits` (`[prompts, vocab]`) receives what follows
-    /// each.
+    /// Puts prompts, within [`Backend::prefill_limits`], where samples start from; `logits` (`[prompts, vocab]`) receives
+    /// what follows each.
     pub fn prefill<'a>(
         &mut self,
         prompts: impl Iterator<Item = &'a [u32]> + Clone,

@@ -33,8 +33,8 @@ struct Slot {
 pub(in super::super) struct PackedBackend {
     session: PackedSession,
     slots: Vec<Option<Slot>>,
-    /// The prompts that samples are started from.
-    prefixes: Vec<Arc<Prefix>>,
+    /// The prompts that samples are started from; those that have started all of theirs are gone.
+    prefixes: Vec<Option<Arc<Prefix>>>,
     /// The prompt that will be next, of which a part has been computed.
     coming: Option<Prefix>,
     free: FreePages,
@@ -104,7 +104,7 @@ impl PackedBackend {
         for (mut prefix, tokens, complete) in pieces {
             prefix.len += tokens;
             if complete {
-                self.prefixes.push(Arc::new(prefix));
+                self.prefixes.push(Some(Arc::new(prefix)));
             } else {
                 self.coming = Some(prefix);
             }
@@ -114,7 +114,7 @@ impl PackedBackend {
 
     /// Gives the prompts up, complete or not; sequences that were started from them keep them.
     pub fn forget_prefixes(&mut self) {
-        for prefix in self.prefixes.drain(..) {
+        for prefix in self.prefixes.drain(..).flatten() {
             give_back_prefix(&mut self.free, prefix);
         }
         if let Some(coming) = self.coming.take() {
@@ -122,9 +122,13 @@ impl PackedBackend {
         }
     }
 
-    /// Starts a sequence after one of the prompts that the last [`PackedBackend::prefill`] completed.
+    /// Starts a sequence after one of the prompts that the last [`PackedBackend::prefill`] completed. The prompts before it
+    /// will start no others: the pool has room for one prompt beyond those of the sequences.
     pub fn start(&mut self, slot: usize, prompt: usize) {
-        let prefix = Arc::clone(&self.prefixes[prompt]);
+        for prefix in self.prefixes[..prompt].iter_mut().filter_map(Option::take) {
+            give_back_prefix(&mut self.free, prefix);
+        }
+        let prefix = Arc::clone(self.prefixes[prompt].as_ref().expect("samples start prompt by prompt"));
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
@@ -276,6 +280,9 @@ mod tests {
         backend.prefill([&[7; 40][..], &[5; 9]].into_iter(), usize::MAX, &mut logits[..2 * vocab]).unwrap();
         assert_eq!(all - backend.free.len(), 3 + 1, "40 positions in pages of 16, and 9");
         let first = logits[..vocab].to_vec();
+        backend.start(0, 1);
+        assert_eq!(all - backend.free.len(), 1, "nothing will start from the first prompt any more");
+        backend.release(0);
         backend.prefill([&[7; 40][..]].into_iter(), usize::MAX, &mut logits[..vocab]).unwrap();
         assert!(first == logits[..vocab], "a prompt beside it changes no bit");
         (0..16).for_each(|slot| backend.start(slot, 0));
