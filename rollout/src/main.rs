@@ -21,7 +21,7 @@ enum Command {
     Generate(generate::Args),
     /// Measure generation on its own: prefill and decode rates, latencies, time by phase.
     Bench(bench::Args),
-    /// Find the batching flags that suit a model, this machine and a distribution of lengths.
+    /// Find the batching flags that suit a model, this machine and a distribution of lengths; those that are given stay.
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),

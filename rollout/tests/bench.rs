@@ -169,6 +169,7 @@ fn what_cannot_be_done_is_one_clear_line() {
     };
     refused(&model, &[], &["--completion-length", "--lengths-file"]);
     refused(&model, &["--completion-length", "100000"], &["limit"]);
+    refused(&model, &["--completion-length", "7", "--compare", "--sweep 2"], &["--compare", "--sweep"]);
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);
     refused(&cache.path().join("none"), &["--completion-length", "7"], &["--model", "no such directory"]);
     refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "`packed` or `stock`"]);

@@ -119,6 +119,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let mut record = report::record(&measurement, &workload, &engine, dtype, peak_memory());
         if args.swap {
             let (report, first_token_seconds) = measure::swap(&mut engine, &weights, &workload)?;
+            eprintln!(
+                "new weights in use after {:.3} s, their first token after {first_token_seconds:.3} s, no step for {:.1} ms",
+                report.seconds,
+                1e3 * report.stall_seconds
+            );
             record.insert("swap_seconds".into(), report.seconds.into());
             record.insert("swap_stall_seconds".into(), report.stall_seconds.into());
             record.insert("swap_first_token_seconds".into(), first_token_seconds.into());
@@ -181,7 +186,7 @@ fn words_after_subcommand() -> anyhow::Result<Vec<String>> {
 
 impl Args {
     fn workload(&self, model: &ModelDir) -> anyhow::Result<Workload> {
-        let sequences = self.num_prompts as usize * self.num_generations as usize;
+        let sequences = workload::completions(self.num_prompts as usize, self.num_generations)?;
         let lengths = match (&self.completion_length, &self.lengths_file) {
             (Some(length), _) => vec![*length; sequences],
             (None, Some(path)) => workload::read_lengths(path, sequences)?,

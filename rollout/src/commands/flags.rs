@@ -102,8 +102,8 @@ pub struct BatchingFlags {
     /// yet run on a GPU
     #[arg(long, env = "TANDEM_PREFILL_BATCH", value_name = "N", default_value_t = 1)]
     pub prefill_batch: usize,
-    /// Longest prompt plus completion, for which each sequence reserves memory [default: what the prompts and
-    /// --max-completion-length need, within the model's limit]
+    /// Longest prompt plus completion, for which each sequence reserves memory [default: what the longest prompt and
+    /// completion need, within the model's limit]
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
     pub max_model_len: Option<usize>,
     /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and its group: saves steps

@@ -21,7 +21,10 @@ use super::{
     swap::{Loaded, Loader, Retired},
     types::Kernels,
 };
-use crate::kernels::{attention::MAX_BYTE_POSITIONS, packed::Format, simd::Isa};
+use crate::kernels::{
+    packed::Format,
+    simd::{Isa, MAX_BYTE_PRODUCTS},
+};
 
 /// A loaded model with the keys and values of its sequences.
 pub(super) enum Backend {
@@ -85,10 +88,10 @@ fn remark_on_speed(isa: Isa, format: Format, kv_dtype: KvDtype) {
         );
         return;
     }
-    if (format == Format::Byte || kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
+    if (format == Format::Int8 || kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
         tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
     }
-    if matches!(format, Format::Half | Format::Split) && !isa.has_tiles() {
+    if matches!(format, Format::Bf16 | Format::Bf16x3) && !isa.has_tiles() {
         tracing::warn!("this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 is faster than fp32");
     }
 }
@@ -115,9 +118,9 @@ impl Backend {
         if packed::wanted(options.kernels, options.device, dtype) {
             if packed::supports(source, config, manifest)? {
                 refuse_stock_options(options)?;
-                if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_POSITIONS {
+                if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_PRODUCTS {
                     let message =
-                        format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_POSITIONS}; auto takes more");
+                        format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_PRODUCTS}; auto takes more");
                     return Err(EngineError::Options(message));
                 }
                 let pages = page_shape(config, slots, options.max_model_len, options.kv_dtype.into());

@@ -49,7 +49,7 @@ impl Loader {
                 let weights = PackedWeights::load(source, config, manifest, format, spare, options.threads)?;
                 let weights = Arc::new(weights);
                 let options =
-                    PackedOptions { session: options, pages: page_shape(config, 1, PAGE, KvFormat::Float), format };
+                    PackedOptions { session: options, pages: page_shape(config, 1, PAGE, KvFormat::Fp32), format };
                 // The session of the probe goes before the weights are handed on.
                 PackedSession::new(Arc::clone(&weights), config, options)?.probe(config)?;
                 Ok(Loaded::Packed(Arc::into_inner(weights).expect("the probe has ended")))

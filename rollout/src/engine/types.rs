@@ -13,10 +13,10 @@ use crate::kernels::{element::KvFormat, packed::Format};
 impl From<RolloutDtype> for Format {
     fn from(dtype: RolloutDtype) -> Self {
         match dtype {
-            RolloutDtype::Auto => Self::Float,
-            RolloutDtype::Int8 => Self::Byte,
-            RolloutDtype::Bf16 => Self::Half,
-            RolloutDtype::Bf16x3 => Self::Split,
+            RolloutDtype::Auto => Self::Fp32,
+            RolloutDtype::Int8 => Self::Int8,
+            RolloutDtype::Bf16 => Self::Bf16,
+            RolloutDtype::Bf16x3 => Self::Bf16x3,
         }
     }
 }
@@ -24,8 +24,8 @@ impl From<RolloutDtype> for Format {
 impl From<KvDtype> for KvFormat {
     fn from(dtype: KvDtype) -> Self {
         match dtype {
-            KvDtype::Auto => Self::Float,
-            KvDtype::Int8 => Self::Byte,
+            KvDtype::Auto => Self::Fp32,
+            KvDtype::Int8 => Self::Int8,
         }
     }
 }

@@ -7,10 +7,10 @@ use super::packed::{BYTE_MAX, largest, nearest, to_bytes};
 pub enum KvFormat {
     /// As they are.
     #[default]
-    Float,
+    Fp32,
     /// Signed bytes with a scale for each position and head, taken from the numbers of that position and head alone when
     /// they are stored; queries and weights have sixteen bits, with a scale for each row.
-    Byte,
+    Int8,
 }
 
 impl KvFormat {
@@ -18,8 +18,8 @@ impl KvFormat {
     #[must_use]
     pub fn size(self) -> usize {
         match self {
-            Self::Float => size_of::<f32>(),
-            Self::Byte => size_of::<i8>(),
+            Self::Fp32 => size_of::<f32>(),
+            Self::Int8 => size_of::<i8>(),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{
     parallel::{Claims, Shared, Threads},
-    simd::{LANES, QUAD},
+    simd::{LANES, MAX_BYTE_PRODUCTS, QUAD},
     tile::PANEL,
 };
 
@@ -37,24 +37,24 @@ pub struct PackedShape {
 pub enum Format {
     /// As they are.
     #[default]
-    Float,
+    Fp32,
     /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
     /// input is rounded to bytes row by row, so a row still depends on itself alone.
-    Byte,
+    Int8,
     /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
     /// fp32. What is below the smallest normal number counts as 0, also among the sums of AMX.
-    Half,
-    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of [`Format::Half`], the
+    Bf16,
+    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of [`Format::Bf16`], the
     /// large halves follow the small ones. Inputs likewise. All products but those of two small halves are summed, in
     /// fp32, so a product of two numbers is off by some 2^-17 of itself.
-    Split,
+    Bf16x3,
 }
 
 impl Format {
     /// Steps that tile registers take at once, with zeros to fill up the last of them.
     pub(super) fn round(self) -> usize {
         match self {
-            Self::Split => 2 * TILE_STEPS,
+            Self::Bf16x3 => 2 * TILE_STEPS,
             _ => TILE_STEPS,
         }
     }
@@ -63,9 +63,9 @@ impl Format {
     #[must_use]
     pub fn per_word(self) -> usize {
         match self {
-            Self::Float | Self::Split => 1,
-            Self::Half => 2,
-            Self::Byte => QUAD,
+            Self::Fp32 | Self::Bf16x3 => 1,
+            Self::Bf16 => 2,
+            Self::Int8 => QUAD,
         }
     }
 }
@@ -107,7 +107,7 @@ impl PackedShape {
     /// Steps of the innermost loop: a float, a pair or a quad, for each column.
     pub(super) fn steps(&self) -> usize {
         match self.format {
-            Format::Float => self.depth,
+            Format::Fp32 => self.depth,
             _ => self.depth.div_ceil(self.format.per_word()).next_multiple_of(self.format.round()),
         }
     }
@@ -159,9 +159,13 @@ impl PackedShape {
     /// if they are bytes.
     pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &dyn Threads) -> Option<Quantized> {
         assert_eq!(panels.len(), self.len(), "the panels have another size");
-        assert!(self.format != Format::Byte || self.depth <= MAX_BYTE_DEPTH, "sums of {} bytes overflow", self.depth);
+        assert!(
+            self.format != Format::Int8 || self.depth <= MAX_BYTE_PRODUCTS,
+            "sums of {} bytes overflow",
+            self.depth
+        );
         let shared = Shared::new(panels);
-        let columns = if self.format == Format::Byte { self.panels() * PANEL } else { 0 };
+        let columns = if self.format == Format::Int8 { self.panels() * PANEL } else { 0 };
         let mut quantized = Quantized { scales: vec![0.0; columns], sums: vec![0; columns] };
         let (scales, sums) = (Shared::new(&mut quantized.scales), Shared::new(&mut quantized.sums));
         let claims = Claims::new(self.panels());
@@ -172,18 +176,18 @@ impl PackedShape {
                     unsafe { std::slice::from_raw_parts_mut(shared.at(panel * self.panel_len()), self.panel_len()) };
                 let rows: [_; PANEL] = std::array::from_fn(|lane| self.row(weights, self.depth, panel, lane));
                 match self.format {
-                    Format::Float => pack_panel(&rows, out),
-                    Format::Half => {
+                    Format::Fp32 => pack_panel(&rows, out),
+                    Format::Bf16 => {
                         for (lane, row) in rows.iter().enumerate() {
                             round_column(row.unwrap_or_default(), lane, bytemuck::cast_slice_mut(out), to_bf16);
                         }
                     }
-                    Format::Split => {
+                    Format::Bf16x3 => {
                         for (lane, row) in rows.iter().enumerate() {
                             split_column(row.unwrap_or_default(), lane, out);
                         }
                     }
-                    Format::Byte => {
+                    Format::Int8 => {
                         for (lane, row) in rows.iter().enumerate() {
                             let (scale, sum) = quantize_column(*row, lane, bytemuck::cast_slice_mut(out));
                             // SAFETY: the columns of a panel are this task's.
@@ -196,7 +200,7 @@ impl PackedShape {
                 }
             });
         });
-        (self.format == Format::Byte).then_some(quantized)
+        (self.format == Format::Int8).then_some(quantized)
     }
 
     /// Biases in the order of the packed columns, padded with 0.
@@ -277,7 +281,7 @@ fn round_column(row: &[f32], lane: usize, out: &mut [u16], round: fn(f32) -> u16
 
 /// Makes small and large halves of a column, tile by tile.
 fn split_column(row: &[f32], lane: usize, out: &mut [f32]) {
-    for (tile, place) in out.chunks_mut(Format::Split.round() * PANEL).enumerate() {
+    for (tile, place) in out.chunks_mut(Format::Bf16x3.round() * PANEL).enumerate() {
         let row = row.get(tile * 2 * TILE_STEPS..).unwrap_or_default();
         let row = &row[..row.len().min(2 * TILE_STEPS)];
         let (small, large) = place.split_at_mut(TILE_STEPS * PANEL);
@@ -288,9 +292,6 @@ fn split_column(row: &[f32], lane: usize, out: &mut [f32]) {
 
 /// Largest byte.
 pub(super) const BYTE_MAX: f32 = 127.0;
-
-/// Longest sums of products of bytes, an input with its offset up to 255, that 32 bits hold.
-const MAX_BYTE_DEPTH: usize = i32::MAX as usize / (255 * 127);
 
 /// What numbers up to `largest` are multiplied with to become bytes: 0 where there is no such factor, for all zeros, for
 /// numbers so small that it would be infinite, and where one is not a number, which shows in the scale.

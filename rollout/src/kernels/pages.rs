@@ -46,7 +46,7 @@ impl PageShape {
 
     /// Words of a piece of a page.
     pub(super) fn piece_len(&self, piece: Piece) -> usize {
-        let bytes = self.format == KvFormat::Byte;
+        let bytes = self.format == KvFormat::Int8;
         match piece {
             Piece::Keys if bytes => PAGE * self.head_dim.div_ceil(QUAD),
             Piece::Keys => PAGE * self.head_dim,

@@ -69,7 +69,7 @@ impl Layer {
     fn random(stream: &mut Stream, depth: usize, parts: &[usize], columns: Columns, bias: bool, norm: bool) -> Self {
         let outputs = if columns == Columns::Gated { parts[0] } else { parts.iter().sum() };
         Self {
-            shape: PackedShape { depth, outputs, columns, format: Format::Float },
+            shape: PackedShape { depth, outputs, columns, format: Format::Fp32 },
             weights: parts.iter().map(|n| normal(stream, n * depth)).collect(),
             biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
             gamma: norm.then(|| normal(stream, depth)),
@@ -181,7 +181,7 @@ proptest! {
         let mut stream = Stream::new(&[seed]);
         let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, false);
-        layer.shape.format = Format::Byte;
+        layer.shape.format = Format::Int8;
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
 
@@ -204,7 +204,7 @@ proptest! {
         let mut stream = Stream::new(&[seed]);
         let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
-        layer.shape.format = Format::Split;
+        layer.shape.format = Format::Bf16x3;
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
         // One half alone is a hundred times further off.
@@ -219,7 +219,7 @@ proptest! {
         let mut stream = Stream::new(&[seed]);
         let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
-        layer.shape.format = Format::Half;
+        layer.shape.format = Format::Bf16;
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
 
@@ -238,7 +238,7 @@ proptest! {
 fn tiles_are_used_where_the_machine_has_them() {
     // Of many rows and columns, so that two blocks of rows, one, and a part of one come up.
     let mut stream = Stream::new(&[7]);
-    for (format, name) in [(Format::Byte, "amx-int8"), (Format::Half, "amx-bf16"), (Format::Split, "amx-bf16x3")] {
+    for (format, name) in [(Format::Int8, "amx-int8"), (Format::Bf16, "amx-bf16"), (Format::Bf16x3, "amx-bf16x3")] {
         let mut layer = Layer::random(&mut stream, 576, &[192], Columns::Joined, false, true);
         layer.shape.format = format;
         for rows in [1, 16, 17, 32, 33, 48, 100] {
@@ -257,7 +257,7 @@ fn tiles_are_used_where_the_machine_has_them() {
 fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let depth = 3;
     let rows = [1.0, 1e-38, f32::NAN].map(|x| vec![x; depth]);
-    let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Byte };
+    let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Int8 };
     let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None };
     let x = rows.concat();
     for isa in Isa::available() {
@@ -270,7 +270,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
 #[test]
 #[should_panic(expected = "overflow")]
 fn more_bytes_than_a_sum_holds_are_refused() {
-    let shape = PackedShape { depth: 70_000, outputs: 1, columns: Columns::Joined, format: Format::Byte };
+    let shape = PackedShape { depth: 70_000, outputs: 1, columns: Columns::Joined, format: Format::Int8 };
     let _ = shape.pack(&[&vec![1.0; 70_000]], &mut vec![0.0; shape.len()], &Serial);
 }
 
@@ -346,8 +346,8 @@ impl Model {
     /// What becomes of a key or a value in the cache.
     fn stored(&self, x: Vec<f64>) -> Vec<f64> {
         match self.format {
-            KvFormat::Float => x,
-            KvFormat::Byte => {
+            KvFormat::Fp32 => x,
+            KvFormat::Int8 => {
                 let x: Vec<f32> = x.into_iter().map(|x| x as f32).collect();
                 rounded(&x).into_iter().map(f64::from).collect()
             }
@@ -357,8 +357,8 @@ impl Model {
     /// How far off the kernels may be: a number between two bytes may go to either.
     fn tolerance(&self) -> f64 {
         match self.format {
-            KvFormat::Float => 1e-5,
-            KvFormat::Byte => 3e-3,
+            KvFormat::Fp32 => 1e-5,
+            KvFormat::Int8 => 3e-3,
         }
     }
 
@@ -400,7 +400,7 @@ proptest! {
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
-        let format = if bytes { KvFormat::Byte } else { KvFormat::Float };
+        let format = if bytes { KvFormat::Int8 } else { KvFormat::Fp32 };
         let model = Model::random(&mut stream, sizes, norms, format);
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{super::print, Args};
 
 /// What is shown of the records, and the unit's factor.
-const FIGURES: [(&str, &str, f64); 9] = [
+const FIGURES: [(&str, &str, f64); 11] = [
     ("tokens_per_s", "tokens/s", 1.0),
     ("prefill_tokens_per_s", "prefill tokens/s", 1.0),
     ("decode_tokens_per_s", "decode tokens/s", 1.0),
@@ -21,6 +21,8 @@ const FIGURES: [(&str, &str, f64); 9] = [
     ("tpot_seconds_p50", "TPOT p50, ms", 1e3),
     ("attention_seconds", "attention, s", 1.0),
     ("sampling_seconds", "sampler, s", 1.0),
+    ("swap_seconds", "new weights, ms", 1e3),
+    ("swap_first_token_seconds", "their 1st token, ms", 1e3),
     ("peak_rss_bytes", "peak memory, MiB", 1.0 / 1_048_576.0),
     ("cores", "cores busy", 1.0),
 ];
@@ -56,12 +58,12 @@ pub(super) fn run(args: &Args, words: &[String]) -> anyhow::Result<()> {
         eprintln!("warning: the two generate different numbers of tokens: compare rates only");
     }
     eprintln!("A: {}\nB: {}", a.line(), b.line());
-    eprintln!("{:<18} {:>12} {:>12} {:>8}   per round", "median", "A", "B", "B / A");
+    eprintln!("{:<19} {:>12} {:>12} {:>8}   per round", "median", "A", "B", "B / A");
     let mut summary = Map::new();
     for (name, label, factor) in FIGURES {
         let Some(row) = Row::new(name, a, b) else { continue };
         eprintln!(
-            "{label:<18} {:>12.2} {:>12.2} {:>8.3}   {:.3} to {:.3}",
+            "{label:<19} {:>12.2} {:>12.2} {:>8.3}   {:.3} to {:.3}",
             row.a * factor,
             row.b * factor,
             row.ratio,

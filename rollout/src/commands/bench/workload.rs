@@ -74,6 +74,20 @@ impl Workload {
     }
 }
 
+/// The number of completions of a workload.
+///
+/// # Errors
+/// When they are more than anybody would wait for.
+pub(in crate::commands) fn completions(prompts: usize, num_generations: u32) -> anyhow::Result<usize> {
+    const MOST: usize = 1 << 24;
+    let count = prompts.saturating_mul(num_generations as usize);
+    ensure!(
+        count <= MOST,
+        "{prompts} prompts with {num_generations} completions each are more than {MOST} completions"
+    );
+    Ok(count)
+}
+
 /// Prompts of random ordinary tokens.
 pub(in crate::commands) fn random_prompts(count: usize, length: usize, vocab: usize, seed: u64) -> Vec<Arc<[u32]>> {
     let first = FIRST_ORDINARY_TOKEN.min(vocab / 4);
@@ -133,6 +147,13 @@ mod tests {
             let error = format!("{:#}", read(text).unwrap_err());
             assert!(error.contains(part) && error.contains("--lengths-file"), "{error}");
         }
+    }
+
+    #[test]
+    fn more_completions_than_anybody_waits_for_are_refused() {
+        assert_eq!(completions(3, 4).unwrap(), 12);
+        let error = completions(usize::MAX, u32::MAX).unwrap_err().to_string();
+        assert!(error.contains("4294967295 completions each"), "{error}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use shared::{ModelDir, rng::Stream};
 
 use super::{
     super::{
-        bench::workload::{Workload, lengths_of, random_prompts},
+        bench::workload::{Workload, completions, lengths_of, random_prompts},
         flags::BatchingFlags,
     },
     Args,
@@ -29,6 +29,7 @@ pub(super) struct Task {
 
 impl Task {
     pub fn new(args: &Args, model: &ModelDir) -> anyhow::Result<Self> {
+        completions(args.num_prompts as usize, args.num_generations)?;
         let (prompts, longest_prompt) = prompts(args, model)?;
         let sequences = prompts.len() * args.num_generations as usize;
         let lengths = lengths(args, sequences)?;

@@ -269,8 +269,8 @@ mod tests {
                 hot_swap: false,
                 cuda_graphs: false,
             },
-            pages: page_shape(model.config(), 17, 64, KvFormat::Float),
-            format: crate::kernels::packed::Format::Float,
+            pages: page_shape(model.config(), 17, 64, KvFormat::Fp32),
+            format: crate::kernels::packed::Format::Fp32,
         };
         let mut backend = PackedBackend::open(&source, model.config(), &manifest, options).unwrap();
         let all = backend.free.len();

@@ -172,11 +172,11 @@ mod tests {
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let (config, manifest) = (model.config(), read_manifest(&source, model.config()).unwrap());
-        let weights = PackedWeights::load(&source, config, &manifest, Format::Float, None, 1).unwrap();
+        let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, None, 1).unwrap();
         let session =
             SessionOptions { device: Device::Cpu, threads: 2, spinning: false, hot_swap: false, cuda_graphs: false };
         let options =
-            PackedOptions { session, pages: page_shape(config, 1, PAGE, KvFormat::Float), format: Format::Float };
+            PackedOptions { session, pages: page_shape(config, 1, PAGE, KvFormat::Fp32), format: Format::Fp32 };
         let mut session = PackedSession::new(Arc::new(weights), config, options).unwrap();
         let mut logits = vec![0.0; config.vocab_size];
         // A sequence without a page to store its key in.

@@ -106,7 +106,7 @@ impl Ahead {
                 self.stretches.push(Stretch { from: pieces.at(page), lines, end: self.all });
                 page += count;
             }
-            if part.call.shape.format == KvFormat::Byte {
+            if part.call.shape.format == KvFormat::Int8 {
                 for page in 0..pages.len() {
                     // SAFETY: passed on to the caller.
                     unsafe { S::prefetch(scales.at(page)) };

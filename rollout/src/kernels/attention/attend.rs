@@ -19,7 +19,7 @@ use super::{
 };
 
 /// Pages whose keys are multiplied with all rows before the next ones are.
-const CHUNK: usize = 4;
+pub(super) const CHUNK: usize = 4;
 
 /// Claims blocks, each with one key/value head, and computes them.
 #[derive(Clone, Copy)]

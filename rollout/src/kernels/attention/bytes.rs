@@ -16,7 +16,7 @@ use super::{
         tile::Tiling,
     },
     ahead::Ahead,
-    attend::{Kind, Seen},
+    attend::{CHUNK, Kind, Seen},
     product::{Matrix, Part, PartPieces},
     softmax::{Partial, exponentials},
 };
@@ -26,9 +26,6 @@ pub(super) struct Bytes<D>(PhantomData<D>);
 
 /// Rows at once: two sums each for two blocks, in half of the registers of AVX-512.
 const ROWS: usize = 6;
-
-/// Pages whose keys are multiplied with all rows before the next ones are.
-const CHUNK: usize = 4;
 
 /// Calls `$function::<S, D, R>(…)` for the R that equals `$rows`, at most [`ROWS`].
 macro_rules! for_few_rows {

@@ -21,13 +21,11 @@ use super::{
     pages::{PAGE, PageShape, Pages, Piece},
     parallel::{Claims, Machine, Shared},
     plan::Plan,
+    simd::MAX_BYTE_PRODUCTS,
 };
 
 /// Widest head.
 pub const MAX_HEAD_DIM: usize = 512;
-
-/// Positions over which sums of products of bytes, a weight's up to 255, fit into 32 bits.
-pub const MAX_BYTE_POSITIONS: usize = i32::MAX as usize / (255 * 127);
 
 /// What does not change from call to call.
 #[derive(Debug, Clone, Copy)]
@@ -79,8 +77,8 @@ impl Attention<'_> {
             to_store.run_all(|chunk| isa.run(store::Store { call: &call, chunk }));
             let attend = attend::Attend { call: &call, claims: &to_attend, store: apart == 0 };
             match shape.format {
-                KvFormat::Float => isa.run(attend),
-                KvFormat::Byte => isa.run_bytes(attend),
+                KvFormat::Fp32 => isa.run(attend),
+                KvFormat::Int8 => isa.run_bytes(attend),
             }
         });
     }
@@ -98,7 +96,7 @@ impl Attention<'_> {
             let own = span.own_len + span.tokens.len();
             assert!(span.prefix_pages.len() * PAGE >= span.prefix_len && span.own_pages.len() * PAGE >= own);
             assert!((span.prefix_len + own) * (head_dim / 2) <= self.cos.len(), "more positions than the tables have");
-            let most = if shape.format == KvFormat::Byte { MAX_BYTE_POSITIONS } else { usize::MAX };
+            let most = if shape.format == KvFormat::Int8 { MAX_BYTE_PRODUCTS } else { usize::MAX };
             assert!(span.prefix_len + own <= most, "sums over {} positions overflow", span.prefix_len + own);
         }
         let blocks: usize = plan.blocks.iter().map(ExactSizeIterator::len).sum();

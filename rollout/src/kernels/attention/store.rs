@@ -60,7 +60,7 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
         let (key, value) = (&key[..head_dim], call.row(token, head + kv_heads));
         let (keys, values) = (at(Piece::Keys), at(Piece::Values));
         match call.shape.format {
-            KvFormat::Float => {
+            KvFormat::Fp32 => {
                 for (d, &x) in key.iter().enumerate() {
                     *keys.add(d * PAGE + place) = x;
                 }
@@ -69,7 +69,7 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
                     *to.add(d) = x;
                 }
             }
-            KvFormat::Byte => {
+            KvFormat::Int8 => {
                 let mut bytes = [0; MAX_HEAD_DIM];
                 *at(Piece::KeyScales).add(place) = to_row_of_bytes(key, &mut bytes);
                 let to = keys.cast::<i8>().add(place * QUAD);

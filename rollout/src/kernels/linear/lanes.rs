@@ -117,7 +117,8 @@ unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, fir
     let shape = job.layer.shape;
     let round = shape.format.round();
     // Places of a tile among those of a round, on the left and on the right.
-    let products: &[(usize, usize)] = if shape.format == Format::Split { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
+    let products: &[(usize, usize)] =
+        if shape.format == Format::Bf16x3 { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
     // SAFETY: as above.
     unsafe {
         let mut columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());

@@ -29,13 +29,13 @@ pub(super) struct Layout {
 impl Layout {
     pub fn new(shape: PackedShape, rows: usize, isa: Isa) -> Self {
         let steps = shape.steps();
-        if shape.format != Format::Float && isa.has_tiles() {
+        if shape.format != Format::Fp32 && isa.has_tiles() {
             return Self { tiling: Tiling::in_blocks(rows, 2, TILE_STEPS), words: steps, blocks: true };
         }
         let (most, words) = match shape.format {
-            Format::Float | Format::Byte => (isa.rows(), steps),
+            Format::Fp32 | Format::Int8 => (isa.rows(), steps),
             // Chains for first and second elements: twice the sums, and the input as fp32.
-            Format::Half | Format::Split => ((isa.rows() / 2).max(1), 2 * steps),
+            Format::Bf16 | Format::Bf16x3 => ((isa.rows() / 2).max(1), 2 * steps),
         };
         Self { tiling: Tiling::new(rows, most), words: words.next_multiple_of(STRETCH), blocks: false }
     }
@@ -136,12 +136,12 @@ impl Pack<'_> {
                 words += 1;
             };
             match self.layer.shape.format {
-                Format::Float => {
+                Format::Fp32 => {
                     for (i, x) in x.chunks(STRETCH).enumerate() {
                         stretch(i * STRETCH).copy_from_nonoverlapping(x.as_ptr(), x.len());
                     }
                 }
-                Format::Byte => {
+                Format::Int8 => {
                     let (scale, factor) = byte_scale(x);
                     for_chunks(x, |quad: &[f32; QUAD]| put(bytemuck::cast(quad.map(|x| byte(x, factor)))));
                     for _ in x.len().div_ceil(QUAD)..self.layer.shape.steps() {
@@ -149,11 +149,11 @@ impl Pack<'_> {
                     }
                     *self.left.at(self.layout.scale(row)) = scale;
                 }
-                Format::Half => {
+                Format::Bf16 => {
                     x.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
                     (x.len()..2 * self.layer.shape.steps()).for_each(|_| put(0.0));
                 }
-                Format::Split => for_chunks(x, |chunk: &[f32; 2 * TILE_STEPS]| {
+                Format::Bf16x3 => for_chunks(x, |chunk: &[f32; 2 * TILE_STEPS]| {
                     chunk.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
                     chunk.iter().for_each(|&x| put(from_bf16(small_half(x))));
                 }),
@@ -174,19 +174,19 @@ impl Pack<'_> {
                 to = to.wrapping_add(TILE_STEPS);
             };
             match self.layer.shape.format {
-                Format::Byte => {
+                Format::Int8 => {
                     let (scale, factor) = byte_scale(x);
                     for_chunks(x, |chunk: &[f32; QUAD * WORDS]| {
                         put(bytemuck::cast(chunk.map(|x| nearest(x * factor) as i8)));
                     });
                     *self.left.at(self.layout.scale(row)) = scale;
                 }
-                Format::Half => for_chunks(x, |chunk: &[f32; 2 * WORDS]| put(bytemuck::cast(chunk.map(to_bf16)))),
-                Format::Split => for_chunks(x, |chunk: &[f32; 2 * WORDS]| {
+                Format::Bf16 => for_chunks(x, |chunk: &[f32; 2 * WORDS]| put(bytemuck::cast(chunk.map(to_bf16)))),
+                Format::Bf16x3 => for_chunks(x, |chunk: &[f32; 2 * WORDS]| {
                     put(bytemuck::cast(chunk.map(to_bf16)));
                     put(bytemuck::cast(chunk.map(small_half)));
                 }),
-                Format::Float => unreachable!("floats are not multiplied in tiles"),
+                Format::Fp32 => unreachable!("floats are not multiplied in tiles"),
             }
         }
     }

@@ -65,7 +65,7 @@ impl Linear<'_> {
         assert_eq!(self.panels.len(), self.shape.len(), "the panels have another size");
         assert!(self.bias.is_none_or(|b| b.len() == self.shape.panels() * PANEL), "the bias has another size");
         let columns = self.shape.panels() * PANEL;
-        assert_eq!(self.quantized.is_some(), self.shape.format == Format::Byte, "scales belong to bytes");
+        assert_eq!(self.quantized.is_some(), self.shape.format == Format::Int8, "scales belong to bytes");
         assert!(self.quantized.is_none_or(|q| q.scales.len() == columns && q.sums.len() == columns), "the scales");
         assert!(self.norm.is_none_or(|n| n.gamma.len() == depth), "the norm has another size");
         assert!(input.residual.is_none_or(|r| r.len() == out.len()), "the residual has another size");
@@ -89,11 +89,11 @@ impl Linear<'_> {
             to_pack.run_all(|task| isa.run(Pack { layer: self, input: &input, task, layout, left }));
             let panels = Panels { layer: self, input: &input, claims: &to_multiply, layout, left, out };
             match self.shape.format {
-                Format::Float => isa.run(panels),
+                Format::Fp32 => isa.run(panels),
                 #[cfg(target_arch = "x86_64")]
-                Format::Byte | Format::Half | Format::Split if isa.has_tiles() => isa.run(tiles::OnTiles(panels)),
-                Format::Byte => isa.run_bytes(panels),
-                Format::Half | Format::Split => isa.run(Halves(panels)),
+                Format::Int8 | Format::Bf16 | Format::Bf16x3 if isa.has_tiles() => isa.run(tiles::OnTiles(panels)),
+                Format::Int8 => isa.run_bytes(panels),
+                Format::Bf16 | Format::Bf16x3 => isa.run(Halves(panels)),
             }
         });
     }

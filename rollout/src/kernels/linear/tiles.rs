@@ -45,12 +45,12 @@ impl Task for OnTiles<'_> {
                     ahead: ahead.from,
                     lines,
                 };
-                let bytes = shape.format == Format::Byte;
+                let bytes = shape.format == Format::Int8;
                 match shape.format {
-                    Format::Byte => multiply::<TileBytes>(product, height),
-                    Format::Half => multiply::<TileHalves>(product, height),
-                    Format::Split => multiply::<TileSplits>(product, height),
-                    Format::Float => unreachable!("floats are not multiplied in tiles"),
+                    Format::Int8 => multiply::<TileBytes>(product, height),
+                    Format::Bf16 => multiply::<TileHalves>(product, height),
+                    Format::Bf16x3 => multiply::<TileSplits>(product, height),
+                    Format::Fp32 => unreachable!("floats are not multiplied in tiles"),
                 }
                 for (r, sums) in sums.0.iter().take(height).enumerate() {
                     for _ in 0..lines_per_row {

@@ -16,6 +16,9 @@ use super::{LANES, Simd, Task};
 /// Bytes of a quad that one lane takes: four steps of the depth.
 pub const QUAD: usize = 4;
 
+/// Products of an unsigned and a signed byte (of at most 127) whose sum fits into 32 bits.
+pub const MAX_BYTE_PRODUCTS: usize = i32::MAX as usize / (255 * 127);
+
 /// Sixteen sums of products of unsigned with signed bytes.
 ///
 /// # Safety

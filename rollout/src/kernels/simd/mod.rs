@@ -13,7 +13,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use dot::{ByteTask, Dot, QUAD};
+pub use dot::{ByteTask, Dot, MAX_BYTE_PRODUCTS, QUAD};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
@@ -294,17 +294,17 @@ impl Isa {
     pub fn name(self, format: Format) -> &'static str {
         match (self.0, format) {
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, Format::Byte) => "amx-int8",
+            (Kind::Amx, Format::Int8) => "amx-int8",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, Format::Half) => "amx-bf16",
+            (Kind::Amx, Format::Bf16) => "amx-bf16",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, Format::Split) => "amx-bf16x3",
+            (Kind::Amx, Format::Bf16x3) => "amx-bf16x3",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx512, Format::Byte) if self.has_byte_products() => "avx512-vnni",
+            (Kind::Avx512, Format::Int8) if self.has_byte_products() => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
             (Kind::Amx | Kind::Avx512, _) => "avx512",
             #[cfg(target_arch = "x86_64")]
-            (Kind::AvxVnni, Format::Byte) => "avx-vnni",
+            (Kind::AvxVnni, Format::Int8) => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
             (Kind::AvxVnni | Kind::Avx2, _) => "avx2",
             #[cfg(target_arch = "aarch64")]
