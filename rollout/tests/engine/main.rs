@@ -1,0 +1,8 @@
+//! The engine on real models: agreement with transformers, independence of the batch, swaps of weights.
+
+mod batching;
+mod bounds;
+mod reference;
+mod support;
+mod swaps;
+mod ways;

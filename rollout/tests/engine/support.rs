@@ -1,0 +1,141 @@
+//! Models, groups and the loop that the tests share.
+
+use std::{path::Path, sync::Arc};
+
+use exporters::{Checkpoint, ExportOptions, export, write_version};
+use rollout::engine::{Engine, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, WeightSource};
+use shared::{
+    FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
+    config::{Device, KvDtype, RolloutDtype},
+};
+
+pub fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
+    EngineOptions {
+        device: Device::Cpu,
+        kernels: Kernels::default(),
+        rollout_dtype: RolloutDtype::default(),
+        kv_dtype: KvDtype::default(),
+        threads,
+        max_num_seqs,
+        max_num_batched_tokens: 64,
+        speculative_tokens: 0,
+        prefill_batch: 1,
+        max_model_len: 96,
+        candidates: 0,
+        cuda_graphs: false,
+        spinning: false,
+        hot_swap: false,
+    }
+}
+
+/// What computes the model, in every way there is on the CPU.
+pub const MODES: [(Kernels, RolloutDtype, KvDtype); 6] = [
+    (Kernels::Packed, RolloutDtype::Auto, KvDtype::Auto),
+    (Kernels::Stock, RolloutDtype::Auto, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Int8, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Bf16, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Bf16x3, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Auto, KvDtype::Int8),
+];
+
+pub fn golden_model(name: &str) -> ModelDir {
+    ModelDir::open(tests::golden_dir().join("models").join(name)).unwrap()
+}
+
+/// Exports a model as version 0 into `folder`.
+pub fn exported(model: &ModelDir, folder: &Path) -> WeightSource {
+    let dir = folder.join("v0");
+    export(model, &dir, &ExportOptions::default()).unwrap();
+    WeightSource { dir, version: PolicyVersion(0) }
+}
+
+/// Version 1: the weights of the golden training run's end.
+pub fn trained(name: &str, base: &WeightSource, folder: &Path) -> WeightSource {
+    let model = golden_model(name);
+    let after = folder.join("after");
+    std::fs::create_dir(&after).unwrap();
+    for file in model.companions() {
+        std::fs::copy(&file, after.join(file.file_name().unwrap())).unwrap();
+    }
+    std::fs::copy(model.path().join("after_3_steps/model.safetensors"), after.join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(&ModelDir::open(after).unwrap()).unwrap();
+    write(base, folder, 1, |name| checkpoint.read_f32(name).unwrap())
+}
+
+pub fn write(base: &WeightSource, folder: &Path, version: u64, read: impl Fn(&str) -> Vec<f32>) -> WeightSource {
+    let (dir, version) = (folder.join(format!("v{version}")), PolicyVersion(version));
+    write_version(&base.dir, &dir, version, &mut |name| Ok(read(name))).unwrap();
+    WeightSource { dir, version }
+}
+
+pub fn group(tag: u64, prompt_ids: &[u32], num_generations: u32, sampling: SamplingParams) -> GroupRequest {
+    GroupRequest {
+        tag,
+        prompt_id: PromptId(tag),
+        epoch: 0,
+        prompt_ids: Arc::from(prompt_ids),
+        num_generations,
+        sampling: Arc::new(sampling),
+        lengths: None,
+        stop_watch: None,
+    }
+}
+
+pub fn greedy(max_completion_length: u32) -> SamplingParams {
+    SamplingParams { temperature: 0.0, max_completion_length, ignore_eos: true, ..SamplingParams::default() }
+}
+
+/// Steps until nothing is left; no sequence may get lost.
+pub fn finish(engine: &mut Engine) -> Vec<FinishedSequence> {
+    let begun = engine.running() + engine.waiting();
+    let mut finished = Vec::new();
+    while !engine.is_idle() {
+        finished.extend(engine.step().unwrap());
+    }
+    assert_eq!(finished.len(), begun, "every sequence ends once");
+    finished
+}
+
+/// Everything about a completion that must not depend on how it was batched.
+pub type Outcome = (Vec<u32>, Vec<[u32; 4]>, FinishReason);
+
+pub fn outcome(sequence: FinishedSequence) -> ((u64, u32), Outcome) {
+    let bits = |l: &TokenLogprob| {
+        [l.logprob.to_bits(), l.logprob_at_temperature.to_bits(), l.log_kept_mass.to_bits(), l.kept_count]
+    };
+    let logprobs = sequence.logprobs.iter().map(bits).collect();
+    ((sequence.tag, sequence.sample), (sequence.token_ids, logprobs, sequence.finish_reason))
+}
+
+/// Prompts of many lengths (1 among them) with different laws, ragged by end-of-sequence tokens and length limits.
+pub fn mixed_groups() -> Vec<GroupRequest> {
+    let base = SamplingParams { max_completion_length: 40, ..SamplingParams::default() };
+    let laws = [
+        base.clone(),
+        SamplingParams { temperature: 0.7, top_k: 20, ..base.clone() },
+        SamplingParams { temperature: 1.3, top_p: 0.9, min_p: Some(0.02), ..base.clone() },
+        SamplingParams { repetition_penalty: 1.2, max_completion_length: 11, ..base.clone() },
+        SamplingParams { temperature: 0.0, ..base },
+    ];
+    let mut stream = shared::rng::Stream::new(&[11]);
+    (0..12u64)
+        .map(|tag| {
+            let length = [1, 2, 3, 5, 8, 13, 21, 30, 17, 16, 4, 33][tag as usize];
+            let prompt: Vec<u32> = (0..length).map(|_| stream.below(500) as u32 + 3).collect();
+            let law = &laws[tag as usize % laws.len()];
+            let max_completion_length = law.max_completion_length.min(40 - 3 * tag as u32);
+            let sampling = SamplingParams { max_completion_length, ..law.clone() };
+            group(tag, &prompt, [8, 1, 5][tag as usize % 3], sampling)
+        })
+        .collect()
+}
+
+/// Ends a completion with its n-th token.
+pub struct Nth(pub u32);
+
+impl StopWatch for Nth {
+    fn push(&mut self, _: u32) -> bool {
+        self.0 -= 1;
+        self.0 == 0
+    }
+}
