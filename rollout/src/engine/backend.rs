@@ -92,7 +92,9 @@ fn remark_on_speed(isa: Isa, format: Format, kv_dtype: KvDtype) {
         tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
     }
     if matches!(format, Format::Bf16 | Format::Bf16x3) && !isa.has_tiles() {
-        tracing::warn!("this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 is faster than fp32");
+        tracing::warn!(
+            "this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 need be faster than fp32"
+        );
     }
 }
 
