@@ -2,12 +2,12 @@
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampler`] (logits to a
 //! token), [`reward`] (completions to scores), [`pair`] (the half of the training pair that runs in this process).
-//! [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of it. This crate never links libtorch.
+//! [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's
+//! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
 
 pub mod commands;
 pub mod data;
 pub mod engine;
-pub mod kernels;
 pub mod pair;
 pub mod reward;
 pub mod sampler;

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
     };
-    rollout::reward::command::end_all();
+    rollout_rewards::command::end_all();
     match result {
         Ok(code) => code,
         Err(error) => {

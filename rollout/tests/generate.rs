@@ -227,7 +227,7 @@ fn what_is_wrong_is_said_in_one_line() {
 #[test]
 fn every_reward_function_is_listed() {
     let finished = three_prompts().run("rewards").success();
-    for entry in rollout::reward::registry::entries() {
+    for entry in rollout::reward::registry().entries() {
         assert!(finished.stdout.contains(&format!("\n{}\n    {}\n", entry.name, entry.about)), "{}", finished.stdout);
     }
 }

@@ -4,14 +4,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
     time::Duration,
 };
 
 use exporters::{ExportOptions, export};
-use rollout::{
-    data::Tokenizer,
-    reward::{RewardCompletion, RewardFunction, RewardInput, RewardPool},
-};
+use rollout::{data::Tokenizer, reward};
+use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Value, json};
 use shared::{FinishReason, ModelDir, RewardOutcome, StepScore};
 use tests::{
@@ -69,8 +68,8 @@ fn tokenizer(path: &Path) -> Tokenizer {
 
 /// The outcomes of a group, by way of the pool.
 fn outcomes(spec: &str, input: RewardInput) -> Vec<RewardOutcome> {
-    let functions = vec![RewardFunction::from_spec(spec).unwrap()];
-    let mut pool = RewardPool::new(functions, 2, Duration::from_secs(60)).unwrap();
+    let functions = vec![reward::registry().function(spec).unwrap()];
+    let mut pool = reward::pool(functions, 2, Duration::from_secs(60)).unwrap();
     pool.submit(0, input);
     pool.recv().unwrap().outcomes.into_iter().map(|mut of_completion| of_completion.remove(0)).collect()
 }
@@ -96,7 +95,7 @@ fn scores_are_those_of_transformers_at_every_token() {
             let ids: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
             let input = RewardInput {
                 prompt_ids: ids[..1].into(),
-                tokenizer: Some(tokenizer(&path)),
+                tokenizer: Some(Arc::new(tokenizer(&path))),
                 completions: (1..=ids.len()).map(|n| completion("", &ids[1..n])).collect(),
                 ..RewardInput::of_texts("", Default::default(), [])
             };
@@ -116,7 +115,7 @@ fn scores_are_those_of_transformers_at_every_token() {
 fn group(tokenizer: &Tokenizer, prompt: &str, texts: &[&str]) -> RewardInput {
     RewardInput {
         prompt_ids: tokenizer.encode(prompt, false).unwrap().into(),
-        tokenizer: Some(tokenizer.clone()),
+        tokenizer: Some(Arc::new(tokenizer.clone())),
         completions: texts.iter().map(|text| completion(text, &tokenizer.encode(text, false).unwrap())).collect(),
         ..RewardInput::of_texts(prompt, Default::default(), [])
     }
@@ -157,7 +156,7 @@ fn another_tokenizer_reads_the_text() {
     }
     let texts = ["2 + 2\n= 4", "four"];
     let mut foreign = group(&tokenizer(&other), "2 + 2?", &texts);
-    assert_ne!(foreign.tokenizer, Some(tokenizer(&path)));
+    assert_ne!(tokenizer(&other), tokenizer(&path));
     foreign.prompt_ids = vec![1, 2, 3].into();
     for scope in [":scope=outcome", ":scope=steps"] {
         let expected = outcomes(&spec(&path, scope), group(&tokenizer(&path), "2 + 2?", &texts));
@@ -182,7 +181,7 @@ fn what_does_not_fit_the_model_is_a_failure_of_that_completion_alone() {
 #[test]
 fn a_directory_without_a_reward_model_is_refused_at_the_start() {
     let (folder, path, _) = model_of(0);
-    let error = |spec: &str| RewardFunction::from_spec(spec).unwrap_err().to_string();
+    let error = |spec: &str| reward::registry().function(spec).unwrap_err().to_string();
     assert!(error(&spec(&path, ":max_length=257")).contains("the model is for 256 tokens"));
     assert!(error(&spec(&path, ":scope=words")).contains("must be outcome or steps"));
     assert!(error(&spec(&path, ":batch=0")).contains("`batch` must be at least 1"));

@@ -11,6 +11,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
+use rollout_kernels::limits::Limits;
 use serde_json::Value;
 use shared::{Dtype, ModelDir, PolicyVersion, config::Device};
 
@@ -23,10 +24,7 @@ use super::{
     flags::{BatchingFlags, TraceFlags},
     print,
 };
-use crate::{
-    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory},
-    kernels::limits::Limits,
-};
+use crate::engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory};
 
 /// Flags of `rollout bench`. Prompts are random tokens; completions are drawn from the full distribution at
 /// temperature 1 and go on past end-of-sequence tokens, so the work does not depend on the weights.
@@ -134,9 +132,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
     // Afterwards, so that its memory does not count as the engine's.
     let limits = match options.device {
-        Device::Cpu => {
-            Some(Limits::measure(options.threads, options.rollout_dtype.into()).context("limits of this machine")?)
-        }
+        Device::Cpu => Some(Limits::measure(options.threads, options.format()).context("limits of this machine")?),
         Device::Cuda | Device::Tensorrt => None,
     };
     let accounts = measured.iter().map(|(measurement, options, kernels, _)| Account {

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context, ensure};
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
+use rollout_rewards::{RewardPool, ScoredGroup};
 use shared::{FinishReason, ModelDir, PolicyVersion, RewardOutcome, SamplingParams, TokenLogprob};
 
 use super::{flags::BatchingFlags, progress::Progress};
@@ -12,7 +13,6 @@ use crate::{
     engine::{
         Engine, EngineOptions, FinishedSequence, GroupRequest, WeightSource, auto_max_num_seqs, available_memory,
     },
-    reward::{RewardPool, ScoredGroup},
     trace::{self, Event},
 };
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use rollout_rewards::{RewardFunction, RewardPool};
 use serde::de::{DeserializeOwned, IntoDeserializer, value};
 use shared::{
     ModelDir, SamplingParams,
@@ -16,8 +17,7 @@ use super::rows::check_writable;
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
     engine::types::{EngineOptions, Kernels},
-    reward::{RewardFunction, RewardPool},
-    trace,
+    reward, trace,
 };
 
 /// How tokens are drawn. Names and defaults are TRL's.
@@ -321,7 +321,7 @@ impl RewardFlags {
     /// # Errors
     /// An unknown function, a bad parameter or weight.
     pub fn functions(&self) -> anyhow::Result<Vec<RewardFunction>> {
-        let functions = RewardFunction::from_specs(&self.reward_funcs).context("--reward-funcs")?;
+        let functions = reward::registry().functions(&self.reward_funcs).context("--reward-funcs")?;
         ensure!(
             self.reward_weights.is_empty() || self.reward_weights.len() == functions.len(),
             "--reward-weights has {} entries for {} reward functions",
@@ -356,8 +356,9 @@ impl RewardFlags {
         if functions.is_empty() {
             return Ok(None);
         }
-        functions.iter().try_for_each(|function| function.check(dataset)).context("--reward-funcs")?;
+        let check = |function: &RewardFunction| function.check(dataset.path(), dataset.columns());
+        functions.iter().try_for_each(check).context("--reward-funcs")?;
         let deadline = Duration::from_secs_f64(self.reward_timeout);
-        RewardPool::new(functions, threads, deadline).map(Some).context("threads for the reward functions")
+        reward::pool(functions, threads, deadline).map(Some).context("threads for the reward functions")
     }
 }

@@ -2,9 +2,10 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
+use rollout_rewards::registry::Entry;
 
-use crate::reward::registry::{self, Entry};
+use crate::reward::registry;
+use anyhow::Context;
 
 /// Flags of `rollout rewards`.
 #[derive(Debug, clap::Args)]
@@ -16,7 +17,7 @@ pub struct Args {}
 /// When stdout cannot be written.
 pub fn run(_args: &Args) -> anyhow::Result<()> {
     let mut text = String::from("Reward functions, for --reward-funcs and `reward_funcs`:\n");
-    for entry in registry::entries() {
+    for entry in registry().entries() {
         text.push_str(&describe(entry));
     }
     text.push_str(
@@ -46,7 +47,7 @@ mod tests {
     fn the_documentation_has_every_function_and_parameter() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/rewards.md");
         let page = std::fs::read_to_string(page).unwrap();
-        for entry in registry::entries() {
+        for entry in registry().entries() {
             let start = format!("| `{}` |", entry.name);
             let row = page.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {start}"));
             for parameter in entry.parameters {

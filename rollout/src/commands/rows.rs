@@ -7,14 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use rollout_rewards::{RewardFunction, weighted_sum};
 use serde_json::{Map, Value, json};
 use shared::{RewardOutcome, TokenLogprob, atomic};
 
 use super::complete::{Completions, Sample};
-use crate::{
-    data::{Dataset, PromptRow},
-    reward::{RewardFunction, weighted_sum},
-};
+use crate::data::{Dataset, PromptRow};
 
 /// Names and weights of the reward functions.
 pub struct Scoring {

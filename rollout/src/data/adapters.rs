@@ -8,9 +8,8 @@
 //! | GSM8K: `question`, `answer` | the question; a user message if the model has a chat template | `answer` becomes the text after `####`, the whole is `solution` |
 //! | countdown: `nums`, `target` | TinyZero's task; a chat if the model has a chat template | all |
 
+use rollout_rewards::rules::gsm8k;
 use serde_json::{Map, Value, json};
-
-use crate::reward::rules::gsm8k;
 
 /// A prompt before templating and tokenising.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use rayon::prelude::*;
+use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Map, Value};
 use shared::{FinishReason, PromptId};
 
@@ -15,7 +16,6 @@ use super::{
     adapters::{self, Prompt},
     chat,
 };
-use crate::reward::{RewardCompletion, RewardInput};
 
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ impl PromptRow {
             prompt: prompt.into(),
             prompt_ids: self.prompt_ids.clone(),
             prefill: self.prefill.len(),
-            tokenizer: Some(self.tokenizer.clone()),
+            tokenizer: Some(Arc::new(self.tokenizer.clone())),
             deadline: None,
             columns: self.columns.clone(),
             completions: completions
@@ -157,6 +157,11 @@ impl Dataset {
     #[must_use]
     pub fn rows(&self) -> &[PromptRow] {
         &self.rows
+    }
+
+    /// The columns of every row.
+    pub fn columns(&self) -> impl Iterator<Item = &Map<String, Value>> {
+        self.rows.iter().map(|row| &*row.columns)
     }
 
     /// Number of rows, at least 1.

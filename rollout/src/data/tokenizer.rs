@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
 use shared::{ModelDir, model_dir::ModelDirError};
 
@@ -55,6 +56,16 @@ pub struct Tokenizer {
 impl PartialEq for Tokenizer {
     fn eq(&self, other: &Self) -> bool {
         self.content == other.content
+    }
+}
+
+impl PolicyTokenizer for Tokenizer {
+    fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, String> {
+        self.token_ends(ids).map_err(|e| e.to_string())
+    }
+
+    fn content(&self) -> [u8; 32] {
+        self.content
     }
 }
 

@@ -2,6 +2,10 @@
 
 use std::fmt::Display;
 
+use rollout_kernels::{
+    packed::Format,
+    simd::{Isa, MAX_BYTE_PRODUCTS},
+};
 use shared::{
     Dtype, ModelConfig, WeightManifest,
     config::{KvDtype, RolloutDtype},
@@ -20,10 +24,6 @@ use super::{
     session::{GraphSession, SessionOptions, dtype_of},
     swap::{Loaded, Loader, Retired},
     types::Kernels,
-};
-use crate::kernels::{
-    packed::Format,
-    simd::{Isa, MAX_BYTE_PRODUCTS},
 };
 
 /// A loaded model with the keys and values of its sequences.
@@ -125,8 +125,8 @@ impl Backend {
                         format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_PRODUCTS}; auto takes more");
                     return Err(EngineError::Options(message));
                 }
-                let pages = page_shape(config, slots, options.max_model_len, options.kv_dtype.into());
-                let format = options.rollout_dtype.into();
+                let pages = page_shape(config, slots, options.max_model_len, options.kv_format());
+                let format = options.format();
                 remark_on_speed(Isa::detect(), format, options.kv_dtype);
                 let options = PackedOptions { session: session_options(options), pages, format };
                 return Ok(Self::Packed(Box::new(PackedBackend::open(source, config, manifest, options)?)));
@@ -327,7 +327,7 @@ impl Backend {
         let session = session_options(options);
         match self {
             Self::Stock(_) => Loader::Stock(session),
-            Self::Packed(packed) => Loader::Packed(session, options.rollout_dtype.into(), packed.take_spare()),
+            Self::Packed(packed) => Loader::Packed(session, options.format(), packed.take_spare()),
         }
     }
 

@@ -12,7 +12,6 @@ use super::{
     packed::{self, page_shape},
     runtime,
 };
-use crate::kernels::packed::Format;
 
 /// Share of the free memory that a plan may take.
 const USABLE: f64 = 0.9;
@@ -102,10 +101,10 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
         Device::Cuda | Device::Tensorrt => (config.parameter_count() * size, 0),
     };
     // Rounding is that of the packed kernels, which begin with fp32.
-    let packed = packed / Format::from(options.rollout_dtype).per_word() as u64;
+    let packed = packed / options.format().per_word() as u64;
     // Numbers that no memory holds must not wrap to ones that fit.
     let (slot, prompts, together) = if packed::wanted(options.kernels, options.device, dtype) {
-        let pages = page_shape(config, 1, options.max_model_len, options.kv_dtype.into());
+        let pages = page_shape(config, 1, options.max_model_len, options.kv_format());
         (pages.bytes(), PACKED_PREFILL.prompts, PACKED_PREFILL.together)
     } else {
         let prompts = options.prefill_batch;

@@ -13,7 +13,7 @@
 //! | `check`, `error` | what is refused; what can go wrong |
 //! | `backend` | what computes logits: packed or stock |
 //! | `draft` | tokens that are computed ahead on trial |
-//! | `packed` | the rewritten graph over [`crate::kernels`] |
+//! | `packed` | the rewritten graph over [`rollout_kernels`] |
 //! | `session`, `kv_cache`, `batch` | the published graph; its keys and values; the small inputs of a call |
 //! | `logits`, `cuda` | output of a call; memory of a device |
 //! | `candidates`, `captured` | sampling from logits that stay on a device; steps as CUDA graphs |

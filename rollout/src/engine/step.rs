@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use rollout_kernels::simd::Isa;
 use shared::{ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
     types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
 use crate::{
-    kernels::simd::Isa,
     sampler::SamplerPool,
     trace::{self, Event},
 };
@@ -225,7 +225,7 @@ impl Engine {
     #[must_use]
     pub fn instruction_set(&self) -> &'static str {
         match self.backend.kernels() {
-            Kernels::Packed => Isa::detect().name(self.options.rollout_dtype.into()),
+            Kernels::Packed => Isa::detect().name(self.options.format()),
             Kernels::Stock => "onnxruntime",
         }
     }

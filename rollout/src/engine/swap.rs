@@ -6,6 +6,7 @@ use std::{
     time::Instant,
 };
 
+use rollout_kernels::{element::KvFormat, packed::Format, pages::PAGE};
 use shared::{ModelConfig, PolicyVersion, WeightManifest};
 
 use super::{
@@ -13,10 +14,7 @@ use super::{
     packed::{PackedOptions, PackedSession, PackedWeights, PanelMemory, page_shape},
     session::{GraphSession, SessionOptions, read_manifest},
 };
-use crate::{
-    kernels::{element::KvFormat, packed::Format, pages::PAGE},
-    trace::{self, Event},
-};
+use crate::trace::{self, Event};
 
 /// How a version is loaded.
 pub(super) enum Loader {

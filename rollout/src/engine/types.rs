@@ -2,33 +2,12 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use rollout_kernels::{element::KvFormat, packed::Format};
 pub use shared::config::Kernels;
 use shared::{
     FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, KvDtype, RolloutDtype},
 };
-
-use crate::kernels::{element::KvFormat, packed::Format};
-
-impl From<RolloutDtype> for Format {
-    fn from(dtype: RolloutDtype) -> Self {
-        match dtype {
-            RolloutDtype::Auto => Self::Fp32,
-            RolloutDtype::Int8 => Self::Int8,
-            RolloutDtype::Bf16 => Self::Bf16,
-            RolloutDtype::Bf16x3 => Self::Bf16x3,
-        }
-    }
-}
-
-impl From<KvDtype> for KvFormat {
-    fn from(dtype: KvDtype) -> Self {
-        match dtype {
-            KvDtype::Auto => Self::Fp32,
-            KvDtype::Int8 => Self::Int8,
-        }
-    }
-}
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
@@ -75,6 +54,26 @@ pub struct EngineOptions {
 const DRAFT_ROWS: usize = 32;
 
 impl EngineOptions {
+    /// What the packed kernels compute linear layers in.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        match self.rollout_dtype {
+            RolloutDtype::Auto => Format::Fp32,
+            RolloutDtype::Int8 => Format::Int8,
+            RolloutDtype::Bf16 => Format::Bf16,
+            RolloutDtype::Bf16x3 => Format::Bf16x3,
+        }
+    }
+
+    /// What the packed kernels store keys and values as.
+    #[must_use]
+    pub fn kv_format(&self) -> KvFormat {
+        match self.kv_dtype {
+            KvDtype::Auto => KvFormat::Fp32,
+            KvDtype::Int8 => KvFormat::Int8,
+        }
+    }
+
     /// Most rows of a decode step.
     pub(super) fn rows(&self) -> usize {
         let drafted = self.max_num_seqs.saturating_mul(self.speculative_tokens.saturating_add(1));

@@ -3,12 +3,12 @@
 use std::{collections::HashMap, sync::Arc};
 
 use anyhow::Context;
+use rollout_rewards::{RewardPool, ScoredGroup};
 use shared::{Completion, GroupId, PolicyVersion, RolloutGroup, SamplingParams};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopWatchFactory},
     engine::{FinishedSequence, GroupRequest},
-    reward::{RewardPool, ScoredGroup},
 };
 
 /// One prompt that is to become a group.

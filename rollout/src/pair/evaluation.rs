@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
+use rollout_rewards::weighted_sum;
 use shared::{
     FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step,
     metrics::{self, MetricRecord, MetricsFile},
@@ -15,7 +16,6 @@ use super::assembly::{Assembly, Order};
 use crate::{
     data::Dataset,
     engine::{Engine, FinishedSequence},
-    reward::weighted_sum,
 };
 
 /// Evaluates every so many versions and appends the figures to `eval.jsonl`.

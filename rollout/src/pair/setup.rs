@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use crossbeam::channel::RecvTimeoutError;
+use rollout_rewards::RewardFunction;
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
@@ -31,8 +32,7 @@ use super::{
 use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, positions_of},
-    reward::{RewardFunction, RewardPool},
-    trace,
+    reward, trace,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the
@@ -85,10 +85,13 @@ impl Inputs {
         let tokenizer = Tokenizer::open(model)?;
         let options =
             PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length };
-        let rewards = RewardFunction::from_specs(&config.reward_funcs).context("`reward_funcs`")?;
+        let rewards = reward::registry().functions(&config.reward_funcs).context("`reward_funcs`")?;
         let load = |path| -> anyhow::Result<Dataset> {
             let dataset = Dataset::load(path, &tokenizer, &options)?;
-            rewards.iter().try_for_each(|reward| reward.check(&dataset)).context("`reward_funcs`")?;
+            rewards
+                .iter()
+                .try_for_each(|reward| reward.check(dataset.path(), dataset.columns()))
+                .context("`reward_funcs`")?;
             Ok(dataset)
         };
         let dataset = load(&config.dataset).context("`dataset`")?;
@@ -202,7 +205,7 @@ impl Inputs {
     fn assembly(&self, config: &TrainConfig, sampling: SamplingParams) -> anyhow::Result<Assembly> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let deadline = Duration::from_secs_f64(config.reward_timeout);
-        let pool = RewardPool::new(self.rewards.clone(), cores, deadline).context("threads of the reward functions")?;
+        let pool = reward::pool(self.rewards.clone(), cores, deadline).context("threads of the reward functions")?;
         Ok(Assembly::new(self.tokenizer.clone(), sampling, pool, config.weighted_rewards()))
     }
 

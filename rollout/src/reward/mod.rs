@@ -1,119 +1,45 @@
-//! Rewards: functions of a prompt and its completions.
-//!
-//! [`Reward`] is the trait, [`registry`] knows every function by name, [`rules`] holds the functions themselves, [`model`]
-//! those that a network computes and [`command`] those of another process. [`RewardPool`] runs them beside generation,
-//! and [`weighted_sum`] makes one number of their scores. `docs/rewards.md` describes them for users.
+//! Rewards as the commands of this crate use them: all functions of [`rollout_rewards`] and the one that needs ONNX
+//! Runtime, [`model`].
 
-pub mod command;
 pub mod model;
-mod pool;
-pub mod registry;
-pub mod rules;
-pub mod steps;
-mod total;
 
-use std::{sync::Arc, time::Instant};
+use std::{sync::LazyLock, time::Duration};
 
-use serde_json::{Map, Value};
-use shared::{FinishReason, RewardOutcome};
+use rayon::ThreadPoolBuildError;
+use rollout_rewards::{Call, Registry, RewardFunction, RewardPool};
 
-use crate::data::Tokenizer;
+use crate::trace::{self, Event};
 
-pub use pool::{RewardPool, ScoredGroup};
-pub use registry::{RewardError, RewardFunction};
-pub use total::weighted_sum;
-
-/// A prompt with completions to be scored.
-#[derive(Debug, Clone)]
-pub struct RewardInput {
-    /// The prompt as text, chat template applied, without a prefill of the answer.
-    pub prompt: Arc<str>,
-    /// The tokens that the policy saw, those of a prefill included.
-    pub prompt_ids: Arc<[u32]>,
-    /// Bytes of a prefill at the start of every completion's text.
-    pub prefill: usize,
-    /// The policy's tokenizer; absent where only texts are known.
-    pub tokenizer: Option<Tokenizer>,
-    /// When the call is given up. The pool sets it; functions that wait for something should stop waiting then.
-    pub deadline: Option<Instant>,
-    /// The other columns of the dataset row.
-    pub columns: Arc<Map<String, Value>>,
-    /// Completions of this prompt.
-    pub completions: Vec<RewardCompletion>,
+/// Every function that can be asked for.
+#[must_use]
+pub fn registry() -> &'static Registry {
+    static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::with(&[model::ENTRY]));
+    &REGISTRY
 }
 
-impl RewardInput {
-    /// Texts without tokens, for functions that need no more.
-    #[must_use]
-    pub fn of_texts<'a>(
-        prompt: &str,
-        columns: Map<String, Value>,
-        completions: impl IntoIterator<Item = &'a str>,
-    ) -> Self {
-        let completion = |text: &str| RewardCompletion {
-            text: text.to_owned(),
-            token_ids: Vec::new(),
-            finish_reason: FinishReason::Stop,
-        };
-        Self {
-            prompt: prompt.into(),
-            prompt_ids: Arc::new([]),
-            prefill: 0,
-            tokenizer: None,
-            deadline: None,
-            columns: Arc::new(columns),
-            completions: completions.into_iter().map(completion).collect(),
-        }
-    }
-
-    /// A column as text; whole numbers are written out, since datasets store answers either way.
-    #[must_use]
-    pub fn text_column(&self, name: &str) -> Option<String> {
-        match self.columns.get(name)? {
-            Value::String(text) => Some(text.clone()),
-            Value::Number(number) => Some(number.to_string()),
-            _ => None,
-        }
-    }
+/// A [`RewardPool`] whose calls are shown in the timeline.
+///
+/// # Errors
+/// When the threads cannot be started.
+pub fn pool(
+    functions: Vec<RewardFunction>,
+    threads: usize,
+    deadline: Duration,
+) -> Result<RewardPool, ThreadPoolBuildError> {
+    RewardPool::new(functions, threads, deadline, |Call { begin, end, thread, function, completions }| {
+        trace::span(begin, end, Event::Reward { thread, function, completions });
+    })
 }
 
-/// A completion as rewards see it.
-#[derive(Debug, Clone)]
-pub struct RewardCompletion {
-    /// The prefill of the answer, if the prompt has one, and the decoded completion without special tokens.
-    pub text: String,
-    /// The sampled tokens.
-    pub token_ids: Vec<u32>,
-    /// Why the completion ended.
-    pub finish_reason: FinishReason,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// What a function needs to see at once, and so what the deadline holds for and what a failure costs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// Each completion on its own.
-    Completion,
-    /// All completions of a prompt, because their scores depend on each other.
-    Group,
-}
-
-/// A reward function. It must be pure: the same input gives the same outcome, on any thread.
-pub trait Reward: Send + Sync {
-    /// One outcome per completion of the input, in order.
-    fn score(&self, input: &RewardInput) -> Vec<RewardOutcome>;
-
-    /// What [`Reward::score`] is called with: one completion (the default) or the group.
-    fn scope(&self) -> Scope {
-        Scope::Completion
-    }
-
-    /// How many calls may run at once; further ones wait, and their deadlines with them.
-    fn concurrency(&self) -> usize {
-        usize::MAX
-    }
-
-    /// The score from which a completion counts as correct in `rollout eval`.
-    fn correct_at(&self) -> f64 {
-        1.0
+    #[test]
+    fn a_model_that_is_not_there_is_named() {
+        let error = |spec: &str| registry().function(spec).unwrap_err().to_string();
+        assert!(error("model:path=/no/such/model").contains("/no/such/model: no such directory"));
+        let escaped = error(r"model:path=/no\:where");
+        assert!(escaped.contains("/no:where: no such directory"), "{escaped}");
     }
 }

@@ -1,12 +1,10 @@
 //! Where the time went, and how far the parts are from what the machine can do.
 
+use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value, json};
 use shared::{Dtype, ModelConfig};
 
-use crate::{
-    engine::{EngineOptions, Kernels, MemoryPlan, Profile, memory_plan},
-    kernels::limits::Limits,
-};
+use crate::engine::{EngineOptions, Kernels, MemoryPlan, Profile, memory_plan};
 
 /// What one token costs, and what is held in memory for all.
 #[derive(Debug, Clone, Copy, PartialEq)]

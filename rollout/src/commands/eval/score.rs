@@ -1,14 +1,12 @@
 //! The figures of an evaluation.
 
+use rollout_rewards::weighted_sum;
 use shared::{FinishReason, metrics::MetricRecord};
 
-use crate::{
-    commands::{
-        complete::{Completions, Sample},
-        progress::rate,
-        rows::Scoring,
-    },
-    reward::weighted_sum,
+use crate::commands::{
+    complete::{Completions, Sample},
+    progress::rate,
+    rows::Scoring,
 };
 
 /// The chance that at least one of `k` completions is correct, estimated without bias from `n` completions of which

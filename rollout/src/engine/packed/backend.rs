@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rollout_kernels::pages::{FreePages, PageShape};
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
@@ -13,7 +14,6 @@ use super::{
     session::{PackedOptions, PackedSession},
     weights::{PackedWeights, PanelMemory},
 };
-use crate::kernels::pages::{FreePages, PageShape};
 
 /// A prompt in the cache.
 struct Prefix {
@@ -243,15 +243,13 @@ fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
 #[cfg(test)]
 mod tests {
     use exporters::{ExportOptions, export};
+    use rollout_kernels::{element::KvFormat, pages::PAGE};
     use shared::{ModelDir, PolicyVersion, config::Device};
 
     use super::*;
-    use crate::{
-        engine::{
-            packed::page_shape,
-            session::{SessionOptions, read_manifest},
-        },
-        kernels::{element::KvFormat, pages::PAGE},
+    use crate::engine::{
+        packed::page_shape,
+        session::{SessionOptions, read_manifest},
     };
 
     #[test]
@@ -270,7 +268,7 @@ mod tests {
                 cuda_graphs: false,
             },
             pages: page_shape(model.config(), 17, 64, KvFormat::Fp32),
-            format: crate::kernels::packed::Format::Fp32,
+            format: rollout_kernels::packed::Format::Fp32,
         };
         let mut backend = PackedBackend::open(&source, model.config(), &manifest, options).unwrap();
         let all = backend.free.len();

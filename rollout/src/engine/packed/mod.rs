@@ -1,4 +1,4 @@
-//! The engine on its own kernels: ONNX Runtime runs a rewritten graph whose operators are those of [`crate::kernels`].
+//! The engine on its own kernels: ONNX Runtime runs a rewritten graph whose operators are those of [`rollout_kernels`].
 //!
 //! The published `model.onnx` stays as it is. `graph` replaces it by the same computation in a few large operators,
 //! `operators` implements these, `weights` packs a version for them, and `session` joins the three. The graph holds no
@@ -15,10 +15,10 @@ pub(super) use backend::PackedBackend;
 pub(super) use session::{PackedOptions, PackedSession};
 pub(super) use weights::{PackedWeights, PanelMemory};
 
+use rollout_kernels::{element::KvFormat, pages::PageShape};
 use shared::{Dtype, ModelConfig, WeightManifest, config::Device};
 
 use super::{EngineError, WeightSource, types::Kernels};
-use crate::kernels::{element::KvFormat, pages::PageShape};
 
 /// Pages beyond those of the longest sequence: prefix and completion each may leave one partly filled.
 const PARTIAL_PAGES: usize = 2;
@@ -45,5 +45,5 @@ pub(super) fn supports(
     config: &ModelConfig,
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
-    Ok(graph::is_known(source, config, manifest)? && config.head_dim <= crate::kernels::attention::MAX_HEAD_DIM)
+    Ok(graph::is_known(source, config, manifest)? && config.head_dim <= rollout_kernels::attention::MAX_HEAD_DIM)
 }

@@ -13,13 +13,13 @@ use ort::{
     operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorDomain, OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
+use rollout_kernels::{
+    attention::Attention, linear::Input, pages::Pages, parallel::Machine, plan::Plan, pool::Pool, simd::Isa,
+};
 
 use super::{
     graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR},
     weights::PackedWeights,
-};
-use crate::kernels::{
-    attention::Attention, linear::Input, pages::Pages, parallel::Machine, plan::Plan, pool::Pool, simd::Isa,
 };
 
 /// What the nodes of a session work on.

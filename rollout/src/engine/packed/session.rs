@@ -6,6 +6,13 @@ use std::{
 };
 
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
+use rollout_kernels::{
+    packed::Format,
+    pages::{PageShape, Pages},
+    plan::Plan,
+    pool::Pool,
+    simd::Isa,
+};
 use shared::ModelConfig;
 
 use super::{
@@ -17,13 +24,6 @@ use super::{
     graph,
     operators::{self, SharedState, State, Times},
     weights::PackedWeights,
-};
-use crate::kernels::{
-    packed::Format,
-    pages::{PageShape, Pages},
-    plan::Plan,
-    pool::Pool,
-    simd::Isa,
 };
 
 /// How long an idle thread looks for the next operator. That covers the gap between two operators, not the sampling
@@ -157,13 +157,11 @@ impl PackedSession {
 #[cfg(test)]
 mod tests {
     use exporters::{ExportOptions, export};
+    use rollout_kernels::{element::KvFormat, pages::PAGE};
     use shared::{ModelDir, PolicyVersion, config::Device};
 
     use super::*;
-    use crate::{
-        engine::{WeightSource, packed::page_shape, session::read_manifest},
-        kernels::{element::KvFormat, pages::PAGE},
-    };
+    use crate::engine::{WeightSource, packed::page_shape, session::read_manifest};
 
     #[test]
     fn a_panic_of_a_kernel_is_an_error_of_the_run_and_the_next_run_is_as_ever() {

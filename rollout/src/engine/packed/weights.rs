@@ -4,17 +4,17 @@ use std::{fs::File, ops::Range, time::Duration};
 
 use exporters::{ROTARY_COS, ROTARY_SIN};
 use memmap2::Mmap;
+use rollout_kernels::{
+    floats::Floats,
+    linear::{Linear, Norm},
+    packed::{Columns, Format, PackedShape, Quantized},
+};
 use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
     graph::LINEARS_PER_LAYER,
     session::start_threads,
-};
-use crate::kernels::{
-    floats::Floats,
-    linear::{Linear, Norm},
-    packed::{Columns, Format, PackedShape, Quantized},
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";

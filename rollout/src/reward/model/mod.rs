@@ -11,8 +11,14 @@ use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use shared::{ModelDir, RewardOutcome, StepScore};
 
-use super::{Reward, RewardCompletion, RewardInput, Scope, registry::Parameters, rules::separator};
 use crate::data::Tokenizer;
+
+use rollout_rewards::{
+    PolicyTokenizer, Reward, RewardCompletion, RewardInput, Scope,
+    registry::{Entry, Parameter, Parameters},
+    rules::{SEPARATOR, separator},
+    steps,
+};
 
 use network::Network;
 pub use network::NetworkOptions;
@@ -69,13 +75,14 @@ impl ModelReward {
     fn sequence(&self, input: &RewardInput, completion: &RewardCompletion) -> Result<Sequence, String> {
         let steps = match &self.scope {
             ModelScope::Outcome => None,
-            ModelScope::Steps(separator) => Some(super::steps::of_completion(input, completion, separator)?),
+            ModelScope::Steps(separator) => Some(steps::of_completion(input, completion, separator)?),
         };
-        let sequence = if input.tokenizer.as_ref() == Some(&self.tokenizer) {
-            Sequence::of_tokens(input, completion, steps)
-        } else {
-            Sequence::of_text(&self.tokenizer, input, completion, steps)?
-        };
+        let sequence =
+            if input.tokenizer.as_ref().is_some_and(|of_policy| of_policy.content() == self.tokenizer.content()) {
+                Sequence::of_tokens(input, completion, steps)
+            } else {
+                Sequence::of_text(&self.tokenizer, input, completion, steps)?
+            };
         let length = sequence.ids.len();
         if length > self.max_length {
             return Err(format!("{length} tokens of prompt and completion are more than {}", self.max_length));
@@ -139,7 +146,23 @@ impl Reward for ModelReward {
     }
 }
 
-pub(super) fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
+/// The function in the registry.
+pub(super) const ENTRY: Entry = Entry {
+    name: "model",
+    about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
+    columns: &[],
+    parameters: &[
+        Parameter { name: "path", default: None, about: "Hugging Face directory of the model" },
+        Parameter { name: "scope", default: Some("outcome"), about: "outcome or steps" },
+        SEPARATOR,
+        Parameter { name: "max_length", default: Some("0"), about: "longest prompt and completion, 0 = the model's" },
+        Parameter { name: "batch", default: Some("8"), about: "completions of a forward pass" },
+        Parameter { name: "threads", default: Some("0"), about: "threads of the model, 0 = one per core" },
+    ],
+    build,
+};
+
+fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
     let scope = match parameters.get::<String>("scope")?.as_str() {
         "outcome" => ModelScope::Outcome,
         "steps" => ModelScope::Steps(separator(parameters)?),

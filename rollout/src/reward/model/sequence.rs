@@ -1,9 +1,8 @@
 //! What a reward model reads of a completion.
 
-use crate::{
-    data::Tokenizer,
-    reward::{RewardCompletion, RewardInput, steps::Step},
-};
+use rollout_rewards::{RewardCompletion, RewardInput, steps::Step};
+
+use crate::data::Tokenizer;
 
 /// Tokens of a prompt with a completion, and the places whose scores are asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

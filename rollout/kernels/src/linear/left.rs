@@ -219,7 +219,7 @@ unsafe fn rms_norm<S: Simd>(x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
 /// # Safety
 /// See [`Simd`].
 #[inline(always)]
-pub(in crate::kernels) unsafe fn inverse_rms<S: Simd>(x: &[f32], epsilon: f32) -> f32 {
+pub(crate) unsafe fn inverse_rms<S: Simd>(x: &[f32], epsilon: f32) -> f32 {
     let (blocks, rest) = x.as_chunks::<LANES>();
     // SAFETY: a chunk is a block; the instruction set is the caller's.
     let mut squares = unsafe {

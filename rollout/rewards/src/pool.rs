@@ -19,13 +19,27 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shared::{RewardOutcome, StepScore};
 
 use super::{RewardFunction, RewardInput, Scope};
-use crate::trace::{self, Event};
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
 
 /// What a call gets after its deadline to come back by itself, before its thread is given up.
 const GRACE: Duration = Duration::from_millis(100);
+
+/// One call of one function, for whoever keeps a timeline.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// When it began.
+    pub begin: Instant,
+    /// When it came back.
+    pub end: Instant,
+    /// The thread of the pool.
+    pub thread: usize,
+    /// Index of the function.
+    pub function: usize,
+    /// Completions scored.
+    pub completions: usize,
+}
 
 /// The scores of one group.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,7 +69,7 @@ struct Submitted {
 
 impl RewardPool {
     /// A pool of `threads` threads; `deadline` is the time that one function may take for one completion (for one group
-    /// with [`Scope::Group`]).
+    /// with [`Scope::Group`]). `observe` is told of every call that came back.
     ///
     /// # Errors
     /// When the threads cannot be started.
@@ -63,10 +77,11 @@ impl RewardPool {
         functions: Vec<RewardFunction>,
         threads: usize,
         deadline: Duration,
+        observe: fn(Call),
     ) -> Result<Self, ThreadPoolBuildError> {
         let (groups, submitted) = unbounded();
         let (results, scored) = unbounded();
-        let mut dispatcher = Dispatcher::new(functions.into(), threads.max(1), deadline, results)?;
+        let mut dispatcher = Dispatcher::new(functions.into(), threads.max(1), deadline, observe, results)?;
         let dispatcher = std::thread::spawn(move || dispatcher.run(&submitted));
         Ok(Self { groups: Some(groups), scored, pending: 0, dispatcher: Some(dispatcher) })
     }
@@ -152,6 +167,7 @@ struct Dispatcher {
     functions: Arc<[RewardFunction]>,
     threads: usize,
     deadline: Duration,
+    observe: fn(Call),
     pool: ThreadPool,
     queue: VecDeque<Item>,
     running: HashMap<u64, Running>,
@@ -168,12 +184,14 @@ impl Dispatcher {
         functions: Arc<[RewardFunction]>,
         threads: usize,
         deadline: Duration,
+        observe: fn(Call),
         results: Sender<ScoredGroup>,
     ) -> Result<Self, ThreadPoolBuildError> {
         Ok(Self {
             functions,
             threads,
             deadline,
+            observe,
             pool: thread_pool(threads)?,
             queue: VecDeque::new(),
             running: HashMap::new(),
@@ -242,11 +260,12 @@ impl Dispatcher {
                 continue;
             }
             let (function, notices) = (self.functions[item.function].clone(), self.notices.0.clone());
+            let observe = self.observe;
             self.pool.spawn(move || {
                 item.input.deadline = Instant::now().checked_add(deadline);
                 // The receiver is gone only when the whole pool is.
                 let _ = notices.send(Notice::Begun(id, given_up_at(item.input.deadline)));
-                let _ = notices.send(Notice::Done(id, traced_call(&function, &item)));
+                let _ = notices.send(Notice::Done(id, observed_call(&function, &item, observe)));
             });
         }
     }
@@ -356,12 +375,12 @@ fn single(input: &RewardInput) -> impl Iterator<Item = RewardInput> + '_ {
     })
 }
 
-fn traced_call(function: &RewardFunction, item: &Item) -> Result<Vec<RewardOutcome>, String> {
+fn observed_call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec<RewardOutcome>, String> {
     let begin = Instant::now();
     let outcomes = call(function, &item.input);
     let thread = rayon::current_thread_index().unwrap_or(0);
     let completions = item.input.completions.len();
-    trace::span(begin, Instant::now(), Event::Reward { thread, function: item.function, completions });
+    observe(Call { begin, end: Instant::now(), thread, function: item.function, completions });
     outcomes
 }
 

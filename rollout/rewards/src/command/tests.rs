@@ -9,7 +9,7 @@ use std::{
 use shared::StepScore;
 
 use super::*;
-use crate::reward::{RewardCompletion, RewardFunction, RewardPool};
+use crate::{Registry, RewardCompletion, RewardFunction, RewardPool};
 
 /// A shell program that runs `answer` for each line that it reads, which is in `$line`.
 fn program(answer: &str) -> String {
@@ -17,8 +17,8 @@ fn program(answer: &str) -> String {
 }
 
 fn pool(specs: &[String], deadline: f64) -> RewardPool {
-    let functions = RewardFunction::from_specs(specs).unwrap();
-    RewardPool::new(functions, 1, Duration::from_secs_f64(deadline)).unwrap()
+    let functions = Registry::default().functions(specs).unwrap();
+    RewardPool::new(functions, 1, Duration::from_secs_f64(deadline), |_| {}).unwrap()
 }
 
 fn input(texts: &[&str]) -> RewardInput {
@@ -142,7 +142,7 @@ fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
         pids = pids.display(),
         hung = hung.display()
     );
-    let function = RewardFunction::from_spec(&run).unwrap();
+    let function = Registry::default().function(&run).unwrap();
     let late = failed("no answer within the deadline; the command was killed and is started again for the next call");
     assert_eq!(called(&function, input(&["a", "b"]), 5.0), [late.clone(), late]);
     let first = numbers(&pids);
@@ -196,7 +196,7 @@ fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
 #[test]
 fn a_program_that_does_not_read_blocks_nobody() {
     let long = "x".repeat(1 << 20);
-    let function = RewardFunction::from_spec("command:run=sleep 1000").unwrap();
+    let function = Registry::default().function("command:run=sleep 1000").unwrap();
     let outcomes = called(&function, input(&[&long, "b"]), 0.5);
     assert!(matches!(&outcomes[0], RewardOutcome::Failed(reason) if reason.contains("within the deadline")));
 }

@@ -208,7 +208,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::kernels::parallel::{Claims, Scoped};
+    use crate::parallel::{Claims, Scoped};
 
     #[test]
     fn every_task_is_done_once_whether_threads_spin_or_sleep() {

@@ -3,10 +3,11 @@
 //! A function is asked for as `name` or, with parameters, `name:key=value:key=value`; no comma or quote is needed, so
 //! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`.
 
-use std::{collections::BTreeMap, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, path::Path, str::FromStr, sync::Arc};
 
-use super::{Reward, rules::ENTRIES};
-use crate::data::Dataset;
+use serde_json::{Map, Value};
+
+use crate::{Reward, rules::ENTRIES};
 
 /// A reward function that cannot be made or used.
 #[derive(Debug, thiserror::Error)]
@@ -99,27 +100,6 @@ impl std::fmt::Debug for RewardFunction {
 }
 
 impl RewardFunction {
-    /// Makes a function from `name` or `name:key=value:…`.
-    ///
-    /// # Errors
-    /// An unknown name or a bad parameter.
-    pub fn from_spec(spec: &str) -> Result<Self, RewardError> {
-        let (name, settings) = spec.split_once(':').unwrap_or((spec, ""));
-        let entry = find(name)?;
-        let fail = |reason: String| RewardError::Parameter { name: entry.name.to_owned(), reason };
-        let parameters = parameters(entry, settings).map_err(fail)?;
-        let reward = (entry.build)(&parameters).map_err(fail)?;
-        Ok(Self { name: spec.to_owned(), columns: entry.columns, reward })
-    }
-
-    /// Makes every function of a list.
-    ///
-    /// # Errors
-    /// As [`RewardFunction::from_spec`], for the first that fails.
-    pub fn from_specs(specs: &[String]) -> Result<Vec<Self>, RewardError> {
-        specs.iter().map(|spec| Self::from_spec(spec)).collect()
-    }
-
     /// A function that is not in the registry.
     #[must_use]
     pub fn custom(name: impl Into<String>, reward: Arc<dyn Reward>) -> Self {
@@ -138,41 +118,80 @@ impl RewardFunction {
         &self.reward
     }
 
-    /// Checks that the function can score at least one row of a dataset.
+    /// Checks that the function can score at least one row of the dataset at `path`, given by the rows' columns.
     ///
     /// # Errors
     /// [`RewardError::Columns`].
-    pub fn check(&self, dataset: &Dataset) -> Result<(), RewardError> {
-        let has_any = |row: &crate::data::PromptRow| self.columns.iter().any(|c| row.columns.contains_key(*c));
-        if self.columns.is_empty() || dataset.rows().iter().any(has_any) {
+    pub fn check<'a>(
+        &self,
+        path: &Path,
+        rows: impl IntoIterator<Item = &'a Map<String, Value>>,
+    ) -> Result<(), RewardError> {
+        let has_any = |row: &Map<String, Value>| self.columns.iter().any(|c| row.contains_key(*c));
+        if self.columns.is_empty() || rows.into_iter().any(has_any) {
             return Ok(());
         }
         Err(RewardError::Columns {
             name: self.name.clone(),
             columns: self.columns.to_vec(),
-            path: dataset.path().display().to_string(),
+            path: path.display().to_string(),
         })
     }
 }
 
-/// Every function, in the order in which they are listed.
-#[must_use]
-pub fn entries() -> &'static [Entry] {
-    ENTRIES
+/// The functions that can be asked for.
+#[derive(Default)]
+pub struct Registry {
+    /// What is known besides the functions of this crate.
+    further: &'static [Entry],
 }
 
-fn find(name: &str) -> Result<&'static Entry, RewardError> {
-    let bare = name.strip_suffix("_reward").unwrap_or(name);
-    if let Some(entry) = ENTRIES.iter().find(|e| e.name == name || e.name == bare) {
-        return Ok(entry);
+impl Registry {
+    /// The functions of this crate and further ones.
+    #[must_use]
+    pub const fn with(further: &'static [Entry]) -> Self {
+        Self { further }
     }
-    let suggestion = ENTRIES
-        .iter()
-        .map(|e| (strsim::jaro_winkler(e.name, bare), e.name))
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .filter(|(score, _)| *score > 0.75)
-        .map(|(_, name)| name.to_owned());
-    Err(RewardError::Unknown { name: name.to_owned(), suggestion, known: ENTRIES.iter().map(|e| e.name).collect() })
+
+    /// Every function, in the order in which they are listed.
+    pub fn entries(&self) -> impl Iterator<Item = &'static Entry> {
+        ENTRIES.iter().chain(self.further)
+    }
+
+    /// Makes a function from `name` or `name:key=value:…`.
+    ///
+    /// # Errors
+    /// An unknown name or a bad parameter.
+    pub fn function(&self, spec: &str) -> Result<RewardFunction, RewardError> {
+        let (name, settings) = spec.split_once(':').unwrap_or((spec, ""));
+        let entry = self.find(name)?;
+        let fail = |reason: String| RewardError::Parameter { name: entry.name.to_owned(), reason };
+        let parameters = parameters(entry, settings).map_err(fail)?;
+        let reward = (entry.build)(&parameters).map_err(fail)?;
+        Ok(RewardFunction { name: spec.to_owned(), columns: entry.columns, reward })
+    }
+
+    /// Makes every function of a list.
+    ///
+    /// # Errors
+    /// As [`Registry::function`], for the first that fails.
+    pub fn functions(&self, specs: &[String]) -> Result<Vec<RewardFunction>, RewardError> {
+        specs.iter().map(|spec| self.function(spec)).collect()
+    }
+
+    fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
+        let bare = name.strip_suffix("_reward").unwrap_or(name);
+        if let Some(entry) = self.entries().find(|e| e.name == name || e.name == bare) {
+            return Ok(entry);
+        }
+        let suggestion = self
+            .entries()
+            .map(|e| (strsim::jaro_winkler(e.name, bare), e.name))
+            .max_by(|a, b| a.0.total_cmp(&b.0))
+            .filter(|(score, _)| *score > 0.75)
+            .map(|(_, name)| name.to_owned());
+        Err(RewardError::Unknown { name: name.to_owned(), suggestion, known: self.entries().map(|e| e.name).collect() })
+    }
 }
 
 /// The parts between colons; `\:` is a colon of a part.
@@ -217,24 +236,23 @@ mod tests {
     use super::*;
 
     fn error(spec: &str) -> String {
-        RewardFunction::from_spec(spec).unwrap_err().to_string()
+        Registry::default().function(spec).unwrap_err().to_string()
     }
 
     #[test]
     fn every_function_can_be_made() {
-        // A model needs a directory; `rollout/tests/reward_model.rs` makes one.
-        for entry in entries().iter().filter(|entry| entry.name != "model") {
+        for entry in Registry::default().entries() {
             let given: String =
                 entry.parameters.iter().filter(|p| p.default.is_none()).map(|p| format!(":{}=4", p.name)).collect();
             let spec = format!("{}{given}", entry.name);
-            assert_eq!(RewardFunction::from_spec(&spec).unwrap().name(), spec);
+            assert_eq!(Registry::default().function(&spec).unwrap().name(), spec);
         }
     }
 
     #[test]
     fn names_of_thelmbook_and_trl_are_understood() {
         for spec in ["correctness_reward", "format_reward", "accuracy_reward", "think_format_reward"] {
-            assert!(RewardFunction::from_spec(spec).is_ok(), "{spec}");
+            assert!(Registry::default().function(spec).is_ok(), "{spec}");
         }
     }
 
@@ -247,14 +265,11 @@ mod tests {
         assert!(error("sentence_share:wrod=dog").contains("unknown parameter `wrod`; there are word"));
         assert!(error("repetition_penalty:ngram_size=two").contains("unusable value `two`"));
         assert!(error("repetition_penalty:ngram_size").contains("not of the form key=value"));
-        assert!(error("model:path=/no/such/model").contains("/no/such/model: no such directory"));
     }
 
     #[test]
     fn colons_within_values_are_escaped() {
         assert_eq!(split(r"a=b:c=d\:e\:f:"), ["a=b", "c=d:e:f", ""]);
-        let path = error(r"model:path=/no\:where");
-        assert!(path.contains("/no:where: no such directory"), "{path}");
-        assert!(error("model:path=/no:where").contains(r"a colon within a value is written `\:`"));
+        assert!(error("sentence_share:word=/no:where").contains(r"a colon within a value is written `\:`"));
     }
 }

@@ -26,7 +26,7 @@ pub fn of_completion(input: &RewardInput, completion: &RewardCompletion, separat
         return Ok(Vec::new());
     };
     let tokenizer = input.tokenizer.as_ref().ok_or("the steps of a text without its tokenizer cannot be placed")?;
-    let ends = tokenizer.token_ends(&completion.token_ids).map_err(|e| e.to_string())?;
+    let ends = tokenizer.token_ends(&completion.token_ids)?;
     let mut steps: Vec<Step> = Vec::new();
     for text in split(&completion.text, separator) {
         if text.end <= input.prefill {
@@ -64,17 +64,16 @@ mod tests {
     use shared::FinishReason;
 
     use super::*;
-    use crate::data::testing::{BOS, byte_tokenizer};
+    use crate::testing::{ByteTokenizer, SILENT};
 
     /// Texts and last tokens of the steps of a completion with one token per byte and one at the end without text.
     fn steps(prefill: &str, sampled: &str, separator: &str) -> Vec<(String, u32)> {
-        let tokenizer = byte_tokenizer(None);
-        let mut token_ids = tokenizer.encode(sampled, false).unwrap();
-        token_ids.push(BOS);
+        let mut token_ids = ByteTokenizer::encode(sampled);
+        token_ids.push(SILENT);
         let text = format!("{prefill}{sampled}");
         let completion = RewardCompletion { text: text.clone(), token_ids, finish_reason: FinishReason::Stop };
         let input = RewardInput {
-            tokenizer: Some(tokenizer),
+            tokenizer: Some(std::sync::Arc::new(ByteTokenizer)),
             prefill: prefill.len(),
             ..RewardInput::of_texts("p", Default::default(), [])
         };

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use shared::RewardOutcome;
 
-use super::{
-    Reward, RewardCompletion, RewardInput, command, model,
+use crate::{
+    Reward, RewardCompletion, RewardInput, command,
     registry::{Entry, Parameter, Parameters},
 };
 
@@ -39,7 +39,7 @@ where
     }
 }
 
-pub(super) use arithmetic::separator;
+pub use arithmetic::separator;
 
 type Built = Result<Arc<dyn Reward>, String>;
 
@@ -75,7 +75,7 @@ fn judged(
     Ok(Arc::new(Rule { score, correct_at }))
 }
 
-/// Every function, in the order in which they are listed.
+/// Every function of this crate, in the order in which they are listed.
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "correctness",
@@ -219,24 +219,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         build: arithmetic::build,
     },
     Entry {
-        name: "model",
-        about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
-        columns: &[],
-        parameters: &[
-            Parameter { name: "path", default: None, about: "Hugging Face directory of the model" },
-            Parameter { name: "scope", default: Some("outcome"), about: "outcome or steps" },
-            SEPARATOR,
-            Parameter {
-                name: "max_length",
-                default: Some("0"),
-                about: "longest prompt and completion, 0 = the model's",
-            },
-            Parameter { name: "batch", default: Some("8"), about: "completions of a forward pass" },
-            Parameter { name: "threads", default: Some("0"), about: "threads of the model, 0 = one per core" },
-        ],
-        build: model::build,
-    },
-    Entry {
         name: "command",
         about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
         columns: &[],
@@ -248,7 +230,8 @@ pub(super) const ENTRIES: &[Entry] = &[
 /// Columns with the right answer, by TRL's and by GSM8K's name.
 const ANSWER: &[&str] = &["answer", "solution"];
 
-const SEPARATOR: Parameter =
+/// The parameter of functions that score steps; [`separator`] reads it.
+pub const SEPARATOR: Parameter =
     Parameter { name: "separator", default: Some("\\n"), about: "what closes a step; \\n is a line break" };
 
 /// A parameter that must be a whole number of at least 1.

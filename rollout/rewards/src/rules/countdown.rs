@@ -6,7 +6,7 @@ use serde_json::Value;
 use shared::RewardOutcome;
 
 use super::{Built, Parameters, Rule, expression};
-use crate::reward::{RewardCompletion, RewardInput};
+use crate::{RewardCompletion, RewardInput};
 
 /// Where the answer begins in the whole text of prompt and completion.
 const MARKERS: [&str; 2] = ["Assistant:", "<|im_start|>assistant"];
@@ -87,7 +87,7 @@ fn task(input: &RewardInput) -> Option<(Vec<i64>, i64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reward::RewardFunction;
+    use crate::Registry;
 
     #[test]
     fn golden_countdown_reward() {
@@ -116,7 +116,7 @@ mod tests {
     fn score(prompt: &str, completion: &str) -> RewardOutcome {
         let columns = serde_json::json!({"nums": [1, 2, 3], "target": 9}).as_object().unwrap().clone();
         let input = RewardInput::of_texts(prompt, columns, [completion]);
-        RewardFunction::from_spec("countdown").unwrap().reward().score(&input).remove(0)
+        Registry::default().function("countdown").unwrap().reward().score(&input).remove(0)
     }
 
     #[test]

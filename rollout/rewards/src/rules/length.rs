@@ -3,7 +3,7 @@
 use shared::{FinishReason, RewardOutcome};
 
 use super::{Built, Parameters, of_completion, positive};
-use crate::reward::{Reward, RewardCompletion, RewardInput, Scope};
+use crate::{Reward, RewardCompletion, RewardInput, Scope};
 
 /// 1 if the completion ended by itself, else 0.
 #[must_use]

@@ -6,7 +6,7 @@ use regex::Regex;
 use shared::{RewardOutcome, StepScore};
 
 use super::{Built, Parameters, expression};
-use crate::reward::{Reward, RewardCompletion, RewardInput, steps};
+use crate::{Reward, RewardCompletion, RewardInput, steps};
 
 /// Numbering or a bullet at the start of a line.
 static LIST_MARK: LazyLock<Regex> =
@@ -127,7 +127,7 @@ pub(super) fn build(parameters: &Parameters) -> Built {
 }
 
 /// The parameter `separator`, in which `\n` and `\t` stand for a line break and a tabulator.
-pub(in crate::reward) fn separator(parameters: &Parameters) -> Result<String, String> {
+pub fn separator(parameters: &Parameters) -> Result<String, String> {
     let text: String = parameters.get("separator")?;
     let separator = text.replace("\\n", "\n").replace("\\t", "\t");
     if separator.is_empty() { Err("parameter `separator` must not be empty".into()) } else { Ok(separator) }
@@ -138,7 +138,7 @@ mod tests {
     use shared::FinishReason;
 
     use super::*;
-    use crate::{data::testing::byte_tokenizer, reward::RewardFunction};
+    use crate::{Registry, testing::ByteTokenizer};
 
     #[test]
     fn equations_are_found_and_checked() {
@@ -190,21 +190,20 @@ mod tests {
 
     #[test]
     fn steps_end_at_their_last_token() {
-        let tokenizer = byte_tokenizer(None);
         let text = "é: 1+1=2\nnothing here\n2+2=5";
-        let token_ids = tokenizer.encode(text, false).unwrap();
+        let token_ids = ByteTokenizer::encode(text);
         let completion = RewardCompletion { text: text.into(), token_ids, finish_reason: FinishReason::Stop };
         let none = RewardCompletion { text: "x".into(), token_ids: vec![87], finish_reason: FinishReason::Stop };
         let input = RewardInput {
-            tokenizer: Some(tokenizer),
+            tokenizer: Some(Arc::new(ByteTokenizer)),
             completions: vec![completion, none],
             ..RewardInput::of_texts("p", Default::default(), [])
         };
         let step = |end, score| StepScore { end, score };
-        let outcomes = RewardFunction::from_spec("step_arithmetic").unwrap().reward().score(&input);
+        let outcomes = Registry::default().function("step_arithmetic").unwrap().reward().score(&input);
         let expected = RewardOutcome::Steps(vec![step(9, 1.0), step(27, 0.0)]);
         assert_eq!(outcomes, [expected, RewardOutcome::NotApplicable]);
-        let outcomes = RewardFunction::from_spec(r"step_arithmetic:separator=\n2").unwrap().reward().score(&input);
+        let outcomes = Registry::default().function(r"step_arithmetic:separator=\n2").unwrap().reward().score(&input);
         assert_eq!(outcomes[0], RewardOutcome::Steps(vec![step(23, 1.0)]));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::reward::Reward;
+use crate::Reward;
 
 /// A function of each completion's text.
 struct OfText<F>(F);
@@ -49,7 +49,7 @@ fn length(text: &str) -> RewardOutcome {
 }
 
 fn pool(functions: Vec<RewardFunction>, threads: usize, deadline: f64) -> RewardPool {
-    RewardPool::new(functions, threads, Duration::from_secs_f64(deadline)).unwrap()
+    RewardPool::new(functions, threads, Duration::from_secs_f64(deadline), |_| {}).unwrap()
 }
 
 #[test]
@@ -119,7 +119,7 @@ struct ByHand {
 impl ByHand {
     fn new(functions: Vec<RewardFunction>, threads: usize) -> Self {
         let (results, scored) = unbounded();
-        Self { dispatcher: Dispatcher::new(functions.into(), threads, HOUR, results).unwrap(), scored }
+        Self { dispatcher: Dispatcher::new(functions.into(), threads, HOUR, |_| {}, results).unwrap(), scored }
     }
 
     fn submit(&mut self, tag: u64, texts: &[&str]) {

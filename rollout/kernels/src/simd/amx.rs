@@ -60,7 +60,7 @@ fn asked_for() -> bool {
 }
 
 /// The tile registers of this thread, set up; given back when it goes.
-pub(in crate::kernels) struct Tiles(());
+pub(crate) struct Tiles(());
 
 impl Tiles {
     /// # Safety
@@ -96,7 +96,7 @@ impl Drop for Tiles {
 
 /// What a product of tiles reads and writes.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct TileProduct {
+pub(crate) struct TileProduct {
     /// Tiles of the left side (or pairs of tiles, of [`TileSplits`]), one after the other; of a second block of rows, `second` bytes further on.
     pub left: *const f32,
     /// Bytes from the first block of rows to the second.
@@ -114,7 +114,7 @@ pub(in crate::kernels) struct TileProduct {
 }
 
 /// What the elements of tiles are.
-pub(in crate::kernels) trait TileDot {
+pub(crate) trait TileDot {
     /// Multiplies one block of sixteen rows with two blocks of columns.
     ///
     /// # Safety
@@ -128,16 +128,16 @@ pub(in crate::kernels) trait TileDot {
 }
 
 /// Signed bytes, summed in 32-bit integers: exact.
-pub(in crate::kernels) struct TileBytes;
+pub(crate) struct TileBytes;
 
 /// Pairs of bf16, summed in fp32. In one tile, each sum takes the first elements of all pairs and, apart from these, the
 /// second ones, each as a chain of fused multiply-adds from 0, and adds the sum of both.
-pub(in crate::kernels) struct TileHalves;
+pub(crate) struct TileHalves;
 
 /// Pairs of tiles of bf16: large and then small halves of the left side, small and then large ones of the right. Sums
 /// take, one after the other and each as [`TileHalves`] does, the products large by small, large by large, and small by
 /// large.
-pub(in crate::kernels) struct TileSplits;
+pub(crate) struct TileSplits;
 
 /// A [`TileDot`] by what it does with the tiles of a step along the depth, for one and for two blocks of rows, and by the
 /// bytes of the left and of the right side that lie between two steps.

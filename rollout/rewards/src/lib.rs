@@ -1,0 +1,135 @@
+//! Rewards: functions of a prompt and its completions.
+//!
+//! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
+//! [`command`] those of another process. [`RewardPool`] runs them beside generation, and [`weighted_sum`] makes one number
+//! of their scores. `docs/rewards.md` describes them for users.
+//!
+//! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
+//! [`Entry`](registry::Entry) that is added to the registry there.
+
+pub mod command;
+mod pool;
+pub mod registry;
+pub mod rules;
+pub mod steps;
+mod total;
+
+#[cfg(test)]
+mod testing;
+
+use std::{sync::Arc, time::Instant};
+
+use serde_json::{Map, Value};
+use shared::{FinishReason, RewardOutcome};
+
+pub use pool::{Call, RewardPool, ScoredGroup};
+pub use registry::{Registry, RewardError, RewardFunction};
+pub use total::weighted_sum;
+
+/// What rewards need to know of the policy's tokenizer.
+pub trait PolicyTokenizer: std::fmt::Debug + Send + Sync {
+    /// For each token, how many bytes of the decoded text there are once it was decoded; a character that was cut into
+    /// several tokens counts with the last of them.
+    ///
+    /// # Errors
+    /// When the decoder of the tokenizer fails.
+    fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, String>;
+
+    /// Hash of what makes the tokens: tokenizers with the same hash make the same ones.
+    fn content(&self) -> [u8; 32];
+}
+
+/// A prompt with completions to be scored.
+#[derive(Debug, Clone)]
+pub struct RewardInput {
+    /// The prompt as text, chat template applied, without a prefill of the answer.
+    pub prompt: Arc<str>,
+    /// The tokens that the policy saw, those of a prefill included.
+    pub prompt_ids: Arc<[u32]>,
+    /// Bytes of a prefill at the start of every completion's text.
+    pub prefill: usize,
+    /// The policy's tokenizer; absent where only texts are known.
+    pub tokenizer: Option<Arc<dyn PolicyTokenizer>>,
+    /// When the call is given up. The pool sets it; functions that wait for something should stop waiting then.
+    pub deadline: Option<Instant>,
+    /// The other columns of the dataset row.
+    pub columns: Arc<Map<String, Value>>,
+    /// Completions of this prompt.
+    pub completions: Vec<RewardCompletion>,
+}
+
+impl RewardInput {
+    /// Texts without tokens, for functions that need no more.
+    #[must_use]
+    pub fn of_texts<'a>(
+        prompt: &str,
+        columns: Map<String, Value>,
+        completions: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let completion = |text: &str| RewardCompletion {
+            text: text.to_owned(),
+            token_ids: Vec::new(),
+            finish_reason: FinishReason::Stop,
+        };
+        Self {
+            prompt: prompt.into(),
+            prompt_ids: Arc::new([]),
+            prefill: 0,
+            tokenizer: None,
+            deadline: None,
+            columns: Arc::new(columns),
+            completions: completions.into_iter().map(completion).collect(),
+        }
+    }
+
+    /// A column as text; whole numbers are written out, since datasets store answers either way.
+    #[must_use]
+    pub fn text_column(&self, name: &str) -> Option<String> {
+        match self.columns.get(name)? {
+            Value::String(text) => Some(text.clone()),
+            Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        }
+    }
+}
+
+/// A completion as rewards see it.
+#[derive(Debug, Clone)]
+pub struct RewardCompletion {
+    /// The prefill of the answer, if the prompt has one, and the decoded completion without special tokens.
+    pub text: String,
+    /// The sampled tokens.
+    pub token_ids: Vec<u32>,
+    /// Why the completion ended.
+    pub finish_reason: FinishReason,
+}
+
+/// What a function needs to see at once, and so what the deadline holds for and what a failure costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Each completion on its own.
+    Completion,
+    /// All completions of a prompt, because their scores depend on each other.
+    Group,
+}
+
+/// A reward function. It must be pure: the same input gives the same outcome, on any thread.
+pub trait Reward: Send + Sync {
+    /// One outcome per completion of the input, in order.
+    fn score(&self, input: &RewardInput) -> Vec<RewardOutcome>;
+
+    /// What [`Reward::score`] is called with: one completion (the default) or the group.
+    fn scope(&self) -> Scope {
+        Scope::Completion
+    }
+
+    /// How many calls may run at once; further ones wait, and their deadlines with them.
+    fn concurrency(&self) -> usize {
+        usize::MAX
+    }
+
+    /// The score from which a completion counts as correct in `rollout eval`.
+    fn correct_at(&self) -> f64 {
+        1.0
+    }
+}
