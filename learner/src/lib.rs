@@ -1,7 +1,7 @@
 //! The learner: groups in, new policy weights out, over libtorch.
 //!
 //! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
-//! [`optimizer`] and [`schedule`] the update; [`step`] joins them into a training step. [`publish`] and [`checkpoint`]
+//! [`optimizer`] and [`schedule`] the update of a [`trained`] model; [`step`] joins them into a training step. [`publish`] and [`checkpoint`]
 //! write what others read, [`run`] is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's
 //! value model; [`sft`] and [`reward_model`] train without a sampler.
 //!
@@ -32,6 +32,7 @@ pub mod schedule;
 pub mod sft;
 pub mod step;
 pub mod text;
+pub mod trained;
 pub mod verl;
 
 pub use error::LearnerError;

@@ -48,15 +48,6 @@ impl AdamWOptions {
     }
 }
 
-/// What became of an update.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Update {
-    /// Global gradient norm before clipping.
-    pub grad_norm: f64,
-    /// False when the norm was not finite and the update was left out.
-    pub applied: bool,
-}
-
 /// AdamW's state: first and second moments, laid out as the parameters, and the number of updates.
 #[derive(Debug)]
 pub struct AdamW {
@@ -79,12 +70,12 @@ impl AdamW {
         self.step
     }
 
-    /// Clips the gradients and updates the parameters. Gradients whose norm is not finite leave everything as it was.
-    /// The gradients' content is used up.
-    pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, rate: f64) -> Update {
+    /// Clips the gradients, updates the parameters and returns the global gradient norm before clipping. Where that is not
+    /// finite, everything stays as it was. The gradients' content is used up.
+    pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, rate: f64) -> f64 {
         let grad_norm = gradients.norm();
         if !grad_norm.is_finite() {
-            return Update { grad_norm, applied: false };
+            return grad_norm;
         }
         let limit = self.options.max_grad_norm;
         let clip = if limit > 0.0 { (limit / (grad_norm + CLIP_EPSILON)).min(1.0) } else { 1.0 };
@@ -99,13 +90,13 @@ impl AdamW {
                 self.update_block(&part(parameters.flat()), &part(gradients.flat()), clip, rate, start, decayed);
             }
         });
-        Update { grad_norm, applied: true }
+        grad_norm
     }
 
     /// One block; its first `decayed` elements belong to matrices.
-    fn update_block(&self, values: &Tensor, slopes: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) {
+    fn update_block(&self, values: &Tensor, gradients: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) {
         let AdamWOptions { betas: (beta1, beta2), eps, weight_decay, .. } = self.options;
-        let (mut values, mut slopes) = (values.shallow_clone(), slopes.shallow_clone());
+        let (mut values, mut gradients) = (values.shallow_clone(), gradients.shallow_clone());
         let size = values.size()[0];
         let mut mean = self.exp_avg.narrow(0, start, size);
         let mut square = self.exp_avg_sq.narrow(0, start, size);
@@ -113,11 +104,11 @@ impl AdamW {
             let _ = values.narrow(0, 0, decayed).g_mul_scalar_(1.0 - rate * weight_decay);
         }
         if clip != 1.0 {
-            let _ = slopes.g_mul_scalar_(clip);
+            let _ = gradients.g_mul_scalar_(clip);
         }
-        let _ = mean.lerp_(&slopes, 1.0 - beta1);
-        let _ = slopes.g_mul_scalar_((1.0 - beta2).sqrt());
-        let _ = square.g_mul_scalar_(beta2).addcmul_(&slopes, &slopes);
+        let _ = mean.lerp_(&gradients, 1.0 - beta1);
+        let _ = gradients.g_mul_scalar_((1.0 - beta2).sqrt());
+        let _ = square.g_mul_scalar_(beta2).addcmul_(&gradients, &gradients);
         if rate == 0.0 {
             return;
         }

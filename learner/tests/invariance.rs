@@ -46,7 +46,7 @@ fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, 
 /// Largest relative L2 distance of a tensor's gradient. Norms below the floor count as the floor.
 fn distance(a: &Trainer, b: &Trainer, floor: f64) -> f64 {
     let norm = |x: &Tensor| x.norm().double_value(&[]);
-    let (a_flat, b_flat) = (a.gradients().flat(), b.gradients().flat());
+    let (a_flat, b_flat) = (a.policy().gradients().flat(), b.policy().gradients().flat());
     let parameters = a.policy().parameters();
     let of = |name: &str| {
         let (a, b) = (parameters.slice_of(a_flat, name).unwrap(), parameters.slice_of(b_flat, name).unwrap());

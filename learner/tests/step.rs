@@ -5,8 +5,8 @@ mod support;
 use learner::{
     advantage::{CreditOptions, credit},
     loss::Measure,
-    model::{LoadOptions, load},
-    step::{StepBatch, StepStats, Trainer},
+    model::{LoadOptions, Parameters, load},
+    step::{Carried, StepBatch, StepStats, Trainer},
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
@@ -118,7 +118,8 @@ fn a_loss_that_is_not_finite_skips_the_update() {
     let groups = support::groups(&config, 3);
     let stats = trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3).unwrap();
     assert_eq!(stats.skipped_updates, config.updates_per_step());
-    assert_eq!(trainer.optimizer().step_count(), 0);
+    let state = trainer.policy().state();
+    assert_eq!((state[0].0.as_str(), state[0].1.int64_value(&[0])), ("step", 0));
     assert_eq!(trainer.policy().parameters().read_f32("model.embed_tokens.weight").unwrap(), before);
 }
 
@@ -205,16 +206,16 @@ fn the_reference_follows_the_policy() {
     let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
     let reference = load(&model, LoadOptions { trainable: false, ..options }).unwrap();
     let mut trainer = Trainer::new(&config, load(&model, options).unwrap(), Some(reference)).unwrap();
-    let flat = |decoder: &learner::model::Decoder| decoder.parameters().flat().detach().copy();
-    let start = flat(trainer.policy());
+    let flat = |parameters: &Parameters| parameters.flat().detach().copy();
+    let start = flat(trainer.policy().parameters());
     let groups = support::groups(&config, 3);
     for step in 0..2 {
-        let before = flat(trainer.moving_reference().unwrap());
+        let before = flat(trainer.moving_reference().unwrap().parameters());
         assert_eq!(largest_difference(&before, &start), 0.0);
         trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), step).unwrap();
     }
-    let expected = &start * 0.4 + flat(trainer.policy()) * 0.6;
-    assert!(largest_difference(&flat(trainer.moving_reference().unwrap()), &expected) < 1e-12);
+    let expected = &start * 0.4 + flat(trainer.policy().parameters()) * 0.6;
+    assert!(largest_difference(&flat(trainer.moving_reference().unwrap().parameters()), &expected) < 1e-12);
     assert!(largest_difference(&expected, &start) > 1e-3);
 }
 
@@ -236,7 +237,7 @@ fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
         let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
         let mut trainer = Trainer::new(config, policy, None).unwrap();
         let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
-        let state = serde_json::to_value(trainer.entropy().state().unwrap()).unwrap();
+        let state = serde_json::to_value(trainer.carried().entropy.unwrap()).unwrap();
         (stats, state["last_entropy"].as_f64().unwrap())
     };
     let mut groups = support::groups(&config, 3);
@@ -258,14 +259,14 @@ fn a_damaged_optimiser_state_is_refused() {
     let config = config();
     let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
     let mut trainer = Trainer::new(&config, policy, None).unwrap();
-    let state = trainer.optimizer().state(trainer.policy().parameters());
+    let state = trainer.policy().state();
     for step in [Vec::new(), vec![-1i64]] {
         let mut damaged = vec![("step".to_owned(), Tensor::from_slice(&step))];
         damaged.extend(state[1..].iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())));
-        let error = trainer.restore(0, &damaged).unwrap_err().to_string();
+        let error = trainer.restore(&Carried::default(), &damaged, None).unwrap_err().to_string();
         assert!(error.contains("`step`"), "{error}");
     }
-    trainer.restore(0, &state).unwrap();
+    trainer.restore(&Carried::default(), &state, None).unwrap();
 }
 
 /// A product beyond 32 bits is one update of everything.

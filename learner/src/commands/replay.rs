@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use shared::{RunDir, config::layers};
 
 use crate::{
+    checkpoint::read_step_batch,
     device,
-    replay::{Replayed, cosine, fingerprint, read_groups, replay},
+    replay::{Replayed, cosine, fingerprint, replay},
 };
 
 /// Flags of `learner replay`.
@@ -71,7 +72,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     let dir = run_dir.step_batch(step);
-    let groups = read_groups(&dir)?;
+    let groups = read_step_batch(&dir)?;
     let device = device::open(args.device)?;
     device::set_threads(args.threads.or(original.learner_threads));
     let first = replay(&dir, &groups, &original, device).with_context(|| format!("step {step} as it was"))?;

@@ -106,7 +106,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let summary = train(&policy, &examples, &options, &mut |progress| {
         tracing::info!(
             "step {}/{steps}: loss {:.4}, grad norm {:.3}, {:.1} s",
-            progress.step,
+            progress.update,
             progress.loss,
             progress.grad_norm,
             progress.seconds

@@ -9,7 +9,7 @@ use shared::{
     ModelDir,
     config::{LossAggregation, TrainConfig},
 };
-use tch::{Device, Tensor};
+use tch::Device;
 
 pub use stats::{CriticStats, explained_variance, spread};
 pub use value_loss::{ValueLoss, clip_fraction, value_loss};
@@ -18,25 +18,18 @@ use crate::{
     batch::{MicroBatch, Sequence, split},
     error::LearnerError,
     loss::reduction::Aggregation,
-    model::{Gradients, LoadOptions, Parameters, Scorer, load_scorer},
-    optimizer::{AdamW, AdamWOptions},
+    model::{LoadOptions, Scorer, load_scorer},
+    optimizer::AdamWOptions,
     schedule::Schedule,
+    trained::Trained,
 };
-
-/// Folder of the critic in a checkpoint.
-pub const CRITIC_DIR: &str = "critic";
 
 /// A value model with everything an update needs.
 #[derive(Debug)]
 pub struct Critic {
     /// Where it started, also when it goes on from a checkpoint, which may be deleted meanwhile.
-    model: ModelDir,
-    scorer: Scorer,
-    optimizer: AdamW,
-    gradients: Gradients,
-    schedule: Schedule,
-    /// Updates done or skipped, which is what the schedule counts.
-    updates: u64,
+    source: ModelDir,
+    trained: Trained<Scorer>,
     range: f64,
     aggregation: Aggregation,
     budget: usize,
@@ -44,38 +37,37 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// The critic of a run: that of `checkpoint`, else the model that `critic_model` names, else the policy's with a head
+    /// The critic of a run: the one that was `saved` in a folder, else the model that `critic_model` names, else the policy's with a head
     /// that starts at 0. `vocabulary` is the policy's.
     ///
     /// # Errors
     /// A model that cannot be loaded or has a smaller vocabulary than the policy.
     pub fn open(
         config: &TrainConfig,
-        checkpoint: Option<&Path>,
+        saved: Option<&Path>,
         vocabulary: usize,
         options: LoadOptions,
     ) -> Result<Self, LearnerError> {
-        let model = ModelDir::open(config.critic_model.as_ref().unwrap_or(&config.model))?;
-        if model.config().vocab_size < vocabulary {
+        let source = ModelDir::open(config.critic_model.as_ref().unwrap_or(&config.model))?;
+        if source.config().vocab_size < vocabulary {
             return Err(LearnerError::content(
-                model.path(),
+                source.path(),
                 format!(
                     "the critic's vocabulary of {} is smaller than the policy's of {vocabulary}; name another \
                      `critic_model`",
-                    model.config().vocab_size
+                    source.config().vocab_size
                 ),
             ));
         }
-        let saved = checkpoint.map(|checkpoint| ModelDir::open(checkpoint.join(CRITIC_DIR))).transpose()?;
-        let scorer = load_scorer(saved.as_ref().unwrap_or(&model), options)?;
+        let saved = saved.map(ModelDir::open).transpose()?;
+        let scorer = load_scorer(saved.as_ref().unwrap_or(&source), options)?;
+        let schedule = Schedule {
+            peak: config.critic_learning_rate,
+            ..Schedule::from_config(config, config.updates_of(config.max_steps.unwrap_or_default()))
+        };
         Ok(Self {
-            optimizer: AdamW::new(scorer.parameters(), AdamWOptions::from_config(config)),
-            gradients: scorer.parameters().gradients(),
-            schedule: Schedule {
-                peak: config.critic_learning_rate,
-                ..Schedule::from_config(config, config.updates_of(config.max_steps.unwrap_or_default()))
-            },
-            updates: 0,
+            source,
+            trained: Trained::new(scorer, AdamWOptions::from_config(config), schedule),
             range: config.cliprange_value,
             aggregation: Aggregation::new(
                 config.loss_aggregation.unwrap_or(LossAggregation::TokenMean),
@@ -83,36 +75,24 @@ impl Critic {
             ),
             budget: config.micro_batch_tokens as usize,
             device: options.device,
-            model,
-            scorer,
         })
-    }
-
-    /// The parameters.
-    #[must_use]
-    pub fn parameters(&self) -> &Parameters {
-        self.scorer.parameters()
     }
 
     /// The directory that the critic started from, with configuration and tokenizer.
     #[must_use]
-    pub fn model(&self) -> &ModelDir {
-        &self.model
+    pub fn source(&self) -> &ModelDir {
+        &self.source
     }
 
-    /// The optimiser.
+    /// The model.
     #[must_use]
-    pub fn optimizer(&self) -> &AdamW {
-        &self.optimizer
+    pub fn trained(&self) -> &Trained<Scorer> {
+        &self.trained
     }
 
-    /// Goes on from a saved optimiser state and update count.
-    ///
-    /// # Errors
-    /// A state that does not fit the model.
-    pub fn restore(&mut self, updates: u64, state: &[(String, Tensor)]) -> Result<(), LearnerError> {
-        self.updates = updates;
-        self.optimizer.restore(self.scorer.parameters(), state)
+    /// The model, to be restored.
+    pub fn trained_mut(&mut self) -> &mut Trained<Scorer> {
+        &mut self.trained
     }
 
     /// Value of the state before each completion token of the given rows: one entry per sequence, empty for rows that
@@ -124,7 +104,7 @@ impl Critic {
         let mut found = vec![Vec::new(); sequences.len()];
         for rows in split(sequences, rows, self.budget) {
             let micro = MicroBatch::new(sequences, &rows, self.device);
-            let values = self.scorer.evaluate(&micro.input_ids_BS, &micro.positions_N)?;
+            let values = self.trained.model().evaluate(&micro.input_ids_BS, &micro.positions_N)?;
             for (&row, span) in micro.rows.iter().zip(&micro.tokens) {
                 found[row] = values[span.clone()].to_vec();
             }
@@ -144,40 +124,38 @@ impl Critic {
         returns: &[Vec<f64>],
         stats: &mut CriticStats,
     ) -> Result<(), LearnerError> {
-        let rate = self.schedule.rate(self.updates);
-        self.updates += 1;
-        stats.learning_rate = rate;
         let lengths: Vec<usize> = rows.iter().map(|&row| sequences[row].completion.len()).collect();
         if lengths.iter().all(|&length| length == 0) {
+            stats.learning_rate = self.trained.skip();
             return Ok(());
         }
         let mut weights = vec![0.0; sequences.len()];
         for (&row, weight) in rows.iter().zip(self.aggregation.weights(&lengths)) {
             weights[row] = weight;
         }
-        self.gradients.zero();
-        let mut loss = 0.0;
-        for rows in split(sequences, rows, self.budget) {
-            let micro = MicroBatch::new(sequences, &rows, self.device);
-            let (values, returns) = (micro.gather(values), micro.gather(returns));
-            let weights = micro.per_token(|row| weights[row]);
-            let (inputs, positions) = (&micro.input_ids_BS, &micro.positions_N);
-            self.scorer.differentiate(inputs, positions, &mut self.gradients, &mut |predictions| {
-                let found = value_loss(predictions, &values, &returns, &weights, self.range);
-                loss += found.value;
-                stats.predictions += predictions.iter().sum::<f64>();
-                stats.tokens += predictions.len();
-                stats.clipped += found.clipped;
-                found.slopes
-            })?;
+        let (budget, device, range) = (self.budget, self.device, self.range);
+        let update = self.trained.update(|scorer, gradients| {
+            let mut loss = 0.0;
+            for rows in split(sequences, rows, budget) {
+                let micro = MicroBatch::new(sequences, &rows, device);
+                let (values, returns) = (micro.gather(values), micro.gather(returns));
+                let weights = micro.per_token(|row| weights[row]);
+                scorer.differentiate(&micro.input_ids_BS, &micro.positions_N, gradients, &mut |predictions| {
+                    let found = value_loss(predictions, &values, &returns, &weights, range);
+                    loss += found.value;
+                    stats.predictions += predictions.iter().sum::<f64>();
+                    stats.tokens += predictions.len();
+                    stats.clipped += found.clipped;
+                    found.slopes
+                })?;
+            }
+            Ok(loss)
+        })?;
+        stats.learning_rate = update.learning_rate;
+        stats.losses.push(update.loss);
+        if update.loss.is_finite() {
+            stats.grad_norms.push(update.grad_norm);
         }
-        stats.losses.push(loss);
-        if !loss.is_finite() {
-            stats.skipped_updates += 1;
-            return Ok(());
-        }
-        let update = self.optimizer.update(self.scorer.parameters(), &self.gradients, rate);
-        stats.grad_norms.push(update.grad_norm);
         stats.skipped_updates += u64::from(!update.applied);
         Ok(())
     }

@@ -39,6 +39,12 @@ pub struct Decoder {
     head_index: usize,
 }
 
+impl AsRef<Parameters> for Decoder {
+    fn as_ref(&self) -> &Parameters {
+        self.parameters()
+    }
+}
+
 impl Decoder {
     /// A model over the given parameters.
     #[must_use]

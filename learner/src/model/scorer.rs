@@ -21,6 +21,12 @@ pub struct Scorer {
     head_index: usize,
 }
 
+impl AsRef<Parameters> for Scorer {
+    fn as_ref(&self) -> &Parameters {
+        self.parameters()
+    }
+}
+
 impl Scorer {
     /// The architecture with this head instead of its own.
     #[must_use]

@@ -18,17 +18,15 @@ use crate::{
     batch::pack,
     error::LearnerError,
     model::{Gradients, Scorer},
-    optimizer::{AdamW, AdamWOptions},
+    optimizer::AdamWOptions,
     schedule::Schedule,
+    trained::{Progress, Trained},
 };
 
 /// Distinguishes the order of the pairs from other uses of the seed.
 const SHUFFLE_KEY: u64 = 0x726d_7368;
 /// Distinguishes the choice of old pairs from other uses of the seed.
 const HISTORY_KEY: u64 = 0x726d_6873;
-
-/// Seconds between progress reports.
-const REPORT_SECONDS: f64 = 2.0;
 
 /// Parameters of a training.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,19 +68,6 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// Progress of a training.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
-    /// Updates done.
-    pub update: u64,
-    /// Updates in all.
-    pub updates: u64,
-    /// Mean loss of the last update's pairs.
-    pub loss: f64,
-    /// Its gradient norm.
-    pub grad_norm: f64,
-}
-
 /// What a scorer says about pairs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranking {
@@ -114,30 +99,16 @@ pub fn train(
         warmup: 0,
         total: updates,
     };
-    let mut optimizer = AdamW::new(scorer.parameters(), options.optimizer);
-    let mut gradients = scorer.parameters().gradients();
-    let (mut replayed, mut reported) = (0, f64::NEG_INFINITY);
+    let mut replayed = 0;
     let mut order = epoch.endless().take(total);
-    for update in 0..updates {
+    let mut pass = |_, scorer: &&Scorer, gradients: &mut Gradients| {
         let chosen: Vec<usize> = order.by_ref().take(options.batch_size).collect();
         replayed += chosen.iter().filter(|&&i| i >= pairs.len()).count();
         let batch: Vec<&Pair> =
             chosen.iter().map(|&i| pairs.get(i).unwrap_or_else(|| &history[i - pairs.len()])).collect();
-        gradients.zero();
-        let loss = loss_and_gradients(scorer, &batch, options.micro_batch_tokens, &mut gradients)?;
-        let applied = optimizer.update(scorer.parameters(), &gradients, schedule.rate(update));
-        if !(loss.is_finite() && applied.applied) {
-            return Err(LearnerError::Config(format!(
-                "the loss of update {} is not finite ({loss}); lower --learning-rate",
-                update + 1
-            )));
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        if seconds - reported >= REPORT_SECONDS || update + 1 == updates {
-            reported = seconds;
-            report(Progress { update: update + 1, updates, loss, grad_norm: applied.grad_norm });
-        }
-    }
+        loss_and_gradients(scorer, &batch, options.micro_batch_tokens, gradients)
+    };
+    Trained::new(scorer, options.optimizer, schedule).fit(updates, &mut pass, report)?;
     let after = rank(scorer, pairs, options.micro_batch_tokens)?;
     Ok(Summary {
         pairs: pairs.len(),

@@ -4,7 +4,6 @@ mod collector;
 mod completions;
 mod ledger;
 mod link;
-mod open;
 
 use std::{
     path::Path,
@@ -23,13 +22,11 @@ use tch::Device;
 
 pub use collector::Collector;
 pub use link::Link;
-pub use open::open_trainer;
 
 use crate::{
     checkpoint::{self, TrainerState},
     error::LearnerError,
     publish::{Publisher, export_options},
-    replay,
     step::{StepBatch, StepStats, Trainer, record},
 };
 
@@ -100,7 +97,7 @@ impl<'a> Run<'a> {
     fn open(run_dir: &'a RunDir, config: &'a TrainConfig, device: Device) -> Result<Self, LearnerError> {
         let model = ModelDir::open(&config.model)?;
         let found = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
-        let (trainer, state) = open_trainer(config, &model, found.as_deref(), device)?;
+        let (trainer, state) = checkpoint::open_trainer(config, &model, found.as_deref(), device)?;
         if let Some(path) = &found {
             going_on(path, config, &state);
         }
@@ -137,7 +134,7 @@ impl<'a> Run<'a> {
             };
             let waited = start.elapsed();
             if self.config.save_step_batches {
-                replay::save(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
+                checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
             }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
             let stats = self.trainer.step(&batch, self.state.step)?;
@@ -160,9 +157,7 @@ impl<'a> Run<'a> {
     fn advance(&mut self, batch: &StepBatch<'_>) {
         self.state.step += 1;
         self.state.cursor = batch.cursor();
-        self.state.updates = self.trainer.updates();
-        self.state.kl_coef = self.trainer.credit().kl_coef();
-        self.state.entropy = self.trainer.entropy().state();
+        self.state.carried = self.trainer.carried();
         let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }

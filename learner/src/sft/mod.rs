@@ -16,15 +16,13 @@ use crate::{
     batch::{MicroBatch, Sequence, split},
     error::LearnerError,
     model::{Decoder, Gradients, Span},
-    optimizer::{AdamW, AdamWOptions},
+    optimizer::AdamWOptions,
     schedule::Schedule,
+    trained::{Progress, Trained},
 };
 
 /// Distinguishes the shuffle from other uses of the seed.
 const SHUFFLE_KEY: u64 = 0x7366_7473;
-
-/// Seconds between progress reports.
-const REPORT_SECONDS: f64 = 2.0;
 
 /// Parameters of a warm start.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,19 +54,6 @@ pub struct Summary {
     pub tokens_per_s: f64,
 }
 
-/// Progress of a warm start.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
-    /// Updates done.
-    pub step: u64,
-    /// Loss of the last update.
-    pub loss: f64,
-    /// Its gradient norm.
-    pub grad_norm: f64,
-    /// Seconds so far.
-    pub seconds: f64,
-}
-
 /// Trains `policy` on the examples; `report` is called every few seconds and after the last update.
 ///
 /// # Errors
@@ -81,29 +66,14 @@ pub fn train(
 ) -> Result<Summary, LearnerError> {
     let sequences: Vec<Sequence<'_>> =
         examples.iter().map(|e| Sequence { prompt: &e.prompt, completion: &e.completion }).collect();
-    let mut optimizer = AdamW::new(policy.parameters(), options.optimizer);
-    let mut gradients = policy.parameters().gradients();
-    let (start, mut reported) = (Instant::now(), f64::NEG_INFINITY);
-    let (mut losses, mut tokens) = (Vec::new(), 0);
-    for step in 0..options.steps {
+    let (start, mut tokens) = (Instant::now(), 0);
+    let mut trained = Trained::new(policy, options.optimizer, options.schedule);
+    let mut pass = |step, policy: &&Decoder, gradients: &mut Gradients| {
         let rows = rows_of(step, examples.len(), options);
         tokens += rows.iter().map(|&r| examples[r].prompt.len() + examples[r].completion.len()).sum::<usize>();
-        gradients.zero();
-        let loss = loss_and_gradients(policy, &sequences, &rows, options.micro_batch_tokens, &mut gradients)?;
-        let update = optimizer.update(policy.parameters(), &gradients, options.schedule.rate(step));
-        if !(loss.is_finite() && update.applied) {
-            return Err(LearnerError::Config(format!(
-                "the loss of step {} is not finite ({loss}); lower --learning-rate",
-                step + 1
-            )));
-        }
-        losses.push(loss);
-        let seconds = start.elapsed().as_secs_f64();
-        if seconds - reported >= REPORT_SECONDS || step + 1 == options.steps {
-            reported = seconds;
-            report(Progress { step: step + 1, loss, grad_norm: update.grad_norm, seconds });
-        }
-    }
+        loss_and_gradients(policy, &sequences, &rows, options.micro_batch_tokens, gradients)
+    };
+    let losses = trained.fit(options.steps, &mut pass, report)?;
     let seconds = start.elapsed().as_secs_f64();
     let tail = &losses[losses.len() - losses.len().div_ceil(10)..];
     Ok(Summary {

@@ -5,12 +5,13 @@ use shared::{
     metrics::MetricRecord,
 };
 
-use super::StepBatch;
+use super::{Carried, StepBatch};
 use crate::{
     advantage::{CreditOptions, KlController, KlPenalty, credit},
     batch::Sequence,
     critic::{Critic, CriticStats, explained_variance, spread},
     error::LearnerError,
+    trained::OptimizerState,
 };
 
 /// Turns what a batch earned into advantages, and trains the critic if there is one.
@@ -58,21 +59,20 @@ impl CreditAssigner {
         self.critic.as_ref()
     }
 
-    /// The critic, to be restored.
-    pub fn critic_mut(&mut self) -> Option<&mut Critic> {
-        self.critic.as_mut()
-    }
-
     /// Current weight of the KL penalty in the reward, if there is one.
     #[must_use]
     pub fn kl_coef(&self) -> Option<f64> {
         self.kl.map(|controller| controller.coef)
     }
 
-    /// Goes on from a saved weight of the KL penalty.
-    pub fn restore_kl_coef(&mut self, coef: Option<f64>) {
-        if let (Some(controller), Some(coef)) = (&mut self.kl, coef) {
+    /// Goes on from a checkpoint; a critic that it does not hold begins anew.
+    pub(super) fn restore(&mut self, carried: &Carried, critic: Option<&OptimizerState>) -> Result<(), LearnerError> {
+        if let (Some(controller), Some(coef)) = (&mut self.kl, carried.kl_coef) {
             controller.coef = coef;
+        }
+        match (&mut self.critic, critic) {
+            (Some(critic), Some(state)) => critic.trained_mut().restore(carried.updates, state),
+            _ => Ok(()),
         }
     }
 

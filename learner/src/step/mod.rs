@@ -7,8 +7,12 @@ mod metrics;
 mod passes;
 mod stats;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use serde::{Deserialize, Serialize};
 use shared::{config::TrainConfig, rng};
 use tch::Device;
 
@@ -24,18 +28,32 @@ use crate::{
     kept::{Kept, Truncation},
     loss::{
         Objective,
-        entropy::EntropyController,
+        entropy::{EntropyController, EntropyState},
         reduction::{Normaliser, RowWeights, update_weights},
     },
     mismatch::{Correction, Weights},
-    model::{Decoder, Gradients},
-    optimizer::{AdamW, AdamWOptions, Update},
+    model::Decoder,
+    optimizer::AdamWOptions,
     schedule::Schedule,
+    trained::{OptimizerState, Trained},
 };
 use passes::Pass;
 
 /// Distinguishes the shuffle of a step from other uses of the seed.
 const SHUFFLE_KEY: u64 = 0x7368_7566;
+
+/// What a trainer carries from step to step besides models and optimisers; part of a checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Optimiser updates, skipped ones included. Policy and critic have the same number.
+    pub updates: u64,
+    /// Weight of the KL penalty in the reward, which an adaptive controller moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_coef: Option<f64>,
+    /// Coefficient of the entropy bonus, where it is adaptive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy: Option<EntropyState>,
+}
 
 /// The policy being trained, with everything an update needs.
 #[derive(Debug)]
@@ -45,15 +63,10 @@ pub struct Trainer {
     entropy: EntropyController,
     correction: Option<Correction>,
     truncation: Option<Truncation>,
-    schedule: Schedule,
-    policy: Decoder,
+    policy: Trained<Decoder>,
     /// The starting policy, frozen but for `sync_ref_model`; only there when there is a KL penalty.
     reference: Option<Decoder>,
-    optimizer: AdamW,
-    gradients: Gradients,
     credit: CreditAssigner,
-    /// Optimiser updates done or skipped, which is what the schedule counts.
-    updates: u64,
     keeps_gradient: bool,
     device: Device,
 }
@@ -70,34 +83,25 @@ impl Trainer {
         let total_steps = config.max_steps.ok_or_else(|| {
             LearnerError::Config("`max_steps` is missing; `tandem train` fills it in from the dataset".into())
         })?;
+        let schedule = Schedule::from_config(config, config.updates_of(total_steps));
         Ok(Self {
             objective: Objective::from_config(config),
             entropy: EntropyController::from_config(config),
             correction: Correction::from_config(config),
             truncation: Truncation::of(&config.sampling()),
-            schedule: Schedule::from_config(config, config.updates_of(total_steps)),
-            optimizer: AdamW::new(policy.parameters(), AdamWOptions::from_config(config)),
-            gradients: policy.parameters().gradients(),
             credit: CreditAssigner::from_config(config),
-            updates: 0,
             keeps_gradient: false,
             device: policy.parameters().flat().device(),
+            policy: Trained::new(policy, AdamWOptions::from_config(config), schedule),
             config: config.clone(),
-            policy,
             reference,
         })
     }
 
     /// The policy.
     #[must_use]
-    pub fn policy(&self) -> &Decoder {
+    pub fn policy(&self) -> &Trained<Decoder> {
         &self.policy
-    }
-
-    /// The optimiser.
-    #[must_use]
-    pub fn optimizer(&self) -> &AdamW {
-        &self.optimizer
     }
 
     /// The reference policy, if it moves (`sync_ref_model`), so that a checkpoint must hold it.
@@ -117,37 +121,25 @@ impl Trainer {
         &mut self.credit
     }
 
-    /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the way.
-    /// The gradient itself is in [`StepStats::first_gradient`].
+    /// What a checkpoint holds of it besides models and optimisers.
     #[must_use]
-    pub fn gradients(&self) -> &Gradients {
-        &self.gradients
+    pub fn carried(&self) -> Carried {
+        Carried { updates: self.policy.updates(), kl_coef: self.credit.kl_coef(), entropy: self.entropy.state() }
     }
 
-    /// Optimiser updates so far, skipped ones included.
-    #[must_use]
-    pub fn updates(&self) -> u64 {
-        self.updates
-    }
-
-    /// Goes on from a saved optimiser state and update count.
+    /// Goes on from a checkpoint, given the states of the policy's optimiser and, where it holds one, of the critic's.
     ///
     /// # Errors
-    /// A state that does not fit the model.
-    pub fn restore(&mut self, updates: u64, state: &[(String, tch::Tensor)]) -> Result<(), LearnerError> {
-        self.updates = updates;
-        self.optimizer.restore(self.policy.parameters(), state)
-    }
-
-    /// The coefficient of the entropy bonus.
-    #[must_use]
-    pub fn entropy(&self) -> &EntropyController {
-        &self.entropy
-    }
-
-    /// The coefficient of the entropy bonus, to be restored.
-    pub fn entropy_mut(&mut self) -> &mut EntropyController {
-        &mut self.entropy
+    /// A state that does not fit its model.
+    pub fn restore(
+        &mut self,
+        carried: &Carried,
+        policy: &OptimizerState,
+        critic: Option<&OptimizerState>,
+    ) -> Result<(), LearnerError> {
+        self.entropy.restore(carried.entropy);
+        self.credit.restore(carried, critic)?;
+        self.policy.restore(carried.updates, policy)
     }
 
     /// Has the gradient of each step's first update left in [`StepStats::first_gradient`].
@@ -201,8 +193,7 @@ impl Trainer {
                     self.update(&pass, rows, &mut stats)?;
                 } else {
                     // The schedule goes on in the critic's warm-up, so that it ends with the run.
-                    stats.learning_rate = self.schedule.rate(self.updates);
-                    self.updates += 1;
+                    stats.learning_rate = self.policy.skip();
                 }
                 self.credit.update(&mut assignment, &forward.sequences, rows)?;
             }
@@ -257,7 +248,7 @@ impl Trainer {
         if let Some(truncation) = &self.truncation {
             let start = Instant::now();
             let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
-            forward.fix_kept_sets(&self.policy, &rows, truncation);
+            forward.fix_kept_sets(self.policy.model(), &rows, truncation);
             let counts = |sets: &Vec<Arc<Kept>>| sets.iter().map(|set| set.count()).collect();
             stats.kept_counts = forward.kept.as_ref().map(|kept| kept.iter().map(counts).collect());
             stats.times.old_logprobs += start.elapsed();
@@ -294,7 +285,7 @@ impl Trainer {
     ) -> Result<(), LearnerError> {
         let start = Instant::now();
         let valid: Vec<usize> = updates.iter().flatten().copied().filter(|&r| batch.rows[r].valid).collect();
-        for (row, found) in forward.evaluate(&self.policy, &valid)?.into_iter().enumerate() {
+        for (row, found) in forward.evaluate(self.policy.model(), &valid)?.into_iter().enumerate() {
             if !found.logprobs.is_empty() {
                 stats.old_logprobs[row] = found.logprobs;
             }
@@ -333,35 +324,31 @@ impl Trainer {
     }
 
     fn update(&mut self, pass: &Pass<'_>, rows: &[usize], stats: &mut StepStats) -> Result<(), LearnerError> {
-        let start = Instant::now();
-        self.gradients.zero();
+        let (start, mut passed) = (Instant::now(), Duration::ZERO);
         stats.begin_update();
-        let loss = pass.run(&self.policy, &mut self.gradients, rows, stats)?;
+        let update = self.policy.update(|policy, gradients| {
+            let loss = pass.run(policy, gradients, rows, stats)?;
+            wait_for(self.device);
+            passed = start.elapsed();
+            if self.keeps_gradient && stats.first_gradient.is_none() {
+                stats.first_gradient = Some(gradients.flat().copy());
+            }
+            Ok(loss)
+        })?;
         wait_for(self.device);
-        stats.times.forward_backward += start.elapsed();
-
-        if self.keeps_gradient && stats.first_gradient.is_none() {
-            stats.first_gradient = Some(self.gradients.flat().copy());
-        }
-        let start = Instant::now();
-        stats.learning_rate = self.schedule.rate(self.updates);
-        self.updates += 1;
-        stats.losses.push(loss);
+        stats.times.forward_backward += passed;
+        stats.times.optimizer += start.elapsed() - passed;
+        stats.learning_rate = update.learning_rate;
+        stats.losses.push(update.loss);
+        stats.grad_norms.push(update.grad_norm);
         if self.entropy.enabled() {
             self.entropy.observe(stats.active_entropy.0 / stats.active_entropy.1);
             stats.entropy_coef = Some(self.entropy.coef);
         }
-        let update = if loss.is_finite() {
-            self.optimizer.update(self.policy.parameters(), &self.gradients, stats.learning_rate)
-        } else {
-            Update { grad_norm: f64::NAN, applied: false }
-        };
-        stats.grad_norms.push(update.grad_norm);
-        wait_for(self.device);
-        stats.times.optimizer += start.elapsed();
         if !update.applied {
             stats.skipped_updates += 1;
-            tracing::warn!(loss, update = self.updates, "loss or gradient is not finite: the update is left out");
+            let (loss, update) = (update.loss, self.policy.updates());
+            tracing::warn!(loss, update, "loss or gradient is not finite: the update is left out");
         }
         Ok(())
     }

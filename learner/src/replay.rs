@@ -1,17 +1,13 @@
 //! The loss lab: a kept step of a run, trained again with any method.
 
-mod store;
-
 use std::path::Path;
 
 use shared::{ModelDir, PolicyVersion, RolloutGroup, config::TrainConfig, metrics::MetricRecord};
 use tch::{Device, Kind, Tensor};
 
-pub use store::{read_groups, save};
-
 use crate::{
+    checkpoint::open_trainer,
     error::LearnerError,
-    run::open_trainer,
     step::{StepBatch, record},
 };
 

@@ -8,11 +8,8 @@ use std::{
 
 use shared::{ModelDir, RolloutGroup, RunDir, atomic, channel::frame};
 
-use crate::{
-    checkpoint::{self, TrainerState},
-    error::LearnerError,
-    step::Trainer,
-};
+use super::{TrainerState, save::fill};
+use crate::{error::LearnerError, step::Trainer};
 
 /// The groups, as frames of the channel behind their lengths (8 bytes, little-endian).
 const GROUPS_FILE: &str = "groups.frames";
@@ -21,7 +18,7 @@ const GROUPS_FILE: &str = "groups.frames";
 ///
 /// # Errors
 /// Any error of the file system; the step is then not kept.
-pub fn save(
+pub fn save_step_batch(
     run_dir: &RunDir,
     model: &ModelDir,
     trainer: &Trainer,
@@ -29,7 +26,7 @@ pub fn save(
     groups: &[RolloutGroup],
 ) -> Result<(), LearnerError> {
     atomic::write_dir(&run_dir.step_batch(state.step + 1), |dir| {
-        checkpoint::fill(dir, model, trainer, state)?;
+        fill(dir, model, trainer, state)?;
         atomic::write_with(&dir.join(GROUPS_FILE), |file| {
             for group in groups {
                 let frame = frame::encode(group);
@@ -46,7 +43,7 @@ pub fn save(
 ///
 /// # Errors
 /// A missing, damaged or foreign file, by name.
-pub fn read_groups(dir: &Path) -> Result<Vec<RolloutGroup>, LearnerError> {
+pub fn read_step_batch(dir: &Path) -> Result<Vec<RolloutGroup>, LearnerError> {
     let path = dir.join(GROUPS_FILE);
     let damaged = |message: String| LearnerError::content(&path, message);
     let bytes = fs::read(&path).map_err(|e| damaged(format!("cannot be read: {e}")))?;

@@ -1,20 +1,40 @@
 //! A trainer in the state that a run begins with or goes on from.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use shared::{
-    ModelDir,
+    ModelDir, RunDir,
     config::{AdvantageEstimator, TrainConfig},
 };
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
+use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{
-    checkpoint::{self, REFERENCE_DIR, TrainerState},
-    critic::{CRITIC_DIR, Critic},
+    critic::Critic,
     error::LearnerError,
     model::{self, LoadOptions},
     step::Trainer,
+    trained::OptimizerState,
 };
+
+/// Where a run goes on: the newest checkpoint of its own directory, else the one that `resume_from_checkpoint` names
+/// (`latest` means the former), else nowhere.
+///
+/// # Errors
+/// A named checkpoint that does not exist, or a directory that cannot be listed.
+pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<Option<PathBuf>, LearnerError> {
+    if let Some(step) = run_dir.checkpoints()?.last() {
+        return Ok(Some(run_dir.checkpoint(*step)));
+    }
+    match wanted {
+        None | Some("latest") => Ok(None),
+        Some(path) if Path::new(path).join(STATE_FILE).is_file() => Ok(Some(path.into())),
+        Some(path) => Err(LearnerError::Config(format!(
+            "`resume_from_checkpoint`: {path} is no checkpoint (it has no {STATE_FILE}); name a checkpoint-N folder, \
+             or `latest`"
+        ))),
+    }
+}
 
 /// The trainer of a run of `model`, with everything as `checkpoint` holds it; without one, as a run begins.
 ///
@@ -38,8 +58,8 @@ pub fn open_trainer(
     let mut trainer = Trainer::new(config, policy, reference)?;
     if config.advantage_estimator == AdvantageEstimator::Gae {
         // A checkpoint of a run without one leaves the critic to begin anew.
-        let checkpoint = checkpoint.filter(|path| path.join(CRITIC_DIR).is_dir());
-        let critic = Critic::open(config, checkpoint, model.config().vocab_size, options)?;
+        let saved = checkpoint.map(|path| path.join(CRITIC_DIR)).filter(|dir| dir.is_dir());
+        let critic = Critic::open(config, saved.as_deref(), model.config().vocab_size, options)?;
         trainer.credit_mut().set_critic(critic);
     }
     let total_steps = config.max_steps.unwrap_or_default();
@@ -52,12 +72,14 @@ pub fn open_trainer(
 
 fn restore(checkpoint: &Path, trainer: &mut Trainer) -> Result<TrainerState, LearnerError> {
     let saved = TrainerState::read(checkpoint)?;
-    trainer.restore(saved.updates, &checkpoint::read_optimizer(checkpoint)?)?;
-    trainer.credit_mut().restore_kl_coef(saved.kl_coef);
-    trainer.entropy_mut().restore(saved.entropy);
-    let critic_dir = checkpoint.join(CRITIC_DIR);
-    if let Some(critic) = trainer.credit_mut().critic_mut().filter(|_| critic_dir.is_dir()) {
-        critic.restore(saved.updates, &checkpoint::read_optimizer(&critic_dir)?)?;
-    }
+    let critic = Some(checkpoint.join(CRITIC_DIR)).filter(|dir| trainer.credit().critic().is_some() && dir.is_dir());
+    let critic = critic.map(|dir| read_optimizer(&dir)).transpose()?;
+    trainer.restore(&saved.carried, &read_optimizer(checkpoint)?, critic.as_ref())?;
     Ok(saved)
+}
+
+/// The optimiser state of a checkpoint, or of the critic's folder in one.
+fn read_optimizer(dir: &Path) -> Result<OptimizerState, LearnerError> {
+    let path = dir.join(OPTIMIZER_FILE);
+    Tensor::read_safetensors(&path).map_err(|e| LearnerError::content(&path, format!("cannot be read: {e}")))
 }

@@ -1,0 +1,21 @@
+//! `checkpoint-N/`: a Hugging Face directory, an ONNX model and everything that exact resumption needs, in one folder.
+//! `batches/step-N/` is the same without the ONNX model, with the groups of the step that came next.
+
+mod open;
+mod save;
+mod state;
+mod step_batch;
+
+pub use open::{find, open_trainer};
+pub use save::save;
+pub use state::TrainerState;
+pub use step_batch::{read_step_batch, save_step_batch};
+
+/// Where the run is.
+pub const STATE_FILE: &str = "trainer_state.json";
+/// AdamW's moments and step count.
+const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Folder of the reference policy, where it is not simply the model that the run started from.
+const REFERENCE_DIR: &str = "reference";
+/// Folder of the critic.
+const CRITIC_DIR: &str = "critic";

@@ -1,0 +1,217 @@
+//! A model under training: what every kind of training carries from one optimiser update to the next.
+//!
+//! Policy, critic, reward model and supervised warm start differ in the pass that gives a loss and its gradients. All else
+//! of an update is the same and is here.
+
+use std::time::Instant;
+
+use tch::Tensor;
+
+use crate::{
+    error::LearnerError,
+    model::{Gradients, Parameters},
+    optimizer::{AdamW, AdamWOptions},
+    schedule::Schedule,
+};
+
+/// Seconds between two reports of [`Trained::fit`].
+const REPORT_SECONDS: f64 = 2.0;
+
+/// An optimiser's state as named tensors.
+pub type OptimizerState = Vec<(String, Tensor)>;
+
+/// A model with its optimiser, its gradients and its place in the schedule.
+#[derive(Debug)]
+pub struct Trained<M> {
+    model: M,
+    optimizer: AdamW,
+    gradients: Gradients,
+    schedule: Schedule,
+    updates: u64,
+}
+
+/// What became of an update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Update {
+    /// The loss.
+    pub loss: f64,
+    /// Global gradient norm before clipping; NaN where the loss was not finite.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// False when loss or norm was not finite: the model is then as it was.
+    pub applied: bool,
+}
+
+/// Progress of [`Trained::fit`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Updates done.
+    pub update: u64,
+    /// Updates in all.
+    pub updates: u64,
+    /// Loss of the last update.
+    pub loss: f64,
+    /// Its gradient norm, before clipping.
+    pub grad_norm: f64,
+    /// Seconds so far.
+    pub seconds: f64,
+}
+
+impl<M: AsRef<Parameters>> Trained<M> {
+    /// A model before its first update.
+    #[must_use]
+    pub fn new(model: M, options: AdamWOptions, schedule: Schedule) -> Self {
+        let parameters = model.as_ref();
+        Self {
+            optimizer: AdamW::new(parameters, options),
+            gradients: parameters.gradients(),
+            schedule,
+            updates: 0,
+            model,
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// Its parameters.
+    pub fn parameters(&self) -> &Parameters {
+        self.model.as_ref()
+    }
+
+    /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the way.
+    pub fn gradients(&self) -> &Gradients {
+        &self.gradients
+    }
+
+    /// Updates so far, skipped ones included, which is what the schedule counts.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss.
+    ///
+    /// # Errors
+    /// Those of `pass`; the update then counts for nothing.
+    pub fn update(
+        &mut self,
+        pass: impl FnOnce(&M, &mut Gradients) -> Result<f64, LearnerError>,
+    ) -> Result<Update, LearnerError> {
+        self.gradients.zero();
+        let loss = pass(&self.model, &mut self.gradients)?;
+        let learning_rate = self.skip();
+        let grad_norm = if loss.is_finite() {
+            self.optimizer.update(self.model.as_ref(), &self.gradients, learning_rate)
+        } else {
+            f64::NAN
+        };
+        Ok(Update { loss, grad_norm, learning_rate, applied: grad_norm.is_finite() })
+    }
+
+    /// Leaves an update out and returns the rate that it would have had: the schedule goes on, so that it ends with the run.
+    pub fn skip(&mut self) -> f64 {
+        let rate = self.schedule.rate(self.updates);
+        self.updates += 1;
+        rate
+    }
+
+    /// Supervised training: `updates` updates in a row, of which none may be left out. `pass` is told how many are done.
+    /// `report` is called every few seconds and after the last one. Returns the losses.
+    ///
+    /// # Errors
+    /// Those of `pass`, or the first update whose loss or gradient is not finite.
+    pub fn fit(
+        &mut self,
+        updates: u64,
+        pass: &mut dyn FnMut(u64, &M, &mut Gradients) -> Result<f64, LearnerError>,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<f64>, LearnerError> {
+        let (start, mut reported, mut losses) = (Instant::now(), f64::NEG_INFINITY, Vec::new());
+        for done in 0..updates {
+            let Update { loss, grad_norm, applied, .. } =
+                self.update(|model, gradients| pass(done, model, gradients))?;
+            let update = done + 1;
+            if !applied {
+                return Err(LearnerError::Config(format!(
+                    "the loss or the gradient of update {update} is not finite (loss {loss}, gradient norm {grad_norm}); \
+                     lower --learning-rate"
+                )));
+            }
+            losses.push(loss);
+            let seconds = start.elapsed().as_secs_f64();
+            if seconds - reported >= REPORT_SECONDS || update == updates {
+                reported = seconds;
+                report(Progress { update, updates, loss, grad_norm, seconds });
+            }
+        }
+        Ok(losses)
+    }
+
+    /// The optimiser's state, for a checkpoint.
+    #[must_use]
+    pub fn state(&self) -> OptimizerState {
+        self.optimizer.state(self.parameters())
+    }
+
+    /// Goes on from the state of a checkpoint and the number of updates before it.
+    ///
+    /// # Errors
+    /// A tensor that is missing or does not fit the model, by name.
+    pub fn restore(&mut self, updates: u64, state: &OptimizerState) -> Result<(), LearnerError> {
+        self.updates = updates;
+        self.optimizer.restore(self.model.as_ref(), state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{ModelDir, config::LrSchedulerType};
+
+    use super::*;
+    use crate::model::{LoadOptions, Scorer, load_scorer};
+
+    /// A scorer of which each update adds a gradient of 1 to everything.
+    fn trained() -> Trained<Scorer> {
+        let model = ModelDir::open(::tests::golden_dir().join("models/qwen2")).unwrap();
+        let schedule = Schedule { kind: LrSchedulerType::Linear, peak: 0.5, warmup: 0, total: 2 };
+        Trained::new(load_scorer(&model, LoadOptions::default()).unwrap(), AdamWOptions::default(), schedule)
+    }
+
+    fn ones(gradients: &mut Gradients) {
+        let _ = gradients.leaf_mut(0).fill_(1.0);
+    }
+
+    #[test]
+    fn an_update_without_a_finite_loss_moves_nothing_but_the_schedule() {
+        let mut trained = trained();
+        let before = trained.parameters().flat().copy();
+        let skipped = trained.update(|_, gradients| (ones(gradients), Ok(f64::NAN)).1).unwrap();
+        assert!(!skipped.applied && skipped.grad_norm.is_nan() && skipped.learning_rate == 0.5);
+        assert!(trained.parameters().flat().equal(&before));
+        let applied = trained.update(|_, gradients| (ones(gradients), Ok(1.0)).1).unwrap();
+        assert!(applied.applied && applied.grad_norm > 1.0 && applied.learning_rate == 0.25);
+        assert!(!trained.parameters().flat().equal(&before));
+        assert_eq!(trained.updates(), 2);
+    }
+
+    #[test]
+    fn supervised_training_ends_at_the_first_update_that_is_not_finite() {
+        let mut reports = Vec::new();
+        let mut pass = |done: u64, _: &Scorer, gradients: &mut Gradients| {
+            ones(gradients);
+            Ok(if done == 2 { f64::INFINITY } else { 1.0 })
+        };
+        let losses = trained().fit(2, &mut pass, &mut |progress| reports.push(progress.update)).unwrap();
+        assert_eq!(
+            (losses, reports.as_slice()),
+            (vec![1.0; 2], [1, 2].as_slice()),
+            "the first and the last are reported"
+        );
+        let error = trained().fit(4, &mut pass, &mut |_| ()).unwrap_err().to_string();
+        assert!(error.contains("update 3") && error.contains("--learning-rate"), "{error}");
+    }
+}
