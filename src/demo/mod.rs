@@ -35,6 +35,9 @@ pub struct Args {
     /// Seed of the problems, the model and the sampling
     #[arg(long, value_name = "N", default_value_t = 42)]
     seed: u64,
+    /// Steps of GRPO; fewer than the default show that everything works, but not much learning
+    #[arg(long, value_name = "N", default_value_t = 150, value_parser = clap::value_parser!(u64).range(1..))]
+    max_steps: u64,
     /// Stop after the warm start, with everything that `tandem train DIR/run.toml` needs
     #[arg(long)]
     warm_up_only: bool,
@@ -67,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     warm_up(&place, args.seed)?;
     let before = accuracy(&place, &place.path("warm"), "before")?;
     say(&format!("2/4  It solves {:.0} % of {} held-out problems.", 100.0 * before, problems.held_out.len()));
-    let config = configuration(&place, args.seed);
+    let config = configuration(&place, args.seed, args.max_steps);
     atomic::write(&place.path("run.toml"), layers::to_toml(&config).as_bytes())?;
     if args.warm_up_only {
         let warm = json!({ "accuracy_before": before, "config": place.path("run.toml"), "seed": args.seed });
@@ -192,7 +195,7 @@ fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
 }
 
 /// The same configuration that `tandem train` would read from a file.
-fn configuration(place: &Place, seed: u64) -> TrainConfig {
+fn configuration(place: &Place, seed: u64, max_steps: u64) -> TrainConfig {
     TrainConfig {
         model: place.path("warm"),
         dataset: place.path("data/train.jsonl"),
@@ -203,7 +206,7 @@ fn configuration(place: &Place, seed: u64) -> TrainConfig {
         num_generations: 8,
         max_completion_length: MAX_COMPLETION_LENGTH,
         per_device_train_batch_size: 256,
-        max_steps: Some(150),
+        max_steps: Some(max_steps),
         learning_rate: 2e-4,
         lr_scheduler_type: LrSchedulerType::Linear,
         save_steps: 25,
@@ -296,7 +299,7 @@ mod tests {
     fn the_configuration_is_valid_and_trains_on_nothing_held_out() {
         let root = tempfile::tempdir().unwrap();
         let place = Place::new(root.path()).unwrap();
-        let config = configuration(&place, 1);
+        let config = configuration(&place, 1, 150);
         config.validate().unwrap();
         assert!(config.dataset.ends_with("data/train.jsonl"));
         assert!(config.eval_dataset.is_some_and(|d| d.ends_with("data/held_out.jsonl")));
