@@ -4,7 +4,11 @@ use std::{ops::Range, sync::Arc};
 
 use tch::{Device, Tensor};
 
-use crate::{kept::Kept, model::Targets};
+use crate::{
+    kept::Kept,
+    model::{Targets, to_device},
+    ragged::Ragged,
+};
 
 /// A prompt with its completion, as token ids.
 #[derive(Debug, Clone, Copy)]
@@ -45,17 +49,17 @@ impl MicroBatch {
     /// A batch of the given rows of `sequences`.
     #[must_use]
     pub fn new(sequences: &[Sequence<'_>], rows: &[usize], device: Device) -> Self {
-        let width = rows.iter().map(|&r| sequences[r].positions()).max().unwrap_or(0);
-        let mut input_ids = vec![0i64; rows.len() * width];
+        let fed = |&row: &usize| {
+            let Sequence { prompt, completion } = sequences[row];
+            let ids = prompt.iter().chain(completion).take(sequences[row].positions());
+            ids.map(|&id| i64::from(id))
+        };
+        let input_ids_BS = rows.iter().map(fed).collect::<Ragged<i64>>().padded(0);
         let (mut positions, mut targets, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
         for (b, &row) in rows.iter().enumerate() {
             let Sequence { prompt, completion } = sequences[row];
-            let fed = prompt.iter().chain(completion).take(sequences[row].positions());
-            for (slot, &id) in input_ids[b * width..].iter_mut().zip(fed) {
-                *slot = i64::from(id);
-            }
             let first = targets.len();
-            let start = b * width + prompt.len() - 1;
+            let start = b * input_ids_BS.ncols() + prompt.len() - 1;
             positions.extend((start..start + completion.len()).map(|p| p as i64));
             targets.extend(completion.iter().map(|&id| i64::from(id)));
             tokens.push(first..targets.len());
@@ -63,17 +67,17 @@ impl MicroBatch {
         Self {
             rows: rows.to_vec(),
             tokens,
-            input_ids_BS: Tensor::from_slice(&input_ids).view([rows.len() as i64, width as i64]).to_device(device),
+            input_ids_BS: to_device(&input_ids_BS, device),
             positions_N: Tensor::from_slice(&positions).to_device(device),
             targets_N: Tensor::from_slice(&targets).to_device(device),
             kept: None,
         }
     }
 
-    /// With distributions limited to the kept sets of its rows: `[row][token]`, indexed as `sequences` is.
+    /// With distributions limited to the kept sets of its rows, which are indexed as `sequences` is.
     #[must_use]
-    pub fn with_kept(mut self, kept: Option<&[Vec<Arc<Kept>>]>) -> Self {
-        self.kept = kept.map(|kept| self.rows.iter().flat_map(|&row| kept[row].iter().cloned()).collect());
+    pub fn with_kept(mut self, kept: Option<&Ragged<Arc<Kept>>>) -> Self {
+        self.kept = kept.map(|kept| kept.gather(&self.rows));
         self
     }
 
@@ -81,12 +85,6 @@ impl MicroBatch {
     #[must_use]
     pub fn targets(&self, temperature: f64) -> Targets<'_> {
         Targets { ids_N: &self.targets_N, temperature, kept: self.kept.as_deref() }
-    }
-
-    /// Each token's entry of lists that are indexed as `sequences` is: `[N]` on the host.
-    #[must_use]
-    pub fn gather(&self, lists: &[Vec<f64>]) -> Vec<f64> {
-        self.rows.iter().flat_map(|&row| lists[row].iter().copied()).collect()
     }
 
     /// One value per row, repeated for each of the row's tokens: `[N]` on the host.

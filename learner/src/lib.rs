@@ -24,6 +24,7 @@ pub mod mismatch;
 pub mod model;
 pub mod optimizer;
 pub mod publish;
+pub mod ragged;
 pub mod refusal;
 pub mod replay;
 pub mod reward_model;

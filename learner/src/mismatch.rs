@@ -9,7 +9,10 @@ use shared::{
     metrics::MetricRecord,
 };
 
-use crate::verl::{EPSILON, LOG_RATIO_BOUND};
+use crate::{
+    ragged::Ragged,
+    verl::{EPSILON, LOG_RATIO_BOUND},
+};
 
 /// How ratios become weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,17 +53,17 @@ impl Correction {
     /// Weights of the rows whose log-ratios (old − sampling log-prob) are given. With `batch_normalize` they must be
     /// all rows of the batch.
     #[must_use]
-    pub fn weights(&self, log_ratios: &[Vec<f64>]) -> Weights {
+    pub fn weights(&self, log_ratios: &Ragged<f64>) -> Weights {
         let per_sequence = self.per_sequence();
-        let of_row = |row: &Vec<f64>| -> Vec<f64> {
+        let of_row = |row: &[f64]| -> Vec<f64> {
             let known = row.iter().map(|&d| if d.is_nan() { 0.0 } else { d });
             if per_sequence { vec![self.weight(known.sum())] } else { known.map(|d| self.weight(d)).collect() }
         };
-        let mut weights = Weights { per_sequence, rows: log_ratios.iter().map(of_row).collect() };
+        let mut weights = Weights { per_sequence, rows: log_ratios.rows().map(of_row).collect() };
         if self.batch_normalize {
             // Where every weight is masked, verl leaves them as they are too.
             let mean = Some(weights.mean(log_ratios)).filter(|&mean| mean > EPSILON).unwrap_or(1.0);
-            weights.rows.iter_mut().flatten().for_each(|weight| *weight /= mean);
+            weights.rows.values_mut().iter_mut().for_each(|weight| *weight /= mean);
         }
         weights
     }
@@ -86,32 +89,42 @@ pub struct Weights {
     /// Whether each row has exactly one.
     pub per_sequence: bool,
     /// One per token, or one per row.
-    pub rows: Vec<Vec<f64>>,
+    pub rows: Ragged<f64>,
 }
 
 impl Weights {
-    /// The weight of each of a row's `tokens` tokens.
+    /// A weight of 1 for everything in rows of the given lengths, of which empty ones have none.
     #[must_use]
-    pub fn of_row(&self, row: usize, tokens: usize) -> Vec<f64> {
-        if self.per_sequence { vec![self.rows[row][0]; tokens] } else { self.rows[row].clone() }
+    pub fn ones(per_sequence: bool, lengths: impl Iterator<Item = usize>) -> Self {
+        let weights = lengths.map(|length| if per_sequence { length.min(1) } else { length });
+        Self { per_sequence, rows: Ragged::filled(1.0, weights) }
+    }
+
+    /// The weight of each token of the given rows, of which `lengths` are the tokens.
+    #[must_use]
+    pub fn gather(&self, rows: &[usize], lengths: &[usize]) -> Vec<f64> {
+        if !self.per_sequence {
+            return self.rows.gather(rows);
+        }
+        rows.iter().zip(lengths).flat_map(|(&row, &tokens)| vec![self.rows[row][0]; tokens]).collect()
     }
 
     /// Mean over tokens, or over rows; verl's definition.
-    fn mean(&self, rows: &[Vec<f64>]) -> f64 {
+    fn mean(&self, rows: &Ragged<f64>) -> f64 {
         if !self.per_sequence {
-            let tokens = rows.iter().map(Vec::len).sum::<usize>() as f64;
-            return self.rows.iter().flatten().sum::<f64>() / (tokens + EPSILON);
+            let tokens = rows.values().len() as f64;
+            return self.rows.values().iter().sum::<f64>() / (tokens + EPSILON);
         }
-        let of_row = |(weights, row): (&Vec<f64>, &Vec<f64>)| {
+        let of_row = |(weights, row): (&[f64], &[f64])| {
             let tokens = row.len() as f64;
             weights[0] * tokens / (tokens + EPSILON)
         };
-        self.rows.iter().zip(rows).map(of_row).sum::<f64>() / rows.len() as f64
+        self.rows.rows().zip(rows.rows()).map(of_row).sum::<f64>() / rows.len() as f64
     }
 
     /// What the metrics say about the weights.
     pub fn record(&self, record: &mut MetricRecord) {
-        let all: Vec<f64> = self.rows.iter().flatten().copied().collect();
+        let all = self.rows.values();
         let count = all.len() as f64;
         let sum: f64 = all.iter().sum();
         let squares: f64 = all.iter().map(|w| w * w).sum();
@@ -137,8 +150,8 @@ mod tests {
 
     #[test]
     fn sequences_outside_the_bounds_are_masked_or_bounded() {
-        let ratios = [vec![0.5, 0.5], vec![1.0, 1.0], vec![-2.0], Vec::new()];
-        let weights = |mode| correction(mode).weights(&ratios).rows.concat();
+        let ratios = [vec![0.5, 0.5], vec![1.0, 1.0], vec![-2.0], Vec::new()].into_iter().collect();
+        let weights = |mode| correction(mode).weights(&ratios).rows.values().to_vec();
         assert_eq!(weights(ImportanceSamplingMode::SequenceMask), [1f64.exp(), 0.0, 0.0, 1.0]);
         assert_eq!(weights(ImportanceSamplingMode::SequenceTruncate), [1f64.exp(), 3.0, 0.5, 1.0]);
         let tokens = correction(ImportanceSamplingMode::TokenMask).weights(&ratios);
@@ -150,8 +163,9 @@ mod tests {
     fn a_batch_that_is_masked_altogether_stays_masked() {
         for mode in [ImportanceSamplingMode::TokenMask, ImportanceSamplingMode::SequenceMask] {
             let normalised = Correction { batch_normalize: true, ..correction(mode) };
-            assert_eq!(normalised.weights(&[vec![-2.0; 3], vec![4.0]]).rows.concat().iter().sum::<f64>(), 0.0);
-            let rows = normalised.weights(&[vec![0.5], vec![4.0]]).rows.concat();
+            let of = |rows: [Vec<f64>; 2]| normalised.weights(&rows.into_iter().collect()).rows;
+            assert_eq!(of([vec![-2.0; 3], vec![4.0]]).values().iter().sum::<f64>(), 0.0);
+            let rows = of([vec![0.5], vec![4.0]]).values().to_vec();
             assert!((rows[0] - 2.0).abs() < 1e-7 && rows[1] == 0.0, "{rows:?}");
         }
     }

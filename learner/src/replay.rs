@@ -37,11 +37,11 @@ pub fn replay(
     trainer.keep_first_gradient();
     let before = trainer.policy().parameters().flat().detach().copy();
     let batch = StepBatch::new(groups, config, PolicyVersion(state.step));
-    let mut stats = trainer.step(&batch, state.step)?;
+    let mut trained = trainer.step(&batch, state.step)?;
     let change = trainer.policy().parameters().flat().detach() - before;
     // A critic's warm-up has no update of the policy.
-    let gradient = stats.first_gradient.take().unwrap_or_else(|| change.zeros_like());
-    Ok(Replayed { record: record(&batch, &stats), gradient, change })
+    let gradient = trained.metrics.first_gradient.take().unwrap_or_else(|| change.zeros_like());
+    Ok(Replayed { record: record(&batch, &trained), gradient, change })
 }
 
 /// Cosine of the angle between two flat tensors; none when one of them is 0.

@@ -13,6 +13,7 @@ use super::{
     outcome::{Lone, Normalised, grpo, normalize_then_sum},
     process::{Deviation, process},
 };
+use crate::ragged::Ragged;
 
 /// TRL's addition to standard deviations.
 const TRL_EPSILON: f64 = 1e-4;
@@ -152,22 +153,22 @@ impl RewardSummary {
 /// Advantages of a generation batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Credit {
-    /// One list per completion, one entry per token.
-    pub advantages: Vec<Vec<f64>>,
+    /// One row per completion, one entry per token.
+    pub advantages: Ragged<f64>,
     /// What a value model should have said, laid out alike: for gae advantage plus value, for reinforce_plus_plus the
     /// discounted reward to come, else the advantage.
-    pub returns: Vec<Vec<f64>>,
+    pub returns: Ragged<f64>,
 }
 
 /// Advantages of every token. `penalties` are taken off the tokens' rewards: token by token for gae and
 /// reinforce_plus_plus, summed up for estimators that know only completions. `values` are those of the critic, which gae
-/// needs. Either may have no entry for a completion.
+/// needs. Either may have nothing for a completion.
 #[must_use]
 pub fn credit(
     options: &CreditOptions,
     samples: &[Sample<'_>],
-    penalties: Option<&[Vec<f64>]>,
-    values: Option<&[Vec<f64>]>,
+    penalties: Option<&Ragged<f64>>,
+    values: Option<&Ragged<f64>>,
 ) -> Credit {
     let batch = Batch {
         samples,
@@ -201,8 +202,8 @@ struct Batch<'a> {
     samples: &'a [Sample<'a>],
     rewards: Vec<Option<f64>>,
     groups: Vec<usize>,
-    penalties: Option<&'a [Vec<f64>]>,
-    values: Option<&'a [Vec<f64>]>,
+    penalties: Option<&'a Ragged<f64>>,
+    values: Option<&'a Ragged<f64>>,
 }
 
 impl Batch<'_> {
@@ -227,14 +228,14 @@ impl Batch<'_> {
     }
 
     /// Advantages and returns.
-    fn gae(&self, options: &CreditOptions) -> (Vec<Vec<f64>>, Option<Vec<Vec<f64>>>) {
+    fn gae(&self, options: &CreditOptions) -> (Ragged<f64>, Option<Ragged<f64>>) {
         let values = |row: usize| -> Vec<f64> {
             let known = self.values.map_or(&[][..], |values| &values[row]);
             (0..self.samples[row].tokens).map(|t| known.get(t).copied().unwrap_or(0.0)).collect()
         };
         let advantages = self.tokens(&|row, rewards| gae(rewards, &values(row), options.gamma, options.lam));
-        let sum = |(row, own): (usize, &Vec<f64>)| own.iter().zip(values(row)).map(|(a, v)| a + v).collect();
-        let returns = advantages.iter().enumerate().map(sum).collect();
+        let sum = |(row, own): (usize, &[f64])| own.iter().zip(values(row)).map(|(a, v)| a + v).collect::<Vec<f64>>();
+        let returns = advantages.rows().enumerate().map(sum).collect();
         (advantages, Some(returns))
     }
 
@@ -256,7 +257,7 @@ impl Batch<'_> {
     }
 
     /// `of` the token rewards of each completion; 0 for those without a reward.
-    fn tokens(&self, of: &dyn Fn(usize, &[f64]) -> Vec<f64>) -> Vec<Vec<f64>> {
+    fn tokens(&self, of: &dyn Fn(usize, &[f64]) -> Vec<f64>) -> Ragged<f64> {
         let row = |row: usize| match self.token_rewards(row) {
             Some(rewards) => of(row, &rewards),
             None => vec![0.0; self.samples[row].tokens],
@@ -265,7 +266,7 @@ impl Batch<'_> {
     }
 
     /// The same for each token of a completion.
-    fn spread(&self, each: &[f64]) -> Vec<Vec<f64>> {
+    fn spread(&self, each: &[f64]) -> Ragged<f64> {
         self.samples.iter().zip(each).map(|(sample, &advantage)| vec![advantage; sample.tokens]).collect()
     }
 
@@ -275,9 +276,9 @@ impl Batch<'_> {
     }
 
     /// A completion without a reward has nothing to learn from, wherever whitening may have shifted it.
-    fn clear_unrewarded(&self, advantages: &mut [Vec<f64>]) {
-        for (advantages, _) in advantages.iter_mut().zip(&self.rewards).filter(|(_, reward)| reward.is_none()) {
-            advantages.fill(0.0);
+    fn clear_unrewarded(&self, advantages: &mut Ragged<f64>) {
+        for (row, _) in self.rewards.iter().enumerate().filter(|(_, reward)| reward.is_none()) {
+            advantages[row].fill(0.0);
         }
     }
 }
@@ -304,14 +305,14 @@ fn groups_of(samples: &[Sample<'_>]) -> Vec<Vec<usize>> {
 }
 
 /// Weighted sum of the reward functions' process advantages.
-fn process_advantages(options: &CreditOptions, samples: &[Sample<'_>]) -> Vec<Vec<f64>> {
+fn process_advantages(options: &CreditOptions, samples: &[Sample<'_>]) -> Ragged<f64> {
     let lengths: Vec<usize> = samples.iter().map(|sample| sample.tokens).collect();
-    let mut sums: Vec<Vec<f64>> = lengths.iter().map(|&length| vec![0.0; length]).collect();
+    let mut sums = Ragged::filled(0.0, lengths.iter().copied());
     for rows in groups_of(samples) {
         for function in 0..functions(samples) {
             let steps: Vec<Vec<(usize, f64)>> = rows.iter().map(|&row| samples[row].steps(function)).collect();
             let found = process(&steps, &pick(&lengths, &rows), Deviation::Unbiased, options.eps);
-            for (&row, advantages) in rows.iter().zip(found.advantages) {
+            for (&row, advantages) in rows.iter().zip(found.advantages.rows()) {
                 let weight = samples[row].weights[function];
                 sums[row].iter_mut().zip(advantages).for_each(|(sum, advantage)| *sum += weight * advantage);
             }

@@ -34,7 +34,7 @@ fn the_worked_example() {
     let outcomes = scores(&SCORES[..3]);
     let plain = CreditOptions { scale: ScaleRewards::None, ..options(Estimator::Grpo) };
     let found = credit(&plain, &samples(&outcomes), None, None);
-    assert_eq!(found.advantages, [vec![0.0], vec![-1.0; 2], vec![1.0; 3]]);
+    assert_eq!(found.advantages.rows().collect::<Vec<_>>(), [&[0.0][..], &[-1.0; 2], &[1.0; 3]]);
     let scaled = credit(&options(Estimator::Grpo), &samples(&outcomes), None, None).advantages;
     assert!((scaled[2][0] - 1.0 / 1.0001).abs() < 1e-12 && scaled[0][0] == 0.0);
 }
@@ -64,7 +64,7 @@ fn equal_rewards_give_exactly_zero_with_every_group_baseline() {
             Estimator::ReinforcePlusPlusBaseline,
         ] {
             let found = credit(&options(estimator), &samples(&outcomes), None, None);
-            assert!(found.advantages.iter().flatten().all(|&a| a == 0.0), "{estimator:?}: {found:?}");
+            assert!(found.advantages.values().iter().all(|&a| a == 0.0), "{estimator:?}: {found:?}");
             let summary = RewardSummary::new(&options(estimator), &samples(&outcomes));
             assert_eq!(summary.frac_zero_std(), 1.0, "{estimator:?}");
         }
@@ -93,9 +93,10 @@ fn a_completion_without_a_reward_changes_nothing_for_the_others() {
         with.push(Sample { group: 0, tokens: 2, valid: false, trained: false, ..without[2].clone() });
         let (a, b) =
             (credit(&options(estimator), &without, None, None), credit(&options(estimator), &with, None, None));
-        assert_eq!(a.advantages, b.advantages[..4], "{estimator:?}");
-        assert_eq!(b.advantages[4..], [vec![0.0; 2], vec![0.0; 2]], "{estimator:?}");
-        assert!(a.advantages.iter().flatten().any(|&a| a != 0.0), "{estimator:?}");
+        let (alone, joined): (Vec<_>, Vec<_>) = (a.advantages.rows().collect(), b.advantages.rows().collect());
+        assert_eq!(alone, joined[..4], "{estimator:?}");
+        assert_eq!(joined[4..], [[0.0; 2]; 2], "{estimator:?}");
+        assert!(a.advantages.values().iter().any(|&a| a != 0.0), "{estimator:?}");
     }
 }
 
@@ -103,11 +104,10 @@ fn a_completion_without_a_reward_changes_nothing_for_the_others() {
 fn the_penalty_lowers_the_reward_of_a_sequence_by_its_sum() {
     let outcomes = scores(&SCORES);
     let samples = samples(&outcomes);
-    let penalties: Vec<Vec<f64>> =
-        samples.iter().map(|s| (0..s.tokens).map(|t| 0.1 * (t as f64 + 1.0) - 0.15).collect()).collect();
+    let penalties: Ragged<f64> = samples.iter().map(|s| (0..s.tokens).map(|t| 0.1 * (t as f64 + 1.0) - 0.15)).collect();
     let lowered: Vec<[RewardOutcome; 1]> = SCORES
         .iter()
-        .zip(&penalties)
+        .zip(penalties.rows())
         .map(|(score, penalties)| [RewardOutcome::Score(score - penalties.iter().sum::<f64>())])
         .collect();
     let replaced: Vec<Sample<'_>> =
@@ -120,7 +120,7 @@ fn the_penalty_lowers_the_reward_of_a_sequence_by_its_sum() {
     let found = credit(&options(Estimator::ReinforcePlusPlus), &samples, Some(&penalties), None);
     let mut gae = options(Estimator::Gae);
     gae.lam = 1.0;
-    let values: Vec<Vec<f64>> = samples.iter().map(|s| vec![0.3; s.tokens]).collect();
+    let values = Ragged::filled(0.3, samples.iter().map(|s| s.tokens));
     let returns = credit(&gae, &samples, Some(&penalties), Some(&values)).returns;
     for (row, score) in SCORES.iter().enumerate() {
         let total = score - penalties[row].iter().sum::<f64>();

@@ -1,6 +1,6 @@
 //! Recursions over the tokens of a completion, and whitening over those of a batch.
 
-use crate::verl::EPSILON;
+use crate::{ragged::Ragged, verl::EPSILON};
 
 /// Added to the standard deviation in normalisation, as in RLinf.
 const NORMALISE_EPSILON: f64 = 1e-5;
@@ -32,29 +32,33 @@ pub fn rewards_to_go(rewards: &[f64], gamma: f64) -> Vec<f64> {
 
 /// Shifts and scales all rows so that the tokens of the rows with `counts` have mean 0 and variance 1 (n − 1). With fewer
 /// than two such tokens there is nothing to compare and everything becomes 0.
-pub fn whiten(rows: &mut [Vec<f64>], counts: &[bool]) {
-    let counted = || rows.iter().zip(counts).filter(|(_, counts)| **counts).flat_map(|(row, _)| row.iter().copied());
-    let tokens = counted().count() as f64;
+pub fn whiten(rows: &mut Ragged<f64>, counts: &[bool]) {
+    let counted = counted(rows, counts);
+    let tokens = counted.len() as f64;
     if tokens < 2.0 {
-        rows.iter_mut().flatten().for_each(|value| *value = 0.0);
+        rows.values_mut().fill(0.0);
         return;
     }
-    let mean = counted().sum::<f64>() / (tokens + EPSILON);
-    let squares: f64 = counted().map(|value| (value - mean).powi(2)).sum();
+    let mean = counted.iter().sum::<f64>() / (tokens + EPSILON);
+    let squares: f64 = counted.iter().map(|value| (value - mean).powi(2)).sum();
     let variance = squares / (tokens + EPSILON) * tokens / (tokens - 1.0);
     let scale = (variance + EPSILON).sqrt();
-    rows.iter_mut().flatten().for_each(|value| *value = (*value - mean) / scale);
+    rows.values_mut().iter_mut().for_each(|value| *value = (*value - mean) / scale);
 }
 
 /// As [`whiten`], with RLinf's moments (`masked_normalization`): the variance of n, and an ε added to its root.
-pub fn normalise(rows: &mut [Vec<f64>], counts: &[bool]) {
-    let counted = rows.iter().zip(counts).filter(|(_, counts)| **counts);
-    let tokens: Vec<f64> = counted.flat_map(|(row, _)| row.iter().copied()).collect();
+pub fn normalise(rows: &mut Ragged<f64>, counts: &[bool]) {
+    let tokens = counted(rows, counts);
     let count = tokens.len().max(1) as f64;
     let mean = tokens.iter().sum::<f64>() / count;
     let variance = tokens.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
     let divisor = variance.sqrt() + NORMALISE_EPSILON;
-    rows.iter_mut().flatten().for_each(|value| *value = (*value - mean) / divisor);
+    rows.values_mut().iter_mut().for_each(|value| *value = (*value - mean) / divisor);
+}
+
+/// The tokens of the rows that count.
+fn counted(rows: &Ragged<f64>, counts: &[bool]) -> Vec<f64> {
+    rows.rows().zip(counts).filter(|(_, counts)| **counts).flat_map(|(row, _)| row.iter().copied()).collect()
 }
 
 #[cfg(test)]
@@ -82,14 +86,14 @@ mod tests {
 
     #[test]
     fn whitened_tokens_have_mean_0_and_variance_1_and_others_do_not_count() {
-        let mut rows = vec![vec![1.0, 2.0], vec![4.0], vec![100.0, -100.0]];
+        let mut rows: Ragged<f64> = [vec![1.0, 2.0], vec![4.0], vec![100.0, -100.0]].into_iter().collect();
         whiten(&mut rows, &[true, true, false]);
         let tokens = [rows[0][0], rows[0][1], rows[1][0]];
         assert!(tokens.iter().sum::<f64>().abs() < 1e-7);
         assert!((tokens.iter().map(|t| t * t).sum::<f64>() / 2.0 - 1.0).abs() < 1e-6);
         assert!(rows[2][0] > 10.0 && rows[2][1] < -10.0);
-        let mut alone = vec![vec![3.0], vec![]];
+        let mut alone: Ragged<f64> = [vec![3.0], vec![]].into_iter().collect();
         whiten(&mut alone, &[true, true]);
-        assert_eq!(alone, [vec![0.0], vec![]]);
+        assert_eq!(alone.rows().collect::<Vec<_>>(), [&[0.0][..], &[]]);
     }
 }

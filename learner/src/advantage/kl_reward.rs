@@ -2,7 +2,7 @@
 
 use shared::config::{KlController as Kind, KlEstimator, TrainConfig};
 
-use crate::kl;
+use crate::{kl, ragged::Ragged};
 
 /// Largest relative error that the adaptive controller acts on in one step (Ziegler et al. 2019).
 const ERROR_LIMIT: f64 = 0.2;
@@ -10,8 +10,8 @@ const ERROR_LIMIT: f64 = 0.2;
 /// Penalties of a generation batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KlPenalty {
-    /// What each token's reward is lowered by, one list per completion.
-    pub penalties: Vec<Vec<f64>>,
+    /// What each token's reward is lowered by, one row per completion.
+    pub penalties: Ragged<f64>,
     /// KL estimate: mean over a completion's tokens, then over completions. NaN without any. verl
     /// `actor/reward_kl_penalty`.
     pub mean_kl: f64,
@@ -47,20 +47,16 @@ impl KlController {
 
     /// Penalties at the current weight. Completions without log-probs on both sides have none.
     #[must_use]
-    pub fn penalise(&self, old_logprobs: &[Vec<f64>], ref_logprobs: &[Vec<f64>]) -> KlPenalty {
-        let estimates: Vec<Vec<f64>> = old_logprobs
-            .iter()
-            .zip(ref_logprobs)
-            .map(|(old, reference)| {
-                let tokens = old.iter().zip(reference);
-                tokens.map(|(old, reference)| kl::value(self.estimator, *old, *reference)).collect()
-            })
-            .collect();
-        let compared = estimates.iter().filter(|tokens| !tokens.is_empty());
+    pub fn penalise(&self, old_logprobs: &Ragged<f64>, ref_logprobs: &Ragged<f64>) -> KlPenalty {
+        let of_row = |(old, reference): (&[f64], &[f64])| -> Vec<f64> {
+            let tokens = old.iter().zip(reference);
+            tokens.map(|(old, reference)| kl::value(self.estimator, *old, *reference)).collect()
+        };
+        let estimates: Ragged<f64> = old_logprobs.rows().zip(ref_logprobs.rows()).map(of_row).collect();
+        let compared = estimates.rows().filter(|tokens| !tokens.is_empty());
         let means: Vec<f64> = compared.map(|tokens| tokens.iter().sum::<f64>() / tokens.len() as f64).collect();
-        let weigh = |tokens: Vec<f64>| tokens.into_iter().map(|kl| self.coef * kl).collect();
         KlPenalty {
-            penalties: estimates.into_iter().map(weigh).collect(),
+            penalties: estimates.map(|kl| self.coef * kl),
             mean_kl: means.iter().sum::<f64>() / means.len() as f64,
             coef: self.coef,
             completions: means.len(),

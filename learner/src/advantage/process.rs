@@ -2,6 +2,7 @@
 //! group; a token's advantage is the sum of the normalised rewards of the steps that end at or after it.
 
 use super::moments::Moments;
+use crate::ragged::Ragged;
 
 /// Which standard deviation step rewards are divided by. Training has n − 1; the formula of the paper is checked with both,
 /// since it leaves open which is meant.
@@ -16,10 +17,10 @@ pub enum Deviation {
 /// Step rewards of a group after normalisation, and what became of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessAdvantages {
-    /// One list per completion, laid out as the steps.
-    pub normalised: Vec<Vec<f64>>,
-    /// One list per completion, one entry per token.
-    pub advantages: Vec<Vec<f64>>,
+    /// One row per completion, laid out as the steps.
+    pub normalised: Ragged<f64>,
+    /// One row per completion, one entry per token.
+    pub advantages: Ragged<f64>,
     /// Mean of all step rewards. NaN without any.
     pub mean: f64,
     /// Their standard deviation. NaN without any.
@@ -38,15 +39,15 @@ pub fn process(steps: &[Vec<(usize, f64)>], lengths: &[usize], deviation: Deviat
         (_, Deviation::Population) => std * ((count as f64 - 1.0) / count as f64).sqrt(),
     };
     let normalise = |reward: f64| if std + eps == 0.0 { 0.0 } else { (reward - mean) / (std + eps) };
-    let normalised: Vec<Vec<f64>> =
-        steps.iter().map(|own| own.iter().map(|&(_, reward)| normalise(reward)).collect()).collect();
+    let normalised: Ragged<f64> = steps.iter().map(|own| own.iter().map(|&(_, reward)| normalise(reward))).collect();
     let advantages = steps
         .iter()
-        .zip(&normalised)
+        .zip(normalised.rows())
         .zip(lengths)
         .map(|((own, values), &length)| {
             let ends = || own.iter().map(|&(end, _)| end).zip(values);
-            (0..length).map(|t| ends().filter(|(end, _)| *end >= t).map(|(_, value)| value).sum()).collect()
+            let sum = |t: usize| ends().filter(|(end, _)| *end >= t).map(|(_, value)| value).sum();
+            (0..length).map(sum).collect::<Vec<f64>>()
         })
         .collect();
     ProcessAdvantages { normalised, advantages, mean, std }

@@ -12,7 +12,7 @@ use shared::{
 use super::{ComputeArgs, load_or_initialise};
 use crate::{
     device,
-    step::{StepBatch, StepStats, Trainer},
+    step::{StepBatch, StepMetrics, Trainer},
 };
 
 /// Flags of `learner bench`.
@@ -61,21 +61,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let mut trainer = Trainer::new(&config, policy, None)?;
     let mut seconds = Vec::new();
-    let mut phases: Vec<StepStats> = Vec::new();
+    let mut phases: Vec<StepMetrics> = Vec::new();
     for step in 0..=args.steps {
         let groups = [synthetic_group(args, model.config().vocab_size, step)];
         let batch = StepBatch::new(&groups, &config, PolicyVersion(0));
         let start = Instant::now();
-        let stats = trainer.step(&batch, u64::from(step))?;
+        let trained = trainer.step(&batch, u64::from(step))?;
         if step > 0 {
             seconds.push(start.elapsed().as_secs_f64());
-            phases.push(stats);
+            phases.push(trained.metrics);
         }
     }
     let step_s = median(seconds.clone());
     let completion_tokens = f64::from(args.batch_size * args.completion_length);
     let tokens = completion_tokens + f64::from(args.batch_size * args.prompt_length);
-    let phase = |pick: fn(&StepStats) -> f64| median(phases.iter().map(pick).collect());
+    let phase = |pick: fn(&StepMetrics) -> f64| median(phases.iter().map(pick).collect());
     println!(
         "{}",
         json!({

@@ -7,11 +7,7 @@ use serde_json::{Map, Value, json};
 use shared::atomic;
 
 use super::{ComputeArgs, above_zero, load_or_initialise};
-use crate::{
-    batch::Sequence,
-    step::{Evaluation, evaluate},
-    text,
-};
+use crate::{batch::Sequence, step::evaluate, text};
 
 /// Flags of `learner logprobs`.
 #[derive(Debug, clap::Args)]
@@ -60,13 +56,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let found = evaluate(&policy, &sequences, &all, args.temperature, budget, device)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut largest: Option<f64> = None;
-    for (row, found) in rows.iter_mut().zip(&found) {
-        if let Some(difference) = difference(&row.fields, found) {
+    for (i, row) in rows.iter_mut().enumerate() {
+        if let Some(difference) = difference(&row.fields, &found.logprobs[i]) {
             largest = Some(largest.unwrap_or(0.0).max(difference));
         }
-        row.fields.insert("logprobs".into(), json!(found.logprobs));
+        row.fields.insert("logprobs".into(), json!(found.logprobs[i]));
         if args.entropies {
-            row.fields.insert("entropies".into(), json!(found.entropies));
+            row.fields.insert("entropies".into(), json!(found.entropies[i]));
         }
     }
     let lines: Vec<String> = rows.iter().map(|row| serde_json::to_string(&row.fields)).collect::<Result<_, _>>()?;
@@ -97,11 +93,7 @@ fn read_row(line: &str, vocabulary: usize) -> anyhow::Result<Row> {
 }
 
 /// Largest absolute difference from the log-probs that a row came with.
-fn difference(fields: &Map<String, Value>, found: &Evaluation) -> Option<f64> {
+fn difference(fields: &Map<String, Value>, found: &[f64]) -> Option<f64> {
     let given = fields.get("logprobs")?.as_array()?;
-    given
-        .iter()
-        .zip(&found.logprobs)
-        .filter_map(|(given, found)| Some((given.as_f64()? - found).abs()))
-        .max_by(f64::total_cmp)
+    given.iter().zip(found).filter_map(|(given, found)| Some((given.as_f64()? - found).abs())).max_by(f64::total_cmp)
 }

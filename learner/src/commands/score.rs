@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;
     let found = score(&scorer, &answers, args.compute.micro_batch_tokens as usize)?;
-    let lines: String = found.iter().map(|scores| json!({"scores": scores}).to_string() + "\n").collect();
+    let lines: String = found.rows().map(|scores| json!({"scores": scores}).to_string() + "\n").collect();
     atomic::write(&args.output, lines.as_bytes())?;
     println!("{}", json!({"rows": found.len()}));
     Ok(())

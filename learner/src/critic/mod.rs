@@ -20,6 +20,7 @@ use crate::{
     loss::reduction::Aggregation,
     model::{LoadOptions, Scorer, load_scorer},
     optimizer::AdamWOptions,
+    ragged::Ragged,
     schedule::Schedule,
     trained::Trained,
 };
@@ -95,19 +96,18 @@ impl Critic {
         &mut self.trained
     }
 
-    /// Value of the state before each completion token of the given rows: one entry per sequence, empty for rows that
+    /// Value of the state before each completion token of the given rows: a row for each sequence, empty for those that
     /// were not asked for.
     ///
     /// # Errors
     /// When libtorch refuses an operation.
-    pub fn values(&self, sequences: &[Sequence<'_>], rows: &[usize]) -> Result<Vec<Vec<f64>>, LearnerError> {
-        let mut found = vec![Vec::new(); sequences.len()];
+    pub fn values(&self, sequences: &[Sequence<'_>], rows: &[usize]) -> Result<Ragged<f64>, LearnerError> {
+        let mut lengths = vec![0; sequences.len()];
+        rows.iter().for_each(|&row| lengths[row] = sequences[row].completion.len());
+        let mut found = Ragged::filled(0.0, lengths);
         for rows in split(sequences, rows, self.budget) {
             let micro = MicroBatch::new(sequences, &rows, self.device);
-            let values = self.trained.model().evaluate(&micro.input_ids_BS, &micro.positions_N)?;
-            for (&row, span) in micro.rows.iter().zip(&micro.tokens) {
-                found[row] = values[span.clone()].to_vec();
-            }
+            found.scatter(&rows, &self.trained.model().evaluate(&micro.input_ids_BS, &micro.positions_N)?);
         }
         Ok(found)
     }
@@ -120,8 +120,8 @@ impl Critic {
         &mut self,
         sequences: &[Sequence<'_>],
         rows: &[usize],
-        values: &[Vec<f64>],
-        returns: &[Vec<f64>],
+        values: &Ragged<f64>,
+        returns: &Ragged<f64>,
         stats: &mut CriticStats,
     ) -> Result<(), LearnerError> {
         let lengths: Vec<usize> = rows.iter().map(|&row| sequences[row].completion.len()).collect();
@@ -138,7 +138,7 @@ impl Critic {
             let mut loss = 0.0;
             for rows in split(sequences, rows, budget) {
                 let micro = MicroBatch::new(sequences, &rows, device);
-                let (values, returns) = (micro.gather(values), micro.gather(returns));
+                let (values, returns) = (values.gather(&rows), returns.gather(&rows));
                 let weights = micro.per_token(|row| weights[row]);
                 scorer.differentiate(&micro.input_ids_BS, &micro.positions_N, gradients, &mut |predictions| {
                     let found = value_loss(predictions, &values, &returns, &weights, range);

@@ -18,7 +18,7 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 pub use head::{Head, Slopes, Span, Targets, TokenStats};
-pub use host::to_host;
+pub use host::{to_device, to_host};
 pub use load::{LoadOptions, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;

@@ -3,7 +3,7 @@
 use tch::{Device, Tensor};
 
 use super::{Answer, Pair};
-use crate::batch::pack;
+use crate::{batch::pack, model::to_device, ragged::Ragged};
 
 /// Answers that go through the model together, padded on the right, with the places where scores are read off.
 #[derive(Debug)]
@@ -20,17 +20,13 @@ impl AnswerBatch {
     /// A batch of the given answers.
     #[must_use]
     pub fn new(answers: &[&Answer], device: Device) -> Self {
-        let width = answers.iter().map(|answer| answer.tokens.len()).max().unwrap_or(0);
-        let mut input_ids = vec![0i64; answers.len() * width];
-        let mut positions = Vec::new();
-        for (b, answer) in answers.iter().enumerate() {
-            for (slot, &id) in input_ids[b * width..].iter_mut().zip(&answer.tokens) {
-                *slot = i64::from(id);
-            }
-            positions.extend(answer.ends.iter().map(|end| (b * width + end) as i64));
-        }
+        let ids = answers.iter().map(|answer| answer.tokens.iter().map(|&id| i64::from(id)));
+        let input_ids_BS = ids.collect::<Ragged<i64>>().padded(0);
+        let width = input_ids_BS.ncols();
+        let ends = answers.iter().enumerate().flat_map(|(b, answer)| answer.ends.iter().map(move |end| (b, end)));
+        let positions: Vec<i64> = ends.map(|(b, end)| (b * width + end) as i64).collect();
         Self {
-            input_ids_BS: Tensor::from_slice(&input_ids).view([answers.len() as i64, width as i64]).to_device(device),
+            input_ids_BS: to_device(&input_ids_BS, device),
             positions_N: Tensor::from_slice(&positions).to_device(device),
             counts: answers.iter().map(|answer| answer.ends.len()).collect(),
         }
@@ -38,16 +34,9 @@ impl AnswerBatch {
 
     /// Scores at the ends, `[N]`, by answer.
     #[must_use]
-    pub fn by_answer(&self, scores: &[f64]) -> Vec<Vec<f64>> {
-        let mut rest = scores;
-        self.counts
-            .iter()
-            .map(|&count| {
-                let (own, others) = rest.split_at(count);
-                rest = others;
-                own.to_vec()
-            })
-            .collect()
+    pub fn by_answer(&self, scores: &[f64]) -> Ragged<f64> {
+        let mut rest = scores.iter().copied();
+        self.counts.iter().map(|&count| rest.by_ref().take(count).collect::<Vec<f64>>()).collect()
     }
 
     /// Derivatives with respect to each answer's mean score to derivatives with respect to the scores, `[N]`.

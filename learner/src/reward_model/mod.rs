@@ -19,6 +19,7 @@ use crate::{
     error::LearnerError,
     model::{Gradients, Scorer},
     optimizer::AdamWOptions,
+    ragged::Ragged,
     schedule::Schedule,
     trained::{Progress, Trained},
 };
@@ -160,13 +161,12 @@ impl<'a> Epoch<'a> {
 ///
 /// # Errors
 /// When libtorch refuses an operation.
-pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Vec<Vec<f64>>, LearnerError> {
+pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Ragged<f64>, LearnerError> {
     let device = scorer.parameters().flat().device();
-    let mut found = vec![Vec::new(); answers.len()];
+    let mut found = Ragged::filled(0.0, answers.iter().map(|answer| answer.ends.len()));
     for items in pack(0..answers.len(), |i| answers[i].tokens.len(), 1, budget) {
         let batch = AnswerBatch::new(&items.iter().map(|&i| &answers[i]).collect::<Vec<_>>(), device);
-        let scores = batch.by_answer(&scorer.evaluate(&batch.input_ids_BS, &batch.positions_N)?);
-        items.into_iter().zip(scores).for_each(|(item, scores)| found[item] = scores);
+        found.scatter(&items, &scorer.evaluate(&batch.input_ids_BS, &batch.positions_N)?);
     }
     Ok(found)
 }
@@ -177,7 +177,7 @@ pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Vec<V
 /// When libtorch refuses an operation.
 pub fn rank(scorer: &Scorer, pairs: &[Pair], budget: usize) -> Result<Ranking, LearnerError> {
     let answers: Vec<Answer> = pairs.iter().flat_map(|pair| [pair.chosen.clone(), pair.rejected.clone()]).collect();
-    let scores: Vec<f64> = score(scorer, &answers, budget)?.iter().map(|own| mean(own)).collect();
+    let scores: Vec<f64> = score(scorer, &answers, budget)?.rows().map(mean).collect();
     let leads: Vec<f64> = scores.chunks(2).map(|pair| pair[0] - pair[1]).collect();
     let count = leads.len() as f64;
     let right = leads.iter().map(|&lead| f64::from(lead > 0.0) + 0.5 * f64::from(lead == 0.0)).sum::<f64>();
@@ -200,7 +200,7 @@ pub fn loss_and_gradients(
         let answers: Vec<&Answer> = items.iter().flat_map(|&i| [&pairs[i].chosen, &pairs[i].rejected]).collect();
         let batch = AnswerBatch::new(&answers, device);
         scorer.differentiate(&batch.input_ids_BS, &batch.positions_N, gradients, &mut |scores| {
-            let scores: Vec<f64> = batch.by_answer(scores).iter().map(|own| mean(own)).collect();
+            let scores: Vec<f64> = batch.by_answer(scores).rows().map(mean).collect();
             let slopes = scores.chunks(2).flat_map(|pair| {
                 let (loss, slope) = bradley_terry(pair[0] - pair[1]);
                 sum += loss;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::{FinishReason, RewardOutcome, atomic};
 
-use crate::step::{StepBatch, StepStats};
+use crate::{ragged::Ragged, step::StepBatch};
 
 /// One sampled completion.
 #[derive(Debug, Serialize)]
@@ -32,7 +32,7 @@ struct Record<'a> {
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, stats: &StepStats) -> std::io::Result<()> {
+pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, advantages: &Ragged<f64>) -> std::io::Result<()> {
     let mut text = Vec::new();
     for (i, row) in batch.rows.iter().enumerate() {
         let outcomes = row.group.reward_names.iter().zip(&row.completion.rewards);
@@ -45,7 +45,7 @@ pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, stats: &StepStats) -
             reward_errors: outcomes.clone().filter_map(failure).collect(),
             rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
             reward: batch.rewards.rewards[i],
-            advantage: mean(&stats.advantages[i]),
+            advantage: mean(&advantages[i]),
             finish_reason: row.completion.finish_reason,
             version: row.completion.versions.first().map_or(row.group.policy_version, |(_, version)| *version).0,
             tokens: row.completion.token_ids.len(),

@@ -27,7 +27,7 @@ use crate::{
     checkpoint::{self, TrainerState},
     error::LearnerError,
     publish::{Publisher, export_options},
-    step::{StepBatch, StepStats, Trainer, record},
+    step::{StepBatch, TrainedStep, Trainer, record},
 };
 
 /// Most groups that wait for the trainer in its own memory; more wait in the channel.
@@ -137,10 +137,10 @@ impl<'a> Run<'a> {
                 checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
             }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
-            let stats = self.trainer.step(&batch, self.state.step)?;
+            let trained = self.trainer.step(&batch, self.state.step)?;
             self.advance(&batch);
             let published = self.publish(link)?;
-            self.keep_records(&batch, &stats, link, Durations { start, waited, published })?;
+            self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
             if self.state.step.is_multiple_of(self.config.save_steps) || self.state.step == self.state.total_steps {
                 self.save(link)?;
             }
@@ -179,19 +179,19 @@ impl<'a> Run<'a> {
     fn keep_records(
         &mut self,
         batch: &StepBatch<'_>,
-        stats: &StepStats,
+        trained: &TrainedStep,
         link: &Link,
         durations: Durations,
     ) -> Result<(), LearnerError> {
         let step = self.state.step;
         if self.config.log_completions {
-            completions::write(&self.run_dir.step_completions(step), step, batch, stats)?;
+            completions::write(&self.run_dir.step_completions(step), step, batch, &trained.inputs.advantages)?;
         }
         let mut line = MetricRecord::default();
         line.count("step", step).count("total_steps", self.state.total_steps);
         line.set("epoch", self.state.cursor as f64 / self.prompts.max(1) as f64);
         line.count("num_tokens", self.state.num_tokens);
-        line.extend(record(batch, stats));
+        line.extend(record(batch, trained));
         line.extend(ledger::record(batch, self.config, step));
         line.set("perf/rollout_wait_s", durations.waited.as_secs_f64());
         line.set("perf/publish_s", durations.published.as_secs_f64());

@@ -33,15 +33,9 @@ impl<'a> Row<'a> {
         if self.trained { self.completion.token_ids.len() } else { 0 }
     }
 
-    /// Log-prob of each token under the law that it was drawn from.
-    pub fn sampling_logprobs(&self) -> impl Iterator<Item = f64> {
+    /// Log-prob of each token under the distribution that it was drawn from.
+    pub fn sampling_logprobs(&self) -> impl Iterator<Item = f64> + use<'a> {
         self.completion.logprobs.iter().map(|token| f64::from(token.sampling_logprob()))
-    }
-
-    /// `old_logprobs − sampling_logprobs`, token by token.
-    #[must_use]
-    pub fn log_ratios(&self, old_logprobs: &[f64]) -> Vec<f64> {
-        old_logprobs.iter().zip(self.sampling_logprobs()).map(|(old, sampled)| old - sampled).collect()
     }
 }
 

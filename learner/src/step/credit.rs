@@ -11,6 +11,7 @@ use crate::{
     batch::Sequence,
     critic::{Critic, CriticStats, explained_variance, spread},
     error::LearnerError,
+    ragged::Ragged,
     trained::OptimizerState,
 };
 
@@ -23,14 +24,13 @@ pub struct CreditAssigner {
     critic_warmup_steps: u64,
 }
 
-/// Credit of one generation batch.
+/// What the credit of one generation batch was made of.
 #[derive(Debug, Default)]
 pub struct Assignment {
-    /// Advantage of each row's tokens.
-    pub advantages: Vec<Vec<f64>>,
     penalty: Option<KlPenalty>,
-    values: Vec<Vec<f64>>,
-    returns: Vec<Vec<f64>>,
+    /// What the critic said when the step began; absent without one.
+    values: Option<Ragged<f64>>,
+    returns: Ragged<f64>,
     /// Rows that the critic learns from: trained, and with a reward.
     learns: Vec<bool>,
     stats: CriticStats,
@@ -88,7 +88,7 @@ impl CreditAssigner {
         self.critic.is_none() || done >= self.critic_warmup_steps
     }
 
-    /// Credit of a batch. Log-probs have one entry per row, empty where there are none.
+    /// Advantages of a batch. Rows without log-probs are empty.
     ///
     /// # Errors
     /// When gae has no critic, or libtorch refuses an operation.
@@ -96,30 +96,30 @@ impl CreditAssigner {
         &mut self,
         batch: &StepBatch<'_>,
         sequences: &[Sequence<'_>],
-        old_logprobs: &[Vec<f64>],
-        ref_logprobs: &[Vec<f64>],
-    ) -> Result<Assignment, LearnerError> {
+        old_logprobs: &Ragged<f64>,
+        ref_logprobs: &Ragged<f64>,
+    ) -> Result<(Ragged<f64>, Assignment), LearnerError> {
         let samples = batch.samples();
         let penalty = self.kl.map(|controller| controller.penalise(old_logprobs, ref_logprobs));
-        let penalties = penalty.as_ref().map(|penalty| penalty.penalties.as_slice());
+        let penalties = penalty.as_ref().map(|penalty| &penalty.penalties);
         if self.options.estimator == AdvantageEstimator::Gae && self.critic.is_none() {
             return Err(LearnerError::Config("`advantage_estimator` gae needs a critic".into()));
         }
         let valid: Vec<usize> = (0..samples.len()).filter(|&row| samples[row].valid).collect();
         let values = self.critic.as_ref().map(|critic| critic.values(sequences, &valid)).transpose()?;
-        let found = credit(&self.options, &samples, penalties, values.as_deref());
+        let found = credit(&self.options, &samples, penalties, values.as_ref());
         if let (Some(controller), Some(penalty)) = (&mut self.kl, &penalty) {
             controller.update(penalty.mean_kl, penalty.completions);
         }
         let rewards = &batch.rewards.rewards;
-        Ok(Assignment {
-            advantages: found.advantages,
+        let assignment = Assignment {
             penalty,
-            values: values.unwrap_or_default(),
+            values,
             returns: found.returns,
             learns: samples.iter().zip(rewards).map(|(s, reward)| s.trained && reward.is_some()).collect(),
             stats: CriticStats::default(),
-        })
+        };
+        Ok((found.advantages, assignment))
     }
 
     /// Trains the critic on the rows of one update.
@@ -132,10 +132,10 @@ impl CreditAssigner {
         sequences: &[Sequence<'_>],
         rows: &[usize],
     ) -> Result<(), LearnerError> {
-        let Some(critic) = &mut self.critic else {
+        let Assignment { values, returns, learns, stats, .. } = assignment;
+        let (Some(critic), Some(values)) = (&mut self.critic, values) else {
             return Ok(());
         };
-        let Assignment { values, returns, learns, stats, .. } = assignment;
         let rows: Vec<usize> = rows.iter().copied().filter(|&row| learns[row]).collect();
         critic.update(sequences, &rows, values, returns, stats)
     }
@@ -144,24 +144,22 @@ impl CreditAssigner {
 impl Assignment {
     /// The figures of the step, with verl's keys.
     #[must_use]
-    pub fn record(&self) -> MetricRecord {
+    pub fn record(&self, advantages: &Ragged<f64>) -> MetricRecord {
         let mut record = MetricRecord::default();
         if let Some(penalty) = &self.penalty {
             record.set("actor/reward_kl_penalty", penalty.mean_kl);
             record.set("actor/reward_kl_penalty_coeff", penalty.coef);
         }
-        if self.values.is_empty() {
+        let Some(values) = &self.values else {
             return record;
-        }
-        let tokens = |lists: &[Vec<f64>]| -> Vec<f64> {
-            lists.iter().zip(&self.learns).filter(|(_, learns)| **learns).flat_map(|(list, _)| list.clone()).collect()
         };
-        let (values, returns) = (tokens(&self.values), tokens(&self.returns));
+        let learning: Vec<usize> = (0..self.learns.len()).filter(|&row| self.learns[row]).collect();
+        let (values, returns) = (values.gather(&learning), self.returns.gather(&learning));
         self.stats.record(&mut record);
         record.set("critic/vf_explained_var", explained_variance(&returns, &values));
         spread(&mut record, "returns", &returns);
         spread(&mut record, "values", &values);
-        spread(&mut record, "advantages", &tokens(&self.advantages));
+        spread(&mut record, "advantages", &advantages.gather(&learning));
         record
     }
 }

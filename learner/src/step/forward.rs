@@ -9,19 +9,19 @@ use crate::{
     error::LearnerError,
     kept::{Kept, Truncation},
     model::{Decoder, to_host},
+    ragged::Ragged,
 };
 
-/// What a model says about a completion's tokens.
-#[derive(Debug, Clone, Default, PartialEq)]
+/// What a model says about completions: a row for each sequence, empty for those that were not asked for.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// Log-prob of each token.
-    pub logprobs: Vec<f64>,
+    pub logprobs: Ragged<f64>,
     /// Entropy of each token's distribution, in nats.
-    pub entropies: Vec<f64>,
+    pub entropies: Ragged<f64>,
 }
 
-/// Log-probs and entropies of the given rows' completions, without gradients. The result has one entry per sequence,
-/// empty for rows that were not asked for.
+/// Log-probs and entropies of the given rows' completions, without gradients.
 ///
 /// # Errors
 /// When libtorch refuses an operation.
@@ -32,7 +32,7 @@ pub fn evaluate(
     temperature: f64,
     budget: usize,
     device: Device,
-) -> Result<Vec<Evaluation>, LearnerError> {
+) -> Result<Evaluation, LearnerError> {
     Forward { sequences: sequences.to_vec(), kept: None, temperature, budget, device }.evaluate(model, rows)
 }
 
@@ -41,8 +41,8 @@ pub fn evaluate(
 pub struct Forward<'a> {
     /// Prompts and completions.
     pub sequences: Vec<Sequence<'a>>,
-    /// With truncated sampling, the kept set of every token: `[row][token]`.
-    pub kept: Option<Vec<Vec<Arc<Kept>>>>,
+    /// With truncated sampling, the kept set of every token.
+    pub kept: Option<Ragged<Arc<Kept>>>,
     /// Divides the logits.
     pub temperature: f64,
     /// Most positions of one forward pass.
@@ -56,35 +56,38 @@ impl Forward<'_> {
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
         split(&self.sequences, rows, self.budget)
             .into_iter()
-            .map(|rows| MicroBatch::new(&self.sequences, &rows, self.device).with_kept(self.kept.as_deref()))
+            .map(|rows| MicroBatch::new(&self.sequences, &rows, self.device).with_kept(self.kept.as_ref()))
     }
 
-    /// Log-probs and entropies; one entry per sequence, empty for rows that were not asked for.
+    /// Log-probs and entropies of the given rows.
     ///
     /// # Errors
     /// When libtorch refuses an operation.
-    pub fn evaluate(&self, model: &Decoder, rows: &[usize]) -> Result<Vec<Evaluation>, LearnerError> {
-        let mut found = vec![Evaluation::default(); self.sequences.len()];
+    pub fn evaluate(&self, model: &Decoder, rows: &[usize]) -> Result<Evaluation, LearnerError> {
+        let mut logprobs = Ragged::filled(0.0, self.lengths(rows));
+        let mut entropies = logprobs.clone();
         for batch in self.micro_batches(rows) {
             let stats = model.evaluate(&batch, self.temperature);
-            let (logprobs, entropies) = (to_host(&stats.logprobs_N)?, to_host(&stats.entropies_N)?);
-            for (&row, span) in batch.rows.iter().zip(&batch.tokens) {
-                let part = |values: &[f64]| values[span.clone()].to_vec();
-                found[row] = Evaluation { logprobs: part(&logprobs), entropies: part(&entropies) };
-            }
+            logprobs.scatter(&batch.rows, &to_host(&stats.logprobs_N)?);
+            entropies.scatter(&batch.rows, &to_host(&stats.entropies_N)?);
         }
-        Ok(found)
+        Ok(Evaluation { logprobs, entropies })
     }
 
-    /// Fixes the kept sets of the given rows as `model` has them; other rows have none.
-    pub fn fix_kept_sets(&mut self, model: &Decoder, rows: &[usize], truncation: &Truncation) {
-        let mut kept = vec![Vec::new(); self.sequences.len()];
+    /// The kept sets of the given rows as `model` has them; other rows have none.
+    #[must_use]
+    pub fn kept_sets(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Kept>> {
+        let mut kept = Ragged::filled(Arc::new(Kept::new(&[], 0)), self.lengths(rows));
         for batch in self.micro_batches(rows) {
-            let sets = model.keep(&batch, self.temperature, truncation);
-            for (&row, span) in batch.rows.iter().zip(&batch.tokens) {
-                kept[row] = sets[span.clone()].to_vec();
-            }
+            kept.scatter(&batch.rows, &model.keep(&batch, self.temperature, truncation));
         }
-        self.kept = Some(kept);
+        kept
+    }
+
+    /// Completion tokens of the given rows; 0 for the others.
+    fn lengths(&self, rows: &[usize]) -> Vec<usize> {
+        let mut lengths = vec![0; self.sequences.len()];
+        rows.iter().for_each(|&row| lengths[row] = self.sequences[row].completion.len());
+        lengths
     }
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use shared::{FinishReason, RewardOutcome, metrics::MetricRecord};
 
-use super::{Mismatch, Row, StepBatch, StepStats};
-use crate::advantage::Moments;
+use super::{Mismatch, Row, StepBatch, TrainedStep};
+use crate::{advantage::Moments, ragged::Ragged};
 
 /// Everything that batch and passes say about a step. Keys without a value (no terminated completion, no reward) are
 /// null.
 #[must_use]
-pub fn record(batch: &StepBatch<'_>, stats: &StepStats) -> MetricRecord {
+pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
+    let stats = &step.metrics;
     let mut record = MetricRecord::default();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     record.set("loss", mean(&stats.losses));
@@ -26,7 +27,7 @@ pub fn record(batch: &StepBatch<'_>, stats: &StepStats) -> MetricRecord {
     stats.measures.record(&mut record);
     record.count("early_stopped_batches", stats.early_stopped);
     record.extend(stats.credit.clone());
-    mismatch(batch, stats, &mut record);
+    mismatch(batch, step, &mut record);
     record.set("sample/staleness_mean", batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
     record.count("sample/staleness_max", batch.staleness.iter().copied().max().unwrap_or(0));
     record.count("sample/dropped_stale", batch.stale as u64);
@@ -78,25 +79,23 @@ fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     record.set("completions/clipped_ratio", 1.0 - terminated.len() as f64 / all.len() as f64);
 }
 
-fn mismatch(batch: &StepBatch<'_>, stats: &StepStats, record: &mut MetricRecord) {
+fn mismatch(batch: &StepBatch<'_>, step: &TrainedStep, record: &mut MetricRecord) {
     let mut mismatch = Mismatch::default();
-    for (row, old) in batch.rows.iter().zip(&stats.old_logprobs) {
-        mismatch.add(&row.log_ratios(old));
-    }
+    step.inputs.log_ratios().for_each(|log_ratios| mismatch.add(&log_ratios));
     mismatch.record(record);
-    if let Some(weights) = &stats.importance {
+    if let Some(weights) = &step.inputs.importance {
         weights.record(record);
     }
-    if let Some(counts) = &stats.kept_counts {
+    if let Some(counts) = &step.metrics.kept_counts {
         record.count("sampling/kept_set_mismatch", kept_set_mismatch(batch, counts));
     }
 }
 
 /// Tokens of which sampler and learner keep sets of different sizes.
 #[must_use]
-pub fn kept_set_mismatch(batch: &StepBatch<'_>, kept_counts: &[Vec<u32>]) -> u64 {
-    let differing = |(row, counts): (&Row<'_>, &Vec<u32>)| {
+pub fn kept_set_mismatch(batch: &StepBatch<'_>, kept_counts: &Ragged<u32>) -> u64 {
+    let differing = |(row, counts): (&Row<'_>, &[u32])| {
         row.completion.logprobs.iter().zip(counts).filter(|(token, count)| token.kept_count != **count).count()
     };
-    batch.rows.iter().zip(kept_counts).map(differing).sum::<usize>() as u64
+    batch.rows.iter().zip(kept_counts.rows()).map(differing).sum::<usize>() as u64
 }

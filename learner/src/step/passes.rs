@@ -1,297 +1,268 @@
 //! Passes with gradients: one optimiser update at a time.
 //!
-//! A method that looks at one token or one completion at a time gets its slopes while a micro-batch is under way. One
-//! that looks at a whole logical batch gets them beforehand, from log-probs of a pass without gradients; the passes with
+//! A method that looks at one token or one completion at a time gets its gradients while a micro-batch is under way. One
+//! that looks at a whole minibatch gets them beforehand, from log-probs of a pass without gradients; the passes with
 //! gradients then only carry them out. Either way [`Objective::differentiate`] says what they are.
 
 use std::ops::Range;
 
+use shared::config::TrainConfig;
 use tch::{Device, Tensor};
 
-use super::{Evaluation, Forward, StepBatch, StepStats};
+use super::{Evaluation, Forward, Mean, StepBatch, StepInputs, StepMetrics};
 use crate::{
     batch::MicroBatch,
     error::LearnerError,
-    loss::{Importance, LossGradient, Measure, Objective, Rows, Scope, Tokens, reduction::RowWeights},
-    mismatch::{Correction, Weights},
+    loss::{Importance, LossGradient, Measure, Objective, Rows, Scope, Tokens},
     model::{Decoder, Gradients, Slopes, Span, TokenStats, to_host},
+    ragged::Ragged,
 };
 
 /// Entropies are rounded to multiples of this, in nats, before they are ranked.
 const ENTROPY_GRID: f64 = 1.0 / 16384.0;
 
-/// One pass over the rows of one optimiser update. Lists are indexed by row of the generation batch.
+/// One pass over the rows of one optimiser update.
 pub(super) struct Pass<'a> {
+    pub(super) config: &'a TrainConfig,
     pub(super) objective: &'a Objective,
     pub(super) batch: &'a StepBatch<'a>,
     pub(super) forward: &'a Forward<'a>,
-    /// Completions of a logical batch.
-    pub(super) logical_rows: usize,
-    pub(super) weights: &'a RowWeights,
-    /// Advantage of each token.
-    pub(super) advantages: &'a [Vec<f64>],
-    pub(super) ref_logprobs: &'a [Vec<f64>],
-    /// Log-probs of the sampler, for an objective whose ratio is taken against them.
-    pub(super) sampling_logprobs: Option<&'a [Vec<f64>]>,
-    pub(super) correction: Option<&'a Correction>,
-    /// The weights of the correction, where they are relative to the whole generation batch.
-    pub(super) importance: Option<&'a Weights>,
+    pub(super) inputs: &'a mut StepInputs,
+    pub(super) metrics: &'a mut StepMetrics,
     /// First time that these rows are passed over.
     pub(super) first: bool,
-    /// The mean entropy of every update is needed, also over rows without a gradient.
-    pub(super) watches_entropy: bool,
-    /// The policy is still the one the step began with.
+    /// The policy is still the one that the step began with.
     pub(super) on_policy: bool,
+    /// This pass has to say with which log-probs its rows begin the step.
+    pub(super) reads_old_logprobs: bool,
+}
+
+/// What an update adds up.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    /// The loss.
+    pub(super) loss: f64,
+    /// The loss without the entropy bonus.
+    pub(super) policy_loss: f64,
+    /// Entropies that the bonus is about.
+    pub(super) entropy: Mean,
 }
 
 /// What the objective said about some rows, with all their tokens in order.
 #[derive(Default)]
-struct Outcome {
+struct TokenValues {
     logprobs: Vec<f64>,
     entropies: Vec<f64>,
     figures: Vec<(Measure, Vec<f64>)>,
 }
 
 impl Pass<'_> {
-    /// Adds the gradients of an update's rows and returns its loss.
+    /// Adds the gradients of an update's rows.
     pub(super) fn run(
-        &self,
+        &mut self,
         policy: &Decoder,
         gradients: &mut Gradients,
         rows: &[usize],
-        stats: &mut StepStats,
-    ) -> Result<f64, LearnerError> {
-        let valid: Vec<usize> = rows.iter().copied().filter(|&r| self.batch.rows[r].valid).collect();
+    ) -> Result<Totals, LearnerError> {
+        let valid = rows.iter().copied().filter(|&r| self.batch.rows[r].valid);
         let (training, idle): (Vec<usize>, Vec<usize>) =
-            valid.into_iter().partition(|&r| self.batch.rows[r].trained && self.objective.trains(&self.advantages[r]));
-        let loss = if self.objective.scope() == Scope::Batch {
-            self.by_logical_batch(policy, gradients, rows, &training, stats)?
+            valid.partition(|&r| self.batch.rows[r].trained && self.objective.trains(&self.inputs.advantages[r]));
+        let mut totals = Totals::default();
+        if self.objective.scope() == Scope::Batch {
+            self.by_minibatch(policy, gradients, rows, &training, &mut totals)?;
         } else {
-            let mut loss = 0.0;
             for micro in self.forward.micro_batches(&training) {
-                loss += self.by_micro_batch(policy, gradients, &micro, stats)?;
+                self.by_micro_batch(policy, gradients, &micro, &mut totals)?;
             }
-            loss
-        };
-        self.observe(policy, &idle, stats)?;
-        Ok(loss)
+        }
+        self.observe(policy, &idle, &mut totals)?;
+        Ok(totals)
     }
 
-    /// Slopes on the way: the loss of a run of tokens is known when their log-probs are.
+    /// Gradients on the way: the loss of a run of tokens is known when their log-probs are.
     fn by_micro_batch(
-        &self,
+        &mut self,
         policy: &Decoder,
         gradients: &mut Gradients,
         micro: &MicroBatch,
-        stats: &mut StepStats,
-    ) -> Result<f64, LearnerError> {
-        // The weights of the correction go over whole rows of old log-probs, which here may only just become known.
-        let weights_unknown = self.correction.is_some() && self.importance.is_none() && self.on_policy;
+        totals: &mut Totals,
+    ) -> Result<(), LearnerError> {
+        // The weights of the correction go over whole rows of old log-probs, which here only just become known.
+        let weights_unknown = self.inputs.importance.is_some() && self.reads_old_logprobs;
         let whole = self.objective.scope() == Scope::Row || weights_unknown;
         let span = if whole { Span::Whole } else { Span::Run };
-        let (mut loss, mut failure, mut outcome) = (0.0, None, Outcome::default());
-        policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, token_stats| {
-            let found = self.differentiate_run(micro, &run, token_stats, stats, &mut outcome);
-            found.map(|found| (loss += found.value, found.slopes).1).unwrap_or_else(|error| {
+        let (mut failure, mut values) = (None, TokenValues::default());
+        policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
+            self.differentiate_run(micro, &run, stats, &mut values, totals).unwrap_or_else(|error| {
                 failure = Some(error);
-                token_stats.logprobs_N.zeros_like().into()
+                stats.logprobs_N.zeros_like().into()
             })
         });
         if let Some(error) = failure {
             return Err(error);
         }
-        for (&row, span) in micro.rows.iter().zip(&micro.tokens) {
-            self.count(row, span, &outcome, stats);
-        }
-        Ok(loss)
+        self.count(&micro.rows, &values);
+        Ok(())
     }
 
     fn differentiate_run(
-        &self,
+        &mut self,
         micro: &MicroBatch,
         run: &Range<i64>,
-        token_stats: &TokenStats,
-        stats: &mut StepStats,
-        outcome: &mut Outcome,
-    ) -> Result<LossGradient, LearnerError> {
-        outcome.logprobs.extend(to_host(&token_stats.logprobs_N)?);
-        outcome.entropies.extend(to_host(&token_stats.entropies_N)?);
-        if outcome.logprobs.len() == micro.targets_N.numel() {
-            for (&row, span) in micro.rows.iter().zip(&micro.tokens) {
-                self.remember(row, &outcome.logprobs[span.clone()], stats);
-            }
+        stats: &TokenStats,
+        values: &mut TokenValues,
+        totals: &mut Totals,
+    ) -> Result<Slopes, LearnerError> {
+        values.logprobs.extend(to_host(&stats.logprobs_N)?);
+        values.entropies.extend(to_host(&stats.entropies_N)?);
+        if self.reads_old_logprobs && values.logprobs.len() == micro.targets_N.numel() {
+            self.inputs.remember(&micro.rows, &values.logprobs);
         }
-        let tokens = self.tokens(&micro.rows, stats, self.forward.device).slice(run);
-        let found = self.objective.differentiate(&token_stats.logprobs_N, &token_stats.entropies_N, &tokens)?;
-        stats.add_loss(&found);
-        outcome.add(&found.figures)?;
-        Ok(found)
+        let tokens = self.tokens(&micro.rows, self.forward.device).slice(run);
+        let found = self.objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens)?;
+        totals.add(&found);
+        values.add(&found.figures)?;
+        Ok(found.slopes)
     }
 
-    /// Slopes beforehand: every log-prob of the update is known before the first loss.
-    fn by_logical_batch(
-        &self,
+    /// Gradients beforehand: every log-prob of the update is known before the first loss.
+    fn by_minibatch(
+        &mut self,
         policy: &Decoder,
         gradients: &mut Gradients,
         rows: &[usize],
         training: &[usize],
-        stats: &mut StepStats,
-    ) -> Result<f64, LearnerError> {
+        totals: &mut Totals,
+    ) -> Result<(), LearnerError> {
         let found = self.forward.evaluate(policy, training)?;
-        let mut loss = 0.0;
-        let mut slopes = vec![Vec::new(); self.batch.rows.len()];
+        let mut slopes = Ragged::filled(0.0, found.logprobs.lengths());
         let mut entropy_slopes = slopes.clone();
-        for logical in rows.chunks(self.logical_rows) {
-            let logical: Vec<usize> = logical.iter().copied().filter(|r| training.contains(r)).collect();
-            let (gradient, spans) = self.differentiate_logical(&logical, &found, stats)?;
-            loss += gradient.value;
-            let own = to_host(&gradient.slopes.logprobs_N)?;
-            let entropy = gradient.slopes.entropies_N.as_ref().map(to_host).transpose()?;
-            for (&row, span) in logical.iter().zip(spans) {
-                let entropy = entropy.as_ref().map_or_else(|| vec![0.0; span.len()], |e| e[span.clone()].to_vec());
-                (slopes[row], entropy_slopes[row]) = (own[span].to_vec(), entropy);
+        for minibatch in rows.chunks(self.config.per_device_train_batch_size as usize) {
+            let minibatch: Vec<usize> = minibatch.iter().copied().filter(|r| training.contains(r)).collect();
+            let gradient = self.differentiate_minibatch(&minibatch, &found, totals)?;
+            slopes.scatter(&minibatch, &to_host(&gradient.slopes.logprobs_N)?);
+            if let Some(entropies_N) = &gradient.slopes.entropies_N {
+                entropy_slopes.scatter(&minibatch, &to_host(entropies_N)?);
             }
         }
         let moves = |r: &usize| slopes[*r].iter().chain(&entropy_slopes[*r]).any(|&slope| slope != 0.0);
         let moving: Vec<usize> = training.iter().copied().filter(moves).collect();
+        let (temperature, device) = (self.forward.temperature, self.forward.device);
         for micro in self.forward.micro_batches(&moving) {
-            let column = |lists: &[Vec<f64>]| Tokens::column(&micro.gather(lists), self.forward.device);
+            let column = |values: &Ragged<f64>| Tokens::column(&values.gather(&micro.rows), device);
             let fixed = Slopes { logprobs_N: column(&slopes), entropies_N: Some(column(&entropy_slopes)) };
-            let temperature = self.forward.temperature;
             policy.differentiate(&micro, temperature, Span::Run, gradients, &mut |run, _| fixed.slice(&run));
         }
-        Ok(loss)
+        Ok(())
     }
 
-    /// The loss of one logical batch, and where each of its rows lies among its tokens.
-    fn differentiate_logical(
-        &self,
+    fn differentiate_minibatch(
+        &mut self,
         rows: &[usize],
-        found: &[Evaluation],
-        stats: &mut StepStats,
-    ) -> Result<(LossGradient, Vec<Range<usize>>), LearnerError> {
-        let mut outcome = Outcome::default();
-        let mut spans = Vec::new();
-        for &row in rows {
-            self.remember(row, &found[row].logprobs, stats);
-            spans.push(outcome.logprobs.len()..outcome.logprobs.len() + found[row].logprobs.len());
-            outcome.logprobs.extend(&found[row].logprobs);
-            outcome.entropies.extend(&found[row].entropies);
+        found: &Evaluation,
+        totals: &mut Totals,
+    ) -> Result<LossGradient, LearnerError> {
+        let (logprobs, entropies) = (found.logprobs.gather(rows), found.entropies.gather(rows));
+        if self.reads_old_logprobs {
+            self.inputs.remember(rows, &logprobs);
         }
-        let tokens = self.tokens(rows, stats, Device::Cpu);
-        let logprobs_N = Tensor::from_slice(&outcome.logprobs);
         // Which tokens lie at the threshold of `top_entropy_quantile` must not hang on the last bits of an entropy.
-        let rounded = outcome.entropies.iter().map(|entropy| (entropy / ENTROPY_GRID).round() * ENTROPY_GRID);
+        let rounded = entropies.iter().map(|entropy| (entropy / ENTROPY_GRID).round() * ENTROPY_GRID);
         let entropies_N = Tensor::from_slice(&rounded.collect::<Vec<f64>>());
-        let gradient = self.objective.differentiate(&logprobs_N, &entropies_N, &tokens)?;
-        stats.add_loss(&gradient);
-        stats.early_stopped += u64::from(gradient.stopped);
-        outcome.add(&gradient.figures)?;
-        for (&row, span) in rows.iter().zip(&spans) {
-            self.count(row, span, &outcome, stats);
-        }
-        Ok((gradient, spans))
+        let tokens = self.tokens(rows, Device::Cpu);
+        let gradient = self.objective.differentiate(&Tensor::from_slice(&logprobs), &entropies_N, &tokens)?;
+        totals.add(&gradient);
+        self.metrics.early_stopped += u64::from(gradient.stopped);
+        let mut values = TokenValues { logprobs, entropies, figures: Vec::new() };
+        values.add(&gradient.figures)?;
+        self.count(rows, &values);
+        Ok(gradient)
     }
 
     /// Rows whose gradient is exactly 0 or that are left out of the loss: they are only looked at, and only once unless
     /// their entropies lead a coefficient.
-    fn observe(&self, policy: &Decoder, rows: &[usize], stats: &mut StepStats) -> Result<(), LearnerError> {
-        let looks = self.first || self.watches_entropy;
-        let found = if looks { self.forward.evaluate(policy, rows)? } else { Vec::new() };
-        for &row in rows {
-            let trained = self.batch.rows[row].trained;
-            if let Some(found) = found.get(row) {
-                self.remember(row, &found.logprobs, stats);
-                if trained {
-                    if self.first {
-                        stats.entropy.extend(&found.entropies);
-                    }
-                    stats.active_entropy.0 += found.entropies.iter().sum::<f64>();
-                    stats.active_entropy.1 += found.entropies.len() as f64;
-                }
+    fn observe(&mut self, policy: &Decoder, rows: &[usize], totals: &mut Totals) -> Result<(), LearnerError> {
+        let trained = || rows.iter().copied().filter(|&row| self.batch.rows[row].trained);
+        if self.first || self.config.use_adaptive_entropy {
+            let found = self.forward.evaluate(policy, rows)?;
+            if self.reads_old_logprobs {
+                self.inputs.remember(rows, &found.logprobs.gather(rows));
             }
-            if trained {
-                let tokens = self.batch.rows[row].trained_tokens();
-                for measure in Measure::CLIPPED {
-                    if self.objective.clips_by(measure) {
-                        stats.measures.add(measure, &vec![0.0; tokens], self.objective.per_sequence(measure));
-                    }
+            for row in trained() {
+                if self.first {
+                    self.metrics.entropy.extend(&found.entropies[row]);
+                }
+                totals.entropy.extend(&found.entropies[row]);
+            }
+        }
+        for row in trained() {
+            let nothing = vec![0.0; self.batch.rows[row].trained_tokens()];
+            for measure in Measure::CLIPPED {
+                if self.objective.clips_by(measure) {
+                    self.metrics.measures.add(measure, &nothing, self.objective.per_sequence(measure));
                 }
             }
         }
         Ok(())
     }
 
-    /// Keeps the log-probs that the step begins with.
-    fn remember(&self, row: usize, logprobs: &[f64], stats: &mut StepStats) {
-        if self.on_policy && stats.old_logprobs[row].is_empty() {
-            stats.old_logprobs[row] = logprobs.to_vec();
+    fn count(&mut self, rows: &[usize], values: &TokenValues) {
+        let mut start = 0;
+        for &row in rows {
+            let span = start..start + self.batch.rows[row].trained_tokens();
+            start = span.end;
+            if self.first {
+                self.metrics.entropy.extend(&values.entropies[span.clone()]);
+            }
+            for (measure, values) in &values.figures {
+                self.metrics.measures.add(*measure, &values[span.clone()], self.objective.per_sequence(*measure));
+            }
         }
     }
 
-    fn count(&self, row: usize, span: &Range<usize>, outcome: &Outcome, stats: &mut StepStats) {
-        debug_assert_eq!(span.len(), self.batch.rows[row].trained_tokens());
-        if self.first {
-            stats.entropy.extend(&outcome.entropies[span.clone()]);
-        }
-        for (measure, values) in &outcome.figures {
-            stats.measures.add(*measure, &values[span.clone()], self.objective.per_sequence(*measure));
-        }
-    }
-
-    fn tokens(&self, rows: &[usize], stats: &StepStats, device: Device) -> Tokens {
-        let lengths: Vec<usize> = rows.iter().map(|&r| self.forward.sequences[r].completion.len()).collect();
-        let gather = |lists: &[Vec<f64>]| {
-            let values: Vec<f64> = rows.iter().flat_map(|&r| lists[r].iter().copied()).collect();
-            Tokens::column(&values, device)
+    /// What the objective needs to know about the tokens of the given rows.
+    fn tokens(&self, rows: &[usize], device: Device) -> Tokens {
+        let inputs = &*self.inputs;
+        let column = |values: &Ragged<f64>| Tokens::column(&values.gather(rows), device);
+        let lengths: Vec<usize> = rows.iter().map(|&r| inputs.advantages[r].len()).collect();
+        let old_logprobs_N = if self.config.decoupled_objective {
+            (!self.on_policy).then(|| column(&inputs.old_logprobs))
+        } else {
+            Some(column(&inputs.sampling_logprobs))
         };
-        let spread = |values: &[f64]| {
-            let values: Vec<f64> =
-                rows.iter().zip(&lengths).flat_map(|(&r, &n)| std::iter::repeat_n(values[r], n)).collect();
-            Tokens::column(&values, device)
-        };
-        let old_logprobs_N = match self.sampling_logprobs {
-            Some(sampling) => Some(gather(sampling)),
-            None => (!self.on_policy).then(|| gather(&stats.old_logprobs)),
-        };
+        let importance = inputs.importance.as_ref().map(|weights| Importance {
+            weights_N: Tokens::column(&weights.gather(rows, &lengths), device),
+            per_sequence: weights.per_sequence,
+        });
         Tokens {
-            rows: Rows::new(&lengths, device),
             old_logprobs_N,
-            sampling_logprobs_N: self.drawn_logprobs(rows, stats, device),
-            ref_logprobs_N: (self.objective.beta != 0.0).then(|| gather(self.ref_logprobs)),
-            advantages_N: gather(self.advantages),
-            importance: self.importance(rows, &lengths, stats, device),
-            weights_N: spread(&self.weights.losses),
-            entropy_weights_N: spread(&self.weights.entropies),
+            sampling_logprobs_N: self.objective.off_policy_mask_threshold.map(|_| self.drawn_logprobs(rows, device)),
+            ref_logprobs_N: (self.objective.beta != 0.0).then(|| column(&inputs.ref_logprobs)),
+            advantages_N: column(&inputs.advantages),
+            importance,
+            weights_N: column(&inputs.loss_weights),
+            entropy_weights_N: column(&inputs.entropy_weights),
+            rows: Rows::new(&lengths, device),
         }
     }
 
     /// What `off_policy_mask_threshold` goes by: log-probs of the sampler, and of the learner where it gave none.
-    fn drawn_logprobs(&self, rows: &[usize], stats: &StepStats, device: Device) -> Option<Tensor> {
-        self.objective.off_policy_mask_threshold?;
-        let of_row = |&r: &usize| {
-            let known = |(drawn, &old): (f64, &f64)| if drawn.is_nan() { old } else { drawn };
-            self.batch.rows[r].sampling_logprobs().zip(&stats.old_logprobs[r]).map(known)
-        };
-        Some(Tokens::column(&rows.iter().flat_map(of_row).collect::<Vec<f64>>(), device))
-    }
-
-    fn importance(&self, rows: &[usize], lengths: &[usize], stats: &StepStats, device: Device) -> Option<Importance> {
-        let correction = self.correction?;
-        let values: Vec<f64> = match self.importance {
-            Some(weights) => rows.iter().zip(lengths).flat_map(|(&r, &n)| weights.of_row(r, n)).collect(),
-            None => {
-                let log_ratios: Vec<Vec<f64>> =
-                    rows.iter().map(|&r| self.batch.rows[r].log_ratios(&stats.old_logprobs[r])).collect();
-                let weights = correction.weights(&log_ratios);
-                lengths.iter().enumerate().flat_map(|(i, &n)| weights.of_row(i, n)).collect()
-            }
-        };
-        Some(Importance { weights_N: Tokens::column(&values, device), per_sequence: correction.per_sequence() })
+    fn drawn_logprobs(&self, rows: &[usize], device: Device) -> Tensor {
+        let (drawn, old) = (self.inputs.sampling_logprobs.gather(rows), self.inputs.old_logprobs.gather(rows));
+        let known = |(&drawn, &old): (&f64, &f64)| if drawn.is_nan() { old } else { drawn };
+        Tokens::column(&drawn.iter().zip(&old).map(known).collect::<Vec<f64>>(), device)
     }
 }
 
-impl Outcome {
+impl Totals {
+    fn add(&mut self, found: &LossGradient) {
+        self.loss += found.value;
+        self.policy_loss += found.policy_value;
+        self.entropy.add(found.active_entropy.0, found.active_entropy.1);
+    }
+}
+
+impl TokenValues {
     fn add(&mut self, figures: &[(Measure, Tensor)]) -> Result<(), LearnerError> {
         if figures.is_empty() {
             return Ok(());

@@ -1,19 +1,15 @@
-//! What a step's passes leave behind for the metrics, on the host in float64.
+//! What is told of a step, on the host in float64.
 
 use std::time::Duration;
 
 use shared::metrics::MetricRecord;
 use tch::Tensor;
 
-use crate::{
-    kl::k3_value,
-    loss::{LossGradient, Measures},
-    mismatch::Weights,
-};
+use crate::{kl::k3_value, loss::Measures, ragged::Ragged};
 
-/// Figures of a training step.
+/// What is told of a training step.
 #[derive(Debug, Default)]
-pub struct StepStats {
+pub struct StepMetrics {
     /// Loss of each optimiser update.
     pub losses: Vec<f64>,
     /// Global gradient norm of each update, before clipping.
@@ -22,11 +18,6 @@ pub struct StepStats {
     pub skipped_updates: u64,
     /// Rate of the last update.
     pub learning_rate: f64,
-    /// Log-probs of each row's tokens under the policy that the step began with; empty for rows that were not
-    /// evaluated.
-    pub old_logprobs: Vec<Vec<f64>>,
-    /// Advantage of each row's tokens.
-    pub advantages: Vec<Vec<f64>>,
     /// What KL penalty and critic say, with verl's keys.
     pub credit: MetricRecord,
     /// Entropies along the first pass over each completion.
@@ -39,31 +30,12 @@ pub struct StepStats {
     pub early_stopped: u64,
     /// Coefficient of the entropy bonus after the last update; absent without a bonus.
     pub entropy_coef: Option<f64>,
-    /// Weights of the correction for the mismatch, of the rows with old log-probs.
-    pub importance: Option<Weights>,
-    /// Size of each token's kept set, `[row][token]`; absent without truncation.
-    pub kept_counts: Option<Vec<Vec<u32>>>,
-    /// Entropies of the update under way that the bonus is about: their sum and their number.
-    pub(super) active_entropy: (f64, f64),
+    /// Size of each token's kept set; absent without truncation.
+    pub kept_counts: Option<Ragged<u32>>,
     /// Gradient of the first update, before clipping, where it is to be kept.
     pub first_gradient: Option<Tensor>,
     /// Where the time went.
     pub times: Times,
-}
-
-impl StepStats {
-    /// Begins an optimiser update.
-    pub(super) fn begin_update(&mut self) {
-        self.policy_losses.push(0.0);
-        self.active_entropy = (0.0, 0.0);
-    }
-
-    /// Adds a part of the loss of the update under way.
-    pub(super) fn add_loss(&mut self, found: &LossGradient) {
-        *self.policy_losses.last_mut().expect("an update has begun") += found.policy_value;
-        self.active_entropy.0 += found.active_entropy.0;
-        self.active_entropy.1 += found.active_entropy.1;
-    }
 }
 
 /// Seconds by phase.
@@ -83,20 +55,25 @@ pub struct Times {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mean {
     sum: f64,
-    count: usize,
+    count: f64,
 }
 
 impl Mean {
     /// Adds values.
     pub fn extend(&mut self, values: &[f64]) {
-        self.sum += values.iter().sum::<f64>();
-        self.count += values.len();
+        self.add(values.iter().sum(), values.len() as f64);
+    }
+
+    /// Adds `count` values by their sum.
+    pub fn add(&mut self, sum: f64, count: f64) {
+        self.sum += sum;
+        self.count += count;
     }
 
     /// The mean; NaN of nothing.
     #[must_use]
     pub fn get(&self) -> f64 {
-        self.sum / self.count as f64
+        self.sum / self.count
     }
 }
 

@@ -1,6 +1,6 @@
 //! Synthetic groups, and a sampler that lives in a thread.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+pub mod figures;
 
 use std::{
     path::PathBuf,

@@ -1,10 +1,8 @@
 //! Gradients do not depend on how completions are spread over forward passes, for any method.
 
-mod support;
-
 use learner::{
     model::{LoadOptions, load},
-    step::{StepBatch, StepStats, Trainer},
+    step::{StepBatch, TrainedStep, Trainer},
 };
 use proptest::prelude::*;
 use shared::{
@@ -18,6 +16,8 @@ use shared::{
 };
 use tch::{Kind, Tensor};
 
+use crate::support;
+
 const LOSS_TYPES: [LossType; 13] =
     [Grpo, Bnpo, DrGrpo, Dapo, Luspo, Cispo, Sapo, Vespo, Vanilla, Gspo, VerlCispo, GeoMean, Gpg];
 
@@ -28,7 +28,7 @@ fn config() -> TrainConfig {
 }
 
 /// A trainer after one step, with the figures of the step.
-fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, StepStats) {
+fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, TrainedStep) {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let options = LoadOptions { kind, ..LoadOptions::default() };
@@ -66,7 +66,7 @@ fn groups(config: &TrainConfig, seed: u64) -> Vec<RolloutGroup> {
     let rows: Vec<usize> = (0..sequences.len()).collect();
     let found = learner::step::evaluate(&model, &sequences, &rows, 1.0, 4096, tch::Device::Cpu).unwrap();
     for (i, completion) in groups.iter_mut().flat_map(|g| &mut g.completions).enumerate() {
-        for (t, (token, own)) in completion.logprobs.iter_mut().zip(&found[i].logprobs).enumerate() {
+        for (t, (token, own)) in completion.logprobs.iter_mut().zip(&found.logprobs[i]).enumerate() {
             token.logprob_at_temperature = *own as f32 + 0.3 * ((i * 7 + t * 3) as f32).sin();
         }
     }
@@ -155,9 +155,9 @@ proptest! {
         prop_assert!(found < 1e-9, "gradients differ by {}", found);
         let weights = a.policy().parameters().flat() - b.policy().parameters().flat();
         prop_assert!(weights.abs().max().double_value(&[]) < 1e-9);
-        prop_assert_eq!(a_stats.losses.len() as u64, split.updates_per_step());
-        prop_assert_eq!(a_stats.early_stopped, b_stats.early_stopped);
-        for (a, b) in [(&a_stats.losses, &b_stats.losses), (&a_stats.grad_norms, &b_stats.grad_norms)] {
+        prop_assert_eq!(a_stats.metrics.losses.len() as u64, split.updates_per_step());
+        prop_assert_eq!(a_stats.metrics.early_stopped, b_stats.metrics.early_stopped);
+        for (a, b) in [(&a_stats.metrics.losses, &b_stats.metrics.losses), (&a_stats.metrics.grad_norms, &b_stats.metrics.grad_norms)] {
             for (x, y) in a.iter().zip(b) {
                 prop_assert!((x - y).abs() <= 1e-9 * y.abs().max(1.0), "{} is not {}", x, y);
             }

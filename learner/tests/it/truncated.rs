@@ -1,18 +1,18 @@
 //! Truncated sampling end to end: what the sampler drew, at the log-probs that the learner gives it.
 
-mod support;
-
 use std::path::Path;
 
 use learner::{
     model::{LoadOptions, load},
-    step::{StepBatch, StepStats, Trainer, record},
+    step::{StepBatch, TrainedStep, Trainer, record},
 };
 use serde_json::{Value, json};
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup, TokenLogprob,
     config::{ScaleRewards, TrainConfig},
 };
+
+use crate::support;
 
 const PROMPTS: u32 = 6;
 
@@ -64,7 +64,7 @@ fn groups(rows: &[Value], config: &TrainConfig) -> Vec<RolloutGroup> {
     groups
 }
 
-fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> StepStats {
+fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> TrainedStep {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let mut trainer = Trainer::new(config, load(&model, LoadOptions::default()).unwrap(), None).unwrap();
@@ -95,11 +95,11 @@ fn ratios_to_a_truncating_sampler_are_one() {
         let stats = step(&config, &groups);
         let (mut differing, mut distances) = (0u32, Vec::new());
         for (row, completion) in groups.iter().flat_map(|group| &group.completions).enumerate() {
-            let kept = &stats.kept_counts.as_ref().unwrap()[row];
+            let kept = &stats.metrics.kept_counts.as_ref().unwrap()[row];
             assert_eq!(kept.len(), completion.token_ids.len());
             for (t, token) in completion.logprobs.iter().enumerate() {
                 if kept[t] == token.kept_count {
-                    distances.push((stats.old_logprobs[row][t] - f64::from(token.sampling_logprob())).abs());
+                    distances.push((stats.inputs.old_logprobs[row][t] - f64::from(token.sampling_logprob())).abs());
                 } else {
                     differing += 1;
                 }
@@ -118,8 +118,8 @@ fn ratios_to_a_truncating_sampler_are_one() {
         assert!(metrics.get("mismatch_kl").unwrap() < 1e-4);
         // Without the kept sets the learner's log-probs would be of another distribution.
         let full = step(&TrainConfig { top_k: 0, top_p: 1.0, min_p: None, ..config }, &groups);
-        let apart = (full.old_logprobs[0][0] - stats.old_logprobs[0][0]).abs();
-        assert!(full.kept_counts.is_none() && apart > 1e-3, "{apart}");
+        let apart = (full.inputs.old_logprobs[0][0] - stats.inputs.old_logprobs[0][0]).abs();
+        assert!(full.metrics.kept_counts.is_none() && apart > 1e-3, "{apart}");
     }
 }
 
@@ -137,7 +137,7 @@ fn ratios_over_fixed_kept_sets_are_one() {
     };
     let groups = support::groups(&config, 3);
     let stats = step(&config, &groups);
-    assert!(stats.kept_counts.as_ref().unwrap().iter().flatten().all(|&count| count < 512));
-    let (least, most) = stats.measures.range(learner::loss::Measure::Ratio).unwrap();
+    assert!(stats.metrics.kept_counts.as_ref().unwrap().values().iter().all(|&count| count < 512));
+    let (least, most) = stats.metrics.measures.range(learner::loss::Measure::Ratio).unwrap();
     assert!((least - 1.0).abs() < 1e-5 && (most - 1.0).abs() < 1e-5, "{least} {most}");
 }

@@ -1,4 +1,4 @@
-//! Matrices of the golden files, `[row][token]` with a mask.
+//! Numbers of the golden files; matrices are `[row][token]` with a mask.
 
 use serde_json::Value;
 

@@ -1,9 +1,5 @@
 //! PPO's critic: value loss against verl, what a step does with it, and resumption to the bit.
 
-#![allow(non_snake_case)]
-
-mod support;
-
 use std::{fs, sync::atomic::AtomicBool};
 
 use learner::{
@@ -11,7 +7,7 @@ use learner::{
     loss::reduction::Aggregation,
     model::{LoadOptions, load, load_scorer},
     run::{Outcome, run},
-    step::{StepBatch, StepStats, Trainer},
+    step::{StepBatch, TrainedStep, Trainer},
 };
 use serde_json::Value;
 use shared::{
@@ -23,10 +19,7 @@ use shared::{
 use tch::{Device, Kind, Tensor};
 use tests::golden::cases;
 
-fn matrix(value: &Value) -> Vec<Vec<f64>> {
-    let row = |row: &Value| row.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
-    value.as_array().unwrap().iter().map(row).collect()
-}
+use crate::support::{self, figures::matrix};
 
 #[test]
 fn golden_value_loss() {
@@ -86,7 +79,7 @@ fn trainer(config: &TrainConfig, kind: Kind) -> Trainer {
     trainer
 }
 
-fn step(trainer: &mut Trainer, config: &TrainConfig, groups: &[RolloutGroup], number: u64) -> StepStats {
+fn step(trainer: &mut Trainer, config: &TrainConfig, groups: &[RolloutGroup], number: u64) -> TrainedStep {
     trainer.step(&StepBatch::new(groups, config, groups[0].policy_version), number).unwrap()
 }
 
@@ -123,7 +116,7 @@ fn the_critic_learns_the_rewards_of_a_batch() {
     let groups = support::groups(&config, 3);
     let curve: Vec<(f64, f64)> = (0..40)
         .map(|number| {
-            let record = step(&mut trainer, &config, &groups, number).credit;
+            let record = step(&mut trainer, &config, &groups, number).metrics.credit;
             (record.get("critic/vf_loss").unwrap(), record.get("critic/vf_explained_var").unwrap())
         })
         .collect();
@@ -146,8 +139,8 @@ fn in_the_warm_up_only_the_critic_learns() {
         assert!(largest_difference(&critic, &critic_weights(&trainer)) > 0.0);
         let moved = largest_difference(&policy, trainer.policy().parameters().flat());
         assert_eq!(moved > 0.0, number >= 2, "step {number}");
-        assert_eq!(stats.losses.is_empty(), number < 2);
-        assert!(stats.old_logprobs.iter().all(|tokens| !tokens.is_empty()));
+        assert_eq!(stats.metrics.losses.is_empty(), number < 2);
+        assert!(stats.inputs.old_logprobs.rows().all(|tokens| !tokens.is_empty()));
         assert_eq!(trainer.carried().updates, (number + 1) * config.updates_per_step());
     }
     assert!(largest_difference(&start, trainer.policy().parameters().flat()) > 0.0);
@@ -184,14 +177,17 @@ fn the_penalty_reaches_the_advantages_once_the_policy_has_moved() {
     let mut trainer = trainer(&config, Kind::Float);
     let groups = support::groups(&config, 3);
     let first = step(&mut trainer, &config, &groups, 0);
-    assert!(first.credit.get("actor/reward_kl_penalty").unwrap().abs() < 1e-5, "policy and reference are the same");
-    assert_eq!(first.credit.get("actor/reward_kl_penalty_coeff"), Some(0.5));
+    assert!(
+        first.metrics.credit.get("actor/reward_kl_penalty").unwrap().abs() < 1e-5,
+        "policy and reference are the same"
+    );
+    assert_eq!(first.metrics.credit.get("actor/reward_kl_penalty_coeff"), Some(0.5));
     let second = step(&mut trainer, &config, &groups, 1);
-    assert_ne!(first.advantages, second.advantages);
+    assert_ne!(first.inputs.advantages, second.inputs.advantages);
     // 12 completions, an error beyond the limit of 0.2, a horizon of 100: down first, then by the sign of the error.
-    let coef = second.credit.get("actor/reward_kl_penalty_coeff").unwrap();
+    let coef = second.metrics.credit.get("actor/reward_kl_penalty_coeff").unwrap();
     assert!((coef - 0.5 * (1.0 - 0.2 * 12.0 / 100.0)).abs() < 1e-12, "{coef}");
-    let kl = second.credit.get("actor/reward_kl_penalty").unwrap();
+    let kl = second.metrics.credit.get("actor/reward_kl_penalty").unwrap();
     let expected = coef * (1.0 + (kl / 1e-4 - 1.0).clamp(-0.2, 0.2) * 12.0 / 100.0);
     assert!((trainer.credit().kl_coef().unwrap() - expected).abs() < 1e-12);
 }

@@ -1,7 +1,5 @@
 //! The learner's half of the pair, joined to a sampler thread through memory.
 
-mod support;
-
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -26,8 +24,9 @@ use shared::{
     config::TrainConfig,
     metrics,
 };
-use support::Manners;
 use tch::Device;
+
+use crate::support::{self, Manners};
 
 struct Folder {
     root: tempfile::TempDir,

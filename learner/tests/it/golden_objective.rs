@@ -1,18 +1,16 @@
 //! The parts of the objective against golden figures: KL estimators, reductions, importance weights, defaults.
 
-#![allow(non_snake_case)]
-
-#[path = "support/ragged.rs"]
-mod ragged;
-
-use learner::{kl, loss::reduction::Aggregation, mismatch::Correction, step::Mismatch, verl::LOG_RATIO_BOUND};
-use ragged::{assert_close, lengths, matrix, number, numbers, optional, rows};
+use learner::{
+    kl, loss::reduction::Aggregation, mismatch::Correction, ragged::Ragged, step::Mismatch, verl::LOG_RATIO_BOUND,
+};
 use serde_json::{Value, json};
 use shared::{
     config::{ImportanceSamplingMode, TrainConfig},
     metrics::MetricRecord,
 };
 use tch::{Kind, Tensor};
+
+use crate::support::figures::{assert_close, lengths, matrix, number, numbers, optional, rows};
 
 const TOLERANCE: f64 = 1e-9;
 
@@ -78,9 +76,12 @@ fn golden_loss_aggregation() {
 }
 
 /// The first `length` entries of each row of two matrices, subtracted.
-fn log_ratios(old: &Value, sampling: &Value, lengths: &[f64]) -> Vec<Vec<f64>> {
+fn log_ratios(old: &Value, sampling: &Value, lengths: &[f64]) -> Ragged<f64> {
     let pairs = matrix(old).into_iter().zip(matrix(sampling)).zip(lengths);
-    pairs.map(|((old, sampled), &n)| old.iter().zip(sampled).map(|(o, s)| o - s).take(n as usize).collect()).collect()
+    let of_row = |((old, sampled), &n): ((Vec<f64>, Vec<f64>), &f64)| -> Vec<f64> {
+        old.iter().zip(sampled).map(|(o, s)| o - s).take(n as usize).collect()
+    };
+    pairs.map(of_row).collect()
 }
 
 #[test]
@@ -103,12 +104,12 @@ fn golden_trl_importance_ratio() {
         let log_ratios = log_ratios(&inputs["old_logps"], &inputs["sampling_logps"], &numbers(&inputs["lengths"]));
         let weights = Correction::from_config(&config).unwrap().weights(&log_ratios);
         let name = case["name"].as_str().unwrap();
-        for (row, found) in weights.rows.iter().enumerate() {
+        for (row, found) in weights.rows.rows().enumerate() {
             let expected = numbers(&expected["ratio"][row]);
             assert_close(name, found, &expected[..found.len()], TOLERANCE);
         }
         let (mut mismatch, mut metrics) = (Mismatch::default(), MetricRecord::default());
-        log_ratios.iter().for_each(|row| mismatch.add(row));
+        log_ratios.rows().for_each(|row| mismatch.add(row));
         mismatch.record(&mut metrics);
         weights.record(&mut metrics);
         for (key, expected) in expected["metrics"].as_object().unwrap() {
@@ -141,10 +142,10 @@ fn golden_verl_rollout_is() {
             log_ratio_bound: Some(LOG_RATIO_BOUND),
             batch_normalize: params["batch_normalize"].as_bool().unwrap(),
         };
-        let log_ratios = rows(&inputs["log_ratio"], &inputs["mask"]);
+        let log_ratios: Ragged<f64> = rows(&inputs["log_ratio"], &inputs["mask"]).into_iter().collect();
         let weights = correction.weights(&log_ratios);
-        let found: Vec<f64> =
-            log_ratios.iter().enumerate().flat_map(|(row, own)| weights.of_row(row, own.len())).collect();
+        let lengths: Vec<usize> = log_ratios.lengths().collect();
+        let found = weights.gather(&(0..lengths.len()).collect::<Vec<_>>(), &lengths);
         let expected = rows(&case["expected"]["weights"], &inputs["mask"]).concat();
         assert_close(case["name"].as_str().unwrap(), &found, &expected, TOLERANCE);
     }

@@ -1,7 +1,5 @@
 //! The head's log-probs, entropies and closed-form gradient against `logprob_entropy.json`.
 
-#![allow(non_snake_case)]
-
 use std::sync::Arc;
 
 use learner::{
@@ -11,9 +9,7 @@ use learner::{
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
-fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
-}
+use crate::support::figures::numbers;
 
 fn close(found: &Tensor, expected: &[f64], tolerance: f64) {
     let found = Vec::<f64>::try_from(found.to_kind(Kind::Double).reshape([-1])).unwrap();

@@ -1,12 +1,10 @@
 //! The training step: what does and does not change a gradient.
 
-mod support;
-
 use learner::{
     advantage::{CreditOptions, credit},
     loss::Measure,
     model::{LoadOptions, Parameters, load},
-    step::{Carried, StepBatch, StepStats, Trainer},
+    step::{Carried, StepBatch, TrainedStep, Trainer},
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
@@ -14,12 +12,14 @@ use shared::{
 };
 use tch::{Kind, Tensor};
 
+use crate::support;
+
 fn config() -> TrainConfig {
     support::config("unused.jsonl".into())
 }
 
 /// One step in float64; the weights afterwards, as one vector, and the figures.
-fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> (Tensor, StepStats) {
+fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> (Tensor, TrainedStep) {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
@@ -59,7 +59,7 @@ fn aborted_and_stale_completions_are_never_trained_on() {
         let (clean, stats) = step(&config, &excluded);
         assert_eq!(largest_difference(&clean, &step(&config, &poisoned).0), 0.0);
         assert!(largest_difference(&clean, &step(&config, &groups).0) > 0.0);
-        assert_eq!(stats.old_logprobs.iter().filter(|logprobs| logprobs.is_empty()).count(), 4);
+        assert_eq!(stats.inputs.old_logprobs.rows().filter(|logprobs| logprobs.is_empty()).count(), 4);
     }
 }
 
@@ -78,7 +78,7 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     let advantages = credit(&CreditOptions::from_config(&config), &batch.samples(), None, None).advantages;
     // Mean and standard deviation of 0, 1, 2 and 3, the truncated one included.
     let expected = |i: usize| (i as f64 - 1.5) / ((5.0f64 / 3.0).sqrt() + 1e-4);
-    assert!(advantages.iter().enumerate().all(|(i, a)| (a[0] - expected(i)).abs() < 1e-12), "{advantages:?}");
+    assert!(advantages.rows().enumerate().all(|(i, a)| (a[0] - expected(i)).abs() < 1e-12), "{advantages:?}");
 
     let mut other = groups.clone();
     other[0].completions[0].token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
@@ -100,10 +100,10 @@ fn the_first_pass_is_on_policy_and_clips_nothing() {
     };
     let (_, stats) = step(&once, &groups);
     // Advantages of a group sum to 0, and every completion weighs the same: the loss vanishes, its gradient does not.
-    assert!(stats.losses[0].abs() < 1e-12 && stats.grad_norms[0] > 1e-3, "{stats:?}");
-    assert_eq!(stats.measures.clipped(), Some(0.0));
+    assert!(stats.metrics.losses[0].abs() < 1e-12 && stats.metrics.grad_norms[0] > 1e-3, "{stats:?}");
+    assert_eq!(stats.metrics.measures.clipped(), Some(0.0));
     let (_, stats) = step(&TrainConfig { num_iterations: 3, learning_rate: 1e-2, ..config }, &groups);
-    assert!(stats.measures.clipped() > Some(0.0));
+    assert!(stats.metrics.measures.clipped() > Some(0.0));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_loss_that_is_not_finite_skips_the_update() {
     let before = trainer.policy().parameters().read_f32("model.embed_tokens.weight").unwrap();
     let groups = support::groups(&config, 3);
     let stats = trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3).unwrap();
-    assert_eq!(stats.skipped_updates, config.updates_per_step());
+    assert_eq!(stats.metrics.skipped_updates, config.updates_per_step());
     let state = trainer.policy().state();
     assert_eq!((state[0].0.as_str(), state[0].1.int64_value(&[0])), ("step", 0));
     assert_eq!(trainer.policy().parameters().read_f32("model.embed_tokens.weight").unwrap(), before);
@@ -140,11 +140,11 @@ fn a_logical_batch_with_a_large_ratio_is_left_out() {
     let (_, stats) = step(&config, &groups);
     let mut set_ratios = |ratio: &dyn Fn(usize) -> f64| {
         for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
-            for (token, old) in completion.logprobs.iter_mut().zip(&stats.old_logprobs[row]) {
+            for (token, old) in completion.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
                 token.logprob_at_temperature = (old - ratio(row).ln()) as f32;
             }
         }
-        step(&config, &groups).1
+        step(&config, &groups).1.metrics
     };
     let usual = set_ratios(&|_| 1.0);
     assert!(usual.early_stopped == 0 && usual.grad_norms[0] > 1e-3);
@@ -170,17 +170,17 @@ fn completions_of_an_older_policy_are_masked_in_a_single_pass() {
     };
     let mut groups = support::groups(&config, 3);
     let (_, known) = step(&config, &groups);
-    let counted = || known.advantages.iter().flatten().filter(|&&advantage| advantage != 0.0);
+    let counted = || known.inputs.advantages.values().iter().filter(|&&advantage| advantage != 0.0);
     let negative = counted().filter(|&&advantage| advantage < 0.0).count() as f64 / counted().count() as f64;
     // What the tokens have lost since they were drawn; NaN = the sampler did not say.
     let mut masked = |lost: f64| {
         for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
-            for (token, old) in completion.logprobs.iter_mut().zip(&known.old_logprobs[row]) {
+            for (token, old) in completion.logprobs.iter_mut().zip(&known.inputs.old_logprobs[row]) {
                 token.logprob_at_temperature = (old + lost) as f32;
             }
         }
         let (weights, stats) = step(&config, &groups);
-        (weights, stats.measures.mean(Measure::OffPolicy).unwrap())
+        (weights, stats.metrics.measures.mean(Measure::OffPolicy).unwrap())
     };
     let (usual, share) = masked(0.0);
     assert_eq!(share, 0.0);
@@ -246,12 +246,12 @@ fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
     }
     let (with, entropy) = run(&config, &groups);
     let (without, unaided) = run(&TrainConfig { entropy_coef_max: 0.0, ..config.clone() }, &groups);
-    assert_eq!((with.entropy_coef, without.entropy_coef), (Some(0.04), Some(0.0)));
+    assert_eq!((with.metrics.entropy_coef, without.metrics.entropy_coef), (Some(0.04), Some(0.0)));
     assert!((entropy - unaided).abs() < 1e-5, "{entropy} with the bonus, {unaided} without");
-    assert!((with.entropy.get() - without.entropy.get()).abs() < 1e-5);
+    assert!((with.metrics.entropy.get() - without.metrics.entropy.get()).abs() < 1e-5);
 
     groups[0].completions = groups[1].completions.clone();
-    assert_eq!(run(&config, &groups).0.entropy_coef, Some(0.04), "no contrast at all");
+    assert_eq!(run(&config, &groups).0.metrics.entropy_coef, Some(0.04), "no contrast at all");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn an_update_may_be_larger_than_any_batch() {
     let whole = TrainConfig { warmup_steps: 0, per_device_train_batch_size: 12, num_iterations: 1, ..config() };
     let huge = TrainConfig { per_device_train_batch_size: 1 << 16, gradient_accumulation_steps: 1 << 16, ..whole };
     let (_, stats) = step(&huge, &support::groups(&huge, 3));
-    assert_eq!((stats.losses.len() as u64, huge.updates_per_step()), (1, 1));
+    assert_eq!((stats.metrics.losses.len() as u64, huge.updates_per_step()), (1, 1));
 }
 
 /// Clipping is a share of all trained tokens, also of those whose advantage is 0.
@@ -297,7 +297,7 @@ fn clip_fractions_count_completions_without_contrast() {
             let score = if contrast { row as f64 } else { 1.0 };
             completion.rewards = vec![RewardOutcome::Score(score), RewardOutcome::NotApplicable];
             // Ratios of 2 to the sampler: clipped where the advantage is above 0.
-            for (token, old) in completion.logprobs.iter_mut().zip(&stats.old_logprobs[row]) {
+            for (token, old) in completion.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
                 token.logprob_at_temperature = (old - 2f64.ln()) as f32;
             }
         }
@@ -306,7 +306,8 @@ fn clip_fractions_count_completions_without_contrast() {
             rows.iter().map(|&row| all[row].token_ids.len() as f64).sum()
         };
         let expected = tokens(&[2, 3]) / tokens(&(0..12).collect::<Vec<_>>());
-        let found = step(&TrainConfig { learning_rate: 0.0, ..config }, &groups).1.measures.mean(measure).unwrap();
+        let found =
+            step(&TrainConfig { learning_rate: 0.0, ..config }, &groups).1.metrics.measures.mean(measure).unwrap();
         assert!((found - expected).abs() < 1e-12, "{loss_type:?}: {found} is not {expected}");
     }
 }
@@ -324,7 +325,7 @@ fn the_entropy_bonus_raises_the_entropy() {
         let model = ModelDir::open(&config.model).unwrap();
         let mut trainer = Trainer::new(&config, load(&model, LoadOptions::default()).unwrap(), None).unwrap();
         let batch = StepBatch::new(&groups, &config, PolicyVersion(3));
-        let steps: Vec<f64> = (0..3).map(|step| trainer.step(&batch, step).unwrap().entropy.get()).collect();
+        let steps: Vec<f64> = (0..3).map(|step| trainer.step(&batch, step).unwrap().metrics.entropy.get()).collect();
         (steps[0], steps[2])
     };
     let (before, after) = entropies(0.0);

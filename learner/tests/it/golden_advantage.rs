@@ -8,6 +8,7 @@ use learner::{
         process::{Deviation, process},
     },
     kl,
+    ragged::Ragged,
 };
 use serde_json::{Value, json};
 use shared::{
@@ -16,25 +17,11 @@ use shared::{
 };
 use tests::golden::cases;
 
+use crate::support::figures::{matrix, number, numbers};
+
 /// Figures that the peers averaged in float32.
 const METRIC_TOLERANCE: f64 = 1e-6;
 const TOLERANCE: f64 = 1e-9;
-
-fn number(value: &Value) -> f64 {
-    match value {
-        Value::Null => f64::NAN,
-        Value::String(text) => text.parse().unwrap(),
-        other => other.as_f64().unwrap(),
-    }
-}
-
-fn list(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(number).collect()
-}
-
-fn matrix(value: &Value) -> Vec<Vec<f64>> {
-    value.as_array().unwrap().iter().map(list).collect()
-}
 
 fn sizes(value: &Value) -> Vec<usize> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
@@ -56,10 +43,10 @@ fn assert_list(name: &Value, what: &str, found: &[f64], expected: &[f64]) {
 
 /// Compares ragged rows with a padded matrix that is 0 beyond them.
 #[track_caller]
-fn assert_padded(name: &Value, what: &str, found: &[Vec<f64>], expected: &[Vec<f64>]) {
+fn assert_padded(name: &Value, what: &str, found: &Ragged<f64>, expected: &[Vec<f64>]) {
     assert_eq!(found.len(), expected.len(), "{name}: {what}");
-    for (found, expected) in found.iter().zip(expected) {
-        let mut padded = found.clone();
+    for (found, expected) in found.rows().zip(expected) {
+        let mut padded = found.to_vec();
         padded.resize(expected.len(), 0.0);
         assert_list(name, what, &padded, expected);
     }
@@ -109,18 +96,18 @@ fn golden_advantages_outcome() {
                 valid: true,
                 trained: true,
                 outcomes,
-                weights: list(&params["reward_weights"]),
+                weights: numbers(&params["reward_weights"]),
             })
             .collect();
         let found = credit(&options, &samples, None, None);
-        for (i, expected) in list(&expected["advantages"]).into_iter().enumerate() {
+        for (i, expected) in numbers(&expected["advantages"]).into_iter().enumerate() {
             assert_eq!(found.advantages[i].len(), samples[i].tokens);
             for &token in &found.advantages[i] {
                 assert_close(name, "advantage", token, expected, TOLERANCE);
             }
         }
         let summary = RewardSummary::new(&options, &samples);
-        assert_list(name, "std", &summary.stds, &list(&expected["std_per_sample"]));
+        assert_list(name, "std", &summary.stds, &numbers(&expected["std_per_sample"]));
         assert_eq!(json!(summary.zero_std), expected["is_std_zero"], "{name}");
         let share = number(&expected["frac_reward_zero_std"]);
         assert_close(name, "share of zero std", summary.frac_zero_std(), share, METRIC_TOLERANCE);
@@ -149,7 +136,7 @@ fn golden_advantages_process() {
             .collect();
         let lengths = sizes(&case["inputs"]["lengths"]);
         let found = process(&steps, &lengths, deviation, number(&case["params"]["eps"]));
-        for (found, expected) in found.normalised.iter().zip(matrix(&expected["normalised"])) {
+        for (found, expected) in found.normalised.rows().zip(matrix(&expected["normalised"])) {
             assert_list(name, "normalised", found, &expected);
         }
         assert_padded(name, "advantages", &found.advantages, &matrix(&expected["advantages"]));
@@ -182,7 +169,7 @@ fn golden_advantages_verl() {
             assert_eq!((ones, mask.iter().sum::<f64>()), (length, length as f64), "{name}: a mask is a prefix");
         }
         let outcomes: Vec<[RewardOutcome; 1]> =
-            list(&inputs["scores"]).into_iter().map(|score| [RewardOutcome::Score(score)]).collect();
+            numbers(&inputs["scores"]).into_iter().map(|score| [RewardOutcome::Score(score)]).collect();
         let groups = sizes(&inputs["group"]);
         let samples: Vec<Sample<'_>> = (0..outcomes.len())
             .map(|i| Sample {
@@ -209,7 +196,7 @@ fn golden_gae() {
         let (gamma, lam) = (number(&case["params"]["gamma"]), number(&case["params"]["lam"]));
         let (mask, values) = (matrix(&inputs["mask"]), matrix(&inputs["values"]));
         // Tokens that the mask leaves out are skipped by the recursion: it runs over those that are kept.
-        let raw: Vec<Vec<f64>> = matrix(&inputs["token_rewards"])
+        let raw: Ragged<f64> = matrix(&inputs["token_rewards"])
             .iter()
             .zip(values.iter().zip(&mask))
             .map(|(rewards, (values, mask))| gae(&kept(rewards, mask), &kept(values, mask), gamma, lam))
@@ -241,12 +228,12 @@ fn golden_adaptive_kl() {
             ..TrainConfig::default()
         };
         let mut controller = KlController::from_config(&config).unwrap();
-        let after = list(&case["inputs"]["kl"]).into_iter().map(|kl| {
+        let after = numbers(&case["inputs"]["kl"]).into_iter().map(|kl| {
             controller.update(kl, params["n_steps"].as_u64().unwrap() as usize);
             controller.coef
         });
         let after: Vec<f64> = after.collect();
-        assert_list(&case["name"], "coef_after", &after, &list(&case["expected"]["coef_after"]));
+        assert_list(&case["name"], "coef_after", &after, &numbers(&case["expected"]["coef_after"]));
     }
 }
 

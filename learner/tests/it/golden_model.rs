@@ -1,7 +1,5 @@
 //! The decoder and the optimiser against transformers and torch (`model_numerics.json`).
 
-#![allow(non_snake_case)]
-
 use std::path::Path;
 
 use learner::{
@@ -21,14 +19,12 @@ use shared::{
 };
 use tch::{Device, Kind, Tensor};
 
+use crate::support::figures::numbers;
+
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
 const NORM_TOLERANCE: f64 = 2e-5;
 const WEIGHT_TOLERANCE: f64 = 5e-6;
-
-fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
-}
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()

@@ -1,7 +1,5 @@
 //! Scorers: the transformer of a language model under another head, and what a reward model learns with it.
 
-#![allow(non_snake_case)]
-
 use std::{fs, path::Path, process::Command};
 
 use learner::{
@@ -212,7 +210,7 @@ fn scores_of_completions_are_written_for_every_end() {
         Answer { tokens: vec![8, 9, 7, 10, 11], ends: vec![2, 4] },
         Answer { tokens: vec![8, 7, 10, 11, 12], ends: vec![4] },
     ];
-    for (found, expected) in found.iter().flatten().zip(score(&scorer, &answers, 1).unwrap().iter().flatten()) {
+    for (found, expected) in found.iter().flatten().zip(score(&scorer, &answers, 1).unwrap().values()) {
         assert!((found - expected).abs() < 1e-6 && *found != 0.0);
     }
     assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);

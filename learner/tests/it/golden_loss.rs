@@ -1,10 +1,5 @@
 //! The objective against TRL's and verl's own losses, in float64.
 
-#![allow(non_snake_case)]
-
-#[path = "support/ragged.rs"]
-mod ragged;
-
 use learner::{
     loss::{
         Importance, LossGradient, Measures, Objective, Rows, Tokens,
@@ -13,13 +8,14 @@ use learner::{
     step::Mean,
     verl::LOG_RATIO_BOUND,
 };
-use ragged::{assert_close, lengths, number, optional, rows};
 use serde_json::{Value, json};
 use shared::{
     config::{LossType, TrainConfig},
     metrics::MetricRecord,
 };
 use tch::{Device, Kind, Tensor};
+
+use crate::support::figures::{assert_close, lengths, matrix, number, optional, rows};
 
 const TOLERANCE: f64 = 1e-9;
 /// Metrics were averaged in float32.
@@ -105,7 +101,7 @@ fn padding(ratios: &Value, mask: &Value) -> Tensor {
         let tokens = mask.iter().filter(|&&m| m != 0.0).count();
         std::iter::once(product).chain(std::iter::repeat(1.0)).take(tokens).collect::<Vec<f64>>()
     };
-    let rows: Vec<Vec<f64>> = ragged::matrix(ratios).into_iter().zip(ragged::matrix(mask)).map(of_row).collect();
+    let rows: Vec<Vec<f64>> = matrix(ratios).into_iter().zip(matrix(mask)).map(of_row).collect();
     Tensor::from_slice(&rows.concat())
 }
 

@@ -1,0 +1,327 @@
+//! The policy under training, and what one step does with it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use shared::{config::TrainConfig, rng};
+use tch::Device;
+
+use super::{
+    CreditAssigner, Forward, Row, StepBatch, StepInputs, StepMetrics,
+    passes::{Pass, Totals},
+};
+use crate::{
+    device::wait_for,
+    error::LearnerError,
+    kept::Truncation,
+    loss::{
+        Objective,
+        entropy::{EntropyController, EntropyState},
+        reduction::{Normaliser, RowWeights, update_weights},
+    },
+    mismatch::Correction,
+    model::Decoder,
+    optimizer::AdamWOptions,
+    ragged::Ragged,
+    schedule::Schedule,
+    trained::{OptimizerState, Trained},
+};
+
+/// Distinguishes the shuffle of a step from other uses of the seed.
+const SHUFFLE_KEY: u64 = 0x7368_7566;
+
+/// What came of a step.
+#[derive(Debug)]
+pub struct TrainedStep {
+    /// What the losses read.
+    pub inputs: StepInputs,
+    /// What is told of it.
+    pub metrics: StepMetrics,
+}
+
+/// What a trainer carries from step to step besides models and optimisers; part of a checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Optimiser updates, skipped ones included. Policy and critic have the same number.
+    pub updates: u64,
+    /// Weight of the KL penalty in the reward, which an adaptive controller moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_coef: Option<f64>,
+    /// Coefficient of the entropy bonus, where it is adaptive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy: Option<EntropyState>,
+}
+
+/// The policy being trained, with everything an update needs.
+#[derive(Debug)]
+pub struct Trainer {
+    config: Arc<TrainConfig>,
+    objective: Objective,
+    entropy: EntropyController,
+    correction: Option<Correction>,
+    truncation: Option<Truncation>,
+    policy: Trained<Decoder>,
+    /// The starting policy, frozen but for `sync_ref_model`; only there when there is a KL penalty.
+    reference: Option<Decoder>,
+    credit: CreditAssigner,
+    keeps_gradient: bool,
+    device: Device,
+}
+
+impl Trainer {
+    /// A trainer of `policy` for a run of `config.max_steps` steps.
+    ///
+    /// # Errors
+    /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
+    pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
+        if config.beta != 0.0 && reference.is_none() {
+            return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
+        }
+        let total_steps = config.max_steps.ok_or_else(|| {
+            LearnerError::Config("`max_steps` is missing; `tandem train` fills it in from the dataset".into())
+        })?;
+        let schedule = Schedule::from_config(config, config.updates_of(total_steps));
+        Ok(Self {
+            objective: Objective::from_config(config),
+            entropy: EntropyController::from_config(config),
+            correction: Correction::from_config(config),
+            truncation: Truncation::of(&config.sampling()),
+            credit: CreditAssigner::from_config(config),
+            keeps_gradient: false,
+            device: policy.parameters().flat().device(),
+            policy: Trained::new(policy, AdamWOptions::from_config(config), schedule),
+            config: Arc::new(config.clone()),
+            reference,
+        })
+    }
+
+    /// The policy.
+    #[must_use]
+    pub fn policy(&self) -> &Trained<Decoder> {
+        &self.policy
+    }
+
+    /// The reference policy, if it moves (`sync_ref_model`), so that a checkpoint must hold it.
+    #[must_use]
+    pub fn moving_reference(&self) -> Option<&Decoder> {
+        self.reference.as_ref().filter(|_| self.config.sync_ref_model)
+    }
+
+    /// KL penalty and critic.
+    #[must_use]
+    pub fn credit(&self) -> &CreditAssigner {
+        &self.credit
+    }
+
+    /// KL penalty and critic, to be set up.
+    pub fn credit_mut(&mut self) -> &mut CreditAssigner {
+        &mut self.credit
+    }
+
+    /// What a checkpoint holds of it besides models and optimisers.
+    #[must_use]
+    pub fn carried(&self) -> Carried {
+        Carried { updates: self.policy.updates(), kl_coef: self.credit.kl_coef(), entropy: self.entropy.state() }
+    }
+
+    /// Goes on from a checkpoint, given the states of the policy's optimiser and, where it holds one, of the critic's.
+    ///
+    /// # Errors
+    /// A state that does not fit its model.
+    pub fn restore(
+        &mut self,
+        carried: &Carried,
+        policy: &OptimizerState,
+        critic: Option<&OptimizerState>,
+    ) -> Result<(), LearnerError> {
+        self.entropy.restore(carried.entropy);
+        self.credit.restore(carried, critic)?;
+        self.policy.restore(carried.updates, policy)
+    }
+
+    /// Has the gradient of each step's first update left in [`StepMetrics::first_gradient`].
+    pub fn keep_first_gradient(&mut self) {
+        self.keeps_gradient = true;
+    }
+
+    /// Trains on one generation batch. `step` is the number of steps done before it.
+    ///
+    /// # Errors
+    /// When gae has no critic, or libtorch refuses an operation.
+    pub fn step(&mut self, batch: &StepBatch<'_>, step: u64) -> Result<TrainedStep, LearnerError> {
+        let (config, updates) = (Arc::clone(&self.config), self.plan(batch, step));
+        let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
+        let mut metrics = StepMetrics::default();
+        let forward = self.forward(batch, &mut metrics);
+        inputs.ref_logprobs = self.ref_logprobs(batch, &forward, &mut metrics)?;
+        let trains_policy = self.credit.trains_policy(step);
+        // The first update's own pass gives the log-probs of its rows, unless they are needed before or it never comes.
+        let normalised = self.correction.is_some_and(|correction| correction.batch_normalize);
+        let all_before = self.credit.needs_logprobs() || normalised || !trains_policy;
+        let before = if all_before { &updates[..] } else { updates.get(1..).unwrap_or_default() };
+        self.old_logprobs(batch, &forward, before, &mut inputs, &mut metrics)?;
+        let credit = self.credit.assign(batch, &forward.sequences, &inputs.old_logprobs, &inputs.ref_logprobs)?;
+        let (advantages, mut assignment) = credit;
+        inputs.advantages = advantages;
+        for iteration in 0..config.num_iterations {
+            for (number, rows) in updates.iter().enumerate() {
+                // Nothing was updated yet: the current policy is the old one, and its log-probs are read off.
+                let on_policy = iteration == 0 && number == 0;
+                if trains_policy {
+                    let pass = Pass {
+                        config: &config,
+                        objective: &Objective { entropy_coef: self.entropy.applied(), ..self.objective },
+                        batch,
+                        forward: &forward,
+                        inputs: &mut inputs,
+                        metrics: &mut metrics,
+                        first: iteration == 0,
+                        on_policy,
+                        reads_old_logprobs: on_policy && !all_before,
+                    };
+                    self.update(pass, rows)?;
+                } else {
+                    metrics.learning_rate = self.policy.skip();
+                }
+                self.credit.update(&mut assignment, &forward.sequences, rows)?;
+            }
+        }
+        metrics.credit = assignment.record(&inputs.advantages);
+        self.sync_reference(step + 1);
+        Ok(TrainedStep { inputs, metrics })
+    }
+
+    /// Rows of each optimiser update, in a seeded random order as in TRL, so that an update does not consist of the
+    /// neighbours of one prompt. The same in every iteration.
+    fn plan(&self, batch: &StepBatch<'_>, step: u64) -> Vec<Vec<usize>> {
+        let order = rng::permutation(batch.rows.len(), &[self.config.seed, SHUFFLE_KEY, step]);
+        let order: Vec<usize> = order.into_iter().map(|i| i as usize).collect();
+        let per_update =
+            self.config.per_device_train_batch_size.saturating_mul(self.config.gradient_accumulation_steps);
+        order.chunks(per_update as usize).map(<[usize]>::to_vec).collect()
+    }
+
+    /// Weight of each row's tokens in the loss of its update.
+    fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> RowWeights {
+        let rows = batch.rows.len();
+        let mut weights = RowWeights { losses: vec![0.0; rows], entropies: vec![0.0; rows] };
+        let logical_rows = self.config.per_device_train_batch_size as usize;
+        for rows in updates {
+            let normaliser = Normaliser {
+                accumulation: rows.len().div_ceil(logical_rows) as f64,
+                share: 1.0 / updates.len() as f64,
+                generation_tokens: batch.completion_tokens() as f64,
+                max_completion_length: f64::from(self.config.max_completion_length),
+            };
+            let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
+            let found = update_weights(&self.config, &lengths, logical_rows, &normaliser);
+            for (i, &row) in rows.iter().enumerate() {
+                (weights.losses[row], weights.entropies[row]) = (found.losses[i], found.entropies[i]);
+            }
+        }
+        weights
+    }
+
+    /// The sequences of a step; with truncated sampling, their kept sets under the policy as it is now.
+    fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Forward<'b> {
+        let mut forward = Forward {
+            sequences: batch.rows.iter().map(Row::sequence).collect(),
+            kept: None,
+            temperature: f64::from(self.config.temperature),
+            budget: self.config.micro_batch_tokens as usize,
+            device: self.device,
+        };
+        if let Some(truncation) = &self.truncation {
+            let start = Instant::now();
+            let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
+            let kept = forward.kept_sets(self.policy.model(), &rows, truncation);
+            metrics.kept_counts = Some(kept.map(|set| set.count()));
+            forward.kept = Some(kept);
+            metrics.times.old_logprobs += start.elapsed();
+        }
+        forward
+    }
+
+    fn ref_logprobs(
+        &self,
+        batch: &StepBatch<'_>,
+        forward: &Forward<'_>,
+        metrics: &mut StepMetrics,
+    ) -> Result<Ragged<f64>, LearnerError> {
+        let Some(reference) = &self.reference else {
+            return Ok(Ragged::filled(0.0, batch.rows.iter().map(|_| 0)));
+        };
+        let start = Instant::now();
+        // In the reward, the penalty is part of the baseline, to which completions outside the loss belong as well.
+        let all = self.credit.needs_logprobs();
+        let wanted = |row: &Row<'_>| row.trained || all && row.valid;
+        let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| wanted(&batch.rows[r])).collect();
+        let found = forward.evaluate(reference, &rows)?;
+        metrics.times.ref_logprobs = start.elapsed();
+        Ok(found.logprobs)
+    }
+
+    /// Log-probs of the policy as it is now, for the rows of the given updates.
+    fn old_logprobs(
+        &self,
+        batch: &StepBatch<'_>,
+        forward: &Forward<'_>,
+        updates: &[Vec<usize>],
+        inputs: &mut StepInputs,
+        metrics: &mut StepMetrics,
+    ) -> Result<(), LearnerError> {
+        let start = Instant::now();
+        let mut valid: Vec<usize> = updates.iter().flatten().copied().filter(|&r| batch.rows[r].valid).collect();
+        // The sums that a correction is relative to are taken in the order of the batch.
+        valid.sort_unstable();
+        let found = forward.evaluate(self.policy.model(), &valid)?;
+        inputs.remember(&valid, &found.logprobs.gather(&valid));
+        metrics.times.old_logprobs += start.elapsed();
+        Ok(())
+    }
+
+    /// Moves the reference policy towards the policy, every `ref_model_sync_steps` steps (TRL `sync_ref_model`).
+    fn sync_reference(&self, steps: u64) {
+        let due = self.config.sync_ref_model && steps.is_multiple_of(self.config.ref_model_sync_steps);
+        let Some(reference) = self.reference.as_ref().filter(|_| due) else { return };
+        tch::no_grad(|| {
+            let mut flat = reference.parameters().flat().shallow_clone();
+            let _ = flat.lerp_(self.policy.parameters().flat(), self.config.ref_model_mixup_alpha);
+        });
+    }
+
+    fn update(&mut self, mut pass: Pass<'_>, rows: &[usize]) -> Result<(), LearnerError> {
+        let (start, mut passed) = (Instant::now(), Duration::ZERO);
+        let (mut totals, mut gradient) = (Totals::default(), None);
+        let update = self.policy.update(|policy, gradients| {
+            totals = pass.run(policy, gradients, rows)?;
+            wait_for(self.device);
+            passed = start.elapsed();
+            let wanted = self.keeps_gradient && pass.metrics.first_gradient.is_none();
+            gradient = wanted.then(|| gradients.flat().copy());
+            Ok(totals.loss)
+        })?;
+        wait_for(self.device);
+        let metrics = pass.metrics;
+        metrics.first_gradient = gradient.or(metrics.first_gradient.take());
+        metrics.times.forward_backward += passed;
+        metrics.times.optimizer += start.elapsed() - passed;
+        metrics.learning_rate = update.learning_rate;
+        metrics.losses.push(update.loss);
+        metrics.policy_losses.push(totals.policy_loss);
+        metrics.grad_norms.push(update.grad_norm);
+        if self.entropy.enabled() {
+            self.entropy.observe(totals.entropy.get());
+            metrics.entropy_coef = Some(self.entropy.coef);
+        }
+        if !update.applied {
+            metrics.skipped_updates += 1;
+            let (loss, update) = (update.loss, self.policy.updates());
+            tracing::warn!(loss, update, "loss or gradient is not finite: the update is left out");
+        }
+        Ok(())
+    }
+}

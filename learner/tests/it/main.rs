@@ -1,0 +1,19 @@
+//! The learner through its public interface, and its figures against those of PyTorch, transformers, TRL and verl.
+
+// Tensor names end in their dimensions, as in the library.
+#![allow(non_snake_case)]
+
+mod cli;
+mod critic;
+mod golden_advantage;
+mod golden_head;
+mod golden_loss;
+mod golden_model;
+mod golden_objective;
+mod invariance;
+mod run;
+mod scorer;
+mod step;
+mod stories;
+mod support;
+mod truncated;
