@@ -34,9 +34,9 @@ fn alone() -> MutexGuard<'static, ()> {
 fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
         device,
-        kernels: Kernels::default(),
-        rollout_dtype: RolloutDtype::default(),
-        kv_dtype: KvDtype::default(),
+        kernels: Kernels::Packed,
+        rollout_dtype: RolloutDtype::Auto,
+        kv_dtype: KvDtype::Auto,
         threads: 2,
         max_num_seqs,
         max_num_batched_tokens: 256,

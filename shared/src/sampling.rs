@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::{self, OptionValue, TrainConfig};
+
 /// Parameters of the sampling distribution.
 ///
 /// Applied in transformers' order: repetition penalty, temperature, top-k, top-p, min-p.
@@ -32,16 +34,24 @@ pub struct SamplingParams {
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: None,
-            repetition_penalty: 1.0,
-            max_completion_length: 512,
-            stop: Vec::new(),
+        TrainConfig::default().sampling()
+    }
+}
+
+impl TrainConfig {
+    /// The sampling parameters of a run.
+    #[must_use]
+    pub fn sampling(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            max_completion_length: self.max_completion_length,
+            stop: self.stop.clone(),
             ignore_eos: false,
-            seed: 42,
+            seed: self.seed,
         }
     }
 }
@@ -59,28 +69,22 @@ impl SamplingParams {
         !self.greedy() && (self.top_k > 0 || self.top_p < 1.0 || self.min_p.is_some_and(|p| p > 0.0))
     }
 
-    /// The first value outside its range, as a message that names the option.
+    /// Checks the ranges, which are those of the options of a run, but for a temperature of 0.
     ///
     /// # Errors
-    /// Describes the offending option.
+    /// The first value outside its range, as a message that begins with the name of the option.
     pub fn validate(&self) -> Result<(), String> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(format!("temperature must be 0 (greedy) or a positive number, got {}", self.temperature));
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(format!("top_p must be in (0, 1], got {}", self.top_p));
-        }
-        if let Some(p) = self.min_p
-            && !(0.0..=1.0).contains(&p)
-        {
-            return Err(format!("min_p must be in [0, 1], got {p}"));
-        }
-        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            return Err(format!("repetition_penalty must be a positive number, got {}", self.repetition_penalty));
-        }
-        if self.max_completion_length == 0 {
-            return Err("max_completion_length must be at least 1".into());
-        }
-        Ok(())
+        within("top_p", &self.top_p)?;
+        within("min_p", &self.min_p)?;
+        within("repetition_penalty", &self.repetition_penalty)?;
+        within("max_completion_length", &self.max_completion_length)
     }
+}
+
+fn within<T: OptionValue>(key: &str, value: &T) -> Result<(), String> {
+    let option = config::option(key).expect("the key of an option");
+    option.check(value).map_err(|message| format!("{key} {message}"))
 }

@@ -1,7 +1,7 @@
 //! How a key of another system becomes an option.
 
 use serde_json::Value;
-use shared::config::layers;
+use shared::config;
 
 /// What becomes of a key.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ impl Rules {
     /// What becomes of a key; nothing is known of it when there is no rule.
     pub fn find(&self, key: &str) -> Option<Rule> {
         let exact = self.keys.iter().find(|(name, _)| *name == key);
-        let own = || self.ours.then(|| layers::option_named(key).map(Rule::Option)).flatten();
+        let own = || self.ours.then(|| config::option(key).map(|o| Rule::Option(o.key))).flatten();
         let prefixed = || self.keys.iter().find(|(name, _)| name.strip_suffix('*').is_some_and(|p| key.starts_with(p)));
         exact.map(|(_, rule)| *rule).or_else(own).or_else(|| prefixed().map(|(_, rule)| *rule))
     }
@@ -73,17 +73,16 @@ mod tests {
 
     #[test]
     fn every_rule_leads_to_an_option_that_exists() {
-        let known = layers::known_keys();
         for dialect in [Dialect::Trl, Dialect::Verl, Dialect::Rlinf] {
             let rules = dialect.rules();
             for (key, rule) in rules.keys {
                 if let Rule::Option(name) | Rule::Convert(name, _) = rule {
-                    assert!(known.iter().any(|k| k == name), "{key}: {name}");
+                    assert!(config::OPTIONS.iter().any(|option| option.key == *name), "{key}: {name}");
                 }
                 assert_eq!(rules.keys.iter().filter(|(other, _)| other == key).count(), 1, "{key}");
             }
             for (name, value) in rules.implied {
-                layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();
+                config::layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();
             }
         }
     }

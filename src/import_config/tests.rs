@@ -100,7 +100,7 @@ fn a_config_of_trl() {
 fn values_that_mean_nothing_here_are_left_out_with_the_reason() {
     let (_, found) = import("learning_rate: fast\nloss_type: other\nreward_funcs: [my_lib.rewards.f]\nseed: 3\n");
     assert!(reason(&found, "learning_rate").contains("`learning_rate`"));
-    assert!(reason(&found, "loss_type").contains("unknown variant"));
+    assert!(reason(&found, "loss_type").contains("must be one of grpo, bnpo"));
     assert!(reason(&found, "reward_funcs").contains("Python"));
     assert_eq!(found.to_toml(), "seed = 3\n");
 }

@@ -1,7 +1,7 @@
 //! From foreign keys to a configuration, with an account of every key.
 
 use serde_json::Value;
-use shared::config::{TrainConfig, layers};
+use shared::config::{OPTIONS, TrainConfig, layers};
 use toml::Table;
 
 use super::{
@@ -83,9 +83,9 @@ impl Translation {
     pub fn to_toml(&self) -> String {
         // From the text, in which single precision has the digits that it was given with.
         let values: Table = layers::to_toml(&self.config).parse().expect("a configuration is valid TOML");
-        let taken = |key: &String| self.mapped.iter().any(|(_, option)| option == key);
-        let line = |key: String| Some(Table::from_iter([(key.clone(), values.get(&key)?.clone())]).to_string());
-        layers::known_keys().into_iter().filter(taken).filter_map(line).collect()
+        let taken = |key: &&str| self.mapped.iter().any(|(_, option)| option == key);
+        let line = |key: &str| Some(Table::from_iter([(key.to_owned(), values.get(key)?.clone())]).to_string());
+        OPTIONS.iter().map(|option| option.key).filter(taken).filter_map(line).collect()
     }
 }
 

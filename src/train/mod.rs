@@ -15,7 +15,7 @@ use serde::Serialize;
 use shared::{
     RunDir,
     channel::iox::remove_leftovers,
-    config::{TrainConfig, layers},
+    config::{OPTIONS, OptionSpec, TrainConfig, layers},
     metrics::{self, MetricRecord},
 };
 
@@ -69,11 +69,11 @@ pub fn interrupted() -> ExitCode {
 /// Every option with its default, in declaration order; those that are absent by default as comments.
 fn every_key(defaults: &TrainConfig) -> String {
     let toml = layers::to_toml(defaults);
-    let line = |key: &String| {
-        let given = toml.lines().find(|line| line.split(" = ").next() == Some(key));
-        given.map_or_else(|| format!("# {key} = (absent)\n"), |line| format!("{line}\n"))
+    let line = |option: &OptionSpec| {
+        let given = toml.lines().find(|line| line.split(" = ").next() == Some(option.key));
+        given.map_or_else(|| format!("# {} = (absent)\n", option.key), |line| format!("{line}\n"))
     };
-    layers::known_keys().iter().map(line).collect()
+    OPTIONS.iter().map(line).collect()
 }
 
 /// A run that has ended.
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn every_key_is_shown_with_its_default() {
         let text = every_key(&TrainConfig::default());
-        assert_eq!(text.lines().count(), layers::known_keys().len());
+        assert_eq!(text.lines().count(), OPTIONS.len());
         assert!(text.contains("\nnum_generations = 8\n") && text.contains("\n# max_steps = (absent)\n"), "{text}");
     }
 }

@@ -55,11 +55,9 @@ impl CommandLine {
 /// configuration names is there.
 pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
     config.validate()?;
-    config.model = absolute(&config.model)?;
-    config.dataset = absolute(&config.dataset)?;
-    config.output_dir = absolute(&config.output_dir)?;
-    config.eval_dataset = config.eval_dataset.as_deref().map(absolute).transpose()?;
-    config.critic_model = config.critic_model.as_deref().map(absolute).transpose()?;
+    for path in config.paths_mut() {
+        *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
+    }
     ModelDir::open(&config.model).context("`model`")?;
     if let Some(path) = &config.critic_model {
         ModelDir::open(path).context("`critic_model`")?;
@@ -74,10 +72,6 @@ pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
     config.rollout_threads = Some(rollout);
     config.learner_threads = Some(learner);
     Ok(config)
-}
-
-fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
 /// Number of rows of a JSONL file; empty lines are no rows.
@@ -98,7 +92,7 @@ fn count_rows(path: &Path) -> Result<u64> {
 mod tests {
     use std::fs;
 
-    use shared::config::AdvantageEstimator;
+    use shared::config::{AdvantageEstimator, Kind, OPTIONS};
 
     use super::*;
 
@@ -156,26 +150,18 @@ mod tests {
             "output_dir" => relative.join("run"),
             _ => relative.clone(),
         };
-        let paths: Vec<String> = layers::known_keys().into_iter().filter(|key| is_path(key, dir.path())).collect();
+        let paths: Vec<&str> = OPTIONS.iter().filter(|o| o.kind == Kind::Path).map(|o| o.key).collect();
         assert!(paths.len() >= 5, "{paths:?}");
         let mut overrides: Vec<(String, String)> =
-            paths.iter().map(|key| (key.clone(), value_of(key).display().to_string())).collect();
+            paths.iter().map(|key| ((*key).to_owned(), value_of(key).display().to_string())).collect();
         let more = [("reward_funcs", "format"), ("advantage_estimator", "gae"), ("num_generations", "4")];
         overrides.extend(more.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap();
         let resolved = serde_json::to_value(resolved).unwrap();
         for key in paths {
-            let path = Path::new(resolved[&key].as_str().unwrap());
-            assert!(path.is_absolute() && path.ends_with(value_of(&key).strip_prefix(&up).unwrap()), "{key}: {path:?}");
+            let path = Path::new(resolved[key].as_str().unwrap());
+            assert!(path.is_absolute() && path.ends_with(value_of(key).strip_prefix(&up).unwrap()), "{key}: {path:?}");
         }
-    }
-
-    /// Whether a file's value of an option is relative to the file's folder.
-    fn is_path(key: &str, dir: &Path) -> bool {
-        let file = dir.join("one-option.toml");
-        fs::write(&file, format!("{key} = \"x\"\n")).unwrap();
-        let config = layers::load(Some(&file), &Vec::new()).map(|config| serde_json::to_value(config).unwrap());
-        config.is_ok_and(|config| config[key].as_str() == dir.join("x").to_str())
     }
 
     #[test]

@@ -3,33 +3,13 @@
 use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
-use shared::config::TrainConfig;
+use shared::config::{self, TrainConfig};
 
 use super::STATE_FILE;
 use crate::{error::LearnerError, step::Carried};
 
 /// Version of the format of [`STATE_FILE`].
 const STATE_FORMAT: u32 = 1;
-
-/// Options that may change between a checkpoint and its resumption without changing what is computed.
-const HARMLESS: [&str; 16] = [
-    "output_dir",
-    "resume_from_checkpoint",
-    "save_steps",
-    "save_total_limit",
-    "eval_steps",
-    "eval_dataset",
-    "logging_steps",
-    "log_completions",
-    "save_step_batches",
-    "rollout_trace",
-    "peer_timeout",
-    "max_restarts",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "speculative_tokens",
-    "rollout_threads",
-];
 
 /// How far a run has come. There is no generator state: all randomness is a function of the seed and these counters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -91,7 +71,8 @@ impl TrainerState {
             return Vec::new();
         };
         let differs = |key: &str, value: &serde_json::Value| self.config.get(key) != Some(value);
-        let changed = options.iter().filter(|(key, value)| !HARMLESS.contains(&key.as_str()) && differs(key, value));
+        let harmless = |key: &str| config::option(key).is_some_and(|option| !option.changes_results);
+        let changed = options.iter().filter(|(key, value)| !harmless(key) && differs(key, value));
         changed.map(|(key, _)| key.clone()).collect()
     }
 }

@@ -221,7 +221,7 @@ impl BatchingFlags {
         }
         Ok(EngineOptions {
             device: self.device,
-            kernels: self.kernels.unwrap_or_default(),
+            kernels: self.kernels.unwrap_or(Kernels::Packed),
             rollout_dtype: self.rollout_dtype,
             kv_dtype: self.kv_dtype,
             threads: self.threads()?,

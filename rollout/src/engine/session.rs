@@ -338,8 +338,8 @@ mod tests {
             let options = EngineOptions {
                 device: Device::Cpu,
                 kernels,
-                rollout_dtype: RolloutDtype::default(),
-                kv_dtype: KvDtype::default(),
+                rollout_dtype: RolloutDtype::Auto,
+                kv_dtype: KvDtype::Auto,
                 threads: 1,
                 max_num_seqs: 1,
                 max_num_batched_tokens: 16,

@@ -12,9 +12,9 @@ use shared::{
 pub fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
     EngineOptions {
         device: Device::Cpu,
-        kernels: Kernels::default(),
-        rollout_dtype: RolloutDtype::default(),
-        kv_dtype: KvDtype::default(),
+        kernels: Kernels::Packed,
+        rollout_dtype: RolloutDtype::Auto,
+        kv_dtype: KvDtype::Auto,
         threads,
         max_num_seqs,
         max_num_batched_tokens: 64,

@@ -1,10 +1,26 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
-//! [`TrainConfig`] is flat, like TRL's `GRPOConfig`, and is the single place where an option is declared and described.
-//! [`layers`] merges file and command line; [`TrainConfig::validate`] checks the result; [`reference`] writes the page of
-//! all options.
+//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs`. An option looks like this:
+//!
+//! ```text
+//! /// Clip range below (and above, without `epsilon_high`).
+//! epsilon: f64 = 0.2, trl, also(&["clip_ratio", "eps_clip"]), at_least(0.0), below(1.0);
+//! ```
+//!
+//! Behind type and default stand, in any order, the words that [`OptionSpec`] has: where it comes from (`trl`, `source`),
+//! other spellings (`also`), which numbers it may be (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`),
+//! and whether a run may be resumed with another value (`keeps_results`). The type says the rest: `Option` that it may be
+//! absent, `PathBuf` that it is a path. To add an option is to add such lines. From them come:
+//!
+//! - the field of [`TrainConfig`] and its default;
+//! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);
+//! - the bounds that [`TrainConfig::validate`] checks before it looks at combinations, which are in `validate/`;
+//! - the page `docs/configuration.md` ([`reference`]), `tandem train --help`, and the help of the flags of `rollout` that
+//!   mean the same;
+//! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 
 mod choices;
+pub(crate) mod declare;
 pub mod layers;
 mod options;
 pub mod reference;
@@ -15,9 +31,10 @@ pub use choices::{
     KvDtype, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards,
     WeightSwap,
 };
-pub use options::TrainConfig;
+pub use declare::{Bounds, Choice, ChoiceSpec, Kind, OptionSpec, OptionValue, Source, UnknownChoice};
+pub use options::{OPTIONS, TrainConfig};
 
-use crate::{Contrast, sampling::SamplingParams};
+use crate::Contrast;
 
 /// A configuration that makes no sense.
 #[derive(Debug, thiserror::Error)]
@@ -48,23 +65,13 @@ pub enum ConfigError {
 /// The largest whole number that a configuration file can hold.
 const LARGEST: u64 = i64::MAX as u64;
 
-impl TrainConfig {
-    /// The sampling parameters.
-    #[must_use]
-    pub fn sampling(&self) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            max_completion_length: self.max_completion_length,
-            stop: self.stop.clone(),
-            ignore_eos: false,
-            seed: self.seed,
-        }
-    }
+/// The option of a key, or of another spelling of it.
+#[must_use]
+pub fn option(spelling: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|option| option.key == spelling || option.aliases.contains(&spelling))
+}
 
+impl TrainConfig {
     /// Groups per step: the generation batch in whole groups, rounded up.
     #[must_use]
     pub fn groups_per_step(&self) -> u32 {

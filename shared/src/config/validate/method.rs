@@ -1,6 +1,6 @@
 //! Advantages, critic, objective, entropy and reference policy.
 
-use super::{above_one, not_negative, positive, require, share, word};
+use super::{require, word};
 use crate::config::{
     AdvantageEstimator, ConfigError, ImportanceSamplingLevel, KlController, LossAggregation, LossType,
     MultiObjectiveAggregation, ScaleRewards, TrainConfig,
@@ -9,8 +9,6 @@ use crate::config::{
 impl TrainConfig {
     pub(super) fn check_advantages(&self) -> Result<(), ConfigError> {
         use AdvantageEstimator::{Gae, Gpg, Grpo, GrpoPassk, Opo, Process, ReinforcePlusPlus, Rloo};
-        share("gamma", self.gamma)?;
-        share("lam", self.lam)?;
         let estimator = self.advantage_estimator;
         let name = word(estimator);
         require(
@@ -68,8 +66,6 @@ impl TrainConfig {
     }
 
     pub(super) fn check_critic(&self) -> Result<(), ConfigError> {
-        not_negative("critic_learning_rate", self.critic_learning_rate)?;
-        positive("cliprange_value", self.cliprange_value)?;
         if self.advantage_estimator == AdvantageEstimator::Gae {
             return Ok(());
         }
@@ -95,26 +91,6 @@ impl TrainConfig {
     pub(super) fn check_objective(&self) -> Result<(), ConfigError> {
         use LossType::{Bnpo, Cispo, Dapo, DrGrpo, GeoMean, Gpg, Grpo, Gspo, Luspo, Vanilla, VerlCispo};
         let name = word(self.loss_type);
-        for (key, value) in
-            [("sapo_temperature_pos", self.sapo_temperature_pos), ("sapo_temperature_neg", self.sapo_temperature_neg)]
-        {
-            positive(key, value)?;
-        }
-        for (key, value) in [
-            ("vespo_k_pos", self.vespo_k_pos),
-            ("vespo_k_neg", self.vespo_k_neg),
-            ("vespo_lambda_pos", self.vespo_lambda_pos),
-            ("vespo_lambda_neg", self.vespo_lambda_neg),
-            ("off_policy_mask_threshold", self.off_policy_mask_threshold.unwrap_or(0.0)),
-        ] {
-            not_negative(key, value)?;
-        }
-        above_one("clip_ratio_c", self.clip_ratio_c)?;
-        self.early_stop_imp_ratio.map_or(Ok(()), |bound| above_one("early_stop_imp_ratio", bound))?;
-        require(
-            self.top_entropy_quantile > 0.0 && self.top_entropy_quantile <= 1.0,
-            format!("`top_entropy_quantile` must be in (0, 1], got {}", self.top_entropy_quantile),
-        )?;
         require(
             self.loss_type != Cispo || self.epsilon_high.is_some(),
             "`loss_type` cispo needs `epsilon_high`: it is the cap of the ratio itself, not a distance from 1 (TRL \
@@ -148,26 +124,13 @@ impl TrainConfig {
             self.loss_aggregation.is_none() || !matches!(self.loss_type, GeoMean | Gspo),
             format!("`loss_aggregation` has no effect with `loss_type` {name}, which fixes its own; remove it"),
         )?;
-        let Some(factor) = self.loss_scale_factor else {
-            return Ok(());
-        };
-        positive("loss_scale_factor", factor)?;
         require(
-            self.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm),
+            self.loss_scale_factor.is_none() || self.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm),
             "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect without it",
         )
     }
 
     pub(super) fn check_entropy(&self) -> Result<(), ConfigError> {
-        for (key, value) in [
-            ("entropy_coef", self.entropy_coef),
-            ("entropy_coef_min", self.entropy_coef_min),
-            ("entropy_coef_max", self.entropy_coef_max),
-            ("entropy_coef_delta", self.entropy_coef_delta),
-            ("entropy_target", self.entropy_target),
-        ] {
-            not_negative(key, value)?;
-        }
         require(
             self.entropy_coef_min <= self.entropy_coef_max,
             format!(
@@ -178,9 +141,6 @@ impl TrainConfig {
     }
 
     pub(super) fn check_reference(&self) -> Result<(), ConfigError> {
-        share("ref_model_mixup_alpha", self.ref_model_mixup_alpha)?;
-        positive("kl_target", self.kl_target)?;
-        positive("kl_horizon", self.kl_horizon)?;
         require(
             self.beta != 0.0 || !self.use_kl_in_reward,
             "`use_kl_in_reward` needs `beta` above 0: it is the weight of the penalty",

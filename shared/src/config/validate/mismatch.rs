@@ -1,13 +1,11 @@
 //! The correction for the mismatch between sampler and learner.
 
-use super::{not_negative, require};
+use super::require;
 use crate::config::{ConfigError, TrainConfig};
 
 impl TrainConfig {
     pub(super) fn check_mismatch(&self) -> Result<(), ConfigError> {
         let (min, max) = (self.importance_sampling_clip_min, self.importance_sampling_clip_max);
-        require(max > 0.0, format!("`importance_sampling_clip_max` must be above 0 (inf for no bound), got {max}"))?;
-        not_negative("importance_sampling_clip_min", min.unwrap_or(0.0))?;
         require(
             min.is_none_or(|min| min <= max),
             format!("`importance_sampling_clip_min` must not be above `importance_sampling_clip_max` ({max})"),

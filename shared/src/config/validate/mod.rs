@@ -1,4 +1,4 @@
-//! Ranges and combinations of options: what is refused, and in [`warnings`] what is only remarked on.
+//! Combinations of options: what is refused, and in [`warnings`] what is only remarked on.
 
 mod method;
 mod mismatch;
@@ -10,21 +10,14 @@ use serde::Serialize;
 
 use super::{ConfigError, Device, KvDtype, RolloutDtype, TrainConfig};
 
-/// Most seconds of a timeout: what a clock can add to its time.
-const LONGEST_TIMEOUT: f64 = 365.0 * 24.0 * 3600.0;
-
-/// Most versions that a group may be behind. No run makes use of as many, and sums of versions stay far from their bound.
-const MAX_STALENESS: u64 = 1_000_000;
-
 impl TrainConfig {
-    /// Checks ranges and combinations.
+    /// Checks the bounds that are declared with the options, then combinations.
     ///
     /// # Errors
     /// A [`ConfigError::Value`] that names the option and what it may be.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_data()?;
-        self.check_batch()?;
-        self.check_optimiser()?;
+        self.check_bounds()?;
         self.check_pair()?;
         self.check_sampling()?;
         self.check_advantages()?;
@@ -36,11 +29,6 @@ impl TrainConfig {
     }
 
     fn check_sampling(&self) -> Result<(), ConfigError> {
-        require(
-            self.temperature > 0.0,
-            "`temperature` must be above 0: greedy completions of a prompt are all the same and teach nothing",
-        )?;
-        self.sampling().validate().map_err(ConfigError::Value)?;
         require(
             self.repetition_penalty == 1.0,
             "`repetition_penalty` must be 1 in training: with a penalty, completions come from a distribution that \
@@ -62,80 +50,10 @@ impl TrainConfig {
         require(
             weights == 0 || weights == functions,
             format!("`reward_weights` has {weights} entries for {functions} reward functions"),
-        )?;
-        require(self.reward_weights.iter().all(|w| w.is_finite()), "`reward_weights` must be finite numbers")
-    }
-
-    fn check_batch(&self) -> Result<(), ConfigError> {
-        require(
-            self.num_generations >= 2,
-            format!(
-                "`num_generations` must be at least 2 (a group of one has no baseline), got {}",
-                self.num_generations
-            ),
-        )?;
-        for (key, value) in [
-            ("per_device_train_batch_size", Some(u64::from(self.per_device_train_batch_size))),
-            ("gradient_accumulation_steps", Some(u64::from(self.gradient_accumulation_steps))),
-            ("steps_per_generation", self.steps_per_generation.map(u64::from)),
-            ("generation_batch_size", self.generation_batch_size.map(u64::from)),
-            ("num_iterations", Some(u64::from(self.num_iterations))),
-            ("micro_batch_tokens", Some(u64::from(self.micro_batch_tokens))),
-            ("max_prompt_length", self.max_prompt_length.map(u64::from)),
-            ("max_steps", self.max_steps),
-            ("max_num_seqs", self.max_num_seqs.map(|n| n as u64)),
-            ("max_num_batched_tokens", Some(self.max_num_batched_tokens as u64)),
-            ("max_model_len", self.max_model_len.map(|n| n as u64)),
-            ("rollout_threads", self.rollout_threads.map(|n| n as u64)),
-            ("learner_threads", self.learner_threads.map(|n| n as u64)),
-            ("save_steps", Some(self.save_steps)),
-            ("save_total_limit", self.save_total_limit.map(u64::from)),
-            ("eval_steps", self.eval_steps),
-            ("logging_steps", Some(self.logging_steps)),
-            ("dynamic_sampling_max_attempts", Some(u64::from(self.dynamic_sampling_max_attempts))),
-            ("ref_model_sync_steps", Some(self.ref_model_sync_steps)),
-        ] {
-            require(value != Some(0), format!("`{key}` must be at least 1"))?;
-        }
-        require(
-            self.num_train_epochs > 0.0 && self.num_train_epochs.is_finite(),
-            format!("`num_train_epochs` must be a number above 0, got {}", self.num_train_epochs),
         )
     }
 
-    fn check_optimiser(&self) -> Result<(), ConfigError> {
-        for (key, value) in [
-            ("learning_rate", self.learning_rate),
-            ("weight_decay", self.weight_decay),
-            ("max_grad_norm", self.max_grad_norm),
-            ("beta", self.beta),
-            ("epsilon", self.epsilon),
-            ("epsilon_high", self.epsilon_high.unwrap_or(0.0)),
-        ] {
-            not_negative(key, value)?;
-        }
-        for (key, value) in
-            [("adam_beta1", self.adam_beta1), ("adam_beta2", self.adam_beta2), ("epsilon", self.epsilon)]
-        {
-            require((0.0..1.0).contains(&value), format!("`{key}` must be in [0, 1), got {value}"))?;
-        }
-        positive("adam_epsilon", self.adam_epsilon)?;
-        share("warmup_ratio", self.warmup_ratio)
-    }
-
     fn check_pair(&self) -> Result<(), ConfigError> {
-        for (key, value) in [("reward_timeout", self.reward_timeout), ("peer_timeout", self.peer_timeout)] {
-            require(
-                value > 0.0 && value <= LONGEST_TIMEOUT,
-                format!(
-                    "`{key}` must be a number of seconds above 0 and at most {LONGEST_TIMEOUT} (a year), got {value}"
-                ),
-            )?;
-        }
-        require(
-            self.max_staleness <= MAX_STALENESS,
-            format!("`max_staleness` must be at most {MAX_STALENESS}, got {}", self.max_staleness),
-        )?;
         require(
             self.learner_device != Device::Tensorrt,
             "`learner_device` must be cpu or cuda: TensorRT does not train",
@@ -149,29 +67,6 @@ impl TrainConfig {
             "`kv_dtype` int8 is for `rollout_device` cpu: on CUDA keys and values are fp16",
         )
     }
-}
-
-/// A number of at least 0.
-fn not_negative(key: &str, value: f64) -> Result<(), ConfigError> {
-    require(value >= 0.0 && value.is_finite(), format!("`{key}` must be a number of at least 0, got {value}"))
-}
-
-/// A number above 0.
-fn positive(key: &str, value: f64) -> Result<(), ConfigError> {
-    require(value > 0.0 && value.is_finite(), format!("`{key}` must be a number above 0, got {value}"))
-}
-
-/// A number above 1: the bound of a ratio.
-fn above_one(key: &str, value: f64) -> Result<(), ConfigError> {
-    require(
-        value > 1.0 && value.is_finite(),
-        format!("`{key}` bounds a ratio and must be a number above 1, got {value}"),
-    )
-}
-
-/// A share.
-fn share(key: &str, value: f64) -> Result<(), ConfigError> {
-    require((0.0..=1.0).contains(&value), format!("`{key}` must be in [0, 1], got {value}"))
 }
 
 /// The name of a choice as it is written in `run.toml`.

@@ -1,0 +1,213 @@
+//! What is said of an option where it is declared.
+
+use super::{Bounds, Given, Kind, OptionValue};
+use crate::config::ConfigError;
+
+/// An option of a run. The methods that return one are the words of a declaration, behind type and default.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OptionSpec {
+    /// Its name: the key in `run.toml`, and the flag on the command line.
+    pub key: &'static str,
+    /// The section of the reference page.
+    pub section: &'static str,
+    /// What it does, and what one pays for it.
+    pub doc: &'static str,
+    /// The systems that have it too, with their names for it.
+    pub source: Source,
+    /// Its type.
+    pub kind: Kind,
+    /// Whether it may be absent.
+    pub optional: bool,
+    /// Other spellings.
+    pub aliases: &'static [&'static str],
+    /// The numbers that it may be.
+    pub bounds: Bounds,
+    /// Whether another value computes something else. Where it does not, a run may be resumed with another value.
+    pub changes_results: bool,
+}
+
+/// Where an option comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// From here.
+    Own,
+    /// TRL has it under the same name.
+    Trl,
+    /// Systems with their names for it.
+    Named(&'static str),
+}
+
+impl OptionSpec {
+    /// An option of which nothing else is said.
+    pub(in crate::config) const fn new<T: OptionValue>(
+        key: &'static str,
+        section: &'static str,
+        doc: &'static str,
+    ) -> Self {
+        Self {
+            key,
+            section,
+            doc,
+            source: Source::Own,
+            kind: T::KIND,
+            optional: T::OPTIONAL,
+            aliases: &[],
+            bounds: Bounds::FINITE,
+            changes_results: true,
+        }
+    }
+
+    /// TRL has it under the same name.
+    pub(in crate::config) const fn trl(mut self) -> Self {
+        self.source = Source::Trl;
+        self
+    }
+
+    /// The systems that have it, with their names for it.
+    pub(in crate::config) const fn source(mut self, names: &'static str) -> Self {
+        self.source = Source::Named(names);
+        self
+    }
+
+    /// Other spellings of the key, which mean exactly the same.
+    pub(in crate::config) const fn also(mut self, aliases: &'static [&'static str]) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    /// Numbers from here on.
+    pub(in crate::config) const fn at_least(mut self, low: f64) -> Self {
+        self.bounds.low = Some((low, true));
+        self
+    }
+
+    /// Numbers above.
+    pub(in crate::config) const fn above(mut self, low: f64) -> Self {
+        self.bounds.low = Some((low, false));
+        self
+    }
+
+    /// Numbers up to here.
+    pub(in crate::config) const fn at_most(mut self, high: f64) -> Self {
+        self.bounds.high = Some((high, true));
+        self
+    }
+
+    /// Numbers below.
+    pub(in crate::config) const fn below(mut self, high: f64) -> Self {
+        self.bounds.high = Some((high, false));
+        self
+    }
+
+    /// Infinity too.
+    pub(in crate::config) const fn or_infinite(mut self) -> Self {
+        self.bounds.infinite = true;
+        self
+    }
+
+    /// Unit or reason of the bounds, for the one who reads a refusal.
+    pub(in crate::config) const fn because(mut self, reason: &'static str) -> Self {
+        self.bounds.because = Some(reason);
+        self
+    }
+
+    /// Another value computes the same.
+    pub(in crate::config) const fn keeps_results(mut self) -> Self {
+        self.changes_results = false;
+        self
+    }
+
+    /// The systems that have it, with their names for it, as a sentence without its full stop.
+    #[must_use]
+    pub fn found_in(&self) -> Option<String> {
+        match self.source {
+            Source::Own => None,
+            Source::Trl => Some(format!("TRL `{}`", self.key)),
+            Source::Named(names) => Some(names.to_owned()),
+        }
+    }
+
+    /// Refuses numbers outside the bounds, in words that follow the name of the option.
+    ///
+    /// # Errors
+    /// `must be`, the bounds, and what was given.
+    pub fn check<T: OptionValue>(&self, value: &T) -> Result<(), String> {
+        value.outside(&self.bounds).map_or(Ok(()), |found| Err(format!("must be {}, got {found}", self.bounds)))
+    }
+
+    /// A value of the option's type.
+    pub(in crate::config) fn read<T: OptionValue>(&self, given: Given<'_>, origin: &str) -> Result<T, ConfigError> {
+        let (value, shown) = match given {
+            Given::Toml(value) => (T::from_toml(value), value.to_string()),
+            Given::Text(text) => (T::from_text(text), text.to_owned()),
+        };
+        let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+        value.ok_or_else(|| {
+            ConfigError::Value(format!("`{}` ({origin}) must be {}, got {shown}", self.key, T::KIND.wanted()))
+        })
+    }
+}
+
+/// Declares the options: a structure with a field for each, their defaults, and [`OptionSpec`]s of them all.
+macro_rules! options {
+    ($( $section:literal { $(
+        $(#[doc = $doc:literal])+
+        $key:ident: $type:ty = $default:expr $(, $word:ident $(($($said:tt)+))?)*;
+    )+ } )+) => {
+        /// Everything a run can be told. Field names are the keys of `run.toml` and of the command line.
+        #[derive(Debug, Clone, PartialEq, ::serde::Serialize)]
+        pub struct TrainConfig { $($(
+            $(#[doc = $doc])+
+            pub $key: $type,
+        )+)+ }
+
+        /// Every option, in the order of the declaration.
+        pub static OPTIONS: &[$crate::config::OptionSpec] = &[$($(
+            $crate::config::OptionSpec::new::<$type>(
+                stringify!($key),
+                $section,
+                concat!($($doc),+).trim_ascii(),
+            )$(.$word($($($said)+)?))*
+        ),+),+];
+
+        impl Default for TrainConfig {
+            fn default() -> Self {
+                Self { $($($key: $default),+),+ }
+            }
+        }
+
+        impl TrainConfig {
+            /// The options that are paths, as far as they are given.
+            pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut ::std::path::PathBuf> {
+                [$($($crate::config::OptionValue::path_mut(&mut self.$key)),+),+].into_iter().flatten()
+            }
+
+            /// Puts a value into an option.
+            pub(super) fn set(
+                &mut self,
+                option: &$crate::config::OptionSpec,
+                given: $crate::config::declare::Given<'_>,
+                origin: &str,
+            ) -> Result<(), $crate::config::ConfigError> {
+                match option.key {
+                    $($(stringify!($key) => self.$key = option.read(given, origin)?,)+)+
+                    _ => unreachable!("every option is a field"),
+                }
+                Ok(())
+            }
+
+            /// Refuses the first number that is out of its bounds.
+            pub(super) fn check_bounds(&self) -> Result<(), $crate::config::ConfigError> {
+                for option in OPTIONS {
+                    match option.key {
+                        $($(stringify!($key) => option.check(&self.$key),)+)+
+                        _ => unreachable!("every option is a field"),
+                    }
+                    .map_err(|message| $crate::config::ConfigError::Value(format!("`{}` {message}", option.key)))?;
+                }
+                Ok(())
+            }
+        }
+    };
+}
+pub(in crate::config) use options;

@@ -1,0 +1,113 @@
+//! What must hold of every option, taken from the table itself.
+
+use std::{collections::HashSet, fs};
+
+use crate::config::{Kind, OPTIONS, OptionSpec, TrainConfig, layers, option};
+
+fn given(option: &OptionSpec, value: &str) -> Result<TrainConfig, String> {
+    layers::load(None, &vec![(option.key.to_owned(), value.to_owned())]).map_err(|error| error.to_string())
+}
+
+fn within_bounds(option: &OptionSpec, value: f64) -> Result<(), String> {
+    given(option, &value.to_string())?.check_bounds().map_err(|error| error.to_string())
+}
+
+#[test]
+fn every_option_is_described() {
+    for option in OPTIONS {
+        assert!(option.doc.len() > 10 && option.doc.ends_with('.'), "{}: {}", option.key, option.doc);
+        if let Kind::Choice(values) = option.kind {
+            for value in values {
+                assert!(value.doc.ends_with('.'), "{} {}: {}", option.key, value.word, value.doc);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_spelling_means_two_things() {
+    let mut seen = HashSet::new();
+    for known in OPTIONS {
+        for spelling in [known.key].iter().chain(known.aliases) {
+            assert!(seen.insert(*spelling), "{spelling} is there twice");
+            assert_eq!(option(spelling).unwrap().key, known.key);
+        }
+        if let Kind::Choice(values) = known.kind {
+            let mut words = HashSet::new();
+            for value in values {
+                for word in [value.word].iter().chain(value.aliases) {
+                    assert!(words.insert(*word), "{}: {word} is there twice", known.key);
+                    given(known, word).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Numbers on both sides of each end, in steps that the option's type can make.
+#[test]
+fn every_bound_refuses_what_lies_beyond_it() {
+    TrainConfig::default().check_bounds().unwrap();
+    let mut ends = 0;
+    for option in OPTIONS {
+        let step = if option.kind == Kind::Whole { 1.0 } else { 1e-3 };
+        for (end, outwards) in [(option.bounds.low, -step), (option.bounds.high, step)] {
+            let Some((end, included)) = end else { continue };
+            let beyond = if included { end + outwards } else { end };
+            let message = within_bounds(option, beyond).expect_err(option.key);
+            assert!(message.starts_with(&format!("`{}` ", option.key)), "{message}");
+            within_bounds(option, if included { end } else { end - outwards }).unwrap();
+            ends += 1;
+        }
+        if matches!(option.kind, Kind::Number | Kind::Numbers) {
+            assert!(option.bounds.low.is_some() || option.kind == Kind::Numbers, "{} has no lower bound", option.key);
+            assert!(within_bounds(option, f64::NAN).is_err(), "{}", option.key);
+            assert_eq!(within_bounds(option, f64::INFINITY).is_ok(), option.bounds.infinite, "{}", option.key);
+        }
+    }
+    assert!(ends > 70, "only {ends} ends of ranges");
+}
+
+/// A value other than the default, as a word of the command line.
+fn another(option: &OptionSpec) -> String {
+    let default = serde_json::to_value(TrainConfig::default()).unwrap()[option.key].clone();
+    match option.kind {
+        Kind::Flag => (!default.as_bool().unwrap()).to_string(),
+        Kind::Whole => (default.as_u64().unwrap_or(1) + 1).to_string(),
+        Kind::Number => "0.625".to_owned(),
+        Kind::Text => "a \"quoted\" text\nof two lines".to_owned(),
+        Kind::Path => "/a folder/file".to_owned(),
+        Kind::Choice(values) => {
+            let other = |value: &&&str| default.as_str() != Some(**value);
+            let words: Vec<&str> = values.iter().map(|value| value.word).collect();
+            (*words.iter().rev().find(|word| other(word)).unwrap()).to_owned()
+        }
+        Kind::Texts => r#"["a,b", "é\n"]"#.to_owned(),
+        Kind::Numbers => "-1,0.5,1e-7".to_owned(),
+    }
+}
+
+#[test]
+fn every_option_survives_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    let overrides: Vec<_> = OPTIONS.iter().map(|option| (option.key.to_owned(), another(option))).collect();
+    let config = layers::load(None, &overrides).unwrap();
+    let (changed, plain) =
+        (serde_json::to_value(&config).unwrap(), serde_json::to_value(TrainConfig::default()).unwrap());
+    for option in OPTIONS {
+        assert_ne!(changed[option.key], plain[option.key], "{} is not changed", option.key);
+    }
+    fs::write(&path, layers::to_toml(&config)).unwrap();
+    assert_eq!(layers::load(Some(&path), &Vec::new()).unwrap(), config);
+}
+
+#[test]
+fn every_optional_value_can_be_taken_back() {
+    for option in OPTIONS {
+        let overrides = [another(option), "none".to_owned()].map(|value| (option.key.to_owned(), value));
+        let taken_back = layers::load(None, &overrides.to_vec()).is_ok_and(|config| config == TrainConfig::default());
+        let optional = option.optional && serde_json::to_value(TrainConfig::default()).unwrap()[option.key].is_null();
+        assert_eq!(taken_back, optional, "{}", option.key);
+    }
+}
