@@ -140,6 +140,13 @@ impl RunDir {
         numbered(&self.batches(), |name| name.strip_prefix("step-").and_then(|n| n.parse().ok()))
     }
 
+    /// Written by the learner when every step of the run is done: its last status, for a sampler that comes too late to
+    /// hear it.
+    #[must_use]
+    pub fn finished(&self) -> PathBuf {
+        self.root.join("finished.json")
+    }
+
     /// Timeline of the sampler, with `rollout_trace`; written when it ends.
     #[must_use]
     pub fn trace(&self) -> PathBuf {
@@ -150,6 +157,19 @@ impl RunDir {
     #[must_use]
     pub fn report(&self) -> PathBuf {
         self.root.join("report.html")
+    }
+
+    /// Takes back that the run is finished; for whoever goes on with it.
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn reopen(&self) -> io::Result<()> {
+        match fs::remove_file(self.finished()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(io::Error::new(e.kind(), format!("{}: {e}", self.finished().display())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes what a killed process left half-written; for whoever holds the run.

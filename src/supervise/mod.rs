@@ -36,18 +36,21 @@ pub struct Limits {
     pub pause: Duration,
     /// How long the sampler may take to end by itself after the learner has.
     pub farewell: Duration,
+    /// Whether it may have the last version to evaluate then.
+    pub evaluates: bool,
     /// How long a process may take to follow SIGTERM before it is killed.
     pub after_term: Duration,
 }
 
 impl Limits {
-    /// The bounds of a training run.
-    pub fn new(max_restarts: u32, farewell: Duration) -> Self {
+    /// The bounds of a training run; `evaluation` is the time for a last evaluation, if the run has any.
+    pub fn new(max_restarts: u32, evaluation: Option<Duration>) -> Self {
         Self {
             max_restarts,
             early: Duration::from_secs(30),
             pause: Duration::from_millis(500),
-            farewell,
+            farewell: evaluation.unwrap_or(IDLE_FAREWELL),
+            evaluates: evaluation.is_some(),
             after_term: Duration::from_secs(5),
         }
     }
@@ -64,6 +67,8 @@ pub trait Watch {
 }
 
 const TICK: Duration = Duration::from_millis(50);
+/// How long a sampler that has nothing left to do may take to end.
+const IDLE_FAREWELL: Duration = Duration::from_secs(10);
 /// How long the user is left without a word while the sampler ends.
 const QUIET: Duration = Duration::from_secs(2);
 const SHOWN_LINES: usize = 5;
@@ -84,7 +89,7 @@ struct Pair<'a> {
     watch: &'a mut dyn Watch,
     /// Steps that were completed before this session.
     first_step: u64,
-    /// Whether the user asked for the end.
+    /// Whether the user asked for the end, of the launcher or of the learner itself.
     stopping: bool,
     /// Why the sampler is not started again; the learner is then ending in order.
     given_up: Option<Error>,
@@ -134,9 +139,9 @@ impl Pair<'_> {
             return Err(reason);
         }
         if status.success() || asked {
-            let stopped = self.stopping || asked;
-            self.bid_farewell(if stopped { self.limits.after_term } else { self.limits.farewell })?;
-            return Ok(Some(if stopped { Outcome::Interrupted } else { Outcome::Finished }));
+            self.stopping |= asked;
+            self.bid_farewell(if self.stopping { self.limits.after_term } else { self.limits.farewell })?;
+            return Ok(Some(if self.stopping { Outcome::Interrupted } else { Outcome::Finished }));
         }
         if self.stopping {
             self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
@@ -186,8 +191,7 @@ impl Pair<'_> {
         let begin = Instant::now();
         let mut deadline = begin + patience;
         let (mut announced, mut terminated) = (self.stopping, false);
-        while self.sampler.process.is_some() && self.sampler.ended()?.is_none() {
-            self.watch.tick();
+        while self.is_sampler_at_work(terminated)? {
             let asked = self.watch.interrupts();
             let over = Instant::now() >= deadline;
             let first_request = !self.stopping && !terminated;
@@ -197,20 +201,43 @@ impl Pair<'_> {
             }
             if asked > 0 || over {
                 self.sampler.terminate();
-                self.watch.say(&format!("{name} is still at work and is ended; an evaluation in progress is lost"));
+                let lost = if self.limits.evaluates { "; an evaluation in progress is lost" } else { "" };
+                self.watch.say(&format!("{name} is still at work and is ended{lost}"));
                 (announced, terminated) = (true, true);
                 deadline = Instant::now() + self.limits.after_term;
             }
             if !announced && begin.elapsed() >= QUIET {
                 announced = true;
+                let evaluating = if self.limits.evaluates { ", which may be evaluating" } else { "" };
                 self.watch.say(&format!(
-                    "the learner is done; waiting up to {:.0} s for {name}, which may be evaluating (Ctrl-C ends it)",
+                    "the learner is done; waiting up to {:.0} s for {name}{evaluating} (Ctrl-C ends it)",
                     patience.as_secs_f64()
                 ));
             }
             std::thread::sleep(TICK);
         }
         Ok(())
+    }
+
+    /// Whether the sampler is to be waited for after the learner's end. One that died is started again for the last
+    /// evaluation.
+    fn is_sampler_at_work(&mut self, terminated: bool) -> Result<bool> {
+        let steps = self.watch.tick();
+        if self.sampler.process.is_none() {
+            return Ok(false);
+        }
+        let Some(status) = self.sampler.ended()? else {
+            return Ok(true);
+        };
+        if status.success() || self.stopping || terminated || !self.limits.evaluates {
+            return Ok(false);
+        }
+        if let Err(reason) = self.sampler.bury(status, steps, &self.limits, self.watch) {
+            self.watch.say(&format!("{reason:#}; the last evaluation is missing"));
+            return Ok(false);
+        }
+        self.sampler.restart(steps, &self.limits)?;
+        Ok(true)
     }
 }
 

@@ -57,6 +57,7 @@ fn limits() -> Limits {
         early: Duration::from_secs(30),
         pause: Duration::from_millis(10),
         farewell: Duration::from_secs(20),
+        evaluates: true,
         after_term: Duration::from_millis(500),
     }
 }
@@ -217,6 +218,33 @@ fn a_sampler_that_is_busy_after_the_end_is_announced_and_need_not_be_waited_for(
         said.contains("waiting up to 20 s for rollout") && said.contains("is still at work and is ended"),
         "{said}"
     );
+}
+
+#[test]
+fn an_evaluation_is_mentioned_only_where_there_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut watch = Scripted::new(dir.path());
+    let idle = Limits { farewell: Duration::from_millis(2500), evaluates: false, ..limits() };
+    let learner = script(dir.path(), "learner", "until [ -e up ]; do sleep 0.02; done");
+    let sampler = script(dir.path(), "rollout", "trap 'exit 143' TERM; touch up; while :; do sleep 0.02; done");
+    assert_eq!(supervise(learner, sampler, idle, &mut watch).unwrap(), Outcome::Finished);
+    let said = watch.all();
+    assert!(said.contains("waiting up to 2 s for rollout (") && said.contains("is still at work"), "{said}");
+    assert!(!said.contains("evaluat"), "{said}");
+}
+
+#[test]
+fn a_sampler_killed_in_the_last_evaluation_is_started_again() {
+    for (evaluates, lives) in [(true, 2), (false, 1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = Scripted::new(dir.path());
+        let learner = script(dir.path(), "learner", "until [ -e up ]; do sleep 0.02; done");
+        let body = "echo life >> lives; if [ -e up ]; then exit 0; fi; touch up; sleep 0.5; kill -9 $$";
+        let sampler = script(dir.path(), "rollout", body);
+        let outcome = supervise(learner, sampler, Limits { evaluates, ..limits() }, &mut watch).unwrap();
+        assert_eq!(outcome, Outcome::Finished);
+        assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), lives, "{}", watch.all());
+    }
 }
 
 #[test]

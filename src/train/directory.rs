@@ -36,6 +36,7 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     // While the lock was waited for, its last holder may have made a step or a checkpoint.
     let start = start_of(config, &dir)?;
     dir.remove_litter()?;
+    dir.reopen()?;
     match &start {
         Start::Fresh => clear(&dir)?,
         Start::Resume => (),

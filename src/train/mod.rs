@@ -118,7 +118,8 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     let mut watch = progress::Progress::new(&config, &dir);
     let first_step = watch.steps();
     watch.announce(&config);
-    let limits = Limits::new(config.max_restarts, Duration::from_secs_f64(config.peer_timeout));
+    let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
+    let limits = Limits::new(config.max_restarts, evaluates.then(|| Duration::from_secs_f64(config.peer_timeout)));
     let outcome = supervise::supervise(spec("learner", &dir)?, spec("rollout", &dir)?, limits, &mut watch);
     // Both processes are gone, and only this run's folder and segments are touched.
     if let Err(error) = remove_leftovers(&dir) {

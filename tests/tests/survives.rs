@@ -1,4 +1,5 @@
-//! kill -9 of any process in the middle of a run: the run still ends, and in synchronous mode with the very same weights.
+//! kill -9 of any process, in the middle of a run or at its end: the run still ends, and in synchronous mode with the very
+//! same weights.
 
 use std::{
     fs,
@@ -15,6 +16,9 @@ use tests::{
 };
 
 const STEPS: u64 = 40;
+/// How long a run may take whose steps are all made, two starts of processes on a busy machine included. It is far below
+/// `peer_timeout`, the time after which one process gives the other up.
+const SOON: Duration = Duration::from_secs(30);
 
 /// A folder with a model and prompts, in which several runs of the same configuration can be made.
 struct Bench {
@@ -48,8 +52,8 @@ impl Bench {
         command
     }
 
-    fn start(&self, run: &str) -> Child {
-        let mut command = self.command(run, &[]);
+    fn start(&self, run: &str, more: &[&str]) -> Child {
+        let mut command = self.command(run, more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(self.path("stderr")).unwrap());
         command.spawn().unwrap()
     }
@@ -101,7 +105,7 @@ fn kill(pid: i32) {
 fn killed_processes_are_restarted_and_the_result_is_the_same() {
     let bench = Bench::new();
     let expected = bench.undisturbed();
-    let mut run = bench.start("killed");
+    let mut run = bench.start("killed", &[]);
     for (step, program) in [(6, "learner"), (14, "rollout"), (21, "rollout"), (27, "learner")] {
         bench.wait_for_step("killed", step);
         let found = children(run.id(), program);
@@ -121,10 +125,74 @@ fn killed_processes_are_restarted_and_the_result_is_the_same() {
 fn a_killed_launcher_is_resumed_to_the_same_result() {
     let bench = Bench::new();
     let expected = bench.undisturbed();
-    let mut run = bench.start("resumed");
+    let mut run = bench.start("resumed", &[]);
     bench.wait_for_step("resumed", 11);
     run.kill().unwrap();
     let _ = run.wait().unwrap();
     let _ = cli::finish(bench.command("resumed", &["--resume_from_checkpoint", "latest"])).success();
     assert!(bench.result("resumed") == expected, "the weights differ from those of the undisturbed run");
+}
+
+const SHORT: [&str; 2] = ["--max_steps", "4"];
+const EVALUATED: [&str; 4] = ["--eval_steps", "100", "--eval_dataset", "prompts.jsonl"];
+
+impl Bench {
+    /// Waits for the end of a run whose steps are all made.
+    fn ends_soon(&self, run: &mut Child) {
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = run.try_wait().unwrap() {
+                break status;
+            }
+            assert!(begin.elapsed() < SOON, "{}", fs::read_to_string(self.path("stderr")).unwrap());
+            thread::sleep(Duration::from_millis(5));
+        };
+        println!("ended after {:.2} s", begin.elapsed().as_secs_f64());
+        assert!(status.success(), "{}", fs::read_to_string(self.path("stderr")).unwrap());
+    }
+
+    fn evaluated(&self, run: &str) -> Vec<u64> {
+        json_lines(&self.path(run).join("eval.jsonl")).iter().map(|r| r["step"].as_u64().unwrap()).collect()
+    }
+}
+
+#[test]
+fn a_finished_run_that_is_resumed_ends_at_once() {
+    for more in [&[][..], &EVALUATED[..]] {
+        let bench = Bench::new();
+        let _ = cli::finish(bench.command("run", &[&SHORT, more].concat())).success();
+        let mut run = bench.start("run", &[&SHORT, more, &["--resume_from_checkpoint", "latest"]].concat());
+        bench.ends_soon(&mut run);
+        let said = fs::read_to_string(bench.path("stderr")).unwrap();
+        assert!(!said.contains("may be evaluating") || !more.is_empty(), "{said}");
+        // More steps may be made of it later.
+        let more = [more, &["--max_steps", "5", "--resume_from_checkpoint", "latest"]].concat();
+        let _ = cli::finish(bench.command("run", &more)).success();
+        assert!(bench.path("run/checkpoint-5").exists());
+    }
+}
+
+/// The learner is killed when it has told the sampler of the end, and the sampler when it is about to be told.
+#[test]
+fn a_process_killed_when_all_steps_are_made_does_not_hold_up_the_end() {
+    for program in ["learner", "rollout"] {
+        for more in [&[][..], &EVALUATED[..]] {
+            let bench = Bench::new();
+            let mut run = bench.start("run", &[&SHORT, more].concat());
+            if program == "learner" {
+                while !bench.path("run/checkpoint-4").exists() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            } else {
+                bench.wait_for_step("run", 4);
+            }
+            let found = children(run.id(), program);
+            assert_eq!(found.len(), 1, "{program}");
+            kill(found[0]);
+            bench.ends_soon(&mut run);
+            if !more.is_empty() {
+                assert_eq!(bench.evaluated("run"), [0, 4], "{program}");
+            }
+        }
+    }
 }

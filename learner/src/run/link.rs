@@ -1,5 +1,5 @@
-//! The thread that owns the channel: it repeats the learner's status while the main thread trains, listens for signs of
-//! life and passes groups on.
+//! The thread that owns the channel: it tells the sampler the learner's status while the main thread trains, listens for
+//! signs of life and passes groups on.
 
 use std::{
     sync::{
@@ -13,27 +13,38 @@ use std::{
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use shared::{
     RolloutGroup,
-    channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus},
+    channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus, Silence},
 };
 
 use crate::error::LearnerError;
 
+/// How often the thread looks for groups: the latency of a group.
+const POLL: Duration = Duration::from_millis(1);
+
 /// How long the end of the run is announced to a sampler that keeps talking.
-const FAREWELL: Duration = Duration::from_secs(10);
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Silence after which a sampler that was told of the end counts as gone.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// What the sampler last said, and when.
-#[derive(Debug, Clone)]
+/// The status that is repeated.
+#[derive(Debug)]
+struct Own {
+    status: LearnerStatus,
+    /// It has not been sent since it was changed.
+    news: bool,
+}
+
+/// What the sampler last said, and how long ago.
+#[derive(Debug, Default)]
 struct Heard {
     status: Option<SamplerStatus>,
-    at: Instant,
+    silence: Duration,
 }
 
 #[derive(Debug)]
 struct Shared {
-    own: Mutex<LearnerStatus>,
+    own: Mutex<Own>,
     heard: Mutex<Heard>,
     /// Why the thread has ended.
     failure: Mutex<Option<ChannelError>>,
@@ -54,25 +65,38 @@ impl Link {
     /// back.
     pub fn start(end: impl LearnerEnd + 'static, status: LearnerStatus, capacity: usize, timeout: Duration) -> Self {
         let shared = Arc::new(Shared {
-            own: Mutex::new(status),
-            heard: Mutex::new(Heard { status: None, at: Instant::now() }),
+            own: Mutex::new(Own { status, news: true }),
+            heard: Mutex::default(),
             failure: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
         let (sender, groups) = bounded(capacity);
-        let thread = {
-            let shared = Arc::clone(&shared);
-            thread::Builder::new()
-                .name("channel".into())
-                .spawn(move || serve(end, &shared, &sender))
-                .expect("the system has room for one more thread")
-        };
+        let now = Instant::now();
+        let mut worker =
+            Worker { end, shared: Arc::clone(&shared), groups: sender, silence: Silence::default(), next_status: now };
+        let thread = thread::Builder::new()
+            .name("channel".into())
+            .spawn(move || worker.run())
+            .expect("the system has room for one more thread");
         Self { shared, groups, thread: Some(thread), peer_timeout: timeout }
     }
 
-    /// Changes the status that is repeated.
+    /// Changes the status that is repeated; the sampler is told at once.
     pub fn announce(&self, change: impl FnOnce(&mut LearnerStatus)) {
-        change(&mut lock(&self.shared.own));
+        {
+            let mut own = lock(&self.shared.own);
+            change(&mut own.status);
+            own.news = true;
+        }
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    /// The status that is repeated.
+    #[must_use]
+    pub fn status(&self) -> LearnerStatus {
+        lock(&self.shared.own).status.clone()
     }
 
     /// The sampler's newest status.
@@ -89,7 +113,7 @@ impl Link {
         match self.groups.recv_timeout(wait) {
             Ok(group) => Ok(Some(group)),
             Err(RecvTimeoutError::Timeout) => {
-                let silence = lock(&self.shared.heard).at.elapsed();
+                let silence = lock(&self.shared.heard).silence;
                 if silence > self.peer_timeout {
                     return Err(LearnerError::Peer(format!(
                         "the sampler has shown no sign of life for {:.0} s (`peer_timeout`); see logs/rollout.log in \
@@ -110,8 +134,7 @@ impl Link {
     pub fn finish(mut self) {
         self.announce(|status| status.finished = true);
         let start = Instant::now();
-        let ever_heard = self.sampler().is_some();
-        while ever_heard && start.elapsed() < FAREWELL && lock(&self.shared.heard).at.elapsed() < QUIET {
+        while start.elapsed() < FAREWELL && lock(&self.shared.heard).silence < QUIET {
             thread::sleep(STATUS_INTERVAL);
         }
         self.stop();
@@ -120,6 +143,7 @@ impl Link {
     fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
             // A panic there has been reported by its own thread.
             let _ = thread.join();
         }
@@ -136,33 +160,61 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of the lock panics")
 }
 
-fn serve(mut end: impl LearnerEnd, shared: &Shared, groups: &Sender<RolloutGroup>) {
-    while !shared.stop.load(Ordering::Acquire) {
-        if let Err(error) = exchange(&mut end, shared, groups) {
-            // The main thread learns of it when it has taken the groups that wait, which may be minutes from now.
-            tracing::error!("the channel to the sampler has failed: {error}");
-            *lock(&shared.failure) = Some(error);
-            return;
-        }
-    }
+struct Worker<E> {
+    end: E,
+    shared: Arc<Shared>,
+    groups: Sender<RolloutGroup>,
+    silence: Silence,
+    next_status: Instant,
 }
 
-fn exchange(end: &mut impl LearnerEnd, shared: &Shared, groups: &Sender<RolloutGroup>) -> Result<(), ChannelError> {
-    let own = lock(&shared.own).clone();
-    end.publish_status(&own)?;
-    if let Some(status) = end.sampler_status()? {
-        *lock(&shared.heard) = Heard { status: Some(status), at: Instant::now() };
+impl<E: LearnerEnd> Worker<E> {
+    fn run(&mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => thread::park_timeout(POLL),
+                Err(error) => {
+                    // The main thread learns of it when it has taken the groups that wait, which may be minutes from now.
+                    tracing::error!("the channel to the sampler has failed: {error}");
+                    *lock(&self.shared.failure) = Some(error);
+                    return;
+                }
+            }
+        }
     }
-    if groups.is_full() {
-        thread::sleep(STATUS_INTERVAL);
-        return Ok(());
+
+    /// One look at the channel; whether a group was there.
+    fn turn(&mut self) -> Result<bool, ChannelError> {
+        self.speak()?;
+        let group = if self.groups.is_full() { None } else { self.end.receive_group(Duration::ZERO)? };
+        let status = self.end.sampler_status()?;
+        self.silence.note(group.is_some() || status.is_some());
+        {
+            let mut heard = lock(&self.shared.heard);
+            heard.silence = self.silence.length();
+            heard.status = status.or(heard.status.take());
+        }
+        let found = group.is_some();
+        if let Some(group) = group {
+            // This thread is the only sender, so the room seen above is still there.
+            let _ = self.groups.try_send(group);
+        }
+        Ok(found)
     }
-    if let Some(group) = end.receive_group(STATUS_INTERVAL)? {
-        lock(&shared.heard).at = Instant::now();
-        // This thread is the only sender, so the room seen above is still there.
-        let _ = groups.try_send(group);
+
+    fn speak(&mut self) -> Result<(), ChannelError> {
+        let status = {
+            let mut own = lock(&self.shared.own);
+            if !own.news && Instant::now() < self.next_status {
+                return Ok(());
+            }
+            own.news = false;
+            own.status.clone()
+        };
+        self.next_status = Instant::now() + STATUS_INTERVAL;
+        self.end.publish_status(&status)
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -72,6 +72,7 @@ pub fn run(
 ) -> Result<Outcome, LearnerError> {
     run_dir.create()?;
     run_dir.remove_litter()?;
+    run_dir.reopen()?;
     let mut run = Run::open(run_dir, config, device)?;
     let version = PolicyVersion(run.state.step);
     let status = LearnerStatus {
@@ -88,6 +89,9 @@ pub fn run(
     let outcome = run.all_steps(&mut collector, &link, stop)?;
     if run.durable < run.state.step {
         run.save(&link)?;
+    }
+    if outcome == Outcome::Finished {
+        LearnerStatus { finished: true, ..link.status() }.leave(run_dir)?;
     }
     link.finish();
     Ok(outcome)

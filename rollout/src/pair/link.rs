@@ -14,12 +14,14 @@ use std::{
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use shared::{
-    GroupId, RolloutGroup,
-    channel::{ChannelError, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus},
+    GroupId, RolloutGroup, RunDir,
+    channel::{ChannelError, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
 };
 
 /// How often the thread looks for a new status of the learner: the latency of a new version in synchronous mode.
-const POLL: Duration = Duration::from_millis(2);
+const POLL: Duration = Duration::from_millis(1);
+/// Silence after which the thread looks on disk whether the learner has left because the run is over.
+const QUIET: Duration = STATUS_INTERVAL.saturating_mul(4);
 /// Groups on their way to the thread, besides the one that it is sending.
 const QUEUE: usize = 1;
 
@@ -47,11 +49,17 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts the thread. The learner is given up after `timeout` without a sign of life, counted from now.
+    /// Starts the thread for the run in `run_dir`. The learner is given up after `timeout` without a sign of life, counted
+    /// from now, unless it has left because the run is over.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(end: impl SamplerEnd + 'static, status: SamplerStatus, timeout: Duration) -> std::io::Result<Self> {
+    pub fn start(
+        end: impl SamplerEnd + 'static,
+        status: SamplerStatus,
+        timeout: Duration,
+        run_dir: RunDir,
+    ) -> std::io::Result<Self> {
         let (groups, to_send) = bounded(QUEUE);
         let (report, events) = unbounded();
         let status = Arc::new(Mutex::new(status));
@@ -63,8 +71,9 @@ impl Link {
             to_send,
             report,
             timeout,
+            run_dir,
             learner: None,
-            last_sign: Instant::now(),
+            silence: Silence::default(),
             next_status: Instant::now(),
             in_hand: None,
         };
@@ -112,8 +121,9 @@ struct Worker<E> {
     to_send: Receiver<Arc<RolloutGroup>>,
     report: Sender<LinkEvent>,
     timeout: Duration,
+    run_dir: RunDir,
     learner: Option<LearnerStatus>,
-    last_sign: Instant,
+    silence: Silence,
     next_status: Instant,
     in_hand: Option<Arc<RolloutGroup>>,
 }
@@ -135,10 +145,11 @@ impl<E: SamplerEnd> Worker<E> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(Turn::End);
         }
-        self.speak()?;
+        if Instant::now() >= self.next_status {
+            self.speak()?;
+        }
         self.listen()?;
-        let finished = self.learner.as_ref().is_some_and(|s| s.finished);
-        if !finished && self.last_sign.elapsed() > self.timeout {
+        if !self.over() && self.silence.length() > self.timeout {
             return Ok(Turn::Silent);
         }
         if self.in_hand.is_none() {
@@ -149,24 +160,29 @@ impl<E: SamplerEnd> Worker<E> {
     }
 
     fn speak(&mut self) -> Result<(), ChannelError> {
-        if Instant::now() >= self.next_status {
-            let own = self.own.lock().expect("no holder of the lock panics").clone();
-            self.end.publish_status(&own)?;
-            self.next_status = Instant::now() + STATUS_INTERVAL;
-        }
-        Ok(())
+        let own = self.own.lock().expect("no holder of the lock panics").clone();
+        self.next_status = Instant::now() + STATUS_INTERVAL;
+        self.end.publish_status(&own)
     }
 
     fn listen(&mut self) -> Result<(), ChannelError> {
-        let Some(status) = self.end.learner_status()? else {
-            return Ok(());
+        let status = match self.end.learner_status()? {
+            None if !self.over() && self.silence.length() > QUIET => LearnerStatus::left(&self.run_dir),
+            heard => heard,
         };
-        self.last_sign = Instant::now();
-        if self.learner.as_ref() != Some(&status) {
+        self.silence.note(status.is_some());
+        if let Some(status) = status
+            && self.learner.as_ref() != Some(&status)
+        {
             self.learner = Some(status.clone());
             let _ = self.report.send(LinkEvent::Status(status));
         }
         Ok(())
+    }
+
+    /// Whether the learner has said that the run is over, after which it may well be silent.
+    fn over(&self) -> bool {
+        self.learner.as_ref().is_some_and(|status| status.finished)
     }
 
     /// Tries for one status interval; a slow learner is no failure as long as it gives signs of life.
@@ -174,6 +190,8 @@ impl<E: SamplerEnd> Worker<E> {
         let Some(group) = self.in_hand.take() else {
             return Ok(());
         };
+        // The learner's record of a step counts what the sampler had done when it handed over the last group.
+        self.speak()?;
         match self.end.send_group(&group, self.next_status) {
             Ok(()) => drop(self.report.send(LinkEvent::Sent(group.id))),
             Err(ChannelError::Timeout { .. }) => self.in_hand = Some(group),
@@ -193,7 +211,10 @@ enum Turn {
 mod tests {
     use shared::{
         PolicyVersion, PromptId, Step,
-        channel::{LearnerEnd, memory},
+        channel::{
+            LearnerEnd,
+            memory::{self, MemorySampler},
+        },
     };
 
     use super::*;
@@ -217,6 +238,10 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
+    fn start(end: MemorySampler, status: SamplerStatus, timeout: Duration) -> Link {
+        Link::start(end, status, timeout, RunDir::new("/nowhere")).unwrap()
+    }
+
     fn next(link: &Link) -> LinkEvent {
         link.events().recv_timeout(LONG).unwrap()
     }
@@ -225,7 +250,7 @@ mod tests {
     fn a_slow_learner_that_gives_signs_of_life_is_waited_for() {
         let (end, mut learner) = memory::pair(1);
         let timeout = STATUS_INTERVAL * 40;
-        let link = Link::start(end, SamplerStatus { incarnation: 5, ..SamplerStatus::default() }, timeout).unwrap();
+        let link = start(end, SamplerStatus { incarnation: 5, ..SamplerStatus::default() }, timeout);
         link.send(group(0));
         link.send(group(1));
         assert!(matches!(next(&link), LinkEvent::Sent(id) if id.index == 0));
@@ -244,20 +269,32 @@ mod tests {
     #[test]
     fn silence_is_reported_unless_the_run_is_over() {
         let (end, _learner) = memory::pair(1);
-        let link = Link::start(end, SamplerStatus::default(), Duration::from_millis(30)).unwrap();
+        let link = start(end, SamplerStatus::default(), Duration::from_millis(30));
         assert!(matches!(next(&link), LinkEvent::Silent(_)));
 
         let (end, mut learner) = memory::pair(1);
         learner.publish_status(&LearnerStatus { finished: true, ..LearnerStatus::default() }).unwrap();
-        let link = Link::start(end, SamplerStatus::default(), Duration::from_millis(30)).unwrap();
+        let link = start(end, SamplerStatus::default(), Duration::from_millis(30));
         assert!(matches!(next(&link), LinkEvent::Status(_)));
         assert!(link.events().recv_timeout(Duration::from_millis(100)).is_err());
     }
 
     #[test]
+    fn a_learner_that_has_left_because_the_run_is_over_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let (end, _learner) = memory::pair(1);
+        let link = Link::start(end, SamplerStatus::default(), LONG, run_dir.clone()).unwrap();
+        assert!(link.events().recv_timeout(QUIET * 2).is_err(), "it may yet come");
+        let last = LearnerStatus { finished: true, total_steps: 7, ..LearnerStatus::default() };
+        last.leave(&run_dir).unwrap();
+        assert!(matches!(next(&link), LinkEvent::Status(status) if status == last));
+    }
+
+    #[test]
     fn dropping_the_link_ends_the_thread_even_with_a_full_channel() {
         let (end, _learner) = memory::pair(0);
-        let link = Link::start(end, SamplerStatus::default(), LONG).unwrap();
+        let link = start(end, SamplerStatus::default(), LONG);
         link.send(group(0));
         let begin = Instant::now();
         drop(link);

@@ -56,8 +56,8 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
 
     let end = IoxSampler::open(run_dir)?;
     let status = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
-    let link =
-        Link::start(end, status, Duration::from_secs_f64(config.peer_timeout)).context("thread of the channel")?;
+    let patience = Duration::from_secs_f64(config.peer_timeout);
+    let link = Link::start(end, status, patience, run_dir.clone()).context("thread of the channel")?;
     let Some(first) = first_status(&link, &stop)? else {
         return Ok(Ended::BySignal);
     };

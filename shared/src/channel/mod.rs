@@ -2,7 +2,8 @@
 //!
 //! Statuses are *states, not events*: each side repeats its newest status several times a second, so a lost message, a
 //! late start or a restart needs no special case, and silence means that the peer is gone. Everything that must not be
-//! lost is either on disk (weights, checkpoints) or kept by the sampler until [`LearnerStatus::durable_step`] passes it.
+//! lost is either on disk (weights, checkpoints, the end of the run) or kept by the sampler until
+//! [`LearnerStatus::durable_step`] passes it.
 //!
 //! The transport of one node is iceoryx2 ([`iox`]); [`memory`] joins two threads of one process in tests. A transport
 //! between hosts would implement the same traits with the same frames.
@@ -10,15 +11,23 @@
 pub mod frame;
 pub mod iox;
 pub mod memory;
+mod silence;
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    fs, io,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use serde::{Deserialize, Serialize};
 
+pub use silence::Silence;
+
 use crate::{
+    atomic,
     group::RolloutGroup,
     ids::{PolicyVersion, Step},
     rng,
+    run_dir::RunDir,
 };
 
 /// A number that no other process of a run is likely to draw.
@@ -50,6 +59,23 @@ pub struct LearnerStatus {
     pub total_steps: u64,
     /// The run is over: the sampler finishes.
     pub finished: bool,
+}
+
+impl LearnerStatus {
+    /// Leaves the last status of a finished run on disk. The learner is soon gone, and a sampler that is just being
+    /// started, or started again, must not wait for it.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn leave(&self, run_dir: &RunDir) -> io::Result<()> {
+        atomic::write(&run_dir.finished(), &serde_json::to_vec(self)?)
+    }
+
+    /// What [`LearnerStatus::leave`] has left; none while the run goes on.
+    #[must_use]
+    pub fn left(run_dir: &RunDir) -> Option<Self> {
+        serde_json::from_slice(&fs::read(run_dir.finished()).ok()?).ok()
+    }
 }
 
 /// What the sampler tells the learner, again and again.
