@@ -16,13 +16,13 @@ use std::{
 
 use serde_json::{Value, json};
 use shared::{
-    Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir, Step,
-    TokenLogprob,
+    Completion, GroupId, PromptId, RewardOutcome, RolloutGroup, RunDir, TokenLogprob,
     channel::{
         LearnerEnd, LearnerStatus, SamplerEnd, frame,
         iox::{IoxLearner, IoxSampler},
     },
     rng::Stream,
+    testing,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -121,33 +121,23 @@ fn receiver(run_dir: &Path, count: usize) -> Outcome<()> {
 
 fn make_group(completions: usize, tokens: usize) -> RolloutGroup {
     let mut stream = Stream::new(&[1]);
-    let completion = |sample| Completion {
-        sample: sample as u32,
-        token_ids: (0..tokens).map(|_| stream.below(150_000) as u32).collect(),
-        logprobs: (0..tokens)
-            .map(|_| {
-                let logprob = stream.next_f64().ln() as f32;
-                TokenLogprob { logprob, logprob_at_temperature: logprob, ..TokenLogprob::default() }
-            })
-            .collect(),
-        versions: vec![(0, PolicyVersion(0))],
-        text: "word ".repeat(tokens * 4 / 5),
-        finish_reason: FinishReason::Stop,
-        rewards: vec![RewardOutcome::Score(1.0)],
+    let mut completion = |sample| {
+        let token_ids: Vec<u32> = (0..tokens).map(|_| stream.below(150_000) as u32).collect();
+        let mut logprob = || stream.next_f64().ln() as f32;
+        let logprobs = (0..tokens).map(|_| TokenLogprob { logprob: logprob(), ..TokenLogprob::default() });
+        Completion {
+            logprobs: logprobs.collect(),
+            text: "word ".repeat(tokens * 4 / 5),
+            rewards: vec![RewardOutcome::Score(1.0)],
+            ..testing::completion(sample, token_ids)
+        }
     };
     RolloutGroup {
-        id: GroupId { step: Step(0), index: 0 },
-        prompt_id: PromptId(0),
-        epoch: 0,
         prompt_ids: vec![1; 100],
         prompt_text: "x".repeat(400),
-        completions: (0..completions).map(completion).collect(),
         reward_names: vec![("correctness".into(), 1.0)],
-        policy_version: PolicyVersion(0),
-        cursor: 1,
-        dropped: Vec::new(),
-        filler: false,
         generation_seconds: 1.0,
+        ..testing::group(GroupId::default(), (0..completions as u32).map(&mut completion).collect())
     }
 }
 

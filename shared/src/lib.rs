@@ -20,6 +20,7 @@ pub mod native;
 pub mod rng;
 pub mod run_dir;
 pub mod sampling;
+pub mod testing;
 
 pub use group::{
     Completion, Contrast, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,

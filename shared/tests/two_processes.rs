@@ -11,12 +11,13 @@ use std::{
 };
 
 use shared::{
-    Completion, FinishReason, GroupId, PolicyVersion, PromptId, RolloutGroup, RunDir, Step, TokenLogprob, atomic,
+    Completion, FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step, TokenLogprob, atomic,
     channel::{
         ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus, incarnation,
         iox::{self, IoxLearner, IoxSampler},
     },
     rng::Stream,
+    testing::{completion, group},
 };
 
 const STEPS: u64 = 200;
@@ -37,28 +38,13 @@ fn make_group(id: GroupId) -> RolloutGroup {
         .map(|&t| TokenLogprob { logprob: t as f32, kept_count: t, ..TokenLogprob::default() })
         .collect();
     let completion = Completion {
-        sample: 0,
-        token_ids,
         logprobs,
         versions: vec![(0, PolicyVersion(id.step.0))],
         text: "x".repeat(tokens),
         finish_reason: FinishReason::Length,
-        rewards: Vec::new(),
+        ..completion(0, token_ids)
     };
-    RolloutGroup {
-        id,
-        prompt_id: PromptId(0),
-        epoch: 0,
-        prompt_ids: vec![1],
-        prompt_text: String::new(),
-        completions: vec![completion],
-        reward_names: Vec::new(),
-        policy_version: PolicyVersion(id.step.0),
-        cursor: 1,
-        dropped: Vec::new(),
-        filler: false,
-        generation_seconds: 0.0,
-    }
+    RolloutGroup { policy_version: PolicyVersion(id.step.0), ..group(id, vec![completion]) }
 }
 
 /// What the learner has put on disk: one file per step, whole or absent.

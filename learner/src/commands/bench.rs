@@ -4,9 +4,9 @@ use std::{path::PathBuf, time::Instant};
 
 use serde_json::json;
 use shared::{
-    Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
+    Completion, FinishReason, GroupId, PolicyVersion, RewardOutcome, RolloutGroup,
     config::{ImportanceSamplingMode, TrainConfig},
-    rng,
+    rng, testing,
 };
 
 use super::{ComputeArgs, load_or_initialise};
@@ -109,28 +109,15 @@ fn synthetic_group(args: &Args, vocabulary: usize, step: u32) -> RolloutGroup {
     let prompt_ids = tokens(args.prompt_length);
     let completions = (0..args.batch_size)
         .map(|sample| Completion {
-            sample,
-            token_ids: tokens(args.completion_length),
-            logprobs: vec![TokenLogprob::default(); args.completion_length as usize],
-            versions: vec![(0, PolicyVersion(0))],
-            text: String::new(),
             finish_reason: FinishReason::Length,
             rewards: vec![RewardOutcome::Score(rng::uniform(&[u64::from(step), u64::from(sample)]))],
+            ..testing::completion(sample, tokens(args.completion_length))
         })
         .collect();
     RolloutGroup {
-        id: GroupId { step: Step(0), index: 0 },
-        prompt_id: PromptId(0),
-        epoch: 0,
         prompt_ids,
-        prompt_text: String::new(),
-        completions,
         reward_names: vec![("random".into(), 1.0)],
-        policy_version: PolicyVersion(0),
-        cursor: 1,
-        dropped: Vec::new(),
-        filler: false,
-        generation_seconds: 0.0,
+        ..testing::group(GroupId::default(), completions)
     }
 }
 

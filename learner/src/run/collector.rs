@@ -165,33 +165,18 @@ struct Arrived {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, FinishReason, GroupId, PromptId};
+    use shared::{Completion, GroupId, testing};
 
     use super::*;
 
     fn group(step: u64, versions: &[(u32, u64)]) -> RolloutGroup {
         let completion = |sample| Completion {
-            sample,
-            token_ids: vec![1; 4],
-            logprobs: vec![Default::default(); 4],
             versions: versions.iter().map(|&(token, version)| (token, PolicyVersion(version))).collect(),
-            text: String::new(),
-            finish_reason: FinishReason::Stop,
-            rewards: Vec::new(),
+            ..testing::completion(sample, vec![1; 4])
         };
         RolloutGroup {
-            id: GroupId { step: Step(step), index: 0 },
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: vec![1],
-            prompt_text: String::new(),
-            completions: (0..2).map(completion).collect(),
-            reward_names: Vec::new(),
             policy_version: PolicyVersion(versions[0].1),
-            cursor: 1,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
+            ..testing::group(GroupId { step: Step(step), index: 0 }, (0..2).map(completion).collect())
         }
     }
 

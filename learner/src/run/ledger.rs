@@ -46,35 +46,23 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, Step, metrics::MetricRecord,
-    };
+    use shared::{Completion, GroupId, PolicyVersion, PromptId, RewardOutcome, Step, metrics::MetricRecord, testing};
 
     use super::*;
 
     fn group(index: u32, cursor: u64, version: u64, filler: bool, dropped: Vec<DroppedGroup>) -> RolloutGroup {
         let completion = |sample| Completion {
-            sample,
-            token_ids: vec![1],
-            logprobs: vec![Default::default()],
             versions: vec![(0, PolicyVersion(version))],
-            text: String::new(),
-            finish_reason: FinishReason::Stop,
             rewards: vec![RewardOutcome::Score(f64::from(sample))],
+            ..testing::completion(sample, vec![1])
         };
         RolloutGroup {
-            id: GroupId { step: Step(4), index },
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: vec![1],
-            prompt_text: String::new(),
-            completions: (0..2).map(completion).collect(),
             reward_names: vec![("a".into(), 1.0)],
             policy_version: PolicyVersion(version),
             cursor,
             dropped,
             filler,
-            generation_seconds: 0.0,
+            ..testing::group(GroupId { step: Step(4), index }, (0..2).map(completion).collect())
         }
     }
 

@@ -219,7 +219,7 @@ impl<E: LearnerEnd> Worker<E> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{GroupId, PolicyVersion, PromptId, Step};
+    use shared::{GroupId, testing};
 
     use super::*;
 
@@ -228,20 +228,7 @@ mod tests {
 
     impl LearnerEnd for Failing {
         fn receive_group(&mut self, _: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
-            Ok(Some(RolloutGroup {
-                id: GroupId { step: Step(0), index: 0 },
-                prompt_id: PromptId(0),
-                epoch: 0,
-                prompt_ids: vec![1],
-                prompt_text: String::new(),
-                completions: Vec::new(),
-                reward_names: Vec::new(),
-                policy_version: PolicyVersion(0),
-                cursor: 1,
-                dropped: Vec::new(),
-                filler: false,
-                generation_seconds: 0.0,
-            }))
+            Ok(Some(testing::group(GroupId::default(), Vec::new())))
         }
 
         fn publish_status(&mut self, _: &LearnerStatus) -> Result<(), ChannelError> {

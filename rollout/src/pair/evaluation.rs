@@ -197,33 +197,15 @@ fn due(last: Option<u64>, version: u64, every: u64, total_steps: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, PromptId, RewardOutcome};
+    use shared::{Completion, RewardOutcome, testing};
 
     use super::*;
 
     fn group(index: u32, tokens: usize, finish_reason: FinishReason, rewards: Vec<RewardOutcome>) -> RolloutGroup {
-        let completion = Completion {
-            sample: 0,
-            token_ids: vec![0; tokens],
-            logprobs: Vec::new(),
-            versions: Vec::new(),
-            text: String::new(),
-            finish_reason,
-            rewards,
-        };
+        let completion = Completion { finish_reason, rewards, ..testing::completion(0, vec![0; tokens]) };
         RolloutGroup {
-            id: GroupId { step: Step(3), index },
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: vec![1],
-            prompt_text: String::new(),
-            completions: vec![completion],
             reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5)],
-            policy_version: PolicyVersion(3),
-            cursor: 0,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
+            ..testing::group(GroupId { step: Step(3), index }, vec![completion])
         }
     }
 

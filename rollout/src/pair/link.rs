@@ -210,30 +210,18 @@ enum Turn {
 #[cfg(test)]
 mod tests {
     use shared::{
-        PolicyVersion, PromptId, Step,
+        Step,
         channel::{
             LearnerEnd,
             memory::{self, MemorySampler},
         },
+        testing,
     };
 
     use super::*;
 
     fn group(index: u32) -> Arc<RolloutGroup> {
-        Arc::new(RolloutGroup {
-            id: GroupId { step: Step(0), index },
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: vec![1],
-            prompt_text: String::new(),
-            completions: Vec::new(),
-            reward_names: Vec::new(),
-            policy_version: PolicyVersion(0),
-            cursor: 1,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
-        })
+        Arc::new(testing::group(GroupId { step: Step(0), index }, Vec::new()))
     }
 
     const LONG: Duration = Duration::from_secs(10);

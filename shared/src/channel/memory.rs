@@ -114,23 +114,13 @@ impl LearnerEnd for MemoryLearner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{GroupId, PolicyVersion, PromptId, Step};
+    use crate::{
+        ids::{GroupId, Step},
+        testing,
+    };
 
     fn group(index: u32) -> RolloutGroup {
-        RolloutGroup {
-            id: GroupId { step: Step(0), index },
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: vec![1],
-            prompt_text: String::new(),
-            completions: Vec::new(),
-            reward_names: Vec::new(),
-            policy_version: PolicyVersion(0),
-            cursor: 1,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
-        }
+        testing::group(GroupId { step: Step(0), index }, Vec::new())
     }
 
     #[test]

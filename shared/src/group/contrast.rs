@@ -78,31 +78,15 @@ fn differ(values: &[f64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FinishReason, GroupId, PolicyVersion, PromptId, Step, StepScore};
+    use crate::{FinishReason, GroupId, PromptId, StepScore, testing};
 
     fn group(rewards: Vec<Vec<RewardOutcome>>) -> RolloutGroup {
-        let completions = rewards.into_iter().zip(0..).map(|(rewards, sample)| Completion {
-            sample,
-            token_ids: vec![1, 2],
-            logprobs: Vec::new(),
-            versions: Vec::new(),
-            text: String::new(),
-            finish_reason: FinishReason::Stop,
-            rewards,
-        });
+        let of = |(rewards, sample)| Completion { rewards, ..testing::completion(sample, vec![1, 2]) };
         RolloutGroup {
-            id: GroupId { step: Step(0), index: 0 },
             prompt_id: PromptId(3),
-            epoch: 0,
-            prompt_ids: vec![1],
-            prompt_text: String::new(),
-            completions: completions.collect(),
             reward_names: vec![("a".into(), 1.0), ("b".into(), 2.0)],
-            policy_version: PolicyVersion(0),
             cursor: 5,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
+            ..testing::group(GroupId::default(), rewards.into_iter().zip(0..).map(of).collect())
         }
     }
 

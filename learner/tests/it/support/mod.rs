@@ -13,6 +13,7 @@ use shared::{
     channel::{LearnerStatus, SamplerEnd, SamplerStatus, memory::MemorySampler},
     config::{LrSchedulerType, TrainConfig},
     rng::Stream,
+    testing,
 };
 
 /// Tokens of the golden models.
@@ -61,7 +62,6 @@ pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> Rollo
             let full = token_ids.len() == config.max_completion_length as usize;
             let draw = f64::from(token_ids[0]) / VOCABULARY as f64;
             Completion {
-                sample,
                 logprobs: vec![
                     TokenLogprob { logprob: -6.0, logprob_at_temperature: -6.0, ..Default::default() };
                     token_ids.len()
@@ -73,25 +73,21 @@ pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> Rollo
                     RewardOutcome::Score(draw),
                     if draw > 0.8 { RewardOutcome::NotApplicable } else { RewardOutcome::Score(1.0) },
                 ],
-                token_ids,
+                ..testing::completion(sample, token_ids)
             }
         })
         .collect();
     let groups = u64::from(config.groups_per_step());
     let position = step * groups + u64::from(index);
     RolloutGroup {
-        id: GroupId { step: Step(step), index },
         prompt_id: PromptId(position % 10),
         epoch: (position / 10) as u32,
         prompt_ids,
         prompt_text: "a prompt".into(),
-        completions,
         reward_names: vec![("a".into(), 1.0), ("b".into(), 0.5)],
         policy_version: PolicyVersion(version),
         cursor: position + 1,
-        dropped: Vec::new(),
-        filler: false,
-        generation_seconds: 0.0,
+        ..testing::group(GroupId { step: Step(step), index }, completions)
     }
 }
 

@@ -2,7 +2,7 @@
 //! synchronous run goes on with the same groups.
 
 use proptest::prelude::*;
-use shared::{Completion, Contrast, FinishReason, PromptId, RewardOutcome, rng};
+use shared::{Completion, Contrast, PromptId, RewardOutcome, rng, testing};
 
 use super::*;
 
@@ -35,27 +35,17 @@ impl Prompts {
     fn group(self, admission: Admission, version: u64) -> RolloutGroup {
         let usable = self.usable(admission.position, version);
         let completion = |sample: u32| Completion {
-            sample,
-            token_ids: vec![1; 5],
-            logprobs: Vec::new(),
             versions: vec![(0, PolicyVersion(version))],
-            text: String::new(),
-            finish_reason: FinishReason::Stop,
             rewards: vec![RewardOutcome::Score(if usable { f64::from(sample) } else { 0.5 })],
+            ..testing::completion(sample, vec![1; 5])
         };
         RolloutGroup {
-            id: admission.id,
             prompt_id: PromptId(admission.position),
-            epoch: 0,
             prompt_ids: vec![1; 20],
-            prompt_text: String::new(),
-            completions: (0..2).map(completion).collect(),
             reward_names: vec![("a".into(), 1.0)],
             policy_version: PolicyVersion(version),
             cursor: admission.position + 1,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
+            ..testing::group(admission.id, (0..2).map(completion).collect())
         }
     }
 

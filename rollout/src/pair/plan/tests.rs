@@ -1,7 +1,7 @@
 //! The plan under every order of events, deaths of either process included.
 
 use proptest::prelude::*;
-use shared::PromptId;
+use shared::{PromptId, testing};
 
 use super::*;
 
@@ -26,18 +26,11 @@ fn id(step: u64, index: u32) -> GroupId {
 
 fn group(admission: Admission, version: u64) -> RolloutGroup {
     RolloutGroup {
-        id: admission.id,
         prompt_id: PromptId(admission.position),
-        epoch: 0,
         prompt_ids: vec![1; 100],
-        prompt_text: String::new(),
-        completions: Vec::new(),
-        reward_names: Vec::new(),
         policy_version: PolicyVersion(version),
         cursor: admission.position + 1,
-        dropped: Vec::new(),
-        filler: false,
-        generation_seconds: 0.0,
+        ..testing::group(admission.id, Vec::new())
     }
 }
 

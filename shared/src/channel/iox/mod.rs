@@ -162,23 +162,14 @@ impl LearnerEnd for IoxLearner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{GroupId, PolicyVersion, PromptId, Step};
+    use crate::{
+        ids::{GroupId, Step},
+        testing,
+    };
 
     fn group(index: u32, tokens: usize) -> RolloutGroup {
-        RolloutGroup {
-            id: GroupId { step: Step(1), index },
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: vec![7; tokens],
-            prompt_text: String::new(),
-            completions: Vec::new(),
-            reward_names: Vec::new(),
-            policy_version: PolicyVersion(0),
-            cursor: 1,
-            dropped: Vec::new(),
-            filler: false,
-            generation_seconds: 0.0,
-        }
+        let id = GroupId { step: Step(1), index };
+        RolloutGroup { prompt_ids: vec![7; tokens], ..testing::group(id, Vec::new()) }
     }
 
     fn soon() -> Instant {
