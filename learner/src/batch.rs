@@ -4,11 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use tch::{Device, Tensor};
 
-use crate::{
-    kept::Kept,
-    model::{Targets, to_device},
-    ragged::Ragged,
-};
+use crate::{host::to_device, ragged::Ragged, support::Support};
 
 /// A prompt with its completion, as token ids.
 #[derive(Debug, Clone, Copy)]
@@ -41,8 +37,8 @@ pub struct MicroBatch {
     pub positions_N: Tensor,
     /// Completion token ids, `[N]`.
     pub targets_N: Tensor,
-    /// What truncated sampling kept at each completion token; absent without truncation.
-    pub kept: Option<Vec<Arc<Kept>>>,
+    /// Support of each completion token's distribution; absent without truncation.
+    pub supports: Option<Vec<Arc<Support>>>,
 }
 
 impl MicroBatch {
@@ -70,21 +66,15 @@ impl MicroBatch {
             input_ids_BS: to_device(&input_ids_BS, device),
             positions_N: Tensor::from_slice(&positions).to_device(device),
             targets_N: Tensor::from_slice(&targets).to_device(device),
-            kept: None,
+            supports: None,
         }
     }
 
-    /// With distributions limited to the kept sets of its rows, which are indexed as `sequences` is.
+    /// With distributions limited to the supports of its rows, which are indexed as `sequences` is.
     #[must_use]
-    pub fn with_kept(mut self, kept: Option<&Ragged<Arc<Kept>>>) -> Self {
-        self.kept = kept.map(|kept| kept.gather(&self.rows));
+    pub fn with_supports(mut self, supports: Option<&Ragged<Arc<Support>>>) -> Self {
+        self.supports = supports.map(|all| all.gather(&self.rows));
         self
-    }
-
-    /// What the head needs to know about the completion tokens.
-    #[must_use]
-    pub fn targets(&self, temperature: f64) -> Targets<'_> {
-        Targets { ids_N: &self.targets_N, temperature, kept: self.kept.as_deref() }
     }
 
     /// One value per row, repeated for each of the row's tokens: `[N]` on the host.

@@ -10,7 +10,7 @@ use std::{ops::Range, sync::Arc};
 
 use tch::{Kind, Tensor};
 
-use crate::kept::{self, Kept, Truncation};
+use crate::support::{self, Support, Truncation};
 
 /// Largest `[tokens, vocabulary]` tensor, in bytes. Two of them live at a time.
 const CHUNK_BYTES: i64 = 1 << 28;
@@ -65,8 +65,8 @@ pub struct Targets<'a> {
     pub ids_N: &'a Tensor,
     /// Divides the logits.
     pub temperature: f64,
-    /// The tokens that the distribution is limited to, one entry per token; absent = the whole vocabulary.
-    pub kept: Option<&'a [Arc<Kept>]>,
+    /// What the distribution is limited to, one entry per token; absent = the whole vocabulary.
+    pub supports: Option<&'a [Arc<Support>]>,
 }
 
 impl Targets<'_> {
@@ -74,7 +74,7 @@ impl Targets<'_> {
         Self {
             ids_N: self.ids_N,
             temperature: self.temperature,
-            kept: self.kept.map(|kept| &kept[run.start as usize..run.end as usize]),
+            supports: self.supports.map(|all| &all[run.start as usize..run.end as usize]),
         }
     }
 
@@ -127,12 +127,12 @@ impl Head {
     /// The tokens that truncated sampling keeps at each position; the position's own token always is. One entry per
     /// token.
     #[must_use]
-    pub fn keep(&self, hidden_NH: &Tensor, targets: &Targets<'_>, truncation: &Truncation) -> Vec<Arc<Kept>> {
+    pub fn supports(&self, hidden_NH: &Tensor, targets: &Targets<'_>, truncation: &Truncation) -> Vec<Arc<Support>> {
         // Sorting takes several times the memory of the logits.
         let runs = chunks(hidden_NH.size()[0], (self.chunk / 8).max(1));
         let sets = runs.flat_map(|run| {
             let logits_nV = self.logits(&part(hidden_NH, &run));
-            kept::kept_sets(&logits_nV, &targets.ids(&run), targets.temperature, truncation)
+            support::supports(&logits_nV, &targets.ids(&run), targets.temperature, truncation)
         });
         sets.map(Arc::new).collect()
     }
@@ -175,20 +175,20 @@ impl Head {
         chunks(hidden_NH.size()[0], self.chunk)
     }
 
-    /// Log-probs of the vocabulary for a run of tokens; far below anything that counts outside the kept set.
+    /// Log-probs of the vocabulary for a run of tokens; far below anything that counts outside the support.
     fn log_softmax(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> Tensor {
         let mut logits_nV = self.logits(hidden_nH);
         if targets.temperature != 1.0 {
             let _ = logits_nV.g_div_scalar_(targets.temperature);
         }
-        if let Some(sets) = targets.chunk(run).kept {
-            let _ = logits_nV.masked_fill_(&kept::outside(sets, &logits_nV), OUTSIDE);
+        if let Some(sets) = targets.chunk(run).supports {
+            let _ = logits_nV.masked_fill_(&support::outside(sets, &logits_nV), OUTSIDE);
         }
         logits_nV.log_softmax(-1, None::<Kind>)
     }
 }
 
-/// Logit of a token outside the kept set. Finite, because the entropy multiplies it by a probability of 0.
+/// Logit of a token outside the support. Finite, because the entropy multiplies it by a probability of 0.
 const OUTSIDE: f64 = -1e30;
 
 /// `0..tokens` in runs of at most `chunk`.

@@ -2,7 +2,6 @@
 
 mod attention;
 mod head;
-mod host;
 mod linear;
 mod load;
 mod mlp;
@@ -18,14 +17,13 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 pub use head::{Head, Slopes, Span, Targets, TokenStats};
-pub use host::{to_device, to_host};
 pub use load::{LoadOptions, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;
 
 use crate::{
     batch::MicroBatch,
-    kept::{Kept, Truncation},
+    support::{Support, Truncation},
 };
 use trunk::{EMBEDDING, Trunk};
 
@@ -77,16 +75,16 @@ impl Decoder {
     pub fn evaluate(&self, batch: &MicroBatch, temperature: f64) -> TokenStats {
         tch::no_grad(|| {
             let hidden_NH = self.trunk.selected(&batch.input_ids_BS, &batch.positions_N);
-            self.head.evaluate(&hidden_NH, &batch.targets(temperature))
+            self.head.evaluate(&hidden_NH, &targets(batch, temperature))
         })
     }
 
     /// What truncated sampling keeps at each completion token of a micro-batch, the token itself always included.
     #[must_use]
-    pub fn keep(&self, batch: &MicroBatch, temperature: f64, truncation: &Truncation) -> Vec<Arc<Kept>> {
+    pub fn supports(&self, batch: &MicroBatch, temperature: f64, truncation: &Truncation) -> Vec<Arc<Support>> {
         tch::no_grad(|| {
             let hidden_NH = self.trunk.selected(&batch.input_ids_BS, &batch.positions_N);
-            self.head.keep(&hidden_NH, &batch.targets(temperature), truncation)
+            self.head.supports(&hidden_NH, &targets(batch, temperature), truncation)
         })
     }
 
@@ -106,7 +104,7 @@ impl Decoder {
         let gradient_NH = tch::no_grad(|| {
             self.head.differentiate(
                 &tape.hidden(),
-                &batch.targets(temperature),
+                &targets(batch, temperature),
                 span,
                 gradients.leaf_mut(self.head_index),
                 gradient_of,
@@ -114,4 +112,9 @@ impl Decoder {
         });
         self.trunk.backward(tape, &gradient_NH, gradients);
     }
+}
+
+/// What the head needs to know about a micro-batch's completion tokens.
+fn targets(batch: &MicroBatch, temperature: f64) -> Targets<'_> {
+    Targets { ids_N: &batch.targets_N, temperature, supports: batch.supports.as_deref() }
 }

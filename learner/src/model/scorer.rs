@@ -4,11 +4,10 @@ use shared::{Head, ModelConfig};
 use tch::Tensor;
 
 use super::{
-    host::to_host,
     parameters::{Gradients, Parameters},
     trunk::Trunk,
 };
-use crate::error::LearnerError;
+use crate::{error::LearnerError, host::to_host};
 
 /// Hugging Face's name of the head of `…ForSequenceClassification`.
 pub(super) const SCORE: &str = "score.weight";

@@ -3,7 +3,7 @@
 use tch::{Device, Tensor};
 
 use super::{Answer, Pair};
-use crate::{batch::pack, model::to_device, ragged::Ragged};
+use crate::{batch::pack, host::to_device, ragged::Ragged};
 
 /// Answers that go through the model together, padded on the right, with the places where scores are read off.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Passes of a model over rows without gradients: fixed log-probs, entropies and kept sets.
+//! Passes of a model over rows without gradients: fixed log-probs, entropies and supports.
 
 use std::sync::Arc;
 
@@ -7,9 +7,10 @@ use tch::Device;
 use crate::{
     batch::{MicroBatch, Sequence, split},
     error::LearnerError,
-    kept::{Kept, Truncation},
-    model::{Decoder, to_host},
+    host::to_host,
+    model::Decoder,
     ragged::Ragged,
+    support::{Support, Truncation},
 };
 
 /// What a model says about completions: a row for each sequence, empty for those that were not asked for.
@@ -33,7 +34,7 @@ pub fn evaluate(
     budget: usize,
     device: Device,
 ) -> Result<Evaluation, LearnerError> {
-    Forward { sequences: sequences.to_vec(), kept: None, temperature, budget, device }.evaluate(model, rows)
+    Forward { sequences: sequences.to_vec(), supports: None, temperature, budget, device }.evaluate(model, rows)
 }
 
 /// The sequences of a step and how they go through a model.
@@ -41,8 +42,8 @@ pub fn evaluate(
 pub struct Forward<'a> {
     /// Prompts and completions.
     pub sequences: Vec<Sequence<'a>>,
-    /// With truncated sampling, the kept set of every token.
-    pub kept: Option<Ragged<Arc<Kept>>>,
+    /// With truncated sampling, the support of every token's distribution.
+    pub supports: Option<Ragged<Arc<Support>>>,
     /// Divides the logits.
     pub temperature: f64,
     /// Most positions of one forward pass.
@@ -56,7 +57,7 @@ impl Forward<'_> {
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
         split(&self.sequences, rows, self.budget)
             .into_iter()
-            .map(|rows| MicroBatch::new(&self.sequences, &rows, self.device).with_kept(self.kept.as_ref()))
+            .map(|rows| MicroBatch::new(&self.sequences, &rows, self.device).with_supports(self.supports.as_ref()))
     }
 
     /// Log-probs and entropies of the given rows.
@@ -74,14 +75,14 @@ impl Forward<'_> {
         Ok(Evaluation { logprobs, entropies })
     }
 
-    /// The kept sets of the given rows as `model` has them; other rows have none.
+    /// The supports of the given rows as `model` has them; other rows have none.
     #[must_use]
-    pub fn kept_sets(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Kept>> {
-        let mut kept = Ragged::filled(Arc::new(Kept::new(&[], 0)), self.lengths(rows));
+    pub fn supports(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Support>> {
+        let mut supports = Ragged::filled(Arc::new(Support::new(&[], 0)), self.lengths(rows));
         for batch in self.micro_batches(rows) {
-            kept.scatter(&batch.rows, &model.keep(&batch, self.temperature, truncation));
+            supports.scatter(&batch.rows, &model.supports(&batch, self.temperature, truncation));
         }
-        kept
+        supports
     }
 
     /// Completion tokens of the given rows; 0 for the others.

@@ -86,16 +86,15 @@ fn mismatch(batch: &StepBatch<'_>, step: &TrainedStep, record: &mut MetricRecord
     if let Some(weights) = &step.inputs.importance {
         weights.record(record);
     }
-    if let Some(counts) = &step.metrics.kept_counts {
-        record.count("sampling/kept_set_mismatch", kept_set_mismatch(batch, counts));
+    if let Some(sizes) = &step.metrics.support_sizes {
+        record.count("sampling/kept_set_mismatch", support_mismatch(batch, sizes));
     }
 }
 
-/// Tokens of which sampler and learner keep sets of different sizes.
-#[must_use]
-pub fn kept_set_mismatch(batch: &StepBatch<'_>, kept_counts: &Ragged<u32>) -> u64 {
-    let differing = |(row, counts): (&Row<'_>, &[u32])| {
-        row.completion.logprobs.iter().zip(counts).filter(|(token, count)| token.kept_count != **count).count()
+/// Tokens of whose distribution sampler and learner have supports of different sizes.
+fn support_mismatch(batch: &StepBatch<'_>, support_sizes: &Ragged<u32>) -> u64 {
+    let differing = |(row, sizes): (&Row<'_>, &[u32])| {
+        row.completion.logprobs.iter().zip(sizes).filter(|(token, size)| token.kept_count != **size).count()
     };
-    batch.rows.iter().zip(kept_counts.rows()).map(differing).sum::<usize>() as u64
+    batch.rows.iter().zip(support_sizes.rows()).map(differing).sum::<usize>() as u64
 }

@@ -13,8 +13,9 @@ use super::{Evaluation, Forward, Mean, StepBatch, StepInputs, StepMetrics};
 use crate::{
     batch::MicroBatch,
     error::LearnerError,
+    host::to_host,
     loss::{Importance, LossGradient, Measure, Objective, Rows, Scope, Tokens},
-    model::{Decoder, Gradients, Slopes, Span, TokenStats, to_host},
+    model::{Decoder, Gradients, Slopes, Span, TokenStats},
     ragged::Ragged,
 };
 

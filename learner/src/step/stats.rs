@@ -30,8 +30,8 @@ pub struct StepMetrics {
     pub early_stopped: u64,
     /// Coefficient of the entropy bonus after the last update; absent without a bonus.
     pub entropy_coef: Option<f64>,
-    /// Size of each token's kept set; absent without truncation.
-    pub kept_counts: Option<Ragged<u32>>,
+    /// Size of the support that each token was drawn from; absent without truncation.
+    pub support_sizes: Option<Ragged<u32>>,
     /// Gradient of the first update, before clipping, where it is to be kept.
     pub first_gradient: Option<Tensor>,
     /// Where the time went.

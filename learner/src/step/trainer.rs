@@ -16,7 +16,6 @@ use super::{
 use crate::{
     device::wait_for,
     error::LearnerError,
-    kept::Truncation,
     loss::{
         Objective,
         entropy::{EntropyController, EntropyState},
@@ -27,6 +26,7 @@ use crate::{
     optimizer::AdamWOptions,
     ragged::Ragged,
     schedule::Schedule,
+    support::Truncation,
     trained::{OptimizerState, Trained},
 };
 
@@ -225,11 +225,11 @@ impl Trainer {
         weights
     }
 
-    /// The sequences of a step; with truncated sampling, their kept sets under the policy as it is now.
+    /// The sequences of a step; with truncated sampling, their supports under the policy as it is now.
     fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Forward<'b> {
         let mut forward = Forward {
             sequences: batch.rows.iter().map(Row::sequence).collect(),
-            kept: None,
+            supports: None,
             temperature: f64::from(self.config.temperature),
             budget: self.config.micro_batch_tokens as usize,
             device: self.device,
@@ -237,9 +237,9 @@ impl Trainer {
         if let Some(truncation) = &self.truncation {
             let start = Instant::now();
             let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
-            let kept = forward.kept_sets(self.policy.model(), &rows, truncation);
-            metrics.kept_counts = Some(kept.map(|set| set.count()));
-            forward.kept = Some(kept);
+            let supports = forward.supports(self.policy.model(), &rows, truncation);
+            metrics.support_sizes = Some(supports.map(|support| support.count()));
+            forward.supports = Some(supports);
             metrics.times.old_logprobs += start.elapsed();
         }
         forward

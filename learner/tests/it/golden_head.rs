@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use learner::{
-    kept::{Kept, Truncation, kept_sets},
     model::{Head, Slopes, Span, Targets},
+    support::{Support, Truncation, supports},
 };
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -50,7 +50,7 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
     // With the identity as the projection the hidden states are the logits.
     let head = Head::new(&Tensor::eye(vocabulary, (kind, Device::Cpu))).with_chunk(chunk);
     let ids_N = Tensor::from_slice(&ids);
-    let targets = Targets { ids_N: &ids_N, temperature, kept: None };
+    let targets = Targets { ids_N: &ids_N, temperature, supports: None };
 
     let stats = head.evaluate(&logits_NV, &targets);
     close(&stats.logprobs_N, &numbers(&expected["logprobs"]), tolerance);
@@ -69,7 +69,7 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
     close(&weight_gradient, &Vec::<f64>::try_from(product.reshape([-1])).unwrap(), 10.0 * tolerance);
 }
 
-/// The sampler's law without a repetition penalty: its kept set, and the log-probs of the truncated distribution through
+/// The sampler's distribution without a repetition penalty: its support, and the log-probs of the truncated distribution through
 /// the head.
 #[test]
 fn golden_sampling_kept_sets() {
@@ -94,7 +94,7 @@ fn golden_sampling_kept_sets() {
         let vocabulary = logits.len();
         let logits_1V = Tensor::from_slice(&logits).view([1, -1]);
         let likeliest_1 = logits_1V.argmax(1, false);
-        let found = kept_sets(&logits_1V, &likeliest_1, temperature, &truncation).remove(0);
+        let found = supports(&logits_1V, &likeliest_1, temperature, &truncation).remove(0);
         assert_eq!(found.ids(), kept, "{name}");
         assert_eq!(found.count() as usize, kept.len());
         truncated += usize::from(kept.len() < vocabulary);
@@ -102,8 +102,8 @@ fn golden_sampling_kept_sets() {
         let head = Head::new(&Tensor::eye(vocabulary as i64, (Kind::Double, Device::Cpu)));
         let ids_N = Tensor::from_slice(&kept.iter().map(|&id| i64::from(id)).collect::<Vec<i64>>());
         let set = Arc::new(found);
-        let sets: Vec<Arc<Kept>> = kept.iter().map(|_| Arc::clone(&set)).collect();
-        let targets = Targets { ids_N: &ids_N, temperature, kept: Some(&sets) };
+        let sets: Vec<Arc<Support>> = kept.iter().map(|_| Arc::clone(&set)).collect();
+        let targets = Targets { ids_N: &ids_N, temperature, supports: Some(&sets) };
         let stats = head.evaluate(&logits_1V.repeat([kept.len() as i64, 1]), &targets);
         let probs: Vec<f64> = kept.iter().map(|&id| expected["probs"][id as usize].as_f64().unwrap()).collect();
         close(&stats.logprobs_N.exp(), &probs, 1e-9);
@@ -123,7 +123,7 @@ fn golden_sampling_kept_sets() {
     assert!(truncated > 0);
 }
 
-/// The closed form of the gradients of log-prob and entropy, over the whole vocabulary and over kept sets, against
+/// The closed form of the gradients of log-prob and entropy, over the whole vocabulary and over supports, against
 /// autograd of the definition.
 #[test]
 fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
@@ -137,17 +137,17 @@ fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
         entropies_N: Some(Tensor::from_slice(&[-0.5, 0.25, 1.5, 0.0, -0.1])),
     };
     let truncation = Truncation { top_k: 40, top_p: 0.8, min_p: Some(0.01) };
-    let sets: Vec<Arc<Kept>> = {
+    let sets: Vec<Arc<Support>> = {
         let logits_NV = hidden_NH.linear(&weight_VH, None::<Tensor>);
-        kept_sets(&logits_NV, &ids_N, temperature, &truncation).into_iter().map(Arc::new).collect()
+        supports(&logits_NV, &ids_N, temperature, &truncation).into_iter().map(Arc::new).collect()
     };
     assert!(sets.iter().any(|set| set.count() < 30) && sets.iter().all(|set| set.count() < vocabulary as u32));
-    for kept in [None, Some(sets.as_slice())] {
+    for supports in [None, Some(sets.as_slice())] {
         let hidden = hidden_NH.copy().set_requires_grad(true);
         let weight = weight_VH.copy().set_requires_grad(true);
         let mut logits_NV = hidden.linear(&weight, None::<Tensor>) / temperature;
-        if let Some(sets) = kept {
-            let outside_NV = learner::kept::outside(sets, &logits_NV);
+        if let Some(sets) = supports {
+            let outside_NV = learner::support::outside(sets, &logits_NV);
             logits_NV = logits_NV.masked_fill(&outside_NV, -1e300);
         }
         let logs_NV = logits_NV.log_softmax(-1, None::<Kind>);
@@ -159,7 +159,7 @@ fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
         for chunk in [2, 100] {
             for span in [Span::Run, Span::Whole] {
                 let head = Head::new(&weight_VH).with_chunk(chunk);
-                let targets = Targets { ids_N: &ids_N, temperature, kept };
+                let targets = Targets { ids_N: &ids_N, temperature, supports };
                 let mut found_VH = weight_VH.zeros_like();
                 let found_NH =
                     head.differentiate(&hidden_NH, &targets, span, &mut found_VH, &mut |run, _| slopes().slice(&run));

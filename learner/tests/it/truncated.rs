@@ -71,7 +71,7 @@ fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> TrainedStep {
     trainer.step(&StepBatch::new(groups, config, PolicyVersion(0)), 0).unwrap()
 }
 
-/// On tokens whose kept sets have the same size on both sides, the ratio to the sampler is 1 up to the rounding of two
+/// On tokens whose supports have the same size on both sides, the ratio to the sampler is 1 up to the rounding of two
 /// runtimes in single precision (each alone is up to 1e-5 from double precision on this model); the others are counted.
 #[test]
 fn ratios_to_a_truncating_sampler_are_one() {
@@ -95,10 +95,10 @@ fn ratios_to_a_truncating_sampler_are_one() {
         let stats = step(&config, &groups);
         let (mut differing, mut distances) = (0u32, Vec::new());
         for (row, completion) in groups.iter().flat_map(|group| &group.completions).enumerate() {
-            let kept = &stats.metrics.kept_counts.as_ref().unwrap()[row];
-            assert_eq!(kept.len(), completion.token_ids.len());
+            let sizes = &stats.metrics.support_sizes.as_ref().unwrap()[row];
+            assert_eq!(sizes.len(), completion.token_ids.len());
             for (t, token) in completion.logprobs.iter().enumerate() {
-                if kept[t] == token.kept_count {
+                if sizes[t] == token.kept_count {
                     distances.push((stats.inputs.old_logprobs[row][t] - f64::from(token.sampling_logprob())).abs());
                 } else {
                     differing += 1;
@@ -110,22 +110,22 @@ fn ratios_to_a_truncating_sampler_are_one() {
         eprintln!(
             "T {temperature}, top_p {top_p}: {tokens} tokens agree, {differing} do not, largest distance {largest:.2e}"
         );
-        assert!(tokens > 500 && differing as usize * 100 < tokens, "{differing} of {tokens} kept sets differ");
+        assert!(tokens > 500 && differing as usize * 100 < tokens, "{differing} of {tokens} supports differ");
         assert!(distances[tokens * 99 / 100] < 1e-5, "{}", distances[tokens * 99 / 100]);
         assert!(largest < 2e-5, "a log-prob differs by {largest}");
         let metrics = record(&StepBatch::new(&groups, &config, PolicyVersion(0)), &stats);
         assert_eq!(metrics.get("sampling/kept_set_mismatch"), Some(f64::from(differing)));
         assert!(metrics.get("mismatch_kl").unwrap() < 1e-4);
-        // Without the kept sets the learner's log-probs would be of another distribution.
+        // Without the supports the learner's log-probs would be of another distribution.
         let full = step(&TrainConfig { top_k: 0, top_p: 1.0, min_p: None, ..config }, &groups);
         let apart = (full.inputs.old_logprobs[0][0] - stats.inputs.old_logprobs[0][0]).abs();
-        assert!(full.metrics.kept_counts.is_none() && apart > 1e-3, "{apart}");
+        assert!(full.metrics.support_sizes.is_none() && apart > 1e-3, "{apart}");
     }
 }
 
-/// The learner's own ratios, from log-probs of three passes over the same kept sets, are 1 while the policy stands still.
+/// The learner's own ratios, from log-probs of three passes over the same supports, are 1 while the policy stands still.
 #[test]
-fn ratios_over_fixed_kept_sets_are_one() {
+fn ratios_over_fixed_supports_are_one() {
     let config = TrainConfig {
         top_p: 0.9,
         temperature: 0.7,
@@ -137,7 +137,7 @@ fn ratios_over_fixed_kept_sets_are_one() {
     };
     let groups = support::groups(&config, 3);
     let stats = step(&config, &groups);
-    assert!(stats.metrics.kept_counts.as_ref().unwrap().values().iter().all(|&count| count < 512));
+    assert!(stats.metrics.support_sizes.as_ref().unwrap().values().iter().all(|&count| count < 512));
     let (least, most) = stats.metrics.measures.range(learner::loss::Measure::Ratio).unwrap();
     assert!((least - 1.0).abs() < 1e-5 && (most - 1.0).abs() < 1e-5, "{least} {most}");
 }

@@ -1,4 +1,4 @@
-//! Truncated sampling: the tokens that top-k, top-p and min-p keep.
+//! Truncated sampling: the support of a token's distribution, which is what top-k, top-p and min-p keep of the vocabulary.
 //!
 //! Sampler and learner compute in different runtimes, so at the edge of the nucleus they may keep different tokens. The
 //! learner therefore decides once per token, on the policy that the step begins with, and takes every later log-prob of
@@ -32,16 +32,16 @@ impl Truncation {
     }
 }
 
-/// The kept tokens of one position, in the smaller of two forms.
+/// The tokens that one position may have, in the smaller of two forms.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kept {
+pub enum Support {
     /// Ascending token ids.
     Ids(Box<[u32]>),
     /// One bit per token of the vocabulary.
     Bits(Box<[u64]>),
 }
 
-impl Kept {
+impl Support {
     /// A set of ascending ids out of a vocabulary.
     #[must_use]
     pub fn new(ids: &[u32], vocabulary: usize) -> Self {
@@ -55,7 +55,7 @@ impl Kept {
         Self::Bits(bits.into())
     }
 
-    /// Number of kept tokens.
+    /// Number of tokens.
     #[must_use]
     pub fn count(&self) -> u32 {
         match self {
@@ -79,11 +79,11 @@ impl Kept {
     }
 }
 
-/// The kept set of each row of logits (`[n, V]`, before the temperature); `targets_n` are kept in any case.
+/// The support of each row of logits (`[n, V]`, before the temperature); `targets_n` are kept in any case.
 ///
 /// Source: transformers `logits_process.py`, as in the sampler: of equal logits the higher token counts as the larger.
 #[must_use]
-pub fn kept_sets(logits_nV: &Tensor, targets_n: &Tensor, temperature: f64, truncation: &Truncation) -> Vec<Kept> {
+pub fn supports(logits_nV: &Tensor, targets_n: &Tensor, temperature: f64, truncation: &Truncation) -> Vec<Support> {
     let (rows, vocabulary) = (logits_nV.size()[0] as usize, logits_nV.size()[1]);
     let inside_nV = inside(&(logits_nV.to_kind(Kind::Double) / temperature), truncation);
     let inside_nV = inside_nV.scatter_value(1, &targets_n.unsqueeze(1), 1);
@@ -93,7 +93,7 @@ pub fn kept_sets(logits_nV: &Tensor, targets_n: &Tensor, temperature: f64, trunc
     for (row, id) in column(0).into_iter().zip(column(1)) {
         ids[row as usize].push(id as u32);
     }
-    ids.iter().map(|ids| Kept::new(ids, vocabulary as usize)).collect()
+    ids.iter().map(|ids| Support::new(ids, vocabulary as usize)).collect()
 }
 
 /// Which entries of `[n, V]` tempered logits are kept.
@@ -122,10 +122,10 @@ fn inside(scores_nV: &Tensor, truncation: &Truncation) -> Tensor {
     scores_nV.isfinite()
 }
 
-/// Which entries of `[n, V]` logits lie outside the kept sets.
-pub fn outside(sets: &[Arc<Kept>], logits_nV: &Tensor) -> Tensor {
+/// Which entries of `[n, V]` logits lie outside the supports.
+pub fn outside(sets: &[Arc<Support>], logits_nV: &Tensor) -> Tensor {
     let vocabulary = logits_nV.size()[1];
-    let flat = |(row, set): (usize, &Arc<Kept>)| {
+    let flat = |(row, set): (usize, &Arc<Support>)| {
         set.ids().into_iter().map(move |id| row as i64 * vocabulary + i64::from(id)).collect::<Vec<i64>>()
     };
     let inside: Vec<i64> = sets.iter().enumerate().flat_map(flat).collect();
