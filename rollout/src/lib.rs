@@ -1,6 +1,6 @@
 //! The sampler: continuous batching over ONNX Runtime. Prompts go in, scored groups of completions come out.
 //!
-//! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampler`] (logits to a
+//! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
 //! token), [`reward`] (completions to scores), [`pair`] (the half of the training pair that runs in this process).
 //! [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's
 //! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
@@ -10,5 +10,5 @@ pub mod data;
 pub mod engine;
 pub mod pair;
 pub mod reward;
-pub mod sampler;
+pub mod sampling;
 pub mod trace;

@@ -77,7 +77,7 @@ fn greedy(engine: &mut Engine) -> Completions {
                 num_generations: 4,
                 sampling: Arc::new(sampling.clone()),
                 lengths: Some(Arc::from([24, 5, 17, 9])),
-                stop_watch: None,
+                stop_criterion: None,
             })
             .unwrap();
     }

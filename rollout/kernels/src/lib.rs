@@ -7,28 +7,28 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, NEON, plain Rust; tiles of AMX; chosen at run time |
+//! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, plain Rust; tiles of AMX; chosen at run time |
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`], [`plan`] | grouped-query attention, prompts shared by their completions; what is computed together |
 //! | [`pages`], [`element`] | where keys and values lie, and as what |
-//! | [`floats`] | large buffers |
+//! | [`buffer`] | large buffers |
 //! | [`limits`] | what the machine can do at most |
-//! | [`parallel`], [`pool`] | spreading tasks over threads; threads that stay awake |
+//! | [`parallel`], [`workers`] | spreading tasks over threads; threads that stay awake |
 
 pub mod attention;
+pub mod buffer;
 pub mod element;
-pub mod floats;
 pub mod limits;
 pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
 pub mod plan;
-pub mod pool;
 pub mod simd;
 mod tile;
+pub mod workers;
 
 #[cfg(test)]
 mod tests;

@@ -7,12 +7,12 @@ use std::{
 };
 
 use super::{
-    floats::Floats,
+    buffer::LargeBuffer,
     linear::{Input, Linear},
     packed::{Columns, Format, PackedShape},
     parallel::{Claims, Machine, Threads},
-    pool::Pool,
     simd::Isa,
+    workers::Workers,
 };
 
 /// Products (depth, outputs, rows) that are large enough for the kernels to be at their best: the right side stays in
@@ -42,17 +42,17 @@ impl Limits {
     /// # Errors
     /// When the system gives no threads or no memory.
     pub fn measure(threads: usize, format: Format) -> io::Result<Self> {
-        let pool = Pool::new(threads, Duration::from_millis(1))?;
+        let workers = Workers::new(threads, Duration::from_millis(1))?;
         let gemm =
-            PRODUCTS.map(|product| gemm(product, format, &pool)).into_iter().collect::<io::Result<Vec<f64>>>()?;
-        Ok(Self { gemm: gemm.into_iter().fold(0.0, f64::max), read_bandwidth: read_bandwidth(&pool)? })
+            PRODUCTS.map(|product| gemm(product, format, &workers)).into_iter().collect::<io::Result<Vec<f64>>>()?;
+        Ok(Self { gemm: gemm.into_iter().fold(0.0, f64::max), read_bandwidth: read_bandwidth(&workers)? })
     }
 }
 
 fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: &dyn Threads) -> io::Result<f64> {
     let shape = PackedShape { depth, outputs, columns: Columns::Joined, format };
     let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
-    let mut panels = Floats::new(shape.len())?;
+    let mut panels = LargeBuffer::new(shape.len())?;
     let quantized = shape.pack(&[&some(depth * outputs)], &mut panels, threads);
     let layer = Linear { shape, panels: &panels, quantized: quantized.as_ref(), bias: None, norm: None };
     let (x, mut out, mut scratch) = (some(rows * depth), vec![0.0; rows * outputs], Vec::new());
@@ -72,7 +72,7 @@ fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: 
 }
 
 fn read_bandwidth(threads: &dyn Threads) -> io::Result<f64> {
-    let mut memory = Floats::new(SWEEP)?;
+    let mut memory = LargeBuffer::new(SWEEP)?;
     // Memory that was never written is one page of zeros, which lies in the cache.
     memory.fill(1.0);
     let mut best = Duration::MAX;

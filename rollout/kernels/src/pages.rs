@@ -8,8 +8,8 @@
 //! one for its value.
 
 use super::{
+    buffer::LargeBuffer,
     element::KvFormat,
-    floats::Floats,
     simd::{LANES, QUAD},
 };
 
@@ -94,7 +94,7 @@ impl Piece {
 /// The memory of the pages.
 pub struct Pages {
     shape: PageShape,
-    data: Floats,
+    data: LargeBuffer,
 }
 
 impl Pages {
@@ -103,7 +103,7 @@ impl Pages {
     /// # Errors
     /// When the system gives no memory.
     pub fn new(shape: PageShape) -> std::io::Result<Self> {
-        Ok(Self { shape, data: Floats::new(shape.bytes() / size_of::<f32>())? })
+        Ok(Self { shape, data: LargeBuffer::new(shape.bytes() / size_of::<f32>())? })
     }
 
     /// Its sizes.

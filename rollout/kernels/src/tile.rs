@@ -8,12 +8,12 @@ pub(super) const STRETCH: usize = 576;
 
 /// Memory that will be needed soon: `lines` cache lines for every four steps of the loop.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     pub from: *const f32,
     pub lines: usize,
 }
 
-/// Floats in a cache line.
+/// LargeBuffer in a cache line.
 pub(super) const LINE: usize = 16;
 /// Steps of the loop between two rounds of prefetching.
 pub(super) const UNROLL: usize = 4;
@@ -27,7 +27,7 @@ pub(super) unsafe fn multiply<S: Simd, const R: usize>(
     depth: usize,
     a: *const f32,
     b: *const f32,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetch,
     sums: &mut [[S::V; 2]; R],
 ) {
     let mut acc = *sums;

@@ -7,6 +7,8 @@
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
 //! [`Entry`](registry::Entry) that is added to the registry there.
 
+#![forbid(unsafe_code)]
+
 pub mod command;
 mod pool;
 pub mod registry;

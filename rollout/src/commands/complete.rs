@@ -98,7 +98,7 @@ impl Job<'_> {
     /// # Errors
     /// What the engine reports.
     pub fn complete(&self, engine: &mut Engine, rewards: Option<&mut RewardPool>) -> anyhow::Result<Completions> {
-        let stop_watch = self.tokenizer.stop_watch(&self.sampling.stop);
+        let stop_criterion = self.tokenizer.stop_criterion(&self.sampling.stop);
         let sampling = Arc::new(self.sampling.clone());
         for (index, row) in self.dataset.rows().iter().enumerate() {
             engine
@@ -110,7 +110,7 @@ impl Job<'_> {
                     num_generations: self.num_generations,
                     sampling: sampling.clone(),
                     lengths: None,
-                    stop_watch: stop_watch.clone(),
+                    stop_criterion: stop_criterion.clone(),
                 })
                 .with_context(|| format!("{}: prompt {}", self.dataset.path().display(), row.prompt_id))?;
         }

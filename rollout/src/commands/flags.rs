@@ -136,8 +136,8 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_KV_DTYPE", value_name = "DTYPE", default_value = "auto",
           value_parser = parse_choice::<KvDtype>)]
     pub kv_dtype: KvDtype,
-    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose law
-    /// needs more (a flat distribution with --top-p, --repetition-penalty) is fetched whole. More covers flatter laws,
+    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose distribution
+    /// needs more (a flat distribution with --top-p, --repetition-penalty) is fetched whole. More covers flatter ones,
     /// fewer fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet
     /// run on a GPU, where 8192 is worth a try
     #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N", default_value_t = 0)]

@@ -91,7 +91,7 @@ pub fn write(path: &Path, dataset: &Dataset, completions: &Completions, scoring:
 }
 
 /// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are
-/// also those under the law that the tokens were drawn from, and the sizes of the kept sets.
+/// also those under the distribution that the tokens were drawn from, and the sizes of its support.
 fn row(prompt: &PromptRow, index: usize, sample: &Sample, scoring: &Scoring) -> Value {
     let logprobs: Vec<f32> = sample.logprobs.iter().map(|l| l.logprob).collect();
     let mut row = json!({

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Tokenizer;
-use crate::engine::types::StopWatch;
+use crate::engine::types::StopCriterion;
 
 /// Makes a watch for each completion of a group.
-pub type StopWatchFactory = Arc<dyn Fn() -> Box<dyn StopWatch> + Send + Sync>;
+pub type StopCriterionFactory = Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>;
 
 /// Decodes a growing sequence of tokens piece by piece, without decoding it from the start each time.
 ///
@@ -74,7 +74,7 @@ impl StopStrings {
     }
 }
 
-impl StopWatch for StopStrings {
+impl StopCriterion for StopStrings {
     fn push(&mut self, token: u32) -> bool {
         let (text, whole) = self.stream.push(token);
         let seen = format!("{}{text}", self.tail);
@@ -100,7 +100,7 @@ mod tests {
     /// Number of tokens after which the watch ends the completion.
     fn stops_after(tokenizer: &Tokenizer, ids: &[u32], stop: &[&str]) -> Option<usize> {
         let stop: Vec<String> = stop.iter().map(|s| (*s).to_owned()).collect();
-        let mut watch = tokenizer.stop_watch(&stop).unwrap()();
+        let mut watch = tokenizer.stop_criterion(&stop).unwrap()();
         ids.iter().position(|&id| watch.push(id)).map(|index| index + 1)
     }
 
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn no_stop_strings_need_no_watch() {
         let tokenizer = byte_tokenizer(None);
-        assert!(tokenizer.stop_watch(&[]).is_none());
-        assert!(tokenizer.stop_watch(&[String::new()]).is_none());
+        assert!(tokenizer.stop_criterion(&[]).is_none());
+        assert!(tokenizer.stop_criterion(&[String::new()]).is_none());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use shared::{ModelDir, model_dir::ModelDirError};
 
 use super::{
     chat::{ChatTemplate, TemplateError},
-    stop::{StopStrings, StopWatchFactory, TextStream},
+    stop::{StopCriterionFactory, StopStrings, TextStream},
 };
 
 /// A tokenizer that cannot be loaded, or a text that it cannot handle.
@@ -190,10 +190,10 @@ impl Tokenizer {
         Ok(template.render_prompt(messages, variables)?)
     }
 
-    /// What [`crate::engine::GroupRequest::stop_watch`] wants: a factory of watches for these stop strings, or `None`
+    /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of watches for these stop strings, or `None`
     /// when there are none.
     #[must_use]
-    pub fn stop_watch(&self, stop: &[String]) -> Option<StopWatchFactory> {
+    pub fn stop_criterion(&self, stop: &[String]) -> Option<StopCriterionFactory> {
         let stop: Arc<[String]> = stop.iter().filter(|s| !s.is_empty()).cloned().collect();
         if stop.is_empty() {
             return None;

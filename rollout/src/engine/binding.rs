@@ -3,7 +3,7 @@
 //! The safe interface of ort 2.0.0-rc.15 cannot do this. `IoBinding::bind_input` clones borrowed tensors (and deadlocks
 //! doing so: the clone runs an identity session that binds its own input while holding the lock it then waits for), and
 //! `bind_output` refuses any memory that ONNX Runtime did not allocate. The engine needs both ends of the KV cache bound
-//! to the same slice of its own arena, and logits written where the sampler reads them.
+//! to the same slice of its own arena, and logits written where tokens are drawn from them.
 //!
 //! The contract that keeps this sound: a [`Bindings`] value keeps no borrow of the memory it was given. Whoever calls
 //! [`Bindings::bind_input`] or [`Bindings::bind_output`] promises that the memory outlives every [`Bindings::run`] that

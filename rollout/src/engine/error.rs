@@ -2,7 +2,7 @@
 
 use shared::{PolicyVersion, manifest::ManifestError};
 
-use crate::sampler::RowError;
+use crate::sampling::RowError;
 
 /// An engine that cannot start, a request it refuses, or a step that failed.
 #[derive(Debug, thiserror::Error)]

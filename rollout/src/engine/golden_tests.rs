@@ -1,6 +1,7 @@
 //! The exported graph against transformers' figures, by the engine's own session and cache.
 
 use exporters::{ExportOptions, export};
+use ndarray::Array2;
 use serde_json::Value;
 use shared::{
     ModelDir, PolicyVersion, SamplingParams,
@@ -9,11 +10,13 @@ use shared::{
 
 use super::{
     EngineOptions, Kernels, WeightSource,
-    backend::Backend,
-    batch::{DecodeRow, Drafts},
+    backend::{Backend, Prompts},
+    draft::Drafts,
+    open::open,
+    sequence::DecodeRow,
     session::read_manifest,
 };
-use crate::sampler::{Law, Scratch, SeenTokens};
+use crate::sampling::{Distribution, Scratch, SeenTokens};
 
 const TOLERANCE: f64 = 1e-4;
 const POSITIONS: usize = 64;
@@ -34,7 +37,7 @@ fn keys(value: &Value) -> Vec<&str> {
 
 /// A loaded model with one sequence.
 struct Graph {
-    backend: Backend,
+    backend: Box<dyn Backend>,
     occupied: bool,
     vocab: usize,
     _export: tempfile::TempDir,
@@ -63,8 +66,8 @@ impl Graph {
             hot_swap: false,
         };
         let manifest = read_manifest(&source, model.config()).unwrap();
-        let backend = Backend::open(&source, model.config(), &manifest, &options).unwrap();
-        assert_eq!(backend.kernels(), kernels);
+        let backend = open(&source, model.config(), &manifest, &options).unwrap();
+        assert_eq!(backend.abilities().kernels, kernels);
         Self { backend, occupied: false, vocab: model.config().vocab_size, _export: folder }
     }
 
@@ -73,17 +76,17 @@ impl Graph {
         if std::mem::replace(&mut self.occupied, true) {
             self.backend.release(0);
         }
-        let mut logits = vec![f32::NAN; self.vocab];
-        self.backend.prefill([prompt].into_iter(), &mut logits).unwrap();
+        let mut logits = Array2::from_elem((1, self.vocab), f32::NAN);
+        self.backend.prefill(Prompts::whole(&[prompt]), logits.view_mut()).unwrap();
         self.backend.start(0, 0).unwrap();
-        logits
+        logits.into_flat().to_vec()
     }
 
     /// Logits after one more token.
     fn decode(&mut self, token: u32, position: usize) -> Vec<f32> {
-        let mut logits = vec![f32::NAN; self.vocab];
-        self.backend.decode(&[DecodeRow { token, position }], &Drafts::default(), false, &mut logits).unwrap();
-        logits
+        let mut logits = Array2::from_elem((1, self.vocab), f32::NAN);
+        self.backend.decode(&[DecodeRow { token, position }], &Drafts::default(), logits.view_mut()).unwrap();
+        logits.into_flat().to_vec()
     }
 }
 
@@ -188,8 +191,8 @@ fn golden_completion_log_probs() {
             let mut logits = graph.prefill(&prompt);
             for (t, &token) in completion.iter().enumerate() {
                 let mut scratch = Scratch::default();
-                let law = Law::new(&logits, &params, &SeenTokens::default(), &mut scratch).unwrap();
-                let got = law.logprob(token);
+                let distribution = Distribution::new(&logits, &params, &SeenTokens::default(), &mut scratch).unwrap();
+                let got = distribution.logprob(token);
                 let got = [got.logprob, got.logprob_at_temperature];
                 assert_close(&format!("{name}, row {row}, token {t}"), &got, &[plain[t], scaled[t]]);
                 logits = graph.decode(token, prompt.len() + t);

@@ -1,4 +1,4 @@
-//! Where the graph writes logits and the sampler reads them: main memory, or that of the device that computed them.
+//! Where the graph writes logits and tokens are drawn from them: main memory, or that of the device that computed them.
 
 use std::{
     ffi::c_void,
@@ -6,27 +6,33 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
+use ndarray::ArrayViewMut2;
 use ort::value::TensorElementType;
 use shared::config::Device;
 
 use super::{
     EngineError,
     binding::TensorMemory,
-    cuda::{DeviceMemory, PinnedFloats},
+    device::cuda::{DeviceMemory, PinnedFloats},
 };
 
 /// Floats that a run of a graph writes or reads, borrowed for it.
-pub(super) struct Floats<'a> {
+pub(super) struct FloatMemory<'a> {
     data: *mut c_void,
     length: usize,
     on_device: bool,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-impl<'a> Floats<'a> {
+impl<'a> FloatMemory<'a> {
     /// Floats in main memory.
     pub fn new(values: &'a mut [f32]) -> Self {
         Self { data: values.as_mut_ptr().cast(), length: values.len(), on_device: false, borrow: PhantomData }
+    }
+
+    /// A whole array in main memory.
+    pub fn of(array: ArrayViewMut2<'a, f32>) -> Self {
+        Self::new(array.into_slice().expect("arrays of logits are contiguous"))
     }
 
     /// Number of floats.
@@ -62,13 +68,13 @@ impl DeviceLogits {
     }
 
     /// The first `length` of them.
-    pub fn first(&mut self, length: usize) -> Floats<'_> {
+    pub fn first(&mut self, length: usize) -> FloatMemory<'_> {
         match self {
-            Self::Host(values) => Floats::new(&mut values[..length]),
+            Self::Host(values) => FloatMemory::new(&mut values[..length]),
             Self::Device(memory) => {
                 // The end is checked too.
                 memory.at(length * size_of::<f32>());
-                Floats { data: memory.at(0), length, on_device: true, borrow: PhantomData }
+                FloatMemory { data: memory.at(0), length, on_device: true, borrow: PhantomData }
             }
         }
     }
@@ -91,7 +97,7 @@ impl DeviceLogits {
     }
 }
 
-/// A buffer of logits.
+/// A buffer of logits in main memory.
 pub(super) enum LogitsBuffer {
     Plain(Vec<f32>),
     /// Page-locked, for graphs that run on a device.
@@ -104,6 +110,12 @@ impl LogitsBuffer {
             Device::Cpu => Self::Plain(vec![0.0; length]),
             Device::Cuda | Device::Tensorrt => Self::Pinned(PinnedFloats::new(length)?),
         })
+    }
+
+    /// The first rows of `[rows, vocab]`.
+    pub fn rows(&mut self, rows: usize, vocab: usize) -> ArrayViewMut2<'_, f32> {
+        let floats = &mut self[..rows * vocab];
+        ArrayViewMut2::from_shape((rows, vocab), floats).expect("as many floats as the shape says")
     }
 }
 

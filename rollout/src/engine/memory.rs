@@ -6,11 +6,9 @@ use shared::{Dtype, ModelConfig, config::Device};
 
 use super::{
     EngineError, EngineOptions,
-    backend::PACKED_PREFILL,
-    cuda::Cuda,
-    kv_cache::KvShape,
+    device::{self, cuda::Cuda},
     packed::{self, page_shape},
-    runtime,
+    stock::kv_cache::KvShape,
 };
 
 /// Share of the free memory that a plan may take.
@@ -105,7 +103,7 @@ pub fn memory_plan(config: &ModelConfig, dtype: Dtype, options: &EngineOptions, 
     // Numbers that no memory holds must not wrap to ones that fit.
     let (slot, prompts, together) = if packed::wanted(options.kernels, options.device, dtype) {
         let pages = page_shape(config, 1, options.max_model_len, options.kv_format());
-        (pages.bytes(), PACKED_PREFILL.prompts, PACKED_PREFILL.together)
+        (pages.bytes(), packed::PREFILL.prompts, packed::PREFILL.together)
     } else {
         let prompts = options.prefill_batch;
         let padded = prompts.saturating_mul(options.max_model_len).min(options.max_num_batched_tokens);
@@ -136,9 +134,9 @@ fn activations(config: &ModelConfig) -> u64 {
 ///
 /// # Errors
 /// When the system does not tell, or there is no such device.
-pub fn available_memory(device: Device) -> Result<u64, EngineError> {
-    runtime::require_device(device)?;
-    match device {
+pub fn available_memory(on: Device) -> Result<u64, EngineError> {
+    device::require(on)?;
+    match on {
         Device::Cpu => main_memory(),
         Device::Cuda | Device::Tensorrt => Cuda::get()?.free_memory(),
     }

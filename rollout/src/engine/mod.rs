@@ -11,41 +11,36 @@
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
 //! | `check`, `error` | what is refused; what can go wrong |
-//! | `backend` | what computes logits: packed or stock |
 //! | `draft` | tokens that are computed ahead on trial |
+//! | `backend`, `open` | what computes logits; which of the next three does |
 //! | `packed` | the rewritten graph over [`rollout_kernels`] |
-//! | `session`, `kv_cache`, `batch` | the published graph; its keys and values; the small inputs of a call |
-//! | `logits`, `cuda` | output of a call; memory of a device |
-//! | `candidates`, `captured` | sampling from logits that stay on a device; steps as CUDA graphs |
-//! | `binding`, [`runtime`] | the unsafe layer over ONNX Runtime; finding the library |
-//! | `placement`, `tensorrt` | which provider runs which nodes; what TensorRT is set to |
+//! | `stock` | the published graph, on any device |
+//! | `device` | what only a device needs: its memory, logits that stay there, CUDA graphs, TensorRT |
+//! | `logits` | output of a call |
+//! | `session`, `binding`, [`runtime`] | making sessions; the unsafe layer over ONNX Runtime; finding the library |
 //! | `swap` | taking new weights into use |
 //! | [`memory`] | the memory plan |
 //! | [`profile`] | where the time goes |
 //! | [`types`] | requests, results, options |
 
 mod backend;
-mod batch;
 mod binding;
-mod candidates;
-mod captured;
 mod check;
-mod cuda;
+mod device;
 mod draft;
 mod error;
-mod kv_cache;
 mod logits;
 pub mod memory;
+mod open;
 mod packed;
-mod placement;
 pub mod profile;
 pub mod runtime;
 mod scheduler;
 mod sequence;
 mod session;
 pub mod step;
+mod stock;
 mod swap;
-mod tensorrt;
 pub mod types;
 
 pub(crate) use check::positions_of;
@@ -54,7 +49,7 @@ pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, p
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;
-pub use types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, SwapReport, WeightSource};
+pub use types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, SwapReport, WeightSource};
 
 #[cfg(test)]
 mod golden_tests;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::backend::Cost;
 use crate::trace::{self, Event};
 
 /// Time and work since the last reset.
@@ -45,7 +46,7 @@ pub struct Profile {
     pub drafted_tokens: u64,
     /// Of these, the ones that were drawn; they count among `decode_tokens`, which a step then has more of than sequences.
     pub accepted_tokens: u64,
-    /// Of the decode tokens, those for which the sampler took a whole row of logits; the others came of a few candidates.
+    /// Of the decode tokens, those that were drawn from a whole row of logits; the others came of a few candidates.
     pub whole_rows: u64,
 }
 
@@ -54,6 +55,13 @@ impl Profile {
     #[must_use]
     pub fn total(&self) -> Duration {
         self.prefill + self.decode + self.kv_copy + self.sampling + self.scheduling
+    }
+
+    /// Adds the time of the parts of a call, where it is known.
+    pub(super) fn add_nodes(&mut self, cost: Cost) {
+        self.linear += cost.linear;
+        self.head += cost.head;
+        self.attention += cost.attention;
     }
 
     /// A decode step has attended to `positions` and read `read` of the `in_use` bytes.

@@ -6,12 +6,9 @@ use std::{
 };
 
 use ort::environment::Environment;
-use shared::{
-    config::Device,
-    native::{self, ONNXRUNTIME_VARIABLE},
-};
+use shared::native;
 
-use super::{EngineError, cuda};
+use super::EngineError;
 
 pub(super) fn library_path() -> Result<PathBuf, EngineError> {
     native::onnxruntime().map_err(|e| EngineError::Library(e.to_string()))
@@ -41,27 +38,4 @@ pub fn environment() -> Result<&'static Environment, EngineError> {
         .map_err(EngineError::runtime(&doing))?;
     environment.set_log_level(ort::logging::LogLevel::Error);
     Ok(ENVIRONMENT.get_or_init(|| environment))
-}
-
-/// Checks that the ONNX Runtime at hand was built for the device, and loads what its provider needs, before ONNX Runtime
-/// complains less clearly.
-///
-/// # Errors
-/// When the provider library or one that it links is missing.
-pub fn require_device(device: Device) -> Result<(), EngineError> {
-    let (name, provider) = match device {
-        Device::Cpu => return Ok(()),
-        Device::Cuda => ("cuda", "libonnxruntime_providers_cuda.so"),
-        Device::Tensorrt => ("tensorrt", "libonnxruntime_providers_tensorrt.so"),
-    };
-    let library = library_path()?;
-    let library = library.canonicalize().unwrap_or(library);
-    if library.with_file_name(provider).is_file() {
-        return cuda::load_libraries(device);
-    }
-    Err(EngineError::Library(format!(
-        "device {name} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {ONNXRUNTIME_VARIABLE} name the \
-         library of an onnxruntime-gpu package",
-        library.display()
-    )))
 }

@@ -224,7 +224,7 @@ mod tests {
     use shared::{PolicyVersion, PromptId, SamplingParams};
     use std::collections::BTreeSet;
 
-    use crate::sampler::Scratch;
+    use crate::sampling::Scratch;
 
     fn request(tag: u64, num_generations: u32) -> GroupRequest {
         GroupRequest {
@@ -235,7 +235,7 @@ mod tests {
             num_generations,
             sampling: Arc::new(SamplingParams::default()),
             lengths: None,
-            stop_watch: None,
+            stop_criterion: None,
         }
     }
 

@@ -5,11 +5,19 @@ use std::{sync::Arc, time::Instant};
 use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
 
 use super::{
-    batch::DecodeRow,
     draft::SharedHistory,
-    types::{FinishedSequence, GroupRequest, StopWatch},
+    types::{FinishedSequence, GroupRequest, StopCriterion},
 };
-use crate::sampler::{Draw, RowError, Scratch, SeenTokens, sample_row};
+use crate::sampling::{Draw, RowError, Scratch, SeenTokens, sample_row};
+
+/// One row of a decode step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DecodeRow {
+    /// The newest token, whose keys and values are not in the cache yet.
+    pub token: u32,
+    /// Its position: the number of tokens in the cache.
+    pub position: usize,
+}
 
 /// Limits that are the same for every sequence of an engine.
 #[derive(Debug, Clone)]
@@ -30,7 +38,7 @@ pub(super) struct Sequence {
     logprobs: Vec<TokenLogprob>,
     versions: Vec<(u32, PolicyVersion)>,
     seen: SeenTokens,
-    stop_watch: Option<Box<dyn StopWatch>>,
+    stop_criterion: Option<Box<dyn StopCriterion>>,
     /// With speculative decoding, what the group has written.
     history: Option<SharedHistory>,
     arrived: Instant,
@@ -57,7 +65,7 @@ impl Sequence {
             logprobs: Vec::with_capacity(limit.min(512)),
             versions: Vec::new(),
             seen,
-            stop_watch: request.stop_watch.as_ref().map(|make| make()),
+            stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
             history: None,
             arrived,
             admitted,
@@ -118,7 +126,7 @@ impl Sequence {
     }
 
     /// How the next token is to be drawn, and the number in (0, 1) that decides it.
-    pub fn law(&self) -> (&SamplingParams, f64) {
+    pub fn next_draw(&self) -> (&SamplingParams, f64) {
         let params: &SamplingParams = &self.request.sampling;
         let uniform = rng::token_uniform(
             params.seed,
@@ -133,11 +141,11 @@ impl Sequence {
     /// Draws the next token from a row of logits; [`Sequence::accept`] then takes it. Reads nothing but the sequence
     /// itself, so sequences may be drawn in any order and on any thread.
     pub fn draw(&mut self, logits: &[f32], scratch: &mut Scratch) {
-        let (params, uniform) = self.law();
+        let (params, uniform) = self.next_draw();
         self.drawn = Some(sample_row(logits, params, &self.seen, uniform, scratch));
     }
 
-    /// The next token as it was drawn elsewhere by [`Sequence::law`].
+    /// The next token as it was drawn elsewhere by [`Sequence::next_draw`].
     pub fn set_drawn(&mut self, drawn: Result<Draw, RowError>) {
         self.drawn = Some(drawn);
     }
@@ -161,7 +169,7 @@ impl Sequence {
         self.first_token.get_or_insert_with(Instant::now);
 
         let ends = !self.request.sampling.ignore_eos && limits.eos_token_ids.contains(&token);
-        let stopped = self.stop_watch.as_mut().is_some_and(|watch| watch.push(token));
+        let stopped = self.stop_criterion.as_mut().is_some_and(|watch| watch.push(token));
         Ok(if ends || stopped {
             Some(FinishReason::Stop)
         } else {
@@ -193,7 +201,7 @@ mod tests {
 
     struct Nth(u32);
 
-    impl StopWatch for Nth {
+    impl StopCriterion for Nth {
         fn push(&mut self, _: u32) -> bool {
             self.0 -= 1;
             self.0 == 0
@@ -209,7 +217,7 @@ mod tests {
             num_generations: 2,
             sampling: Arc::new(sampling),
             lengths: None,
-            stop_watch: None,
+            stop_criterion: None,
         }
     }
 
@@ -243,7 +251,7 @@ mod tests {
         assert_eq!(run(request(greedy()), 5), (vec![0, 1], FinishReason::Length));
         let past = SamplingParams { ignore_eos: true, max_completion_length: 12, ..greedy() };
         assert_eq!(run(request(past), 100).0.len(), 12);
-        let watched = GroupRequest { stop_watch: Some(Arc::new(|| Box::new(Nth(2)))), ..request(greedy()) };
+        let watched = GroupRequest { stop_criterion: Some(Arc::new(|| Box::new(Nth(2)))), ..request(greedy()) };
         assert_eq!(run(watched, 100), (vec![0, 1], FinishReason::Stop));
         let own = GroupRequest { lengths: Some(Arc::from([1, 4])), ..request(greedy()) };
         assert_eq!(run(own, 100), (vec![0, 1, 2, 3], FinishReason::Length));

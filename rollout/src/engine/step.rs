@@ -2,27 +2,26 @@
 
 use std::time::Instant;
 
-use rollout_kernels::simd::Isa;
-use shared::{ModelConfig, ModelDir, PolicyVersion};
+use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
-    backend::Backend,
-    batch::{DecodeRow, Drafts},
+    backend::{Abilities, Backend, Prompts, draw_on_host},
     check::{check_options, positions_of},
-    draft::{Drafter, History},
+    draft::{Drafter, Drafts, History},
     logits::LogitsBuffer,
     memory::{available_memory, plan_memory},
+    open::open,
     profile::{Profile, Stopwatch},
     runtime,
     scheduler::{PrefillLimits, Scheduler},
-    sequence::Limits,
+    sequence::{DecodeRow, Limits},
     session::{dtype_of, read_manifest},
     swap::{PendingSwap, manifest_of},
     types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
 use crate::{
-    sampler::SamplerPool,
+    sampling::SamplingThreads,
     trace::{self, Event},
 };
 
@@ -31,10 +30,13 @@ pub struct Engine {
     config: ModelConfig,
     options: EngineOptions,
     limits: Limits,
-    backend: Backend,
+    backend: Box<dyn Backend>,
+    abilities: Abilities,
+    /// Element type of the weights on disk.
+    dtype: Dtype,
     version: PolicyVersion,
     scheduler: Scheduler,
-    sampler: SamplerPool,
+    sampling: SamplingThreads,
     /// With speculative decoding.
     drafter: Option<Drafter>,
     rows: Vec<DecodeRow>,
@@ -73,13 +75,13 @@ impl Engine {
             "memory plan: {plan}"
         );
 
-        let backend = Backend::open(&weights, &config, &manifest, &options)?;
-        if options.speculative_tokens > 0 && backend.kernels() == Kernels::Stock {
+        let backend = open(&weights, &config, &manifest, &options)?;
+        let abilities = backend.abilities();
+        if options.speculative_tokens > 0 && !abilities.drafts {
             let message = "speculative_tokens needs the packed kernels, which take fp32 exports on the CPU";
             return Err(EngineError::Options(message.into()));
         }
-        let prompts = backend.prefill_limits(&options).prompts;
-        let sampler = SamplerPool::new(options.threads)
+        let sampling = SamplingThreads::new(options.threads)
             .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
         Ok(Self {
             limits: Limits {
@@ -88,18 +90,20 @@ impl Engine {
             },
             version: weights.version,
             scheduler: Scheduler::new(options.max_num_seqs),
-            sampler,
+            sampling,
             drafter: (options.speculative_tokens > 0).then(|| Drafter::new(options.speculative_tokens, options.rows())),
             rows: Vec::with_capacity(options.max_num_seqs),
             drafts: Drafts::default(),
             started: Vec::with_capacity(options.max_num_seqs),
             live: Vec::with_capacity(options.max_num_seqs),
             logits: LogitsBuffer::new(options.rows() * config.vocab_size, options.device)?,
-            prefix_logits: LogitsBuffer::new(prompts * config.vocab_size, options.device)?,
+            prefix_logits: LogitsBuffer::new(abilities.prefill.prompts * config.vocab_size, options.device)?,
             prefilled: 0,
             pending: None,
             profile: Profile::default(),
             backend,
+            abilities,
+            dtype,
             config,
             options,
         })
@@ -153,7 +157,6 @@ impl Engine {
         if self.scheduler.running() > 0 {
             self.decode(&mut watch, &mut finished)?;
         }
-        self.backend.add_times(&mut self.profile);
         self.profile.scheduling += watch.lap();
         let kv_bytes = self.backend.kv_bytes_in_use();
         watch.all_laps(Event::Step { running: self.running(), waiting: self.waiting(), kv_bytes });
@@ -198,7 +201,11 @@ impl Engine {
     /// Ends everything that runs or waits with [`shared::FinishReason::Aborted`]; sequences that had begun are returned with
     /// their tokens so far, waiting ones without any.
     pub fn abort_all(&mut self) -> Vec<FinishedSequence> {
-        self.backend.release_all();
+        for slot in 0..self.scheduler.slots().len() {
+            if self.scheduler.slots()[slot].is_some() {
+                self.backend.release(slot);
+            }
+        }
         self.prefilled = 0;
         self.scheduler.abort_all(&self.limits)
     }
@@ -217,17 +224,14 @@ impl Engine {
     /// The kernels in use: those of the options, or the stock ones where the packed ones do not apply.
     #[must_use]
     pub fn kernels(&self) -> Kernels {
-        self.backend.kernels()
+        self.abilities.kernels
     }
 
     /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`, `amx-bf16x3`,
-    /// `avx512-vnni`, `avx512`, `avx2`, `neon`, `plain`), or `onnxruntime`.
+    /// `avx512-vnni`, `avx512`, `avx2`, `plain`), or `onnxruntime`.
     #[must_use]
     pub fn instruction_set(&self) -> &'static str {
-        match self.backend.kernels() {
-            Kernels::Packed => Isa::detect().name(self.options.format()),
-            Kernels::Stock => "onnxruntime",
-        }
+        self.abilities.instruction_set
     }
 
     /// Loads and probes new weights on a side thread; stepping goes on meanwhile.
@@ -240,7 +244,7 @@ impl Engine {
             return Err(EngineError::Swap { version: weights.version, message });
         }
         let manifest = manifest_of(&weights, &self.config)?;
-        if dtype_of(&manifest) != self.backend.dtype() {
+        if dtype_of(&manifest) != self.dtype {
             let message = "the element type is not that of the weights in use".into();
             return Err(EngineError::Weights { path: weights.dir.display().to_string(), message });
         }
@@ -250,8 +254,9 @@ impl Engine {
                 format!("{} was exported for {rows} positions, and max_model_len is {needed}", weights.dir.display());
             return Err(EngineError::Swap { version: weights.version, message });
         }
-        let loader = self.backend.loader(&self.options);
-        self.pending = Some(PendingSwap::begin(weights, manifest, &self.config, loader)?);
+        let version = weights.version;
+        let load = self.backend.load(weights, self.config.clone(), manifest);
+        self.pending = Some(PendingSwap::begin(version, load)?);
         Ok(())
     }
 
@@ -285,10 +290,10 @@ impl Engine {
     fn switch(&mut self, pending: PendingSwap) -> Result<SwapReport, EngineError> {
         let stalled = Instant::now();
         let (version, begun) = (pending.version, pending.begun);
-        self.backend.install(pending.join()?);
+        pending.join()?;
+        self.backend.install();
         self.version = version;
         self.scheduler.forget_prefixes();
-        self.backend.forget_prefixes();
         self.prefilled = 0;
         trace::span(stalled, Instant::now(), Event::SwapWeights { version: version.0 });
         let report = SwapReport {
@@ -305,7 +310,7 @@ impl Engine {
         let mut budget = whole;
         loop {
             self.start_samples(watch, finished)?;
-            let limits = self.backend.prefill_limits(&self.options);
+            let limits = self.abilities.prefill;
             let mut prompts = self.scheduler.prompts_to_prefill(limits, budget);
             if prompts == 0 && budget == whole {
                 // The next one is longer than that. Where it cannot be cut, it goes through as a whole.
@@ -326,10 +331,12 @@ impl Engine {
     fn prefill(&mut self, prompts: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
         self.scheduler.admit(prompts);
         self.profile.scheduling += watch.lap();
-        let logits = &mut self.prefix_logits[..prompts * self.config.vocab_size];
-        self.backend.prefill(self.scheduler.prompts(prompts), logits)?;
-        let tokens: usize = self.scheduler.prompts(prompts).map(<[u32]>::len).sum();
-        let tokens = tokens - std::mem::take(&mut self.prefilled);
+        let waiting: Vec<&[u32]> = self.scheduler.prompts(prompts).collect();
+        let computed = std::mem::take(&mut self.prefilled);
+        let call = Prompts { tokens: &waiting, computed, most: usize::MAX };
+        let cost = self.backend.prefill(call, self.prefix_logits.rows(prompts, self.config.vocab_size))?;
+        let tokens = waiting.iter().map(|prompt| prompt.len()).sum::<usize>() - computed;
+        self.profile.add_nodes(cost);
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
         self.profile.prefills += prompts as u64;
         self.profile.prefill_tokens += tokens as u64;
@@ -342,14 +349,13 @@ impl Engine {
     fn prefill_piece(&mut self, watch: &mut Stopwatch) -> Result<bool, EngineError> {
         let piece = self.options.max_num_batched_tokens;
         let prompt = self.scheduler.prompts(1).next().expect("a prompt waits");
-        if prompt.len() - self.prefilled <= piece {
+        if !self.abilities.pieces || prompt.len() - self.prefilled <= piece {
             return Ok(false);
         }
         self.profile.scheduling += watch.lap();
-        let Some(result) = self.backend.prefill_piece(prompt, piece) else {
-            return Ok(false);
-        };
-        result?;
+        let call = Prompts { tokens: &[prompt], computed: self.prefilled, most: piece };
+        let cost = self.backend.prefill(call, self.prefix_logits.rows(0, self.config.vocab_size))?;
+        self.profile.add_nodes(cost);
         self.scheduler.admit(1);
         self.prefilled += piece;
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens: piece });
@@ -376,13 +382,13 @@ impl Engine {
             }
             self.profile.kv_copy += watch.lap_of(Event::KvCopy);
             // Free slots are filled from the first on.
-            let (started, logits) = (&self.started, &self.prefix_logits);
-            self.sampler.for_each(vocab, self.scheduler.slots(), |slot, sequence, scratch| {
-                if let (Some(sequence), Ok(i)) = (sequence, started.binary_search_by_key(&slot, |&(slot, _)| slot)) {
-                    let prefix = started[i].1;
-                    sequence.draw(&logits[prefix * vocab..(prefix + 1) * vocab], scratch);
-                }
-            });
+            let started = &self.started;
+            let prompt_of = |slot: usize| {
+                let index = started.binary_search_by_key(&slot, |&(slot, _)| slot).ok()?;
+                Some(started[index].1)
+            };
+            let logits = self.prefix_logits.rows(self.abilities.prefill.prompts, vocab);
+            draw_on_host(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
             self.profile.sampling += watch.lap_of(Event::Sample { rows: self.started.len() });
             for i in 0..self.started.len() {
                 self.accept(self.started[i].0, finished)?;
@@ -402,11 +408,10 @@ impl Engine {
         if let Some(drafter) = &mut self.drafter {
             drafter.draft(self.scheduler.slots(), &mut self.drafts);
         }
-        let vocab = self.config.vocab_size;
         let computed = rows + self.drafts.len();
-        let logits = &mut self.logits[..computed * vocab];
+        let logits = self.logits.rows(computed, self.config.vocab_size);
         self.profile.scheduling += watch.lap();
-        self.backend.decode(&self.rows, &self.drafts, self.pending.is_some(), logits)?;
+        let cost = self.backend.decode(&self.rows, &self.drafts, logits)?;
         let attended = |(slot, row): (usize, &DecodeRow)| -> u64 {
             (0..=self.drafts.of(slot).len()).map(|ahead| (row.position + 1 + ahead) as u64).sum()
         };
@@ -419,7 +424,9 @@ impl Engine {
         self.profile.decode_steps += 1;
         self.profile.decode_tokens += rows as u64;
         self.profile.drafted_tokens += self.drafts.len() as u64;
-        self.profile.add_kv(positions, self.backend.kv_bytes_read(), self.backend.kv_bytes_in_use());
+        self.profile.add_nodes(cost);
+        self.profile.graph_steps += u64::from(cost.captured);
+        self.profile.add_kv(positions, cost.kv_bytes_read, self.backend.kv_bytes_in_use());
         self.draw(rows, watch, finished)
     }
 
@@ -433,22 +440,12 @@ impl Engine {
         self.live.clear();
         self.live.resize(rows, true);
         for round in 0.. {
-            let (vocab, drafts, live) = (self.config.vocab_size, &self.drafts, &self.live);
-            let slots = self.scheduler.slots();
+            let (drafts, live) = (&self.drafts, &self.live);
+            let row_of = |slot: usize| live[slot].then(|| drafts.first_row(slot) + round);
+            let logits = self.logits.rows(rows + drafts.len(), self.config.vocab_size);
+            let whole_rows = self.backend.draw(self.scheduler.slots(), &row_of, logits, &mut self.sampling)?;
+            self.profile.whole_rows += whole_rows as u64;
             let drawn = live.iter().filter(|&&live| live).count();
-            if let Some(candidates) = self.backend.candidates() {
-                // The stock graph takes no drafts, so there is one round.
-                self.profile.whole_rows += candidates.draw(slots, &mut self.logits, &mut self.sampler)? as u64;
-            } else {
-                let logits = &self.logits;
-                self.sampler.for_each(vocab, slots, |slot, sequence, scratch| {
-                    if let Some(sequence) = sequence.as_mut().filter(|_| live[slot]) {
-                        let row = drafts.first_row(slot) + round;
-                        sequence.draw(&logits[row * vocab..(row + 1) * vocab], scratch);
-                    }
-                });
-                self.profile.whole_rows += drawn as u64;
-            }
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
             for slot in 0..rows {
                 if !self.live[slot] {
@@ -457,7 +454,6 @@ impl Engine {
                 let newest = self.accept(slot, finished)?;
                 self.live[slot] = newest.is_some() && newest == self.drafts.of(slot).get(round).copied();
                 if self.live[slot] {
-                    self.backend.keep_draft(slot);
                     self.profile.accepted_tokens += 1;
                     self.profile.decode_tokens += 1;
                 }

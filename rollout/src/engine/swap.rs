@@ -1,58 +1,51 @@
 //! New weights, loaded beside the old ones while those go on working.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::Instant,
 };
 
-use rollout_kernels::{element::KvFormat, packed::Format, pages::PAGE};
 use shared::{ModelConfig, PolicyVersion, WeightManifest};
 
-use super::{
-    EngineError, WeightSource,
-    packed::{PackedOptions, PackedSession, PackedWeights, PanelMemory, page_shape},
-    session::{GraphSession, SessionOptions, read_manifest},
-};
+use super::{EngineError, WeightSource, session::read_manifest};
 use crate::trace::{self, Event};
 
-/// How a version is loaded.
-pub(super) enum Loader {
-    /// As a session of its own.
-    Stock(SessionOptions),
-    /// As packed weights, in memory that is there already.
-    Packed(SessionOptions, Format, Option<PanelMemory>),
+/// Loads and probes a version and leaves it where the backend finds it, on its [`Shelf`].
+pub(super) type LoadJob = Box<dyn FnOnce() -> Result<(), EngineError> + Send>;
+
+/// Where the thread that loads a version leaves it for the backend.
+pub(super) struct Shelf<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Default for Shelf<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
 }
 
-/// A version that has passed its probe.
-pub(super) enum Loaded {
-    Stock(Box<GraphSession>),
-    Packed(PackedWeights),
-}
+impl<T: Send + 'static> Shelf<T> {
+    /// The job that puts here what `load` makes.
+    pub fn to_fill(&self, load: impl FnOnce() -> Result<T, EngineError> + Send + 'static) -> LoadJob {
+        let shelf = Self(Arc::clone(&self.0));
+        Box::new(move || {
+            let loaded = load()?;
+            *shelf.lock() = Some(loaded);
+            Ok(())
+        })
+    }
 
-impl Loader {
-    fn load(
-        self,
-        source: &WeightSource,
-        config: &ModelConfig,
-        manifest: &WeightManifest,
-    ) -> Result<Loaded, EngineError> {
-        match self {
-            Self::Stock(options) => {
-                let mut session = GraphSession::open(source, config, options)?;
-                session.probe(config)?;
-                Ok(Loaded::Stock(Box::new(session)))
-            }
-            Self::Packed(options, format, spare) => {
-                let weights = PackedWeights::load(source, config, manifest, format, spare, options.threads)?;
-                let weights = Arc::new(weights);
-                let options =
-                    PackedOptions { session: options, pages: page_shape(config, 1, PAGE, KvFormat::Fp32), format };
-                // The session of the probe goes before the weights are handed on.
-                PackedSession::new(Arc::clone(&weights), config, options)?.probe(config)?;
-                Ok(Loaded::Packed(Arc::into_inner(weights).expect("the probe has ended")))
-            }
-        }
+    /// Whether a job will still fill it, or has.
+    pub fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.0) > 1 || self.lock().is_some()
+    }
+
+    /// What the job has left.
+    pub fn take(&mut self) -> T {
+        self.lock().take().expect("a version is installed once it was loaded")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,24 +55,17 @@ pub(super) struct PendingSwap {
     pub version: PolicyVersion,
     pub begun: Instant,
     /// There until it is joined.
-    thread: Option<JoinHandle<Result<Loaded, EngineError>>>,
+    thread: Option<JoinHandle<Result<(), EngineError>>>,
 }
 
 impl PendingSwap {
-    /// Starts loading `source`, whose manifest was read; what goes wrong is reported by [`PendingSwap::join`].
-    pub fn begin(
-        source: WeightSource,
-        manifest: WeightManifest,
-        config: &ModelConfig,
-        loader: Loader,
-    ) -> Result<Self, EngineError> {
-        let version = source.version;
-        let config = config.clone();
+    /// Starts to load; what goes wrong is reported by [`PendingSwap::join`].
+    pub fn begin(version: PolicyVersion, load: LoadJob) -> Result<Self, EngineError> {
         let thread = thread::Builder::new()
             .name("weight-swap".into())
             .spawn(move || {
                 let begin = Instant::now();
-                let loaded = loader.load(&source, &config, &manifest);
+                let loaded = load();
                 trace::span(begin, Instant::now(), Event::LoadWeights { version: version.0 });
                 loaded
             })
@@ -92,14 +78,13 @@ impl PendingSwap {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for the version.
-    pub fn join(mut self) -> Result<Loaded, EngineError> {
+    /// Waits until the version is on its [`Shelf`].
+    pub fn join(mut self) -> Result<(), EngineError> {
         let version = self.version;
         let thread = self.thread.take().expect("it is joined once");
         let result = thread.join().map_err(|_| "the loading thread panicked".to_owned());
-        result
-            .and_then(|loaded| loaded.map_err(|e| e.to_string()))
-            .map_err(|message| EngineError::Swap { version, message })
+        let loaded = result.and_then(|loaded| loaded.map_err(|e| e.to_string()));
+        loaded.map_err(|message| EngineError::Swap { version, message })
     }
 }
 
@@ -129,7 +114,7 @@ pub(super) struct Retired(Option<JoinHandle<()>>);
 
 impl Retired {
     /// Drops a session on a side thread.
-    pub fn push(&mut self, session: GraphSession) {
+    pub fn push(&mut self, session: impl Send + 'static) {
         // The one before has had the time of a whole version.
         self.join();
         match thread::Builder::new().name("weight-retire".into()).spawn(move || drop(session)) {
@@ -173,5 +158,19 @@ mod tests {
         });
         drop(PendingSwap { version, begun: Instant::now(), thread: Some(thread) });
         assert!(ended.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_shelf_is_awaited_until_its_version_is_taken_or_could_not_be_loaded() {
+        let mut shelf = Shelf::default();
+        assert!(!shelf.is_awaited());
+        let job = shelf.to_fill(|| Ok(5));
+        assert!(shelf.is_awaited(), "being loaded");
+        job().unwrap();
+        assert!(shelf.is_awaited(), "loaded and not yet taken");
+        assert_eq!((shelf.take(), shelf.is_awaited()), (5, false));
+        let message = || "of the test's own making".to_owned();
+        let job = shelf.to_fill(move || Err(EngineError::Options(message())));
+        assert!(job().is_err() && !shelf.is_awaited());
     }
 }

@@ -20,7 +20,7 @@ pub struct EngineOptions {
     pub rollout_dtype: RolloutDtype,
     /// What keys and values are stored as.
     pub kv_dtype: KvDtype,
-    /// Threads of the graph and of the sampler.
+    /// Threads of the graph, and of the drawing of tokens.
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).
     pub max_num_seqs: usize,
@@ -87,7 +87,7 @@ impl EngineOptions {
 }
 
 /// Watches the tokens of one completion for a stop string.
-pub trait StopWatch: Send {
+pub trait StopCriterion: Send {
     /// Takes the next token; true ends the completion (the token is kept).
     fn push(&mut self, token: u32) -> bool;
 }
@@ -110,7 +110,7 @@ pub struct GroupRequest {
     /// Own completion lengths per sample, for benchmarks with ragged lengths; wins over `max_completion_length`.
     pub lengths: Option<Arc<[u32]>>,
     /// Makes a watch for each completion; absent without stop strings.
-    pub stop_watch: Option<Arc<dyn Fn() -> Box<dyn StopWatch> + Send + Sync>>,
+    pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,
 }
 
 /// A completion that has ended.

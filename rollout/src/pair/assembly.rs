@@ -7,7 +7,7 @@ use rollout_rewards::{RewardPool, ScoredGroup};
 use shared::{Completion, GroupId, PolicyVersion, RolloutGroup, SamplingParams};
 
 use crate::{
-    data::{PromptRow, Tokenizer, stop::StopWatchFactory},
+    data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
     engine::{FinishedSequence, GroupRequest},
 };
 
@@ -30,7 +30,7 @@ pub struct Order<'a> {
 pub struct Assembly {
     tokenizer: Tokenizer,
     sampling: Arc<SamplingParams>,
-    stop_watch: Option<StopWatchFactory>,
+    stop_criterion: Option<StopCriterionFactory>,
     rewards: RewardPool,
     reward_names: Vec<(String, f64)>,
     open: HashMap<u64, Open>,
@@ -52,9 +52,9 @@ impl Assembly {
         rewards: RewardPool,
         reward_names: Vec<(String, f64)>,
     ) -> Self {
-        let stop_watch = tokenizer.stop_watch(&sampling.stop);
+        let stop_criterion = tokenizer.stop_criterion(&sampling.stop);
         let sampling = Arc::new(sampling);
-        Self { tokenizer, sampling, stop_watch, rewards, reward_names, open: HashMap::new(), next_tag: 0 }
+        Self { tokenizer, sampling, stop_criterion, rewards, reward_names, open: HashMap::new(), next_tag: 0 }
     }
 
     /// Begins a group; the request is for the engine.
@@ -85,7 +85,7 @@ impl Assembly {
             num_generations,
             sampling: self.sampling.clone(),
             lengths: None,
-            stop_watch: self.stop_watch.clone(),
+            stop_criterion: self.stop_criterion.clone(),
         }
     }
 

@@ -12,7 +12,7 @@ use shared::{
 use crate::support::{Nth, exported, finish, golden_model, greedy, group, options};
 
 #[test]
-fn end_of_sequence_tokens_and_stop_watches_end_completions() {
+fn end_of_sequence_tokens_and_stop_criteriones_end_completions() {
     let model = golden_model("llama");
     let folder = tempfile::tempdir().unwrap();
     let mut engine = Engine::new(exported(&model, folder.path()), &model, options(4, 1)).unwrap();
@@ -31,7 +31,7 @@ fn end_of_sequence_tokens_and_stop_watches_end_completions() {
     assert!(cut.iter().all(|s| s.token_ids.len() == 60 && s.finish_reason == FinishReason::Length));
 
     let watched = GroupRequest {
-        stop_watch: Some(Arc::new(|| Box::new(Nth(3)))),
+        stop_criterion: Some(Arc::new(|| Box::new(Nth(3)))),
         ..group(1, &[1, 5], 3, SamplingParams { ignore_eos: true, ..hot })
     };
     engine.add_group(watched).unwrap();

@@ -74,7 +74,7 @@ fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
     let logprobs = |rollout_dtype, kv_dtype| -> Vec<f32> {
         let options = EngineOptions { rollout_dtype, kv_dtype, max_model_len: 256, ..options(8, 2) };
         let mut engine = Engine::new(weights.clone(), &model, options).unwrap();
-        // One token each: the same prompt, so the same law but for the rounding.
+        // One token each: the same prompt, so the same distribution but for the rounding.
         for tag in 0..64 {
             let prompt: Vec<u32> = (0..=tag as u32 % 16).map(|i| 10 + (7 * i + tag as u32) % 400).collect();
             engine.add_group(group(tag, &prompt, 1, greedy(1))).unwrap();

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopWatch, WeightSource};
+use rollout::engine::{Engine, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, WeightSource};
 use shared::{
     FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, KvDtype, RolloutDtype},
@@ -77,7 +77,7 @@ pub fn group(tag: u64, prompt_ids: &[u32], num_generations: u32, sampling: Sampl
         num_generations,
         sampling: Arc::new(sampling),
         lengths: None,
-        stop_watch: None,
+        stop_criterion: None,
     }
 }
 
@@ -107,10 +107,10 @@ pub fn outcome(sequence: FinishedSequence) -> ((u64, u32), Outcome) {
     ((sequence.tag, sequence.sample), (sequence.token_ids, logprobs, sequence.finish_reason))
 }
 
-/// Prompts of many lengths (1 among them) with different laws, ragged by end-of-sequence tokens and length limits.
+/// Prompts of many lengths (1 among them) with different samplings, ragged by end-of-sequence tokens and length limits.
 pub fn mixed_groups() -> Vec<GroupRequest> {
     let base = SamplingParams { max_completion_length: 40, ..SamplingParams::default() };
-    let laws = [
+    let samplings = [
         base.clone(),
         SamplingParams { temperature: 0.7, top_k: 20, ..base.clone() },
         SamplingParams { temperature: 1.3, top_p: 0.9, min_p: Some(0.02), ..base.clone() },
@@ -122,9 +122,9 @@ pub fn mixed_groups() -> Vec<GroupRequest> {
         .map(|tag| {
             let length = [1, 2, 3, 5, 8, 13, 21, 30, 17, 16, 4, 33][tag as usize];
             let prompt: Vec<u32> = (0..length).map(|_| stream.below(500) as u32 + 3).collect();
-            let law = &laws[tag as usize % laws.len()];
-            let max_completion_length = law.max_completion_length.min(40 - 3 * tag as u32);
-            let sampling = SamplingParams { max_completion_length, ..law.clone() };
+            let sampling = &samplings[tag as usize % samplings.len()];
+            let max_completion_length = sampling.max_completion_length.min(40 - 3 * tag as u32);
+            let sampling = SamplingParams { max_completion_length, ..sampling.clone() };
             group(tag, &prompt, [8, 1, 5][tag as usize % 3], sampling)
         })
         .collect()
@@ -133,7 +133,7 @@ pub fn mixed_groups() -> Vec<GroupRequest> {
 /// Ends a completion with its n-th token.
 pub struct Nth(pub u32);
 
-impl StopWatch for Nth {
+impl StopCriterion for Nth {
     fn push(&mut self, _: u32) -> bool {
         self.0 -= 1;
         self.0 == 0

@@ -57,7 +57,7 @@ fn candidates_give_the_completions_of_full_logits() {
             let (whole, all) = of.fold((0, 0), |(a, b), &(whole, all)| (a + whole, b + all));
             whole as f64 / all as f64
         };
-        // Some laws have a repetition penalty, which takes the whole row.
+        // Some of them have a repetition penalty, which takes the whole row.
         assert!(share(0) == 1.0 && share(4) == 1.0, "{whole_rows:?}");
         assert!(share(1) < share(2) && share(2) <= share(3) && share(3) < 1.0, "{whole_rows:?}");
     }
@@ -111,17 +111,18 @@ fn steps_of_fixed_sizes_give_the_same_completions() {
 /// [`mixed_groups`], and groups whose completions repeat each other or themselves: greedy ones run into a cycle, which is
 /// cut by its length, by a stop watch or by the room there is.
 fn repetitive_groups() -> Vec<GroupRequest> {
-    let law = |temperature| SamplingParams { temperature, max_completion_length: 80, ..SamplingParams::default() };
-    let cycle = SamplingParams { ignore_eos: true, ..law(0.0) };
+    let sampling_at =
+        |temperature| SamplingParams { temperature, max_completion_length: 80, ..SamplingParams::default() };
+    let cycle = SamplingParams { ignore_eos: true, ..sampling_at(0.0) };
     let prompt: Vec<u32> = (0..24).map(|i| 10 + i % 5).collect();
     let stopped =
-        GroupRequest { stop_watch: Some(Arc::new(|| Box::new(Nth(29)))), ..group(103, &[5, 7], 3, cycle.clone()) };
+        GroupRequest { stop_criterion: Some(Arc::new(|| Box::new(Nth(29)))), ..group(103, &[5, 7], 3, cycle.clone()) };
     let ragged =
         GroupRequest { lengths: Some(Arc::from([3, 70, 41, 12, 64])), ..group(104, &prompt, 5, cycle.clone()) };
     let more = [
         group(100, &[9, 8, 7], 2, cycle.clone()),
-        group(101, &prompt, 6, law(0.3)),
-        group(102, &prompt, 4, SamplingParams { top_p: 0.6, ..law(0.8) }),
+        group(101, &prompt, 6, sampling_at(0.3)),
+        group(102, &prompt, 4, SamplingParams { top_p: 0.6, ..sampling_at(0.8) }),
         stopped,
         ragged,
         group(105, &prompt, 3, SamplingParams { repetition_penalty: 1.05, ..cycle }),

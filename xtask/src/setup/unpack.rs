@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::fs::symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process,
 };
@@ -116,10 +116,7 @@ fn replace(new: &Path, target: &Path) -> Result<()> {
 /// Thousands of headers: one `syncfs` instead of as many `fsync`.
 fn sync_file_system(dir: &Path) -> Result<()> {
     let file = File::open(dir).with_context(|| dir.display().to_string())?;
-    // SAFETY: the descriptor is open for the whole call, and `syncfs` takes no pointers.
-    let result = unsafe { libc::syncfs(file.as_raw_fd()) };
-    ensure!(result == 0, "cannot flush {} to disk: {}", dir.display(), io::Error::last_os_error());
-    Ok(())
+    rustix::fs::syncfs(&file).with_context(|| format!("cannot flush {} to disk", dir.display()))
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use super::{
         tile::{Tiling, for_rows},
     },
     Call,
-    ahead::Ahead,
     bytes::Bytes,
+    prefetch::Prefetcher,
     product::{Matrix, Part, scores, weighted},
     softmax::{Partial, exponentials, join},
     store,
@@ -41,16 +41,16 @@ struct Job<'a> {
 
 thread_local! {
     /// Queries, scores and partial results of the job at hand, and the pages of the jobs of a call.
-    static MEMORY: RefCell<(Vec<f32>, Ahead)> = RefCell::default();
+    static MEMORY: RefCell<(Vec<f32>, Prefetcher)> = RefCell::default();
 }
 
 /// How keys and values are multiplied.
-pub(super) trait Kind<S: Simd> {
+pub(super) trait Stored<S: Simd> {
     /// Words that a row needs beside its query, scores and partial results, for `positions` positions.
     fn words_of_row(shape: PageShape, positions: usize) -> usize;
 
     /// Scores, exponentials and weighted values of some rows over one part. Of `buffer`, each row may use a word for every
-    /// position and those of [`Kind::words_of_row`].
+    /// position and those of [`Stored::words_of_row`].
     ///
     /// # Safety
     /// The instruction set of `S` must be available, and the pages be of this kind.
@@ -60,7 +60,7 @@ pub(super) trait Kind<S: Simd> {
         seen: Seen,
         buffer: &mut [f32],
         out: Partial<'_>,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     );
 }
 
@@ -87,7 +87,7 @@ impl Task for Attend<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the task is run for pages of floats; the rest is passed on to the caller.
-        unsafe { self.jobs::<S, Floats>() }
+        unsafe { self.jobs::<S, StoredFloats>() }
     }
 }
 
@@ -101,7 +101,7 @@ impl ByteTask for Attend<'_> {
 
 impl<'a> Attend<'a> {
     #[inline(always)]
-    unsafe fn jobs<S: Simd, K: Kind<S>>(self) {
+    unsafe fn jobs<S: Simd, K: Stored<S>>(self) {
         // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
         let (mut buffer, mut ahead) = MEMORY.take();
         ahead.clear(self.call.shape);
@@ -122,7 +122,7 @@ impl<'a> Attend<'a> {
     }
 
     #[inline(always)]
-    unsafe fn claim<S: Simd>(&self, ahead: &mut Ahead) -> Option<Job<'a>> {
+    unsafe fn claim<S: Simd>(&self, ahead: &mut Prefetcher) -> Option<Job<'a>> {
         let task = self.claims.claim()?;
         let heads = self.call.shape.kv_heads;
         let job = Job {
@@ -171,7 +171,7 @@ impl<'a> Job<'a> {
     }
 
     /// Words for queries, scores and both partial results.
-    fn words<S: Simd, K: Kind<S>>(&self) -> usize {
+    fn words<S: Simd, K: Stored<S>>(&self) -> usize {
         let (rows, shape) = (self.rows(), self.call.shape);
         let pages = |span: &Span| self.prefix(span).pages.len().max(self.own(span).0.pages.len());
         let most = self.spans().iter().map(pages).max().unwrap_or(0);
@@ -180,7 +180,7 @@ impl<'a> Job<'a> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, K: Kind<S>>(self, buffer: &mut [f32], ahead: &mut Ahead) {
+    unsafe fn run<S: Simd, K: Stored<S>>(self, buffer: &mut [f32], ahead: &mut Prefetcher) {
         let (rows, group, shape) = (self.rows(), self.call.group(), self.call.shape);
         let width = shape.value_width();
         let (queries, rest) = buffer.split_at_mut(rows * shape.head_dim);
@@ -248,9 +248,9 @@ impl<'a> Job<'a> {
 }
 
 /// Keys and values as they are.
-struct Floats;
+struct StoredFloats;
 
-impl<S: Simd> Kind<S> for Floats {
+impl<S: Simd> Stored<S> for StoredFloats {
     fn words_of_row(_: PageShape, _: usize) -> usize {
         0
     }
@@ -262,7 +262,7 @@ impl<S: Simd> Kind<S> for Floats {
         seen: Seen,
         buffer: &mut [f32],
         out: Partial<'_>,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     ) {
         let shape = part.call.shape;
         let rows = queries.len() / shape.head_dim;

@@ -15,8 +15,8 @@ use super::{
         simd::{ByteTask, Dot, LANES, QUAD, Simd},
         tile::Tiling,
     },
-    ahead::Ahead,
-    attend::{CHUNK, Kind, Seen},
+    attend::{CHUNK, Seen, Stored},
+    prefetch::Prefetcher,
     product::{Matrix, Part, PartPieces},
     softmax::{Partial, exponentials},
 };
@@ -48,7 +48,7 @@ const ONES: u32 = 0x0101_0101;
 /// What queries are stored with, to be unsigned.
 const OFFSET: i32 = 1 << 15;
 
-impl<S: Simd, D: Dot> Kind<S> for Bytes<D> {
+impl<S: Simd, D: Dot> Stored<S> for Bytes<D> {
     fn words_of_row(shape: PageShape, positions: usize) -> usize {
         Split::words(shape.head_dim) + Split::words(positions)
     }
@@ -60,7 +60,7 @@ impl<S: Simd, D: Dot> Kind<S> for Bytes<D> {
         seen: Seen,
         buffer: &mut [f32],
         out: Partial<'_>,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     ) {
         // SAFETY: passed on to the caller.
         unsafe { D::call::<S, _>(Job { part, queries, seen, buffer, out, ahead }) };
@@ -126,14 +126,14 @@ impl Split {
     }
 }
 
-/// One [`Kind::part`].
+/// One [`Stored::part`].
 struct Job<'a, 'b> {
     part: &'a Part<'b>,
     queries: &'a [f32],
     seen: Seen,
     buffer: &'a mut [f32],
     out: Partial<'a>,
-    ahead: &'a mut Ahead,
+    ahead: &'a mut Prefetcher,
 }
 
 impl ByteTask for Job<'_, '_> {
@@ -187,7 +187,7 @@ unsafe fn scores_of<S: Simd, D: Dot, const R: usize>(
     pages: Range<usize>,
     queries: Split,
     scores: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     // SAFETY: passed on to the caller.
     unsafe { D::call::<S, _>(Scores::<R> { keys, pages, queries, scores, ahead }) };
@@ -200,7 +200,7 @@ struct Scores<'a, const R: usize> {
     pages: Range<usize>,
     queries: Split,
     scores: Matrix,
-    ahead: &'a mut Ahead,
+    ahead: &'a mut Prefetcher,
 }
 
 impl<const R: usize> ByteTask for Scores<'_, R> {
@@ -227,7 +227,7 @@ unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
     first: usize,
     queries: Split,
     scores: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     // SAFETY: passed on to the caller.
     unsafe {
@@ -269,7 +269,12 @@ unsafe fn keys<S: Simd, D: Dot, const R: usize, const N: usize>(
 /// # Safety
 /// See [`scores_of`].
 #[inline(always)]
-unsafe fn weighted<S: Simd, D: Dot, const R: usize>(part: &Part<'_>, weights: Split, out: Matrix, ahead: &mut Ahead) {
+unsafe fn weighted<S: Simd, D: Dot, const R: usize>(
+    part: &Part<'_>,
+    weights: Split,
+    out: Matrix,
+    ahead: &mut Prefetcher,
+) {
     // SAFETY: passed on to the caller.
     unsafe { D::call::<S, _>(Weighted::<R> { part, weights, out, ahead }) };
 }
@@ -279,7 +284,7 @@ struct Weighted<'a, const R: usize> {
     part: &'a Part<'a>,
     weights: Split,
     out: Matrix,
-    ahead: &'a mut Ahead,
+    ahead: &'a mut Prefetcher,
 }
 
 impl<const R: usize> ByteTask for Weighted<'_, R> {
@@ -311,7 +316,7 @@ unsafe fn values<S: Simd, D: Dot, const R: usize, const N: usize>(
     block: usize,
     weights: Split,
     out: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     /// Quads of positions of a page.
     const QUADS: usize = PAGE / QUAD;

@@ -8,9 +8,9 @@
 //! A step of many sequences reads every key and value once and does little with it, so the speed is that of the memory
 //! as long as something is always under way from there: [`ahead`] asks for what comes, during products and exponentials.
 
-mod ahead;
 mod attend;
 mod bytes;
+mod prefetch;
 mod product;
 mod softmax;
 mod store;

@@ -9,7 +9,7 @@ use super::{
         tile::UNROLL,
     },
     Call, Pieces,
-    ahead::{Ahead, Coming},
+    prefetch::{Coming, Prefetcher},
 };
 
 /// Some pages of the call's list, as one key/value head sees them.
@@ -62,7 +62,7 @@ pub(super) unsafe fn scores<S: Simd, const R: usize>(
     part: &Part<'_>,
     queries: Matrix,
     scores: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     // SAFETY: passed on to the caller.
     unsafe { S::call(Scores::<R> { part, queries, scores, ahead }) };
@@ -72,7 +72,7 @@ struct Scores<'a, const R: usize> {
     part: &'a Part<'a>,
     queries: Matrix,
     scores: Matrix,
-    ahead: &'a mut Ahead,
+    ahead: &'a mut Prefetcher,
 }
 
 impl<const R: usize> Task for Scores<'_, R> {
@@ -108,7 +108,7 @@ unsafe fn keys<S: Simd, const R: usize, const N: usize>(
     first: usize,
     queries: Matrix,
     scores: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     let shape = part.call.shape;
     // SAFETY: passed on to the caller.
@@ -137,7 +137,7 @@ pub(super) unsafe fn weighted<S: Simd, const R: usize>(
     positions: usize,
     weights: Matrix,
     out: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     // SAFETY: passed on to the caller.
     unsafe { S::call(Weighted::<R> { part, positions, weights, out, ahead }) };
@@ -148,7 +148,7 @@ struct Weighted<'a, const R: usize> {
     positions: usize,
     weights: Matrix,
     out: Matrix,
-    ahead: &'a mut Ahead,
+    ahead: &'a mut Prefetcher,
 }
 
 impl<const R: usize> Task for Weighted<'_, R> {
@@ -183,7 +183,7 @@ unsafe fn values<S: Simd, const R: usize, const N: usize>(
     block: usize,
     weights: Matrix,
     out: Matrix,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     let shape = part.call.shape;
     // SAFETY: passed on to the caller.

@@ -7,7 +7,7 @@ use super::{
         pages::Piece,
         simd::{self, LANES, Simd},
     },
-    ahead::Ahead,
+    prefetch::Prefetcher,
     product::Part,
 };
 
@@ -57,7 +57,7 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
     part: &Part<'_>,
     scores: &mut [f32],
     length: usize,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) -> (f32, f32) {
     let end = length.next_multiple_of(LANES);
     scores[length..end].fill(f32::NEG_INFINITY);

@@ -4,7 +4,7 @@ use super::{
     super::{
         packed::{Format, TILE_STEPS},
         simd::{ByteTask, Dot, LANES, QUAD, Simd, Task},
-        tile::{Ahead, LINE, PANEL, STRETCH, UNROLL, for_rows, multiply},
+        tile::{LINE, PANEL, Prefetch, STRETCH, UNROLL, for_rows, multiply},
     },
     Job, Jobs, Panels,
     finish::{finish_biased, finish_bytes, finish_row},
@@ -50,7 +50,7 @@ impl Task for Halves<'_> {
 }
 
 #[inline(always)]
-unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
+unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
     let shape = job.layer.shape;
     // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
     unsafe {
@@ -75,7 +75,12 @@ unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, fi
 }
 
 #[inline(always)]
-unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
+unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(
+    job: &Panels<'_>,
+    panel: usize,
+    first: usize,
+    mut ahead: Prefetch,
+) {
     let shape = job.layer.shape;
     let column_sums = &job.layer.quantized.expect("sums belong to bytes").sums[panel * PANEL..][..PANEL];
     // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
@@ -113,7 +118,7 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(job: &Panels<'_>, panel: us
 }
 
 #[inline(always)]
-unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Ahead) {
+unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
     let shape = job.layer.shape;
     let round = shape.format.round();
     // Places of a tile among those of a round, on the left and on the right.

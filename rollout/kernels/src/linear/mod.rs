@@ -16,7 +16,7 @@ use self::{
 use super::{
     packed::{Format, PackedShape, Quantized},
     parallel::{Claims, Machine, Shared},
-    tile::{Ahead, LINE, PANEL, UNROLL},
+    tile::{LINE, PANEL, Prefetch, UNROLL},
 };
 
 pub(super) use self::left::inverse_rms;
@@ -117,7 +117,7 @@ struct Job {
     panel: usize,
     first: usize,
     height: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 }
 
 /// The jobs of a thread: panel after panel as they are claimed, and of each all tiles.
@@ -170,7 +170,7 @@ impl Iterator for Jobs<'_> {
         let lines = if self.tile * self.share < shape.panel_len() { self.lines } else { 0 };
         let (first, height) = self.panels.layout.tiling.tile(self.tile);
         self.tile += 1;
-        let ahead = Ahead { from: self.panels.layer.panels.as_ptr().wrapping_add(coming), lines };
+        let ahead = Prefetch { from: self.panels.layer.panels.as_ptr().wrapping_add(coming), lines };
         Some(Job { panel, first, height, ahead })
     }
 }

@@ -7,8 +7,6 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod dot;
-#[cfg(target_arch = "aarch64")]
-mod neon;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -175,10 +173,10 @@ pub trait Task {
 
 /// An instruction set that this machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Isa(Kind);
+pub struct Isa(Set);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Set {
     /// AVX-512, and AMX for bytes and bf16.
     #[cfg(target_arch = "x86_64")]
     Amx,
@@ -189,8 +187,6 @@ enum Kind {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    #[cfg(target_arch = "aarch64")]
-    Neon,
     Plain,
 }
 
@@ -209,22 +205,18 @@ impl Isa {
         {
             if is_x86_feature_detected!("avx512f") {
                 if amx::granted() {
-                    all.push(Self(Kind::Amx));
+                    all.push(Self(Set::Amx));
                 }
-                all.push(Self(Kind::Avx512));
+                all.push(Self(Set::Avx512));
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 if is_x86_feature_detected!("avxvnni") {
-                    all.push(Self(Kind::AvxVnni));
+                    all.push(Self(Set::AvxVnni));
                 }
-                all.push(Self(Kind::Avx2));
+                all.push(Self(Set::Avx2));
             }
         }
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("neon") {
-            all.push(Self(Kind::Neon));
-        }
-        all.push(Self(Kind::Plain));
+        all.push(Self(Set::Plain));
         all
     }
 
@@ -248,15 +240,12 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` is the only maker of an `Isa` and has checked the instruction set.
-            Kind::Amx | Kind::Avx512 => unsafe { x86::with_avx512(task) },
+            Set::Amx | Set::Avx512 => unsafe { x86::with_avx512(task) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::AvxVnni | Kind::Avx2 => unsafe { x86::with_avx2(task) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            Kind::Neon => unsafe { neon::with_neon(task) },
+            Set::AvxVnni | Set::Avx2 => unsafe { x86::with_avx2(task) },
             // SAFETY: plain Rust is always available.
-            Kind::Plain => unsafe { task.run::<plain::Plain>() },
+            Set::Plain => unsafe { task.run::<plain::Plain>() },
         }
     }
 
@@ -265,7 +254,7 @@ impl Isa {
     pub fn has_tiles(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx => true,
+            Set::Amx => true,
             _ => false,
         }
     }
@@ -276,9 +265,9 @@ impl Isa {
     pub fn has_byte_products(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx | Kind::Avx512 => is_x86_feature_detected!("avx512vnni"),
+            Set::Amx | Set::Avx512 => is_x86_feature_detected!("avx512vnni"),
             #[cfg(target_arch = "x86_64")]
-            Kind::AvxVnni => true,
+            Set::AvxVnni => true,
             _ => false,
         }
     }
@@ -286,7 +275,7 @@ impl Isa {
     /// Whether it is plain Rust, where this machine has nothing wider.
     #[must_use]
     pub fn is_plain(self) -> bool {
-        self.0 == Kind::Plain
+        self.0 == Set::Plain
     }
 
     /// What it is called when it multiplies this format.
@@ -294,22 +283,20 @@ impl Isa {
     pub fn name(self, format: Format) -> &'static str {
         match (self.0, format) {
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, Format::Int8) => "amx-int8",
+            (Set::Amx, Format::Int8) => "amx-int8",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, Format::Bf16) => "amx-bf16",
+            (Set::Amx, Format::Bf16) => "amx-bf16",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, Format::Bf16x3) => "amx-bf16x3",
+            (Set::Amx, Format::Bf16x3) => "amx-bf16x3",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx512, Format::Int8) if self.has_byte_products() => "avx512-vnni",
+            (Set::Avx512, Format::Int8) if self.has_byte_products() => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx | Kind::Avx512, _) => "avx512",
+            (Set::Amx | Set::Avx512, _) => "avx512",
             #[cfg(target_arch = "x86_64")]
-            (Kind::AvxVnni, Format::Int8) => "avx-vnni",
+            (Set::AvxVnni, Format::Int8) => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
-            (Kind::AvxVnni | Kind::Avx2, _) => "avx2",
-            #[cfg(target_arch = "aarch64")]
-            (Kind::Neon, _) => "neon",
-            (Kind::Plain, _) => "plain",
+            (Set::AvxVnni | Set::Avx2, _) => "avx2",
+            (Set::Plain, _) => "plain",
         }
     }
 
@@ -319,16 +306,14 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: both instruction sets were checked.
-            Kind::Amx | Kind::Avx512 if self.has_byte_products() => unsafe { x86::with_vnni(task) },
+            Set::Amx | Set::Avx512 if self.has_byte_products() => unsafe { x86::with_vnni(task) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::AvxVnni => unsafe { x86::with_avx_vnni(task) },
+            Set::AvxVnni => unsafe { x86::with_avx_vnni(task) },
             #[cfg(target_arch = "x86_64")]
             // AVX-512 comes with AVX2.
-            Kind::Amx | Kind::Avx512 | Kind::Avx2 => self.run(With::<Avx2Dot, T>::new(task)),
-            #[cfg(target_arch = "aarch64")]
-            Kind::Neon => self.run(With::<neon::NeonDot, T>::new(task)),
-            Kind::Plain => self.run(With::<PlainDot, T>::new(task)),
+            Set::Amx | Set::Avx512 | Set::Avx2 => self.run(With::<Avx2Dot, T>::new(task)),
+            Set::Plain => self.run(With::<PlainDot, T>::new(task)),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// Longest answer, in bytes.
 const MAX_LINE: u64 = 64 << 20;
@@ -36,9 +37,9 @@ pub(super) enum AskError {
 
 /// The groups of all processes that have not been dropped. Each is led by a child that has not been waited for, so its
 /// number is that of no other group.
-static GROUPS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-fn groups() -> MutexGuard<'static, Vec<u32>> {
+fn groups() -> MutexGuard<'static, Vec<Pid>> {
     GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -69,7 +70,7 @@ impl Process {
             .process_group(0)
             .spawn()
             .map_err(|e| format!("`{run}` cannot be started: {e}"))?;
-        groups.push(child.id());
+        groups.push(Pid::from_child(&child));
         drop(groups);
         let (requests, written) = unbounded();
         let (read, answers) = bounded(16);
@@ -90,20 +91,12 @@ impl Process {
 
     /// How it ended, if it has. It is not waited for by that, so that its group can still be killed.
     fn end(&self) -> Option<String> {
-        let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-        // SAFETY: the call fills the structure, for which zeros are valid too; its fields are those of an ended child.
-        let (pid, code, status) = unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            if libc::waitid(libc::P_PID, self.child.id(), &raw mut info, look) != 0 {
-                return None;
-            }
-            (info.si_pid(), info.si_code, info.si_status())
-        };
-        match code {
-            _ if pid == 0 => None,
-            libc::CLD_EXITED => Some(format!("exit status: {status}")),
-            _ => Some(format!("signal: {status}")),
-        }
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let end = waitid(WaitId::Pid(Pid::from_child(&self.child)), look).ok()??;
+        Some(match end.exit_status() {
+            Some(status) => format!("exit status: {status}"),
+            None => format!("signal: {}", end.terminating_signal()?),
+        })
     }
 
     /// Writes a line and waits for the one that answers it.
@@ -136,19 +129,18 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let mut groups = groups();
-        kill(self.child.id());
-        groups.retain(|&group| group != self.child.id());
+        let (mut groups, own) = (groups(), Pid::from_child(&self.child));
+        kill(own);
+        groups.retain(|&group| group != own);
         drop(groups);
         let _ = self.child.wait();
     }
 }
 
 /// Kills a group of [`GROUPS`].
-fn kill(group: u32) {
-    let group = libc::pid_t::try_from(group).expect("process ids are positive and fit pid_t");
-    // SAFETY: a signal, without effects on memory.
-    unsafe { libc::kill(-group, libc::SIGKILL) };
+fn kill(group: Pid) {
+    // It fails only where nobody is left to be killed.
+    let _ = kill_process_group(group, Signal::KILL);
 }
 
 /// Brings to the log what a process writes to stderr, text or not.

@@ -69,7 +69,7 @@ impl Workload {
             num_generations: lengths.len() as u32,
             sampling: Arc::new(SamplingParams { ignore_eos: true, seed: self.seed, ..SamplingParams::default() }),
             lengths: Some(lengths.into()),
-            stop_watch: None,
+            stop_criterion: None,
         }
     }
 }

@@ -2,18 +2,34 @@
 
 use std::sync::Arc;
 
-use rollout_kernels::pages::{FreePages, PageShape};
-use shared::{ModelConfig, WeightManifest};
+use ndarray::ArrayViewMut2;
+use rollout_kernels::{
+    element::KvFormat,
+    packed::Format,
+    pages::{FreePages, PAGE, PageShape},
+    simd::{Isa, MAX_BYTE_PRODUCTS},
+};
+use shared::{ModelConfig, WeightManifest, config::KvDtype};
 
 use super::{
     super::{
-        EngineError, WeightSource,
-        batch::{DecodeRow, Drafts},
+        EngineError, EngineOptions, WeightSource,
+        backend::{Abilities, Backend, Cost, Prompts},
+        draft::Drafts,
+        scheduler::PrefillLimits,
+        sequence::DecodeRow,
+        session::SessionOptions,
+        swap::{LoadJob, Shelf},
+        types::Kernels,
     },
-    operators::Times,
+    page_shape,
     session::{PackedOptions, PackedSession},
     weights::{PackedWeights, PanelMemory},
 };
+
+/// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
+/// hundred rows on there is nothing to gain, and activations would leave the caches. Nothing is padded.
+pub(in super::super) const PREFILL: PrefillLimits = PrefillLimits { prompts: 8, together: 256, padded: false };
 
 /// A prompt in the cache.
 struct Prefix {
@@ -26,7 +42,16 @@ struct Prefix {
 struct Slot {
     prefix: Arc<Prefix>,
     own: Vec<u32>,
-    own_len: usize,
+    /// Positions that were computed, drafts that did not come true among them.
+    computed: usize,
+}
+
+impl Slot {
+    /// Positions of its own before `position`, at which the next token stands.
+    fn own_len(&self, position: usize) -> usize {
+        assert!((self.prefix.len..=self.computed).contains(&position), "the cache has every position of the sequence");
+        position - self.prefix.len
+    }
 }
 
 /// The packed engine.
@@ -38,10 +63,12 @@ pub(in super::super) struct PackedBackend {
     /// The prompt that will be next, of which a part has been computed.
     coming: Option<Prefix>,
     free: FreePages,
-    shape: PageShape,
+    options: PackedOptions,
     ids: Vec<i64>,
     /// Slots in the order of the call.
     order: Vec<usize>,
+    /// The next version.
+    loaded: Shelf<PackedWeights>,
     /// Memory of the version before.
     spare: Option<PanelMemory>,
 }
@@ -51,39 +78,76 @@ impl PackedBackend {
         source: &WeightSource,
         config: &ModelConfig,
         manifest: &WeightManifest,
-        options: PackedOptions,
+        options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        let PackedOptions { session, format, .. } = options;
-        let weights = PackedWeights::load(source, config, manifest, format, None, session.threads)?;
+        check(options)?;
+        remark_on_speed(Isa::detect(), options);
+        let options = PackedOptions {
+            session: SessionOptions::of(options),
+            pages: page_shape(config, options.slots(), options.max_model_len, options.kv_format()),
+            format: options.format(),
+        };
+        let weights = PackedWeights::load(source, config, manifest, options.format, None, options.session.threads)?;
         Ok(Self {
             session: PackedSession::new(Arc::new(weights), config, options)?,
             slots: Vec::new(),
             prefixes: Vec::new(),
             coming: None,
             free: FreePages::new(options.pages.pages),
-            shape: options.pages,
+            options,
             ids: Vec::new(),
             order: Vec::new(),
+            loaded: Shelf::default(),
             spare: None,
         })
     }
 
-    /// Puts prompts into the cache, of each up to `most` more tokens; `logits` (`[complete prompts, vocab]`) receives what
-    /// follows those that are complete then. Unless the call before completed all of its prompts, or they were
-    /// [forgotten](Self::forget_prefixes), the first prompt must be the one that it left.
-    pub fn prefill<'a>(
-        &mut self,
-        prompts: impl Iterator<Item = &'a [u32]>,
-        most: usize,
-        logits: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let mut coming = self.coming.take();
-        if coming.is_none() {
+    /// Gives the prompts up, complete or not; sequences that were started from them keep them.
+    fn forget_prefixes(&mut self) {
+        for prefix in self.prefixes.drain(..).flatten() {
+            give_back_prefix(&mut self.free, prefix);
+        }
+        if let Some(coming) = self.coming.take() {
+            self.free.give_back(&coming.pages);
+        }
+    }
+
+    /// What the last call took: pages of a shared prompt were read once.
+    fn cost(&mut self) -> Cost {
+        let kv_bytes_read = self.bytes_of(self.session.pages_read());
+        Cost { kv_bytes_read, ..self.session.take_cost() }
+    }
+
+    fn bytes_of(&self, pages: usize) -> u64 {
+        (pages * (self.options.pages.bytes() / self.options.pages.pages)) as u64
+    }
+}
+
+impl Backend for PackedBackend {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            kernels: Kernels::Packed,
+            instruction_set: Isa::detect().name(self.options.format),
+            prefill: PREFILL,
+            pieces: true,
+            drafts: true,
+        }
+    }
+
+    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        let Prompts { tokens, computed, most } = prompts;
+        if computed == 0 {
             self.forget_prefixes();
         }
+        let mut coming = self.coming.take();
+        assert_eq!(
+            coming.as_ref().map_or(0, |prefix| prefix.len),
+            computed,
+            "the first prompt is the one that was begun"
+        );
         self.ids.clear();
         let mut pieces = Vec::new();
-        for prompt in prompts {
+        for prompt in tokens {
             let prefix = coming.take().unwrap_or_else(|| {
                 let mut pages = Vec::new();
                 extend(&mut self.free, &mut pages, PageShape::pages_for(prompt.len()));
@@ -109,22 +173,11 @@ impl PackedBackend {
                 self.coming = Some(prefix);
             }
         }
-        result
+        result.map(|()| self.cost())
     }
 
-    /// Gives the prompts up, complete or not; sequences that were started from them keep them.
-    pub fn forget_prefixes(&mut self) {
-        for prefix in self.prefixes.drain(..).flatten() {
-            give_back_prefix(&mut self.free, prefix);
-        }
-        if let Some(coming) = self.coming.take() {
-            self.free.give_back(&coming.pages);
-        }
-    }
-
-    /// Starts a sequence after one of the prompts that the last [`PackedBackend::prefill`] completed. The prompts before it
-    /// will start no others: the pool has room for one prompt beyond those of the sequences.
-    pub fn start(&mut self, slot: usize, prompt: usize) {
+    /// Prompts before this one go: the pool has room for one prompt beyond those of the sequences.
+    fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
         for prefix in self.prefixes[..prompt].iter_mut().filter_map(Option::take) {
             give_back_prefix(&mut self.free, prefix);
         }
@@ -132,40 +185,29 @@ impl PackedBackend {
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
-        self.slots[slot] = Some(Slot { prefix, own: Vec::new(), own_len: 0 });
+        let computed = prefix.len;
+        self.slots[slot] = Some(Slot { prefix, own: Vec::new(), computed });
+        Ok(())
     }
 
-    /// Ends the sequence of a slot.
-    pub fn release(&mut self, slot: usize) {
-        let Slot { prefix, own, .. } = self.slots[slot].take().expect("the slot is occupied");
-        self.free.give_back(&own);
-        give_back_prefix(&mut self.free, prefix);
-    }
-
-    /// Ends all.
-    pub fn release_all(&mut self) {
-        for slot in 0..self.slots.len() {
-            if self.slots[slot].is_some() {
-                self.release(slot);
-            }
-        }
-        self.forget_prefixes();
-    }
-
-    /// The sequence of one slot is in another one now.
-    pub fn moved(&mut self, from: usize, to: usize) {
+    fn moved(&mut self, from: usize, to: usize, _: usize) -> Result<(), EngineError> {
         debug_assert!(self.slots[to].is_none(), "slot {to} is taken");
         self.slots.swap(from, to);
+        Ok(())
     }
 
-    /// One more token for the slots `0..rows.len()`, and the drafts that may follow it: `logits` has a row for each, slot
-    /// by slot. The keys and values of a draft count once it is kept ([`PackedBackend::keep_draft`]).
-    pub fn decode(&mut self, rows: &[DecodeRow], drafts: &Drafts, logits: &mut [f32]) -> Result<(), EngineError> {
+    fn decode(
+        &mut self,
+        rows: &[DecodeRow],
+        drafts: &Drafts,
+        logits: ArrayViewMut2<'_, f32>,
+    ) -> Result<Cost, EngineError> {
         let Self { session, slots, free, ids, order, .. } = self;
         for (index, (slot, row)) in slots.iter_mut().zip(rows).enumerate() {
             let slot = slot.as_mut().expect("decoding runs on slots without holes");
-            assert_eq!(row.position, slot.prefix.len + slot.own_len, "the cache and the sequence have one length");
-            extend(free, &mut slot.own, PageShape::pages_for(slot.own_len + 1 + drafts.of(index).len()));
+            let tokens = 1 + drafts.of(index).len();
+            let own_len = slot.own_len(row.position);
+            extend(free, &mut slot.own, PageShape::pages_for(own_len + tokens));
         }
         let at = |slot: usize| slots[slot].as_ref().expect("decoding runs on slots without holes");
         // Neighbours with one prompt read it together.
@@ -180,52 +222,83 @@ impl PackedBackend {
         session.run(ids, logits, |plan, last| {
             last.resize(ids.len(), 0);
             for &slot in order.iter() {
-                let Slot { prefix, own, own_len } = at(slot);
+                let Slot { prefix, own, .. } = at(slot);
                 let tokens = 1 + drafts.of(slot).len();
                 let (first, row) = (plan.tokens(), drafts.first_row(slot));
-                plan.push(&prefix.pages, prefix.len, own, *own_len, tokens);
+                plan.push(&prefix.pages, prefix.len, own, at(slot).own_len(rows[slot].position), tokens);
                 (0..tokens).for_each(|i| last[row + i] = first + i);
             }
         })?;
-        for slot in slots.iter_mut().take(rows.len()).flatten() {
-            slot.own_len += 1;
+        for (index, (slot, row)) in slots.iter_mut().flatten().zip(rows).enumerate() {
+            slot.computed = row.position + 1 + drafts.of(index).len();
         }
-        Ok(())
+        Ok(self.cost())
     }
 
-    /// The next draft of a slot turned out to be right.
-    pub fn keep_draft(&mut self, slot: usize) {
-        self.slots[slot].as_mut().expect("the slot is occupied").own_len += 1;
+    fn release(&mut self, slot: usize) {
+        let Slot { prefix, own, .. } = self.slots[slot].take().expect("the slot is occupied");
+        self.free.give_back(&own);
+        give_back_prefix(&mut self.free, prefix);
     }
 
-    /// Bytes of the pages that are taken.
-    pub fn kv_bytes_in_use(&self) -> u64 {
-        self.bytes_of(self.shape.pages - self.free.len())
+    /// Those of the pages that are taken.
+    fn kv_bytes_in_use(&self) -> u64 {
+        self.bytes_of(self.options.pages.pages - self.free.len())
     }
 
-    /// Bytes of the pages that the last call looked at, those of a shared prompt once.
-    pub fn kv_bytes_read(&self) -> u64 {
-        self.bytes_of(self.session.pages_read())
+    fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
+        let (PackedOptions { session, format, .. }, spare) = (self.options, self.spare.take());
+        self.loaded.to_fill(move || {
+            let weights = PackedWeights::load(&source, &config, &manifest, format, spare, session.threads)?;
+            let weights = Arc::new(weights);
+            let options = PackedOptions { session, pages: page_shape(&config, 1, PAGE, KvFormat::Fp32), format };
+            // The session of the probe goes before the weights are handed on.
+            PackedSession::new(Arc::clone(&weights), &config, options)?.probe(&config)?;
+            Ok(Arc::into_inner(weights).expect("the probe has ended"))
+        })
     }
 
-    fn bytes_of(&self, pages: usize) -> u64 {
-        (pages * (self.shape.bytes() / self.shape.pages)) as u64
-    }
-
-    /// Time of the operators since the last call.
-    pub fn take_times(&mut self) -> Times {
-        self.session.take_times()
-    }
-
-    /// Memory for packing the next version into.
-    pub fn take_spare(&mut self) -> Option<PanelMemory> {
-        self.spare.take()
-    }
-
-    /// Takes a packed version into use.
-    pub fn exchange(&mut self, weights: PackedWeights) {
-        let before = self.session.exchange(Arc::new(weights));
+    fn install(&mut self) {
+        let before = self.session.exchange(Arc::new(self.loaded.take()));
         self.spare = Arc::into_inner(before).map(PackedWeights::into_memory);
+        self.forget_prefixes();
+    }
+}
+
+/// The packed kernels batch prompts by themselves, and their logits are in main memory.
+fn check(options: &EngineOptions) -> Result<(), EngineError> {
+    let refused = [
+        ("candidates", options.candidates > 0),
+        ("prefill_batch above 1", options.prefill_batch > 1),
+        ("cuda_graphs", options.cuda_graphs),
+    ];
+    if let Some((name, _)) = refused.iter().find(|(_, on)| *on) {
+        return Err(EngineError::Options(format!("{name} needs the stock kernels (--kernels stock)")));
+    }
+    if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_PRODUCTS {
+        let message = format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_PRODUCTS}; auto takes more");
+        return Err(EngineError::Options(message));
+    }
+    Ok(())
+}
+
+/// Logs which choices may be slower than others on this processor.
+fn remark_on_speed(isa: Isa, options: &EngineOptions) {
+    if isa.is_plain() {
+        tracing::warn!(
+            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512): --kernels stock \
+             (`rollout_kernels`) should be faster"
+        );
+        return;
+    }
+    let format = options.format();
+    if (format == Format::Int8 || options.kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
+        tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
+    }
+    if matches!(format, Format::Bf16 | Format::Bf16x3) && !isa.has_tiles() {
+        tracing::warn!(
+            "this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 need be faster than fp32"
+        );
     }
 }
 
@@ -243,14 +316,34 @@ fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
 #[cfg(test)]
 mod tests {
     use exporters::{ExportOptions, export};
-    use rollout_kernels::{element::KvFormat, pages::PAGE};
-    use shared::{ModelDir, PolicyVersion, config::Device};
+    use ndarray::{Array2, ArrayViewMut2, s};
+    use shared::{
+        ModelDir, PolicyVersion,
+        config::{Device, RolloutDtype},
+    };
 
     use super::*;
-    use crate::engine::{
-        packed::page_shape,
-        session::{SessionOptions, read_manifest},
-    };
+    use crate::engine::session::read_manifest;
+
+    /// Places for 17 sequences of up to 64 tokens.
+    fn options() -> EngineOptions {
+        EngineOptions {
+            device: Device::Cpu,
+            kernels: Kernels::Packed,
+            rollout_dtype: RolloutDtype::Auto,
+            kv_dtype: KvDtype::Auto,
+            threads: 1,
+            max_num_seqs: 16,
+            max_num_batched_tokens: 64,
+            speculative_tokens: 0,
+            prefill_batch: 1,
+            max_model_len: 64,
+            candidates: 0,
+            cuda_graphs: false,
+            spinning: false,
+            hot_swap: false,
+        }
+    }
 
     #[test]
     fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
@@ -259,53 +352,47 @@ mod tests {
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let manifest = read_manifest(&source, model.config()).unwrap();
-        let options = PackedOptions {
-            session: SessionOptions {
-                device: Device::Cpu,
-                threads: 1,
-                spinning: false,
-                hot_swap: false,
-                cuda_graphs: false,
-            },
-            pages: page_shape(model.config(), 17, 64, KvFormat::Fp32),
-            format: rollout_kernels::packed::Format::Fp32,
-        };
-        let mut backend = PackedBackend::open(&source, model.config(), &manifest, options).unwrap();
+        let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
         let all = backend.free.len();
-        let mut logits = vec![0.0; 16 * model.config().vocab_size];
         let vocab = model.config().vocab_size;
+        let mut logits = Array2::zeros((16, vocab));
+        let none = || ArrayViewMut2::from_shape((0, vocab), &mut []).unwrap();
         // The second one comes with it, in pages of its own, and goes with the next call.
-        backend.prefill([&[7; 40][..], &[5; 9]].into_iter(), usize::MAX, &mut logits[..2 * vocab]).unwrap();
+        backend.prefill(Prompts::whole(&[&[7; 40], &[5; 9]]), logits.slice_mut(s![..2, ..])).unwrap();
         assert_eq!(all - backend.free.len(), 3 + 1, "40 positions in pages of 16, and 9");
-        let first = logits[..vocab].to_vec();
-        backend.start(0, 1);
+        let first = logits.row(0).to_owned();
+        backend.start(0, 1).unwrap();
         assert_eq!(all - backend.free.len(), 1, "nothing will start from the first prompt any more");
         backend.release(0);
-        backend.prefill([&[7; 40][..]].into_iter(), usize::MAX, &mut logits[..vocab]).unwrap();
-        assert!(first == logits[..vocab], "a prompt beside it changes no bit");
-        (0..16).for_each(|slot| backend.start(slot, 0));
+        backend.prefill(Prompts::whole(&[&[7; 40]]), logits.slice_mut(s![..1, ..])).unwrap();
+        assert_eq!(first, logits.row(0), "a prompt beside it changes no bit");
+        (0..16).for_each(|slot| backend.start(slot, 0).unwrap());
         assert_eq!(all - backend.free.len(), 3);
         let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
         assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
         for step in 0..17 {
             let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
-            backend.decode(&rows, &Drafts::default(), &mut logits).unwrap();
+            let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
             assert_eq!(all - backend.free.len(), 3 + 16 * (1 + step / PAGE));
-            assert_eq!(backend.kv_bytes_read(), backend.kv_bytes_in_use(), "every page is read once");
+            assert_eq!(cost.kv_bytes_read, backend.kv_bytes_in_use(), "every page is read once");
         }
         // The group's rows are equal, since they hold the same tokens.
-        assert!(logits.chunks(vocab).all(|row| row == &logits[..vocab] && row.iter().all(|x| x.is_finite())));
+        assert!(logits.rows().into_iter().all(|row| row == logits.row(0) && row.iter().all(|x| x.is_finite())));
 
-        backend.prefill([&[8; 16][..]].into_iter(), 10, &mut []).unwrap();
+        let piece = |computed| Prompts { tokens: &[&[8; 16]], computed, most: 10 };
+        backend.prefill(piece(0), none()).unwrap();
         assert_eq!(all - backend.free.len(), 3 + 32 + 1, "sequences keep the prompt they were started from");
-        backend.decode(&[DecodeRow { token: 9, position: 57 }; 16], &Drafts::default(), &mut logits).unwrap();
-        assert_eq!(backend.kv_bytes_in_use() - backend.kv_bytes_read(), backend.bytes_of(1), "nobody reads a piece");
-        backend.prefill([&[8; 16][..]].into_iter(), 10, &mut logits[..vocab]).unwrap();
+        let rows = [DecodeRow { token: 9, position: 57 }; 16];
+        let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
+        assert_eq!(backend.kv_bytes_in_use() - cost.kv_bytes_read, backend.bytes_of(1), "nobody reads a piece");
+        backend.prefill(piece(10), logits.slice_mut(s![..1, ..])).unwrap();
         backend.release(3);
-        backend.moved(15, 3);
+        backend.moved(15, 3, 58).unwrap();
         (0..15).for_each(|slot| backend.release(slot));
         assert_eq!(all - backend.free.len(), 1);
-        backend.release_all();
-        assert_eq!(backend.free.len(), all);
+        // A piece that nobody goes on with is given up by the next call, and so is a prompt that has no samples left.
+        backend.prefill(piece(0), none()).unwrap();
+        backend.prefill(piece(0), none()).unwrap();
+        assert_eq!(all - backend.free.len(), 1);
     }
 }

@@ -6,7 +6,7 @@
 use std::{
     panic::{self, AssertUnwindSafe},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use ort::{
@@ -14,10 +14,11 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, pages::Pages, parallel::Machine, plan::Plan, pool::Pool, simd::Isa,
+    attention::Attention, linear::Input, pages::Pages, parallel::Machine, plan::Plan, simd::Isa, workers::Workers,
 };
 
 use super::{
+    super::backend::Cost,
     graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR},
     weights::PackedWeights,
 };
@@ -31,17 +32,10 @@ pub(in super::super) struct State {
     pub last_tokens: Vec<usize>,
     pub heads: usize,
     pub isa: Isa,
-    pub threads: Pool,
+    pub threads: Workers,
     pub scratch: Vec<f32>,
-    pub times: Times,
-}
-
-/// Where the time of the nodes went.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(in super::super) struct Times {
-    pub linear: Duration,
-    pub head: Duration,
-    pub attention: Duration,
+    /// Where the time of the nodes went.
+    pub cost: Cost,
 }
 
 pub(super) type SharedState = Arc<Mutex<State>>;
@@ -53,12 +47,15 @@ pub(super) fn lock(state: &SharedState) -> MutexGuard<'_, State> {
 
 /// The operators over a state.
 pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
-    let node = |kind| Node { kind, state: Arc::clone(state) };
-    OperatorDomain::new(DOMAIN)?.add(node(Kind::Embedding))?.add(node(Kind::Linear))?.add(node(Kind::Attention))
+    let node = |operation| Node { operation, state: Arc::clone(state) };
+    OperatorDomain::new(DOMAIN)?
+        .add(node(Operation::Embedding))?
+        .add(node(Operation::Linear))?
+        .add(node(Operation::Attention))
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Operation {
     Embedding,
     Linear,
     Attention,
@@ -66,7 +63,7 @@ enum Kind {
 
 /// One of the operators.
 struct Node {
-    kind: Kind,
+    operation: Operation,
     state: SharedState,
 }
 
@@ -74,21 +71,21 @@ impl Operator for Node {
     type Kernel<'attr> = NodeKernel;
 
     fn name(&self) -> &str {
-        match self.kind {
-            Kind::Embedding => EMBEDDING,
-            Kind::Linear => LINEAR,
-            Kind::Attention => ATTENTION,
+        match self.operation {
+            Operation::Embedding => EMBEDDING,
+            Operation::Linear => LINEAR,
+            Operation::Attention => ATTENTION,
         }
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        match self.kind {
-            Kind::Embedding => vec![OperatorInput::required(TensorElementType::Int64)],
-            Kind::Linear => vec![
+        match self.operation {
+            Operation::Embedding => vec![OperatorInput::required(TensorElementType::Int64)],
+            Operation::Linear => vec![
                 OperatorInput::required(TensorElementType::Float32),
                 OperatorInput::optional(TensorElementType::Float32),
             ],
-            Kind::Attention => vec![OperatorInput::required(TensorElementType::Float32)],
+            Operation::Attention => vec![OperatorInput::required(TensorElementType::Float32)],
         }
     }
 
@@ -98,13 +95,13 @@ impl Operator for Node {
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<NodeKernel> {
         let index: i64 = context.get(INDEX).ok_or_else(|| ort::Error::new("a packed node without index"))?;
-        Ok(NodeKernel { kind: self.kind, index: index as usize, state: Arc::clone(&self.state) })
+        Ok(NodeKernel { operation: self.operation, index: index as usize, state: Arc::clone(&self.state) })
     }
 }
 
 /// A node of the graph.
 struct NodeKernel {
-    kind: Kind,
+    operation: Operation,
     index: usize,
     state: SharedState,
 }
@@ -124,16 +121,16 @@ impl NodeKernel {
     fn compute_caught(&self, context: &ComputeContext) -> ort::Result<()> {
         let mut state = lock(&self.state);
         let begun = Instant::now();
-        match self.kind {
-            Kind::Embedding => embedding(&state, context)?,
-            Kind::Linear => {
+        match self.operation {
+            Operation::Embedding => embedding(&state, context)?,
+            Operation::Linear => {
                 linear(&mut state, self.index, context)?;
                 let head = self.index == state.weights.head();
-                *(if head { &mut state.times.head } else { &mut state.times.linear }) += begun.elapsed();
+                *(if head { &mut state.cost.head } else { &mut state.cost.linear }) += begun.elapsed();
             }
-            Kind::Attention => {
+            Operation::Attention => {
                 attention(&mut state, self.index, context)?;
-                state.times.attention += begun.elapsed();
+                state.cost.attention += begun.elapsed();
             }
         }
         Ok(())

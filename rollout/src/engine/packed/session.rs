@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
+use ndarray::{Array2, ArrayViewMut2};
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
 use rollout_kernels::{
     packed::Format,
     pages::{PageShape, Pages},
     plan::Plan,
-    pool::Pool,
     simd::Isa,
 };
 use shared::ModelConfig;
@@ -18,11 +18,13 @@ use shared::ModelConfig;
 use super::{
     super::{
         EngineError,
+        backend::Cost,
         binding::{Bindings, TensorMemory},
         session::{SessionOptions, alone, builder},
     },
     graph,
-    operators::{self, SharedState, State, Times},
+    operators::{self, SharedState, State},
+    start_threads,
     weights::PackedWeights,
 };
 
@@ -36,11 +38,6 @@ pub(in super::super) struct PackedOptions {
     pub session: SessionOptions,
     pub pages: PageShape,
     pub format: Format,
-}
-
-/// Threads for kernels.
-pub(super) fn start_threads(count: usize, spin: Duration) -> Result<Pool, EngineError> {
-    Pool::new(count, spin).map_err(|e| EngineError::Options(format!("cannot start {count} threads: {e}")))
 }
 
 /// A session whose weights and cache lie outside the graph.
@@ -68,7 +65,7 @@ impl PackedSession {
             isa: Isa::detect(),
             threads,
             scratch: Vec::new(),
-            times: Times::default(),
+            cost: Cost::default(),
         }));
         let failed = || EngineError::runtime("cannot load the graph of packed operators");
         // All work is that of the pool.
@@ -85,7 +82,7 @@ impl PackedSession {
     pub fn run(
         &mut self,
         ids: &[i64],
-        logits: &mut [f32],
+        mut logits: ArrayViewMut2<'_, f32>,
         fill: impl FnOnce(&mut Plan, &mut Vec<usize>),
     ) -> Result<(), EngineError> {
         {
@@ -96,9 +93,10 @@ impl PackedSession {
             fill(plan, last_tokens);
             plan.cut(self.group);
             assert_eq!(plan.tokens(), ids.len(), "one place in the plan for each token");
-            assert_eq!(logits.len(), last_tokens.len() * self.vocab, "one row of logits for each row asked for");
+            assert_eq!(logits.dim(), (last_tokens.len(), self.vocab), "one row of logits for each row asked for");
         }
-        let rows = (logits.len() / self.vocab) as i64;
+        assert!(logits.is_standard_layout(), "arrays of logits are contiguous");
+        let shape = [logits.nrows() as i64, self.vocab as i64];
         let input = TensorMemory {
             data: ids.as_ptr().cast_mut().cast(),
             bytes: size_of_val(ids),
@@ -108,8 +106,8 @@ impl PackedSession {
         };
         let output = TensorMemory {
             data: logits.as_mut_ptr().cast(),
-            bytes: size_of_val(logits),
-            shape: &[rows, self.vocab as i64],
+            bytes: logits.len() * size_of::<f32>(),
+            shape: &shape,
             element: TensorElementType::Float32,
             on_device: false,
         };
@@ -135,8 +133,8 @@ impl PackedSession {
     }
 
     /// Time of the nodes since the last call.
-    pub fn take_times(&mut self) -> Times {
-        std::mem::take(&mut operators::lock(&self.state).times)
+    pub fn take_cost(&mut self) -> Cost {
+        std::mem::take(&mut operators::lock(&self.state).cost)
     }
 
     /// Runs a short fixed prompt; fails unless every logit is finite. For a session of its own.
@@ -145,12 +143,12 @@ impl PackedSession {
         const PROBE_TOKENS: usize = 2;
         let ids: Vec<i64> = (0..PROBE_TOKENS).map(|t| (t % config.vocab_size) as i64).collect();
         let pages: Vec<u32> = (0..PageShape::pages_for(PROBE_TOKENS) as u32).collect();
-        let mut logits = vec![f32::NAN; self.vocab];
-        self.run(&ids, &mut logits, |plan, last| {
+        let mut logits = Array2::from_elem((1, self.vocab), f32::NAN);
+        self.run(&ids, logits.view_mut(), |plan, last| {
             plan.push(&[], 0, &pages, 0, PROBE_TOKENS);
             last.push(PROBE_TOKENS - 1);
         })?;
-        super::super::session::require_finite(&logits)
+        super::super::session::require_finite(logits.as_slice().expect("a new array is contiguous"))
     }
 }
 
@@ -176,10 +174,10 @@ mod tests {
         let options =
             PackedOptions { session, pages: page_shape(config, 1, PAGE, KvFormat::Fp32), format: Format::Fp32 };
         let mut session = PackedSession::new(Arc::new(weights), config, options).unwrap();
-        let mut logits = vec![0.0; config.vocab_size];
+        let mut logits = Array2::zeros((1, config.vocab_size));
         // A sequence without a page to store its key in.
         let error = session
-            .run(&[1], &mut logits, |plan, last| {
+            .run(&[1], logits.view_mut(), |plan, last| {
                 plan.push(&[], 0, &[], 0, 1);
                 last.push(0);
             })

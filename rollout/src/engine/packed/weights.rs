@@ -5,7 +5,7 @@ use std::{fs::File, ops::Range, time::Duration};
 use exporters::{ROTARY_COS, ROTARY_SIN};
 use memmap2::Mmap;
 use rollout_kernels::{
-    floats::Floats,
+    buffer::LargeBuffer,
     linear::{Linear, Norm},
     packed::{Columns, Format, PackedShape, Quantized},
 };
@@ -14,13 +14,13 @@ use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
 use super::{
     super::{EngineError, WeightSource},
     graph::LINEARS_PER_LAYER,
-    session::start_threads,
+    start_threads,
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Memory for the panels of all products; that of a retired version serves the next one.
-pub(in super::super) struct PanelMemory(Floats);
+pub(in super::super) struct PanelMemory(LargeBuffer);
 
 /// A product and what belongs to it.
 struct LinearWeights {
@@ -83,9 +83,9 @@ impl PackedWeights {
         }
         let mut memory = match spare.filter(|memory| memory.0.len() == end) {
             Some(memory) => memory,
-            None => {
-                PanelMemory(Floats::new(end).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?)
-            }
+            None => PanelMemory(
+                LargeBuffer::new(end).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?,
+            ),
         };
         for (parts, linear) in products(config).zip(&mut linears) {
             let weights: Vec<&[f32]> = parts.names.iter().map(|n| stored.floats(&format!("{n}.weight"))).collect();

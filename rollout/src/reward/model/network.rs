@@ -8,6 +8,7 @@ use std::{
 };
 
 use exporters::{ExportOptions, ensure_export, fused_rotary};
+use ndarray::{Array1, Array2, Axis, arr0};
 use ort::{session::Session, value::Tensor};
 use shared::{Head, ModelDir, config::Device, manifest::MODEL_FILE};
 
@@ -27,7 +28,6 @@ pub(super) struct Network {
     wants_positions: bool,
     vocab_size: usize,
     positions: usize,
-    labels: usize,
 }
 
 impl Network {
@@ -35,7 +35,7 @@ impl Network {
     pub fn open(model: &ModelDir, options: NetworkOptions) -> Result<Self, String> {
         let at = model.path().display();
         let config = model.config();
-        let Head::Score { labels } = config.head else {
+        let Head::Score { .. } = config.head else {
             return Err(format!(
                 "{at}: is a language model; a reward model is a ...ForSequenceClassification (`architectures` in \
                  config.json) with score.weight"
@@ -50,7 +50,6 @@ impl Network {
             wants_positions: !fused_rotary(config),
             vocab_size: config.vocab_size,
             positions,
-            labels,
         })
     }
 
@@ -69,40 +68,39 @@ impl Network {
     pub fn scores(&self, rows: &[&Sequence], deadline: Option<Instant>) -> Result<Vec<Vec<f32>>, String> {
         let mut session = in_time(&self.session, deadline)?;
         let width = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
-        let flat = self.run(&mut session, rows, width).map_err(|e| {
+        let first_labels = self.run(&mut session, rows, width).map_err(|e| {
             let message = e.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             format!("the reward model failed: {message}")
         })?;
         drop(session);
-        let mut first_labels = flat.into_iter().step_by(self.labels);
-        Ok(rows.iter().map(|row| first_labels.by_ref().take(row.places.len()).collect()).collect())
+        let mut scores = first_labels.into_iter();
+        Ok(rows.iter().map(|row| scores.by_ref().take(row.places.len()).collect()).collect())
     }
 
-    /// `[places, labels]`, flat.
+    /// The first label at every place, row by row.
     fn run(&self, session: &mut Session, rows: &[&Sequence], width: usize) -> ort::Result<Vec<f32>> {
         let batch = rows.len();
-        let padded = |row: &&Sequence| {
-            let padding = width - row.ids.len();
-            row.ids.iter().map(|&id| i64::from(id)).chain(std::iter::repeat_n(0, padding)).collect::<Vec<_>>()
-        };
-        let input_ids: Vec<i64> = rows.iter().flat_map(padded).collect();
+        let mut input_ids = Array2::<i64>::zeros((batch, width));
+        for (mut padded, row) in input_ids.rows_mut().into_iter().zip(rows) {
+            padded.iter_mut().zip(&row.ids).for_each(|(to, &id)| *to = id.into());
+        }
         let places =
             rows.iter().enumerate().flat_map(|(i, row)| row.places.iter().map(move |p| (i * width + p) as i64));
-        let places: Vec<i64> = places.collect();
-        let places = Tensor::from_array(([places.len()], places))?;
         // The padding counts as text: attention is causal, so nothing before it changes.
         let mut inputs = ort::inputs![
-            "input_ids" => Tensor::from_array(([batch, width], input_ids))?,
-            "seqlens_k" => Tensor::from_array(([batch], vec![width as i32 - 1; batch]))?,
-            "total_sequence_length" => Tensor::from_array(([0_usize; 0], vec![width as i32]))?,
-            "score_index" => places,
+            "input_ids" => Tensor::from_array(input_ids)?,
+            "seqlens_k" => Tensor::from_array(Array1::from_elem(batch, width as i32 - 1))?,
+            "total_sequence_length" => Tensor::from_array(arr0(width as i32))?,
+            "score_index" => Tensor::from_array(places.collect::<Array1<i64>>())?,
         ];
         if self.wants_positions {
-            let positions: Vec<i64> = (0..batch).flat_map(|_| 0..width as i64).collect();
-            inputs.push(("position_ids".into(), Tensor::from_array(([batch, width], positions))?.into()));
+            let positions = Array2::from_shape_fn((batch, width), |(_, position)| position as i64);
+            inputs.push(("position_ids".into(), Tensor::from_array(positions)?.into()));
         }
         let outputs = session.run(inputs)?;
-        Ok(outputs["scores"].try_extract_tensor::<f32>()?.1.to_vec())
+        // `[places, labels]`.
+        let scores = outputs["scores"].try_extract_array::<f32>()?;
+        Ok(scores.index_axis(Axis(1), 0).iter().copied().collect())
     }
 }
 

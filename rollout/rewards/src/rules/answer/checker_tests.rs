@@ -363,11 +363,7 @@ const LIMIT: Duration = Duration::from_millis(50);
 
 /// How long this thread has had a processor: what else the machine does takes none of it.
 fn processor_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is valid, and the call writes nothing else.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    assert_eq!(failed, 0);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
 /// The time of the slowest comparison with a text: the best of a few attempts, since caches may be cold.

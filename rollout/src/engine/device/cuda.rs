@@ -16,7 +16,7 @@ use std::{
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use shared::config::Device;
 
-use super::{EngineError, runtime::library_path};
+use crate::engine::{EngineError, runtime::library_path};
 
 const CUDA_RUNTIME: &str = "libcudart.so.13";
 /// What the CUDA provider of ONNX Runtime 1.31 links, in the order of their own dependencies.
@@ -32,7 +32,7 @@ const TENSORRT_LIBRARIES: &[&str] = &["libcudnn.so.9", "libnvinfer.so.10", "libn
 ///
 /// # Errors
 /// The first one that is missing.
-pub(super) fn load_libraries(device: Device) -> Result<(), EngineError> {
+pub(in crate::engine) fn load_libraries(device: Device) -> Result<(), EngineError> {
     let (name, required): (_, &[&[&str]]) = match device {
         Device::Cpu => return Ok(()),
         Device::Cuda => ("cuda", &[CUDA_LIBRARIES]),
@@ -118,7 +118,7 @@ const DEVICE_TO_DEVICE: c_int = 3;
 
 /// A box within a three-dimensional layout of bytes: rows of `row_bytes`, slices of `rows` rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct BoxCopy {
+pub(in crate::engine) struct BoxCopy {
     /// Bytes from one row to the next.
     pub row_bytes: usize,
     /// Rows from one slice to the next.
@@ -136,7 +136,7 @@ pub(super) struct BoxCopy {
 }
 
 /// The CUDA runtime.
-pub(super) struct Cuda {
+pub(in crate::engine) struct Cuda {
     malloc: unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int,
     free: unsafe extern "C" fn(*mut c_void) -> c_int,
     host_alloc: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int,
@@ -210,7 +210,7 @@ impl Cuda {
 }
 
 /// Memory of the device, zeroed at first.
-pub(super) struct DeviceMemory {
+pub(in crate::engine) struct DeviceMemory {
     cuda: &'static Cuda,
     data: NonNull<c_void>,
     bytes: usize,
@@ -301,7 +301,7 @@ impl Drop for DeviceMemory {
 }
 
 /// Floats in page-locked main memory, which the device copies to at full speed.
-pub(super) struct PinnedFloats {
+pub(in crate::engine) struct PinnedFloats {
     cuda: &'static Cuda,
     data: NonNull<f32>,
     length: usize,

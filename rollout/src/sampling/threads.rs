@@ -8,12 +8,12 @@ use super::row::Scratch;
 const PARALLEL_FROM: usize = 1 << 19;
 
 /// The threads that sample, with a scratch buffer for each.
-pub struct SamplerPool {
+pub struct SamplingThreads {
     threads: rayon::ThreadPool,
     scratches: Vec<Scratch>,
 }
 
-impl SamplerPool {
+impl SamplingThreads {
     /// A pool of `threads` threads.
     ///
     /// # Errors
@@ -21,7 +21,7 @@ impl SamplerPool {
     pub fn new(threads: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
         let threads = threads.max(1);
         let pool =
-            rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("sampler-{i}")).build()?;
+            rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("sampling-{i}")).build()?;
         Ok(Self { threads: pool, scratches: (0..threads).map(|_| Scratch::default()).collect() })
     }
 
@@ -37,7 +37,7 @@ impl SamplerPool {
         self.for_each_pair(vocab, items, &mut nothing, |i, item, (), scratch| sample(i, item, scratch));
     }
 
-    /// As [`SamplerPool::for_each`], for the items of two slices side by side.
+    /// As [`SamplingThreads::for_each`], for the items of two slices side by side.
     pub fn for_each_pair<T: Send, U: Send>(
         &mut self,
         vocab: usize,

@@ -2,9 +2,11 @@
 //!
 //! A row of logits is cut into blocks. One small graph makes the largest logit and the sum of exponentials of every block;
 //! [`BlockPlan`] says which blocks the next token needs, another small graph gathers those, and only they come to main
-//! memory. Rows whose law needs more than that (a repetition penalty, a flat nucleus), or whose draw is so close to a
+//! memory. Rows whose distribution needs more than that (a repetition penalty, a flat nucleus), or whose draw is so close to a
 //! border that rounding could decide it, are fetched whole. Both graphs stand beside the model's and outlive its
 //! versions; the published graph stays as it is.
+
+mod blocks;
 
 use std::ffi::CStr;
 
@@ -12,18 +14,22 @@ use exporters::onnx::{
     builder::{Dim, GraphBuilder, int},
     proto::{DataType, ModelProto},
 };
+use ndarray::ArrayViewMut2;
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
 use prost::Message;
 use shared::config::Device;
 
-use super::{
-    EngineError,
-    binding::{Bindings, TensorMemory},
-    logits::{DeviceLogits, Floats, LogitsBuffer},
-    sequence::Sequence,
-    session::{SessionOptions, load_small},
+use self::blocks::{BlockPlan, Summary};
+use crate::{
+    engine::{
+        EngineError,
+        binding::{Bindings, TensorMemory},
+        logits::{DeviceLogits, FloatMemory, LogitsBuffer},
+        sequence::Sequence,
+        session::{SessionOptions, load_small},
+    },
+    sampling::SamplingThreads,
 };
-use crate::sampler::{BlockPlan, SamplerPool, Summary};
 
 /// Blocks are not wider than this, nor than the square root of the vocabulary (but for small ones): what comes back is
 /// two figures for each block and then the logits of one.
@@ -66,7 +72,7 @@ impl SmallGraph {
 }
 
 /// Draws the tokens of decode steps whose logits stay where they were computed.
-pub(super) struct Candidates {
+pub(in crate::engine) struct Candidates {
     summarise: SmallGraph,
     gather: SmallGraph,
     /// `[max_num_seqs, vocab]`.
@@ -128,7 +134,7 @@ impl Candidates {
     }
 
     /// Where the model is to write the logits of `rows` rows.
-    pub fn logits(&mut self, rows: usize) -> Result<Floats<'_>, EngineError> {
+    pub fn logits(&mut self, rows: usize) -> Result<FloatMemory<'_>, EngineError> {
         self.logits.settle()?;
         let length = rows * self.vocab();
         Ok(self.logits.first(length))
@@ -144,14 +150,14 @@ impl Candidates {
     pub fn draw(
         &mut self,
         slots: &mut [Option<Sequence>],
-        whole: &mut [f32],
-        sampler: &mut SamplerPool,
+        whole: ArrayViewMut2<'_, f32>,
+        threads: &mut SamplingThreads,
     ) -> Result<usize, EngineError> {
         let own_temperatures = self.summarise(slots)?;
-        self.plan(slots, own_temperatures, sampler);
+        self.plan(slots, own_temperatures, threads);
         self.fetch(slots.len())?;
-        self.draw_from_blocks(slots, sampler);
-        self.draw_from_rows(slots, whole, sampler)
+        self.draw_from_blocks(slots, threads);
+        self.draw_from_rows(slots, whole.into_slice().expect("arrays of logits are contiguous"), threads)
     }
 
     /// Fills maxima and sums; whether there are sums at temperatures other than 1.
@@ -161,7 +167,7 @@ impl Candidates {
         self.sum_blocks(slots.len(), false)?;
         let mut own = false;
         for (inverse, sequence) in self.inverse_temperatures.iter_mut().zip(slots) {
-            let (params, _) = sequence_of(sequence).law();
+            let (params, _) = sequence_of(sequence).next_draw();
             if !params.greedy() && params.temperature != 1.0 {
                 *inverse = 1.0 / params.temperature;
                 own = true;
@@ -181,21 +187,21 @@ impl Candidates {
         self.summarise.run(
             &[
                 (c"logits", self.logits.first(rows * blocks * width).tensor(&shapes.0)),
-                (c"inverse_temperature", Floats::new(&mut self.inverse_temperatures).tensor(&shapes.1)),
+                (c"inverse_temperature", FloatMemory::new(&mut self.inverse_temperatures).tensor(&shapes.1)),
             ],
             &[
-                (c"maxima", Floats::new(&mut self.maxima[..rows * blocks]).tensor(&shapes.2)),
-                (c"sums", Floats::new(&mut sums[..rows * blocks]).tensor(&shapes.2)),
+                (c"maxima", FloatMemory::new(&mut self.maxima[..rows * blocks]).tensor(&shapes.2)),
+                (c"sums", FloatMemory::new(&mut sums[..rows * blocks]).tensor(&shapes.2)),
             ],
         )
     }
 
-    fn plan(&mut self, slots: &mut [Option<Sequence>], own_temperatures: bool, sampler: &mut SamplerPool) {
+    fn plan(&mut self, slots: &mut [Option<Sequence>], own_temperatures: bool, threads: &mut SamplingThreads) {
         let Self { maxima, sums, scaled, plans, blocks, width, limit, .. } = self;
         let (sums, maxima): (&LogitsBuffer, &LogitsBuffer) = (sums, maxima);
         let scaled = if own_temperatures { &*scaled } else { sums };
         let plans = &mut plans[..slots.len()];
-        sampler.for_each_pair(2 * *blocks, slots, plans, |row, sequence, plan, scratch| {
+        threads.for_each_pair(2 * *blocks, slots, plans, |row, sequence, plan, scratch| {
             let of_row = row * *blocks..(row + 1) * *blocks;
             let summary = Summary {
                 width: *width,
@@ -204,7 +210,7 @@ impl Candidates {
                 scaled: &scaled[of_row],
             };
             let sequence = sequence.as_mut().expect("decoding runs on slots without holes");
-            let (params, uniform) = sequence.law();
+            let (params, uniform) = sequence.next_draw();
             if let Err(error) = plan.make(&summary, params, uniform, *limit, scratch) {
                 sequence.set_drawn(Err(error));
             }
@@ -238,22 +244,22 @@ impl Candidates {
         let length = rows * *blocks * *width;
         self.gather.run(
             &[(c"blocks", self.logits.first(length).tensor(&all)), (c"wanted", which)],
-            &[(c"taken", Floats::new(&mut self.fetched[..n * *width]).tensor(&taken))],
+            &[(c"taken", FloatMemory::new(&mut self.fetched[..n * *width]).tensor(&taken))],
         )
     }
 
-    fn draw_from_blocks(&self, slots: &mut [Option<Sequence>], sampler: &mut SamplerPool) {
+    fn draw_from_blocks(&self, slots: &mut [Option<Sequence>], threads: &mut SamplingThreads) {
         let (vocab, width) = (self.vocab(), self.width);
         let Self { plans, starts, wanted, fetched, .. } = self;
         let mean = wanted.len() * width / slots.len();
-        sampler.for_each(mean, slots, |row, sequence, scratch| {
+        threads.for_each(mean, slots, |row, sequence, scratch| {
             let sequence = sequence.as_mut().expect("decoding runs on slots without holes");
             let plan = &plans[row];
             if sequence.is_drawn() || plan.blocks().is_none() {
                 return;
             }
             let logits = &fetched[starts[row] * width..starts[row + 1] * width];
-            let (params, uniform) = sequence.law();
+            let (params, uniform) = sequence.next_draw();
             if let Some(draw) = plan.draw(width, vocab, logits, params, uniform, scratch) {
                 sequence.set_drawn(Ok(draw));
             }
@@ -265,7 +271,7 @@ impl Candidates {
         &mut self,
         slots: &mut [Option<Sequence>],
         whole: &mut [f32],
-        sampler: &mut SamplerPool,
+        threads: &mut SamplingThreads,
     ) -> Result<usize, EngineError> {
         let vocab = self.vocab();
         let (mut row, mut count) = (0, 0);
@@ -278,7 +284,7 @@ impl Candidates {
             row += run + 1;
         }
         if count > 0 {
-            sampler.for_each(vocab, slots, |row, sequence, scratch| {
+            threads.for_each(vocab, slots, |row, sequence, scratch| {
                 let sequence = sequence.as_mut().expect("decoding runs on slots without holes");
                 if !sequence.is_drawn() {
                     sequence.draw(&whole[row * vocab..(row + 1) * vocab], scratch);
@@ -336,7 +342,7 @@ fn with_opset(mut model: ModelProto) -> ModelProto {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::stats::{block_exp_sums, block_maxima};
+    use crate::sampling::stats::{block_exp_sums, block_maxima};
     use shared::rng::Stream;
 
     #[test]

@@ -9,17 +9,19 @@
 
 use std::thread::{self, ThreadId};
 
+use ndarray::ArrayViewMut2;
 use ort::session::RunOptions;
 use shared::config::Device;
 
-use super::{
+use super::{candidates::Candidates, cuda::DeviceMemory};
+use crate::engine::{
     EngineError,
-    batch::{Batch, Inputs},
-    candidates::Candidates,
-    cuda::DeviceMemory,
-    kv_cache::KvCache,
     logits::DeviceLogits,
-    session::{GraphSession, run_options},
+    stock::{
+        StockBackend,
+        batch::{Batch, Inputs},
+        graph::run_options,
+    },
 };
 
 /// What the logits of a replay may be off, as a share of the largest: launches are the same, sums may come in another
@@ -44,14 +46,12 @@ impl Size {
 }
 
 /// Decode steps of an engine in fixed sizes over fixed memory.
-pub(super) struct CapturedSteps {
+pub(in crate::engine) struct CapturedSteps {
     sizes: Vec<Size>,
     inputs: FixedInputs,
     /// `[max_num_seqs, vocab]`, for engines without [`Candidates`].
     logits: Option<DeviceLogits>,
     vocab: usize,
-    /// Steps since they were last asked for.
-    count: u64,
 }
 
 impl CapturedSteps {
@@ -73,13 +73,7 @@ impl CapturedSteps {
             inputs: FixedInputs::new(max_num_seqs, positions, device)?,
             logits: own_logits.then(|| DeviceLogits::new(max_num_seqs * vocab, device)).transpose()?,
             vocab,
-            count: 0,
         })
-    }
-
-    /// Steps since the last call.
-    pub fn take_count(&mut self) -> u64 {
-        std::mem::take(&mut self.count)
     }
 
     /// Other weights are in use: what was recorded is gone.
@@ -98,23 +92,21 @@ impl CapturedSteps {
         self.sizes.partition_point(|size| size.rows < rows)
     }
 
-    /// Runs a decode batch on the slots `0..batch.rows`, as [`GraphSession::run`] does. The logits stay with the
-    /// `candidates`; without them they come to `logits` (`[batch.rows, vocab]`).
+    /// Runs the decode batch of `stock` on the slots from 0 on. The logits stay with the `candidates`; without them they
+    /// come to `logits` (`[rows, vocab]`).
     ///
     /// # Errors
     /// Also when a replay gives other logits than a run.
     pub fn run(
         &mut self,
-        session: &mut GraphSession,
-        batch: &mut Batch,
-        kv: &mut KvCache,
+        stock: &mut StockBackend,
         candidates: Option<&mut Candidates>,
-        logits: &mut [f32],
+        logits: ArrayViewMut2<'_, f32>,
     ) -> Result<(), EngineError> {
+        let StockBackend { session, batch, kv, .. } = stock;
         let wanted = batch.rows * self.vocab;
         let index = self.size_of(batch.rows);
-        let Self { sizes, inputs, logits: own_logits, vocab, count } = self;
-        *count += 1;
+        let Self { sizes, inputs, logits: own_logits, vocab } = self;
         let size = &mut sizes[index];
         let (on_device, stays) = match candidates {
             Some(candidates) => (candidates.on_device(), true),
@@ -142,13 +134,13 @@ impl CapturedSteps {
             size.checked = true;
         }
         if !stays {
-            on_device.read(0, logits)?;
+            on_device.read(0, logits.into_slice().expect("arrays of logits are contiguous"))?;
         }
         Ok(())
     }
 }
 
-/// Whether the logits themselves are finite is for the sampler to say, which names the sequence.
+/// Whether the logits themselves are finite is found out where tokens are drawn, which names the sequence.
 fn require_equal(replayed: &[f32], computed: &[f32], rows: usize) -> Result<(), EngineError> {
     let finite = computed.iter().filter(|x| x.is_finite());
     let largest = finite.fold(1.0f32, |most, x| most.max(x.abs()));
@@ -228,7 +220,7 @@ impl FixedInputs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::batch::DecodeRow;
+    use crate::engine::sequence::DecodeRow;
 
     #[test]
     fn steps_are_padded_by_a_third_at_most() {

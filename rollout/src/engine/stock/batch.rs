@@ -2,60 +2,10 @@
 
 use std::ffi::c_void;
 
-/// One row of a decode batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DecodeRow {
-    /// The newest token, whose keys and values are not in the cache yet.
-    pub token: u32,
-    /// Its position: the number of tokens in the cache.
-    pub position: usize,
-}
-
-/// For each row of a decode batch, the tokens that may follow its own.
-#[derive(Debug, Default)]
-pub(super) struct Drafts {
-    tokens: Vec<u32>,
-    /// For each row the end of its tokens.
-    ends: Vec<usize>,
-}
-
-impl Drafts {
-    pub fn clear(&mut self) {
-        self.tokens.clear();
-        self.ends.clear();
-    }
-
-    /// Adds the next row.
-    pub fn push(&mut self, tokens: &[u32]) {
-        self.tokens.extend_from_slice(tokens);
-        self.ends.push(self.tokens.len());
-    }
-
-    /// The drafts of a row; none of a row that was not added.
-    pub fn of(&self, row: usize) -> &[u32] {
-        self.ends.get(row).map_or(&[], |&end| &self.tokens[self.start(row)..end])
-    }
-
-    /// All of them.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Where the logits of a row begin when each row is followed by its drafts.
-    pub fn first_row(&self, row: usize) -> usize {
-        row + self.start(row)
-    }
-
-    fn start(&self, row: usize) -> usize {
-        match row.min(self.ends.len()) {
-            0 => 0,
-            rows => self.ends[rows - 1],
-        }
-    }
-}
+use crate::engine::sequence::DecodeRow;
 
 /// Where the graph finds the integers of a call, `B` rows of `S` tokens; as [`Batch`] has them.
-pub(super) struct Inputs<'a> {
+pub(in crate::engine) struct Inputs<'a> {
     pub rows: usize,
     pub width: usize,
     pub input_ids: *mut c_void,
@@ -70,7 +20,7 @@ pub(super) struct Inputs<'a> {
 
 /// Inputs of the graph, `B` rows of `S` tokens.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(in crate::engine) struct Batch {
     /// `B`.
     pub rows: usize,
     /// `S`.
@@ -161,15 +111,6 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn drafts_lie_between_the_rows() {
-        let mut drafts = Drafts::default();
-        assert_eq!((drafts.of(2), drafts.first_row(2), drafts.len()), (&[][..], 2, 0));
-        [&[5, 6][..], &[], &[7]].into_iter().for_each(|tokens| drafts.push(tokens));
-        assert_eq!((drafts.of(0), drafts.of(1), drafts.of(2), drafts.of(3)), (&[5, 6][..], &[][..], &[7][..], &[][..]));
-        assert_eq!([0, 1, 2, 3].map(|row| drafts.first_row(row)), [0, 3, 4, 6]);
-    }
 
     #[test]
     fn rows_carry_their_own_lengths() {

@@ -5,15 +5,13 @@
 //! inversion of the cumulative distribution in the order of the vocabulary. There is no generator state and no row knows
 //! of another, so a token depends on its logits, its history and its key alone.
 //!
-//! [`stats`] holds the passes over the vocabulary, [`truncate`] the kept set, [`row`] the sampling of one row,
-//! [`blocks`] that of a row whose logits lie elsewhere, and [`pool`] that of many rows at once.
+//! [`stats`] holds the passes over the vocabulary, [`truncate`] their support, [`row`] the sampling of one row, and
+//! [`threads`] that of many rows at once.
 
-pub mod blocks;
-pub mod pool;
 pub mod row;
 pub mod stats;
+pub mod threads;
 pub mod truncate;
 
-pub use blocks::{BlockPlan, Summary};
-pub use pool::SamplerPool;
-pub use row::{Draw, Law, RowError, Scratch, SeenTokens, sample_row};
+pub use row::{Distribution, Draw, RowError, Scratch, SeenTokens, sample_row};
+pub use threads::SamplingThreads;

@@ -36,7 +36,7 @@ struct Stretch {
 }
 
 /// The keys and values that a thread's jobs read, in the order in which they do, and how far they have been asked for.
-pub(super) struct Ahead {
+pub(super) struct Prefetcher {
     stretches: Vec<Stretch>,
     /// First of the stretches that are being asked for.
     next: usize,
@@ -60,7 +60,7 @@ pub(super) struct Ahead {
     of_page: usize,
 }
 
-impl Default for Ahead {
+impl Default for Prefetcher {
     fn default() -> Self {
         Self {
             stretches: Vec::new(),
@@ -79,7 +79,7 @@ impl Default for Ahead {
     }
 }
 
-impl Ahead {
+impl Prefetcher {
     /// Forgets the last call.
     pub fn clear(&mut self, shape: PageShape) {
         let mut stretches = std::mem::take(&mut self.stretches);
@@ -230,8 +230,8 @@ mod tests {
     use super::*;
 
     /// Keys and values of `pages` pages of 16 lines, in stretches of four pages; the last one may be shorter.
-    fn ahead(pages: usize) -> Ahead {
-        let mut ahead = Ahead { of_page: 16, ..Ahead::default() };
+    fn ahead(pages: usize) -> Prefetcher {
+        let mut ahead = Prefetcher { of_page: 16, ..Prefetcher::default() };
         for first in (0..pages).step_by(4) {
             let lines = 16 * (pages - first).min(4);
             ahead.all += lines;

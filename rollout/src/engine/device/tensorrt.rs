@@ -13,7 +13,7 @@ use std::{
 use exporters::cache_dir;
 use ort::ep::{ExecutionProviderDispatch, TensorRT};
 
-use super::EngineError;
+use crate::engine::EngineError;
 
 /// Digits of the hash in the name of a folder of engines.
 const DIGITS: usize = 32;
@@ -37,7 +37,7 @@ impl Caches {
 ///
 /// # Errors
 /// When there is no folder for the caches.
-pub(super) fn provider(weights: Option<&str>) -> Result<ExecutionProviderDispatch, EngineError> {
+pub(in crate::engine) fn provider(weights: Option<&str>) -> Result<ExecutionProviderDispatch, EngineError> {
     let failed = |e: &dyn std::fmt::Display| EngineError::Library(format!("no folder for the caches of TensorRT: {e}"));
     let cache = cache_dir().map_err(|e| failed(&e))?;
     let caches = Caches::create(&cache, weights).map_err(|e| failed(&e))?;

@@ -1,7 +1,7 @@
 //! Drawing from a row whose logits lie elsewhere: on a device, say, from which fetching all of them would cost more than
 //! the draw.
 //!
-//! The law is that of [`super::row`], token for token. Its passes over the vocabulary (block maxima, block sums of
+//! The distribution is that of [`crate::sampling::row`], token for token. Its passes over the vocabulary (block maxima, block sums of
 //! exponentials) are made where the logits are and come here as a [`Summary`]; from it follows which few blocks the draw
 //! needs ([`BlockPlan::make`]), and from their logits the token ([`BlockPlan::draw`]). Sums that were rounded elsewhere
 //! differ in their last bits from those of the host, so a draw that rounding could decide is not made: the caller fetches
@@ -9,7 +9,7 @@
 
 use shared::SamplingParams;
 
-use super::{
+use crate::sampling::{
     row::{Draw, RowError, Scratch, draw_kept, token_logprob},
     stats::exp_nonpositive,
     truncate::{Cut, TruncateScratch, logit_of_weight},
@@ -47,7 +47,7 @@ enum Rule {
     Greedy,
     /// The draw falls into the one block, behind this much mass; not if it is closer to a border than `slack`.
     Walk { before: f64, slack: f64 },
-    /// The kept set is among the logits that reach a bound.
+    /// The support is among the logits that reach a bound.
     Kept { bound: f32 },
 }
 
@@ -129,7 +129,7 @@ impl BlockPlan {
         Rule::Walk { before, slack: ROUNDING * squares.sqrt() }
     }
 
-    /// The blocks that the kept set lies in, if they are at most `most`.
+    /// The blocks that the support lies in, if they are at most `most`.
     fn keep(
         &mut self,
         summary: &Summary<'_>,
@@ -230,7 +230,7 @@ mod tests {
     use shared::rng::Stream;
 
     use super::*;
-    use crate::sampler::{SeenTokens, sample_row};
+    use crate::sampling::{SeenTokens, sample_row};
 
     /// Maxima and sums in single precision, one after the other: rounded otherwise than on the host.
     struct Device {
@@ -271,9 +271,9 @@ mod tests {
         plan.draw(device.width, logits.len(), &fetched, params, uniform, &mut scratch)
     }
 
-    fn laws() -> Vec<SamplingParams> {
+    fn distributions() -> Vec<SamplingParams> {
         let base = SamplingParams::default();
-        let mut laws = vec![base.clone(), SamplingParams { temperature: 0.0, ..base.clone() }];
+        let mut all = vec![base.clone(), SamplingParams { temperature: 0.0, ..base.clone() }];
         for temperature in [0.6, 1.0, 1.4] {
             for (top_k, top_p, min_p) in [
                 (0, 1.0, None),
@@ -285,10 +285,10 @@ mod tests {
                 (0, 0.9, Some(0.02)),
                 (20, 0.8, Some(0.05)),
             ] {
-                laws.push(SamplingParams { temperature, top_k, top_p, min_p, ..base.clone() });
+                all.push(SamplingParams { temperature, top_k, top_p, min_p, ..base.clone() });
             }
         }
-        laws
+        all
     }
 
     /// Rows of 4,096 logits: peaked, flat, and rounded so that many are equal.
@@ -304,7 +304,7 @@ mod tests {
     fn a_draw_from_blocks_is_the_draw_from_the_row() {
         let mut decided = 0;
         for (r, logits) in rows().iter().enumerate() {
-            for (p, params) in laws().iter().enumerate() {
+            for (p, params) in distributions().iter().enumerate() {
                 let device = Device::new(logits, 64, if params.greedy() { 1.0 } else { params.temperature });
                 let mut stream = Stream::new(&[r as u64, p as u64]);
                 for _ in 0..200 {

@@ -33,7 +33,7 @@ pub enum RowError {
 }
 
 impl RowError {
-    pub(super) fn overflow(params: &SamplingParams) -> Self {
+    pub(crate) fn overflow(params: &SamplingParams) -> Self {
         let SamplingParams { temperature, repetition_penalty, .. } = *params;
         Self::Overflow { temperature, repetition_penalty }
     }
@@ -45,7 +45,7 @@ pub struct Scratch {
     maxima: Vec<f32>,
     sums: Vec<f64>,
     penalised: Vec<f32>,
-    pub(super) truncate: TruncateScratch,
+    pub(crate) truncate: TruncateScratch,
 }
 
 /// The distinct tokens of a prompt and its completion so far, for the repetition penalty.
@@ -87,7 +87,7 @@ impl SeenTokens {
 
 /// The distribution that one token is drawn from.
 #[derive(Debug)]
-pub struct Law<'a> {
+pub struct Distribution<'a> {
     /// The logits as the model gave them, with their maximum and the log of the sum of exp(l − max).
     reference: (&'a [f32], f64, f64),
     /// The logits after the repetition penalty.
@@ -96,15 +96,15 @@ pub struct Law<'a> {
     /// Sum of exp((l − max) / T), as a whole and over each block.
     total: f64,
     sums: &'a [f64],
-    /// The kept set in the order of the vocabulary and its mass; absent without truncation.
+    /// The support in the order of the vocabulary and its mass; absent without truncation.
     kept: Option<(&'a [Candidate], f64)>,
     /// 0 for greedy.
     temperature: f32,
     argmax: u32,
 }
 
-impl<'a> Law<'a> {
-    /// The law of a row of logits (`[vocab]`); `seen` is only looked at with a repetition penalty.
+impl<'a> Distribution<'a> {
+    /// The distribution of a row of logits (`[vocab]`); `seen` is only looked at with a repetition penalty.
     ///
     /// # Errors
     /// When the logits are not finite.
@@ -166,7 +166,7 @@ impl<'a> Law<'a> {
         token_logprob(logprob, distance, self.temperature, self.total, self.kept)
     }
 
-    /// The kept set in the order of the vocabulary; absent without truncation.
+    /// The support in the order of the vocabulary; absent without truncation.
     #[must_use]
     pub fn kept(&self) -> Option<&[Candidate]> {
         self.kept.map(|(kept, _)| kept)
@@ -174,7 +174,7 @@ impl<'a> Law<'a> {
 }
 
 /// The candidate at which the cumulative weight passes `target`, by inversion in the order of the vocabulary.
-pub(super) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
+pub(crate) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
     let mut rest = target;
     let drawn = kept.iter().find(|c| {
         rest -= c.weight;
@@ -185,9 +185,9 @@ pub(super) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
 }
 
 /// What is to be known of a token's probability: `logprob` under the model itself, `distance` of its logit from the
-/// largest (both after the repetition penalty), `total` the sum of exp(distance / T) over the vocabulary, and the kept set
+/// largest (both after the repetition penalty), `total` the sum of exp(distance / T) over the vocabulary, and the support
 /// with its part of that sum.
-pub(super) fn token_logprob(
+pub(crate) fn token_logprob(
     logprob: f32,
     distance: f64,
     temperature: f32,
@@ -214,9 +214,9 @@ pub fn sample_row(
     uniform: f64,
     scratch: &mut Scratch,
 ) -> Result<Draw, RowError> {
-    let law = Law::new(logits, params, seen, scratch)?;
-    let token = law.draw(uniform);
-    Ok(Draw { token, logprob: law.logprob(token) })
+    let distribution = Distribution::new(logits, params, seen, scratch)?;
+    let token = distribution.draw(uniform);
+    Ok(Draw { token, logprob: distribution.logprob(token) })
 }
 
 /// transformers' `RepetitionPenaltyLogitsProcessor`: positive logits of seen tokens are divided, negative multiplied.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_sampling_law() {
+    fn golden_sampling_distribution() {
         let golden = ::tests::golden("sampling.json");
         assert_eq!(golden["kind"], "sampling");
         let cases = golden["cases"].as_array().expect("cases");
@@ -301,11 +301,11 @@ mod tests {
             let logits: Vec<f32> = floats(&case["inputs"]["logits"]).iter().map(|&l| l as f32).collect();
             let context: Vec<u32> = floats(&case["inputs"]["context_ids"]).iter().map(|&t| t as u32).collect();
             let kept: Vec<usize> = floats(&case["expected"]["kept"]).iter().map(|&t| t as usize).collect();
-            check_law(name, &params, &logits, &SeenTokens::new(&context), &kept, &case["expected"]);
+            check_distribution(name, &params, &logits, &SeenTokens::new(&context), &kept, &case["expected"]);
         }
     }
 
-    fn check_law(
+    fn check_distribution(
         name: &str,
         params: &SamplingParams,
         logits: &[f32],
@@ -320,13 +320,13 @@ mod tests {
         }
         assert_eq!((kept.len(), logits.len()), (logprobs.len(), probs.len()), "{name}");
         let mut scratch = Scratch::default();
-        let law = Law::new(logits, params, seen, &mut scratch).expect("finite logits");
+        let distribution = Distribution::new(logits, params, seen, &mut scratch).expect("finite logits");
         let own: Vec<usize> =
-            law.kept().map_or((0..logits.len()).collect(), |k| k.iter().map(|c| c.token as usize).collect());
-        assert_eq!(own, kept, "{name}: kept set");
+            distribution.kept().map_or((0..logits.len()).collect(), |k| k.iter().map(|c| c.token as usize).collect());
+        assert_eq!(own, kept, "{name}: support");
         let mut before = 0.0;
         for (&token, &exact) in kept.iter().zip(&logprobs) {
-            let got = law.logprob(token as u32);
+            let got = distribution.logprob(token as u32);
             let error = (f64::from(got.sampling_logprob()) - exact).abs();
             // The reference takes the logarithm of a probability, which is rounded to few bits below 1e-308.
             let rounding = if exact < f64::MIN_POSITIVE.ln() { 1.0 } else { 0.0 };
@@ -337,7 +337,7 @@ mod tests {
             let prob = probs[token];
             for part in [0.01, 0.5, 0.99] {
                 if prob > 1e-4 {
-                    assert_eq!(law.draw(before + part * prob) as usize, token, "{name}");
+                    assert_eq!(distribution.draw(before + part * prob) as usize, token, "{name}");
                 }
             }
             before += prob;

@@ -28,7 +28,7 @@ const NUMBER: u64 = 1 << 16;
 const LOOKS: u32 = 256;
 
 /// Threads waiting for jobs.
-pub struct Pool {
+pub struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -53,7 +53,7 @@ unsafe impl Sync for Shared {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for Shared {}
 
-impl Pool {
+impl Workers {
     /// A pool of `threads` threads, the caller's among them, that look for the next job for `spin` before they sleep.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Pool {
     }
 }
 
-impl Threads for Pool {
+impl Threads for Workers {
     fn count(&self) -> usize {
         self.threads.len() + 1
     }
@@ -188,7 +188,7 @@ impl Shared {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         drop(self.shared.bell.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn every_task_is_done_once_whether_threads_spin_or_sleep() {
         for (threads, spin) in [(1, 0), (2, 0), (4, 0), (4, 200)] {
-            let pool = Pool::new(threads, Duration::from_micros(spin)).unwrap();
+            let pool = Workers::new(threads, Duration::from_micros(spin)).unwrap();
             assert_eq!(pool.count(), threads);
             for round in 0..300_usize {
                 assert_eq!(count(&pool, round % 17), vec![1; round % 17], "{threads} threads, round {round}");
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_panic_ends_the_call_and_no_thread_waits_for_it() {
-        let pool = Pool::new(2, Duration::ZERO).unwrap();
+        let pool = Workers::new(2, Duration::ZERO).unwrap();
         let caller = thread::current().id();
         for threads in [&pool as &dyn Threads, &Scoped(2)] {
             for caller_panics in [true, false] {
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn calls_at_the_same_time_and_within_a_job_do_all_their_tasks() {
-        let pool = Pool::new(3, Duration::from_micros(50)).unwrap();
+        let pool = Workers::new(3, Duration::from_micros(50)).unwrap();
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {

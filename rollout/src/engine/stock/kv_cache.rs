@@ -9,9 +9,9 @@ use std::ffi::c_void;
 use ort::value::TensorElementType;
 use shared::{Dtype, ModelConfig, config::Device};
 
-use super::{
+use crate::engine::{
     EngineError,
-    cuda::{BoxCopy, DeviceMemory},
+    device::cuda::{BoxCopy, DeviceMemory},
 };
 
 /// Sizes of the arena.
@@ -72,7 +72,7 @@ impl KvShape {
 
 /// One of a layer's two planes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Plane {
+pub(in crate::engine) enum Plane {
     Key(usize),
     Value(usize),
 }
@@ -87,7 +87,7 @@ impl Plane {
 }
 
 /// The arena.
-pub(super) struct KvCache {
+pub(in crate::engine) struct KvCache {
     shape: KvShape,
     storage: Storage,
 }
@@ -99,7 +99,7 @@ enum Storage {
 }
 
 /// A run of neighbouring slots of one plane.
-pub(super) struct KvSlice {
+pub(in crate::engine) struct KvSlice {
     pub data: *mut c_void,
     pub bytes: usize,
     /// `[slots, kv_heads, positions, head_dim]`.

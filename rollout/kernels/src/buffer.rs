@@ -4,9 +4,9 @@ use memmap2::MmapMut;
 
 /// Zeroed words on large pages where the system has them: kernels walk through hundreds of megabytes at every step, and
 /// small pages would cost a look-up every few cache lines. Untouched parts cost nothing.
-pub struct Floats(MmapMut);
+pub struct LargeBuffer(MmapMut);
 
-impl Floats {
+impl LargeBuffer {
     /// A buffer of `len` words.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl Floats {
     }
 }
 
-impl std::ops::Deref for Floats {
+impl std::ops::Deref for LargeBuffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -31,7 +31,7 @@ impl std::ops::Deref for Floats {
     }
 }
 
-impl std::ops::DerefMut for Floats {
+impl std::ops::DerefMut for LargeBuffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         let bytes = self.0.len() / size_of::<f32>() * size_of::<f32>();
         bytemuck::cast_slice_mut(&mut self.0[..bytes])

@@ -1,10 +1,10 @@
-//! The kept set of top-k, top-p and min-p, without sorting the vocabulary.
+//! The support of a truncated distribution (top-k, top-p, min-p), without sorting the vocabulary.
 
 use shared::SamplingParams;
 
 use super::stats::BLOCK;
 
-/// A token of the kept set with its weight exp((l − max) / T).
+/// A token of the support with its weight exp((l − max) / T).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     /// The logit (after the repetition penalty).
@@ -36,7 +36,7 @@ pub struct TruncateScratch {
 }
 
 impl TruncateScratch {
-    /// The kept set, ordered by token; never empty.
+    /// The support, ordered by token; never empty.
     ///
     /// Source: transformers `logits_process.py`. `TopKLogitsWarper` removes logits smaller than the k-th largest;
     /// `TopPLogitsWarper` sorts in ascending order and removes tokens whose cumulative probability is at most
@@ -56,9 +56,9 @@ impl TruncateScratch {
         self.cut(params, row.logits.len(), row.max, row.total, 0.0).expect("without a slack every set is certain")
     }
 
-    /// The kept set among candidates (`[(token, logit)]`, in the order of the vocabulary) that hold all of it. `total` is
+    /// The support among candidates (`[(token, logit)]`, in the order of the vocabulary) that hold all of it. `total` is
     /// known up to the factors 1 ± `slack`; absent when the set depends on that.
-    pub(super) fn keep_of(
+    pub(crate) fn keep_of(
         &mut self,
         candidates: impl Iterator<Item = (u32, f32)>,
         params: &SamplingParams,
@@ -101,7 +101,7 @@ impl TruncateScratch {
     }
 
     /// A logit that at least `k` entries reach: the k-th largest block maximum, if there are so many blocks.
-    pub(super) fn kth_largest(&mut self, maxima: &[f32], k: usize) -> f32 {
+    pub(crate) fn kth_largest(&mut self, maxima: &[f32], k: usize) -> f32 {
         if k > maxima.len() {
             return f32::NEG_INFINITY;
         }
@@ -127,7 +127,7 @@ impl TruncateScratch {
 }
 
 /// The truncations that are on.
-pub(super) struct Cut {
+pub(crate) struct Cut {
     pub top_k: Option<usize>,
     pub top_p: Option<f64>,
     pub min_p: Option<f64>,
@@ -144,7 +144,7 @@ impl Cut {
 }
 
 /// A logit safely below every logit whose weight is at least `weight`.
-pub(super) fn logit_of_weight(weight: f64, max: f32, temperature: f32) -> f32 {
+pub(crate) fn logit_of_weight(weight: f64, max: f32, temperature: f32) -> f32 {
     let distance = weight.ln() * f64::from(temperature);
     (f64::from(max) + distance - 1e-3 - 1e-5 * distance.abs()) as f32
 }
@@ -190,7 +190,7 @@ fn nucleus(candidates: &mut [Candidate], target: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::stats::{block_exp_sums, block_maxima};
+    use crate::sampling::stats::{block_exp_sums, block_maxima};
     use shared::rng::Stream;
 
     fn kept(logits: &[f32], params: &SamplingParams) -> Vec<u32> {

@@ -1,0 +1,189 @@
+//! One version of the weights, loaded: an ONNX Runtime session whose inputs and outputs are bound to the engine's memory.
+
+use std::ffi::{CString, c_void};
+
+use ort::{
+    memory::AllocationDevice,
+    session::{RunOptions, Session},
+    value::TensorElementType,
+};
+use shared::{
+    ModelConfig,
+    config::Device,
+    manifest::{Dtype, MODEL_FILE},
+};
+
+use super::{
+    batch::{Batch, Inputs},
+    kv_cache::{KvCache, KvShape, Plane},
+};
+use crate::engine::{
+    EngineError, WeightSource,
+    binding::{Bindings, TensorMemory},
+    device,
+    logits::FloatMemory,
+    runtime,
+    session::{SessionOptions, dtype_of, load, loaded, read_manifest, require_finite},
+};
+
+/// Names of the values of one layer's cache in the graph.
+struct LayerNames {
+    past: CString,
+    present: CString,
+    plane: Plane,
+}
+
+/// A loaded version.
+pub(in crate::engine) struct GraphSession {
+    session: Session,
+    bindings: Bindings,
+    /// Of runs that are not recorded.
+    plain: RunOptions,
+    caches: Vec<LayerNames>,
+    wants_positions: bool,
+    vocab: usize,
+    dtype: Dtype,
+    device: Device,
+    /// What the cache inputs and outputs are bound to: address of the first slot and number of rows.
+    bound: Option<(*mut c_void, usize)>,
+}
+
+// SAFETY: `bound` is compared, never dereferenced; session, bindings and options may be moved between threads.
+unsafe impl Send for GraphSession {}
+
+impl GraphSession {
+    /// Loads `model.onnx` of a folder; its weights are mapped, and packed where the device's kernels want that.
+    pub fn open(source: &WeightSource, config: &ModelConfig, options: SessionOptions) -> Result<Self, EngineError> {
+        let manifest = read_manifest(source, config)?;
+        let path = source.dir.join(MODEL_FILE);
+        let doing = format!("cannot load {}", path.display());
+        device::require(options.device)?;
+        runtime::environment()?;
+        let session = load(&path, options, Some(&manifest.data_blake3)).map_err(EngineError::runtime(&doing))?;
+        let device = if options.device == Device::Cpu { AllocationDevice::CPU } else { AllocationDevice::CUDA };
+        let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
+        let plain = run_options(None).map_err(EngineError::runtime(&doing))?;
+        let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
+        let name = |text: String| CString::new(text).expect("names of the graph hold no zero byte");
+        let caches = (0..config.num_hidden_layers)
+            .flat_map(|i| [("key", Plane::Key(i), i), ("value", Plane::Value(i), i)])
+            .map(|(kind, plane, i)| LayerNames {
+                past: name(format!("past_key_values.{i}.{kind}")),
+                present: name(format!("present.{i}.{kind}")),
+                plane,
+            })
+            .collect();
+        let dtype = dtype_of(&manifest);
+        Ok(Self {
+            session,
+            bindings,
+            plain,
+            caches,
+            wants_positions,
+            vocab: config.vocab_size,
+            dtype,
+            device: options.device,
+            bound: None,
+        })
+    }
+
+    /// Runs the batch on the slots `first_slot..first_slot + rows`: the cache is extended in place, and `logits`
+    /// (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA `graph`, the run is
+    /// recorded, or replays what was recorded: over the memory it was recorded with, which must be the same and alive.
+    pub fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        kv: &mut KvCache,
+        first_slot: usize,
+        logits: FloatMemory<'_>,
+        graph: Option<&RunOptions>,
+    ) -> Result<(), EngineError> {
+        assert_eq!(logits.len(), inputs.rows * self.vocab, "one row of logits for each row of the batch");
+        kv.settle()?;
+        self.bind(inputs, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
+        // SAFETY: the inputs and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
+        // binding of an earlier cache is noticed by its address and replaced in `bind`. What a replay works on instead is
+        // the same memory, as the caller promises.
+        unsafe { self.bindings.run(&mut self.session, Some(graph.unwrap_or(&self.plain))) }
+    }
+
+    fn bind(
+        &mut self,
+        inputs: &Inputs<'_>,
+        kv: &mut KvCache,
+        first_slot: usize,
+        logits: FloatMemory<'_>,
+    ) -> ort::Result<()> {
+        let tokens: &[i64] = &[inputs.rows as i64, inputs.width as i64];
+        let rows = &tokens[..1];
+        let longest = std::ptr::from_ref(inputs.total_sequence_length).cast_mut().cast();
+        let (wide, narrow) = ((TensorElementType::Int64, 8), (TensorElementType::Int32, 4));
+        let integers = [
+            (c"input_ids", inputs.input_ids, tokens, wide, inputs.on_device),
+            (c"seqlens_k", inputs.seqlens_k, rows, narrow, inputs.on_device),
+            (c"total_sequence_length", longest, &[], narrow, false),
+            (c"last_index", inputs.last_index, rows, wide, inputs.on_device),
+            (c"position_ids", inputs.position_ids, tokens, wide, inputs.on_device),
+        ];
+        for (name, data, shape, (element, size), on_device) in integers {
+            if name == c"position_ids" && !self.wants_positions {
+                continue;
+            }
+            let bytes = shape.iter().product::<i64>() as usize * size;
+            // SAFETY: the inputs are borrowed until `run` returns; they are only read.
+            unsafe { self.bindings.bind_input(name, TensorMemory { data, bytes, shape, element, on_device })? };
+        }
+        // SAFETY: the logits are exclusively borrowed until `run` returns, and bound anew at the next call.
+        unsafe { self.bindings.bind_output(c"logits", logits.tensor(&[rows[0], self.vocab as i64]))? };
+        self.bind_caches(kv, first_slot, inputs.rows)
+    }
+
+    fn bind_caches(&mut self, kv: &mut KvCache, first_slot: usize, rows: usize) -> ort::Result<()> {
+        let target = Some((kv.slice(Plane::Key(0), first_slot, rows).data, rows));
+        if self.bound == target {
+            return Ok(());
+        }
+        self.bound = None;
+        for cache in &self.caches {
+            let slice = kv.slice(cache.plane, first_slot, rows);
+            let memory = TensorMemory {
+                data: slice.data,
+                bytes: slice.bytes,
+                shape: &slice.shape,
+                element: slice.element,
+                on_device: slice.on_device,
+            };
+            // SAFETY: the cache is exclusively borrowed until `run` returns. GroupQueryAttention works in place when
+            // past and present are the same memory.
+            unsafe {
+                self.bindings.bind_input(&cache.past, memory)?;
+                self.bindings.bind_output(&cache.present, memory)?;
+            }
+        }
+        self.bound = target;
+        Ok(())
+    }
+
+    /// Runs a short fixed prompt on memory of its own; fails unless every logit is finite.
+    pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
+        const PROBE_TOKENS: u32 = 8;
+        let prompt: Vec<u32> = (0..PROBE_TOKENS).map(|t| t % config.vocab_size as u32).collect();
+        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, prompt.len()), self.device)?;
+        let mut batch = Batch::default();
+        batch.set_prefill([prompt.as_slice()].into_iter());
+        let mut logits = vec![f32::NAN; self.vocab];
+        let result = self.run(&batch.inputs(), &mut kv, 0, FloatMemory::new(&mut logits), None);
+        self.bound = None;
+        result?;
+        require_finite(&logits)
+    }
+}
+
+/// Options of a run that is recorded as a CUDA graph under an id, which is not 0 (that is ONNX Runtime's own), or not
+/// recorded. Without CUDA graphs they change nothing.
+pub(in crate::engine) fn run_options(graph: Option<u32>) -> ort::Result<RunOptions> {
+    loaded()?;
+    let mut options = RunOptions::new()?;
+    options.set("gpu_graph_id", graph.map_or("-1".into(), |id| id.to_string()))?;
+    Ok(options)
+}

@@ -1,0 +1,149 @@
+//! The published graph, run by ONNX Runtime as it is: on any device, in any precision, and as the oracle of the tests.
+//!
+//! [`graph`] is a version in a session, [`kv_cache`] the arena of keys and values that its calls extend in place, and
+//! [`batch`] the small inputs of a call.
+
+pub(super) mod batch;
+pub(super) mod graph;
+pub(super) mod kv_cache;
+
+use ndarray::ArrayViewMut2;
+use shared::{ModelConfig, WeightManifest};
+
+use self::{
+    batch::Batch,
+    graph::GraphSession,
+    kv_cache::{KvCache, KvShape},
+};
+use super::{
+    EngineError, EngineOptions, WeightSource,
+    backend::{Abilities, Backend, Cost, Prompts},
+    draft::Drafts,
+    logits::FloatMemory,
+    scheduler::PrefillLimits,
+    sequence::DecodeRow,
+    session::{SessionOptions, dtype_of},
+    swap::{LoadJob, Retired, Shelf},
+    types::Kernels,
+};
+
+/// A session with the keys and values of its sequences. Slots `0..max_num_seqs` of the cache run; those after them hold
+/// the prompts that samples start from.
+pub(super) struct StockBackend {
+    pub(super) session: GraphSession,
+    pub(super) kv: KvCache,
+    pub(super) batch: Batch,
+    options: SessionOptions,
+    first_prefix_slot: usize,
+    prefill_batch: usize,
+    prefix_lens: Vec<usize>,
+    coming: Shelf<GraphSession>,
+    retired: Retired,
+}
+
+impl StockBackend {
+    pub fn open(
+        source: &WeightSource,
+        config: &ModelConfig,
+        manifest: &WeightManifest,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let shape = KvShape::new(config, dtype_of(manifest), options.slots(), options.max_model_len);
+        let session = SessionOptions::of(options);
+        Ok(Self {
+            session: GraphSession::open(source, config, session)?,
+            kv: KvCache::new(shape, options.device)?,
+            batch: Batch::default(),
+            options: session,
+            first_prefix_slot: options.max_num_seqs,
+            prefill_batch: options.prefill_batch,
+            prefix_lens: Vec::with_capacity(options.prefill_batch),
+            coming: Shelf::default(),
+            retired: Retired::default(),
+        })
+    }
+
+    /// Whether another version is being loaded, or waits to be installed.
+    pub fn is_loading(&self) -> bool {
+        self.coming.is_awaited()
+    }
+
+    /// Takes the loaded version into use and returns the one before.
+    pub fn exchange(&mut self) -> GraphSession {
+        std::mem::replace(&mut self.session, self.coming.take())
+    }
+
+    /// Runs a decode step on `logits`, wherever they are.
+    pub fn decode_to(&mut self, rows: &[DecodeRow], logits: FloatMemory<'_>) -> Result<Cost, EngineError> {
+        self.batch.set_decode(rows.iter().copied());
+        self.session.run(&self.batch.inputs(), &mut self.kv, 0, logits, None)?;
+        Ok(self.cost())
+    }
+
+    /// What the last call took. Nothing is shared, so it read all that is in use.
+    pub fn cost(&self) -> Cost {
+        Cost { kv_bytes_read: self.kv_bytes_in_use(), ..Cost::default() }
+    }
+}
+
+impl Backend for StockBackend {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            kernels: Kernels::Stock,
+            instruction_set: "onnxruntime",
+            prefill: PrefillLimits { prompts: self.prefill_batch, together: usize::MAX, padded: true },
+            pieces: false,
+            drafts: false,
+        }
+    }
+
+    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        debug_assert_eq!((prompts.computed, prompts.most), (0, usize::MAX), "the published graph takes whole prompts");
+        let tokens = prompts.tokens.iter().copied();
+        self.batch.set_prefill(tokens.clone());
+        self.prefix_lens.clear();
+        self.prefix_lens.extend(tokens.map(<[u32]>::len));
+        let inputs = self.batch.inputs();
+        self.session.run(&inputs, &mut self.kv, self.first_prefix_slot, FloatMemory::of(logits), None)?;
+        Ok(self.cost())
+    }
+
+    fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
+        self.kv.copy_slot(self.first_prefix_slot + prompt, slot, self.prefix_lens[prompt])
+    }
+
+    fn moved(&mut self, from: usize, to: usize, used: usize) -> Result<(), EngineError> {
+        self.kv.copy_slot(from, to, used)
+    }
+
+    fn decode(
+        &mut self,
+        rows: &[DecodeRow],
+        drafts: &Drafts,
+        logits: ArrayViewMut2<'_, f32>,
+    ) -> Result<Cost, EngineError> {
+        debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
+        self.decode_to(rows, FloatMemory::of(logits))
+    }
+
+    fn release(&mut self, _: usize) {}
+
+    /// Those of the sequences of the last call.
+    fn kv_bytes_in_use(&self) -> u64 {
+        self.batch.positions * self.kv.position_bytes()
+    }
+
+    fn load(&mut self, source: WeightSource, config: ModelConfig, _: WeightManifest) -> LoadJob {
+        let options = self.options;
+        self.coming.to_fill(move || {
+            let mut session = GraphSession::open(&source, &config, options)?;
+            session.probe(&config)?;
+            Ok(session)
+        })
+    }
+
+    fn install(&mut self) {
+        let before = self.exchange();
+        self.retired.push(before);
+    }
+}
