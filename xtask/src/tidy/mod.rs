@@ -5,6 +5,7 @@ mod length;
 mod machine;
 mod sources;
 mod unfinished;
+mod unsafe_code;
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ use sources::Sources;
 type Rule = fn(&Sources) -> Vec<String>;
 
 /// All rules.
-const RULES: &[Rule] = &[unfinished::check, machine::check, length::check, golden::check];
+const RULES: &[Rule] = &[unfinished::check, machine::check, length::check, golden::check, unsafe_code::check];
 
 /// Checks what belongs to the source tree at `root`.
 ///

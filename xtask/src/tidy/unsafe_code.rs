@@ -1,0 +1,94 @@
+//! `unsafe` stands in files that are named here, each with the reason why it needs it.
+
+use super::sources::{Source, Sources};
+
+/// Files, or folders that end with `/`, and why code without `unsafe` cannot do what they do.
+const ALLOWED: &[(&str, &str)] = &[
+    ("exporters/src/checkpoint.rs", "maps weights: nobody may change the file meanwhile"),
+    ("exporters/src/version.rs", "maps weights: nobody may change the file meanwhile"),
+    ("learner/src/device.rs", "opens the CUDA half of libtorch before libtorch looks for it"),
+    ("rollout/kernels/src/attention/", "runs on vectors whose instructions the processor must have"),
+    ("rollout/kernels/src/linear/", "runs on vectors whose instructions the processor must have"),
+    ("rollout/kernels/src/packed.rs", "writes panels from several threads, each its own"),
+    ("rollout/kernels/src/parallel.rs", "hands threads parts of one buffer that do not overlap"),
+    ("rollout/kernels/src/simd/", "is the vector instructions themselves"),
+    ("rollout/kernels/src/tests.rs", "calls kernels for each instruction set"),
+    ("rollout/kernels/src/tile.rs", "runs on vectors whose instructions the processor must have"),
+    ("rollout/kernels/src/workers.rs", "lends a borrowed job to threads that outlive it"),
+    ("rollout/src/engine/binding.rs", "binds memory of the engine by pointer, which ort does not offer"),
+    ("rollout/src/engine/device/candidates/mod.rs", "binds logits of the device by pointer"),
+    ("rollout/src/engine/device/cuda.rs", "calls the CUDA runtime"),
+    ("rollout/src/engine/packed/session.rs", "binds logits of the engine by pointer"),
+    ("rollout/src/engine/packed/weights.rs", "maps weights, and lets go of the pages of what was packed"),
+    ("rollout/src/engine/stock/graph.rs", "binds the cache to both ends of the graph by pointer"),
+    ("rollout/src/pair/inherited.rs", "marks inherited descriptors, of which Rust knows the numbers only"),
+    ("rollout/src/sampling/stats.rs", "compiles a pass for each instruction set"),
+    ("src/binaries.rs", "makes a child end with its parent, between fork and exec"),
+    ("src/doctor/libraries.rs", "asks ONNX Runtime for its version through its C interface"),
+    ("src/doctor/machine.rs", "asks the system what it has"),
+    ("src/supervise/process.rs", "sends signals"),
+    ("src/train/directory.rs", "passes a lock on to children"),
+    ("tests/tests/", "sends signals and sets limits"),
+    ("rollout/tests/pair/", "sends signals and passes a lock on"),
+];
+
+/// What `unsafe` looks like in code. Put together here so that this file passes its own check.
+const WORD: &str = concat!("uns", "afe");
+
+pub fn check(sources: &Sources) -> Vec<String> {
+    let uses: Vec<(&Source, usize)> =
+        sources.rust().filter_map(|source| Some((source, first_use(&source.text)?))).collect();
+    let covers = |entry: &str, path: &str| entry == path || (entry.ends_with('/') && path.starts_with(entry));
+    let unlisted = uses.iter().filter(|(source, _)| !ALLOWED.iter().any(|(entry, _)| covers(entry, &source.path)));
+    let mut findings: Vec<String> = unlisted
+        .map(|(source, line)| {
+            format!("{}:{line}: `{WORD}` in a file that xtask/src/tidy/unsafe_code.rs does not list", source.path)
+        })
+        .collect();
+    // Only where the file exists is an entry to be used: the tests of the other rules have sources of their own.
+    let stale = ALLOWED.iter().filter(|(entry, _)| {
+        sources.rust().any(|source| covers(entry, &source.path))
+            && !uses.iter().any(|(source, _)| covers(entry, &source.path))
+    });
+    findings.extend(stale.map(|(entry, _)| format!("{entry}: listed for `{WORD}` and has none")));
+    findings
+}
+
+/// The first line of code, from 1, with the keyword.
+fn first_use(text: &str) -> Option<usize> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let has_word = |line: &str| {
+        let code = line.split("//").next().unwrap_or_default();
+        code.match_indices(WORD)
+            .any(|(at, _)| !code[..at].ends_with(is_part) && !code[at + WORD.len()..].starts_with(is_part))
+    };
+    text.lines().position(has_word).map(|index| index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sources::testing::one, *};
+
+    fn block(path: &str) -> Vec<String> {
+        check(&one(path, &format!("//! Docs.\n{WORD} {{ f() }}\n")))
+    }
+
+    #[test]
+    fn only_listed_files_may() {
+        assert_eq!(block("rollout/src/engine/binding.rs"), Vec::<String>::new());
+        assert_eq!(block("rollout/kernels/src/simd/x86.rs"), Vec::<String>::new());
+        assert!(block("rollout/src/engine/step.rs")[0].starts_with("rollout/src/engine/step.rs:2: "));
+    }
+
+    #[test]
+    fn comments_and_longer_words_are_no_use_and_a_listed_file_has_one() {
+        let harmless = format!("//! {WORD} is explained.\n#![forbid({WORD}_code)]\nlet not_{WORD} = 1;\n");
+        assert_eq!(check(&one("src/a.rs", &harmless)), Vec::<String>::new());
+        assert!(check(&one("src/binaries.rs", &harmless))[0].contains("has none"));
+    }
+
+    #[test]
+    fn every_entry_has_a_reason() {
+        assert!(ALLOWED.iter().all(|(entry, reason)| !entry.is_empty() && reason.len() > 10));
+    }
+}
