@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use shared::metrics::MetricRecord;
+use shared::metrics::{MetricRecord, STEP};
 
 /// The records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it anew.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Tail {
 
     /// Completed steps.
     pub fn steps(&self) -> u64 {
-        self.records.last().and_then(|r| r.get("step")).map_or(0, |step| step as u64)
+        self.records.last().and_then(|r| r.get(STEP)).map_or(0, |step| step as u64)
     }
 }
 

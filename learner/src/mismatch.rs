@@ -6,7 +6,7 @@
 
 use shared::{
     config::{ImportanceSamplingMode, TrainConfig},
-    metrics::MetricRecord,
+    metrics::{self, MetricRecord},
 };
 
 use crate::{
@@ -128,15 +128,21 @@ impl Weights {
         let count = all.len() as f64;
         let sum: f64 = all.iter().sum();
         let squares: f64 = all.iter().map(|w| w * w).sum();
-        let key = |name: &str| format!("sampling/importance_sampling_ratio/{name}");
-        record.set(key("min"), all.iter().copied().fold(f64::INFINITY, f64::min));
-        record.set(key("mean"), sum / count);
-        record.set(key("max"), all.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        record.set(metrics::SAMPLING_IMPORTANCE_SAMPLING_RATIO_MIN, all.iter().copied().fold(f64::INFINITY, f64::min));
+        record.set(metrics::SAMPLING_IMPORTANCE_SAMPLING_RATIO_MEAN, sum / count);
+        record.set(
+            metrics::SAMPLING_IMPORTANCE_SAMPLING_RATIO_MAX,
+            all.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        );
         // 1 / mean((w / mean w)²): the share of the batch that as many unweighted samples would be worth.
-        record.set("rollout_corr/rollout_is_eff_sample_size", sum * sum / (count * squares));
+        record.set(metrics::ROLLOUT_CORR_ROLLOUT_IS_EFF_SAMPLE_SIZE, sum * sum / (count * squares));
         let masked = all.iter().filter(|&&weight| weight == 0.0).count() as f64 / count;
-        let name = if self.per_sequence { "rollout_rs_seq_masked_fraction" } else { "rollout_rs_masked_fraction" };
-        record.set(format!("rollout_corr/{name}"), masked);
+        let metric = if self.per_sequence {
+            metrics::ROLLOUT_CORR_ROLLOUT_RS_SEQ_MASKED_FRACTION
+        } else {
+            metrics::ROLLOUT_CORR_ROLLOUT_RS_MASKED_FRACTION
+        };
+        record.set(metric, masked);
     }
 }
 
@@ -175,7 +181,7 @@ mod tests {
         let size = |weights: Vec<f64>| {
             let mut record = MetricRecord::default();
             Weights { per_sequence: true, rows: weights.into_iter().map(|w| vec![w]).collect() }.record(&mut record);
-            record.get("rollout_corr/rollout_is_eff_sample_size").unwrap()
+            record.get(metrics::ROLLOUT_CORR_ROLLOUT_IS_EFF_SAMPLE_SIZE).unwrap()
         };
         assert_eq!(size(vec![2.0; 5]), 1.0);
         assert_eq!(size(vec![1.0, 0.0, 0.0, 0.0]), 0.25);

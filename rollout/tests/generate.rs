@@ -162,6 +162,9 @@ fn eval_prints_one_flat_object_that_agrees_with_its_rows() {
     let record: Value = serde_json::from_str(finished.stdout.lines().last().unwrap()).unwrap();
     let record = record.as_object().unwrap();
     assert!(record.values().all(|value| value.is_number()), "{record:?}");
+    for metric in shared::metrics::EVALUATION.metrics.iter().filter(|metric| metric.when.is_some()) {
+        assert!(record.keys().any(|key| metric.name_in(key).is_some()), "{} is missing", metric.key);
+    }
     let rows = rows(&place.path("out.jsonl"));
     assert_eq!(rows.len(), 12);
     let correct: Vec<bool> =
@@ -170,9 +173,13 @@ fn eval_prints_one_flat_object_that_agrees_with_its_rows() {
     let solved = correct.chunks(4).filter(|samples| samples.contains(&true)).count() as f64 / 3.0;
     let mean = rows.iter().map(|row| row["reward"].as_f64().unwrap()).sum::<f64>() / 12.0;
     let tokens: usize = rows.iter().map(|row| row["token_ids"].as_array().unwrap().len()).sum();
-    for (key, value) in
-        [("avg@4", average), ("pass@1", average), ("pass@4", solved), ("reward", mean), ("num_tokens", tokens as f64)]
-    {
+    for (key, value) in [
+        ("avg@4", average),
+        ("pass@1", average),
+        ("pass@4", solved),
+        ("eval_reward", mean),
+        ("eval_num_tokens", tokens as f64),
+    ] {
         assert!((record[key].as_f64().unwrap() - value).abs() < 1e-9, "{key}: {record:?}");
     }
     assert!(finished.stderr.contains("pass@4"));

@@ -16,6 +16,7 @@ use serde_json::json;
 use shared::{
     RunDir, atomic,
     config::{LrSchedulerType, TrainConfig, layers},
+    metrics,
 };
 
 use crate::{
@@ -191,7 +192,7 @@ fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
         "100",
     ];
     let answer = tool::answer("rollout", &args, &place.path(&format!("logs/eval_{when}.log")))?;
-    tool::number(&answer, "avg@1")
+    tool::number(&answer, metrics::AVG.of(1).as_str())
 }
 
 /// The same configuration that `tandem train` would read from a file.
@@ -218,7 +219,8 @@ fn configuration(place: &Place, seed: u64, max_steps: u64) -> TrainConfig {
 }
 
 fn figures(before: f64, after: f64, trained: &Trained, seconds: f64, seed: u64) -> Figures {
-    let milliseconds = |key: &str| crate::summary::recent(&trained.records, key, usize::MAX >> 1).map(|s| 1e3 * s);
+    let milliseconds =
+        |metric| crate::summary::recent(&trained.records, metric, usize::MAX >> 1).map(|seconds| 1e3 * seconds);
     let summary = &trained.summary;
     Figures {
         accuracy_before: before,
@@ -227,8 +229,8 @@ fn figures(before: f64, after: f64, trained: &Trained, seconds: f64, seed: u64) 
         reward_first: summary.reward_first,
         reward_last: summary.reward_last,
         tokens_per_s: summary.tokens_per_s,
-        swap_ms: milliseconds("rollout/swap_s"),
-        swap_stall_ms: milliseconds("rollout/swap_stall_s"),
+        swap_ms: milliseconds(metrics::ROLLOUT_SWAP_S),
+        swap_stall_ms: milliseconds(metrics::ROLLOUT_SWAP_STALL_S),
         seconds,
         seed,
         report: summary.report.clone(),

@@ -1,8 +1,8 @@
-//! Which curves a report shows, and where in the records they are.
+//! The charts of a report, made of what the catalogue of metrics says about them.
 
 use std::collections::BTreeSet;
 
-use shared::metrics::MetricRecord;
+use shared::metrics::{self, CHARTS, Metric, MetricRecord, ROLLOUT_TOKENS_PER_S, STEP, catalogue};
 
 use super::{
     scale::Scale,
@@ -18,181 +18,86 @@ pub struct Section {
     pub charts: Vec<Chart>,
 }
 
-/// Every chart that a run can have; those without data draw nothing.
+/// Every chart that a run can have, under its headings; those without data draw nothing.
 pub fn sections(records: &[MetricRecord], evaluations: &[MetricRecord]) -> Vec<Section> {
-    let lines = |title: &str, note: &str, keys: &[(&str, &str)]| chart(records, title, note, Scale::Linear, keys);
-    let log = |title: &str, note: &str, keys: &[(&str, &str)]| chart(records, title, note, Scale::Log, keys);
-    vec![
-        Section {
-            title: "Learning",
-            charts: vec![
-                lines("Reward", "mean over the completions of a step", &[("reward", "reward")]),
-                by_function(records),
-                evaluation(evaluations),
-                lines(
-                    "Completion length",
-                    "tokens",
-                    &[
-                        ("completions/mean_length", "mean"),
-                        ("completions/min_length", "min"),
-                        ("completions/max_length", "max"),
-                    ],
-                ),
-                lines("Entropy", "mean per token, in nats", &[("entropy", "entropy")]),
-                lines(
-                    "Shares",
-                    "truncated completions; groups with equal rewards",
-                    &[("completions/clipped_ratio", "truncated"), ("frac_reward_zero_std", "equal rewards")],
-                ),
-            ],
-        },
-        Section {
-            title: "Optimisation",
-            charts: vec![
-                lines("KL to the reference", "k3 estimator, mean per token", &[("kl", "kl")]),
-                unless_zero(lines(
-                    "Clip ratio",
-                    "share of tokens outside the clip range",
-                    &[
-                        ("clip_ratio/low_mean", "low"),
-                        ("clip_ratio/high_mean", "high"),
-                        ("clip_ratio/region_mean", "either"),
-                    ],
-                )),
-                lines("Gradient norm", "before clipping", &[("grad_norm", "grad_norm")]),
-                lines("Loss", "says little in GRPO: watch the reward", &[("loss", "loss")]),
-                Chart {
-                    smooth: false,
-                    ..lines("Learning rate", "after warm-up and schedule", &[("learning_rate", "learning_rate")])
-                },
-            ],
-        },
-        Section {
-            title: "The pair",
-            charts: vec![
-                log("Sampler against learner", "mismatch_kl; logarithmic", &[("mismatch_kl", "mismatch_kl")]),
-                log(
-                    "Difference of log-probs",
-                    "absolute, sampler against learner; logarithmic",
-                    &[
-                        ("sampling/sampling_logp_difference/mean", "mean"),
-                        ("sampling/sampling_logp_difference/max", "max"),
-                    ],
-                ),
-                step_time(records),
-                throughput(records),
-                lines(
-                    "Weight swap",
-                    "seconds until the sampler runs new weights",
-                    &[("rollout/swap_s", "swap"), ("rollout/swap_stall_s", "standstill")],
-                ),
-                unless_zero(lines(
-                    "Staleness",
-                    "versions between sampling and training",
-                    &[("sample/staleness_mean", "mean"), ("sample/staleness_max", "max")],
-                )),
-            ],
-        },
-    ]
-}
-
-/// A chart that says nothing as long as all its values are 0.
-fn unless_zero(chart: Chart) -> Chart {
-    let zero = |s: &Series| s.points.iter().all(|p| p.1.is_none_or(|v| v == 0.0));
-    let series = if chart.series.iter().all(zero) { Vec::new() } else { chart.series };
-    Chart { series, ..chart }
-}
-
-fn chart(records: &[MetricRecord], title: &str, note: &str, scale: Scale, keys: &[(&str, &str)]) -> Chart {
-    let series = keys.iter().map(|(key, name)| series(records, key, name)).collect();
-    Chart {
-        title: title.to_owned(),
-        note: note.to_owned(),
-        scale,
-        kind: Kind::Lines,
-        smooth: scale == Scale::Linear,
-        series,
+    let mut sections: Vec<Section> = Vec::new();
+    for declared in CHARTS {
+        if sections.last().is_none_or(|section| section.title != declared.group) {
+            sections.push(Section { title: declared.group, charts: Vec::new() });
+        }
+        let section = sections.last_mut().expect("there is one");
+        section.charts.push(chart(declared, records, evaluations));
     }
+    sections
 }
 
-fn series(records: &[MetricRecord], key: &str, name: &str) -> Series {
-    let points = records.iter().filter_map(|r| Some((r.get("step")?, r.get(key)))).collect();
-    Series { name: name.to_owned(), points }
-}
-
-/// Keys that any record has, in alphabetical order.
-fn keys(records: &[MetricRecord]) -> BTreeSet<&str> {
-    records.iter().flat_map(|r| r.values().keys().map(String::as_str)).collect()
-}
-
-fn by_function(records: &[MetricRecord]) -> Chart {
-    let series = keys(records)
-        .into_iter()
-        .filter_map(|key| Some((key, key.strip_prefix("rewards/")?.strip_suffix("/mean")?)))
-        .map(|(key, name)| series(records, key, name))
-        .collect();
-    Chart {
-        title: "Reward by function".to_owned(),
-        note: "mean score before weighting".to_owned(),
-        scale: Scale::Linear,
-        kind: Kind::Lines,
-        smooth: true,
-        series,
+/// A chart with the curves of its metrics; those of evaluations come from their own records.
+fn chart(declared: &metrics::Chart, records: &[MetricRecord], evaluations: &[MetricRecord]) -> Chart {
+    let mut curves = Vec::new();
+    for metric in catalogue::all() {
+        if let Some((chart, label)) = metric.chart
+            && chart.title == declared.title
+        {
+            if metric.key == ROLLOUT_TOKENS_PER_S.key {
+                curves.push(throughput(records));
+            }
+            let evaluated = catalogue::EVALUATION.metrics.iter().any(|other| other.key == metric.key);
+            curves.extend(curves_of(metric, label, if evaluated { evaluations } else { records }));
+        }
     }
-}
-
-fn evaluation(evaluations: &[MetricRecord]) -> Chart {
-    let chart =
-        chart(evaluations, "Evaluation", "share of right answers", Scale::Linear, &[("eval_accuracy", "accuracy")]);
-    Chart { smooth: false, ..chart }
-}
-
-/// Parts of a step's time, in the order of a step.
-const PHASES: [(&str, &str); 6] = [
-    ("perf/rollout_wait_s", "waiting for groups"),
-    ("perf/old_logps_s", "old log-probs"),
-    ("perf/ref_logps_s", "reference log-probs"),
-    ("perf/fwd_bwd_s", "forward and backward"),
-    ("perf/optimizer_s", "optimiser"),
-    ("perf/publish_s", "publishing"),
-];
-
-fn step_time(records: &[MetricRecord]) -> Chart {
-    let mut chart = chart(records, "Step time", "seconds of the learner, by phase", Scale::Linear, &PHASES);
-    chart.kind = Kind::Stacked;
-    chart.smooth = false;
-    // Phases that nobody would see in the drawing only lengthen the legend.
     let sum = |s: &Series| s.points.iter().filter_map(|p| p.1).sum::<f64>();
-    let total: f64 = chart.series.iter().map(sum).sum();
-    chart.series.retain(|s| sum(s) > 0.002 * total);
-    chart
+    if declared.hidden_at_zero && curves.iter().all(|s| s.points.iter().all(|p| p.1.is_none_or(|v| v == 0.0))) {
+        curves.clear();
+    }
+    if declared.stacked {
+        // Parts that nobody would see in the drawing only lengthen the legend.
+        let total: f64 = curves.iter().map(sum).sum();
+        curves.retain(|s| sum(s) > 0.002 * total);
+    }
+    Chart {
+        title: declared.title.to_owned(),
+        note: declared.note.to_owned(),
+        scale: if declared.logarithmic { Scale::Log } else { Scale::Linear },
+        kind: if declared.stacked { Kind::Stacked } else { Kind::Lines },
+        smooth: declared.smooth,
+        series: curves,
+    }
 }
 
-fn throughput(records: &[MetricRecord]) -> Chart {
+/// The curve of a metric, or one for each member of a family, in the order of their names.
+fn curves_of(metric: &'static Metric, label: &str, records: &[MetricRecord]) -> Vec<Series> {
+    let keys: BTreeSet<&str> = records.iter().flat_map(|r| r.values().keys().map(String::as_str)).collect();
+    let found = keys.into_iter().filter_map(|key| Some((key, metric.name_in(key)?)));
+    found
+        .map(|(key, name)| {
+            let value = |r: &MetricRecord| r.values().get(key).and_then(serde_json::Value::as_f64);
+            let points = records.iter().filter_map(|r| Some((r.get(STEP)?, value(r)))).collect();
+            Series { name: if name.is_empty() { label.to_owned() } else { name.to_owned() }, points }
+        })
+        .collect()
+}
+
+/// Completion tokens per second of a whole step, which is made of two metrics.
+fn throughput(records: &[MetricRecord]) -> Series {
     let rate = |r: &MetricRecord| crate::summary::tokens_per_second(std::slice::from_ref(r), 0);
-    let points = records.iter().filter_map(|r| Some((r.get("step")?, rate(r)))).collect();
-    Chart {
-        title: "Throughput".to_owned(),
-        note: "completion tokens per second".to_owned(),
-        scale: Scale::Linear,
-        kind: Kind::Lines,
-        smooth: true,
-        series: vec![
-            Series { name: "whole step".to_owned(), points },
-            series(records, "rollout/tokens_per_s", "generation alone"),
-        ],
-    }
+    let points = records.iter().filter_map(|r| Some((r.get(STEP)?, rate(r)))).collect();
+    Series { name: "whole step".to_owned(), points }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn titles(lines: &[&str]) -> Vec<String> {
+    fn charts(lines: &[&str]) -> Vec<Chart> {
         let records: Vec<MetricRecord> =
             lines.iter().map(|line| MetricRecord::from_line(line.as_bytes()).unwrap()).collect();
-        let charts = sections(&records, &[]).into_iter().flat_map(|s| s.charts);
-        charts.filter(|c| c.draw().is_some()).map(|c| c.title).collect()
+        let evaluations = [MetricRecord::from_line(br#"{"step":0,"eval_accuracy":0.5,"reward":9.0}"#).unwrap()];
+        let charts = sections(&records, &evaluations).into_iter().flat_map(|s| s.charts);
+        charts.filter(|c| c.draw().is_some()).collect()
+    }
+
+    fn titles(lines: &[&str]) -> Vec<String> {
+        charts(lines).into_iter().map(|chart| chart.title).filter(|title| title != "Evaluation").collect()
     }
 
     #[test]
@@ -204,9 +109,26 @@ mod tests {
     }
 
     #[test]
+    fn curves_are_those_of_their_own_records_and_families_have_one_each() {
+        let charts = charts(&[r#"{"step":1,"rewards/b/mean":1.0,"rewards/a/mean":0.5,"eval_accuracy":7.0}"#]);
+        let of = |title: &str| &charts.iter().find(|chart| chart.title == title).unwrap().series;
+        assert_eq!(of("Reward by function").iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(of("Evaluation")[0].points, [(0.0, Some(0.5))]);
+        assert!(!charts.iter().any(|chart| chart.title == "Reward"));
+    }
+
+    #[test]
+    fn throughput_is_that_of_the_step_and_of_generation_alone() {
+        let charts = charts(&[r#"{"step":1,"completions/num_tokens":60,"step_time":2.0,"rollout/tokens_per_s":45.0}"#]);
+        let curves = &charts.iter().find(|chart| chart.title == "Throughput").unwrap().series;
+        let shown: Vec<_> = curves.iter().map(|s| (s.name.as_str(), s.points[0].1)).collect();
+        assert_eq!(shown, [("whole step", Some(30.0)), ("generation alone", Some(45.0))]);
+    }
+
+    #[test]
     fn invisible_phases_are_left_out_of_the_step_time() {
-        let line = br#"{"step":1,"perf/fwd_bwd_s":1.0,"perf/old_logps_s":1e-6,"perf/ref_logps_s":0.0}"#;
-        let chart = step_time(&[MetricRecord::from_line(line).unwrap()]);
+        let charts = charts(&[r#"{"step":1,"perf/fwd_bwd_s":1.0,"perf/old_logps_s":1e-6,"perf/ref_logps_s":0.0}"#]);
+        let chart = charts.iter().find(|chart| chart.title == "Step time").unwrap();
         assert_eq!(chart.series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["forward and backward"]);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use shared::metrics::{self, Metric};
+
 use super::{
     RunData,
     charts::{self, Section},
@@ -54,14 +56,16 @@ fn header(data: &RunData) -> String {
 
 fn tiles(data: &RunData) -> String {
     let records = &data.records;
-    let steps = records.last().and_then(|r| r.get("step")).unwrap_or(0.0);
-    let seconds: f64 = records.iter().filter_map(|r| r.get("step_time")).sum();
+    let steps = records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0);
+    let seconds: f64 = records.iter().filter_map(|r| r.get(metrics::STEP_TIME)).sum();
     let mut tiles = vec![("steps", format!("{steps:.0}")), ("time in steps", duration(seconds))];
-    let change = |key: &str| summary::first_and_last(records, key).map(|(a, b)| format!("{} → {}", brief(a), brief(b)));
-    tiles.extend(change("reward").map(|v| ("reward", v)));
-    tiles.extend(change("completions/mean_length").map(|v| ("completion length", v)));
+    let change = |metric: &'static Metric| {
+        summary::first_and_last(records, metric).map(|(a, b)| format!("{} → {}", brief(a), brief(b)))
+    };
+    tiles.extend(change(metrics::REWARD).map(|v| ("reward", v)));
+    tiles.extend(change(metrics::COMPLETIONS_MEAN_LENGTH).map(|v| ("completion length", v)));
     tiles.extend(summary::tokens_per_second(records, 0).map(|v| ("tokens/s", brief(v))));
-    let worst = records.iter().filter_map(|r| r.get("mismatch_kl")).fold(f64::NEG_INFINITY, f64::max);
+    let worst = records.iter().filter_map(|r| r.get(metrics::MISMATCH_KL)).fold(f64::NEG_INFINITY, f64::max);
     if worst.is_finite() {
         tiles.push(("largest mismatch_kl", brief(worst)));
     }

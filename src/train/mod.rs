@@ -130,9 +130,9 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     let seconds = begin.elapsed().as_secs_f64();
     let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };
     let report = report::write(&dir).context("the run is complete, but its report could not be written")?;
-    let rewards = summary::first_and_last(&records, "reward");
+    let rewards = summary::first_and_last(&records, metrics::REWARD);
     let summary = Summary {
-        steps: records.last().and_then(|r| r.get("step")).unwrap_or(0.0) as u64,
+        steps: records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64,
         reward_first: rewards.map(|(first, _)| first),
         reward_last: rewards.map(|(_, last)| last),
         seconds,

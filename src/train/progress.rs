@@ -6,7 +6,11 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use shared::{RunDir, config::TrainConfig, metrics::MetricRecord};
+use shared::{
+    RunDir,
+    config::TrainConfig,
+    metrics::{self, MetricRecord},
+};
 
 use crate::{output, signals, summary, supervise::Watch, tail::Tail};
 
@@ -66,10 +70,10 @@ impl Progress {
         }
         // After a restart from an earlier checkpoint the steps go back, and are shown again as they are made again.
         self.shown = self.shown.min(steps);
-        let from = records.partition_point(|r| r.get("step").is_some_and(|s| s as u64 <= self.shown));
+        let from = records.partition_point(|r| r.get(metrics::STEP).is_some_and(|s| s as u64 <= self.shown));
         let lines: Vec<String> = (from..records.len())
             .filter(|i| {
-                let step = records[*i].get("step").unwrap_or(0.0) as u64;
+                let step = records[*i].get(metrics::STEP).unwrap_or(0.0) as u64;
                 step.is_multiple_of(self.every) || step == self.total
             })
             .map(|i| plain_line(&records[..=i], self.total))
@@ -117,8 +121,8 @@ fn bar(total: u64, done: u64) -> ProgressBar {
 
 /// `step 12/100  reward 1.30  …  ETA 1m 05s`.
 fn plain_line(records: &[MetricRecord], total: u64) -> String {
-    let step = records.last().and_then(|r| r.get("step")).unwrap_or(0.0) as u64;
-    let eta = summary::recent(records, "step_time", 20)
+    let step = records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64;
+    let eta = summary::recent(records, metrics::STEP_TIME, 20)
         .map(|seconds| Duration::from_secs_f64((seconds * total.saturating_sub(step) as f64).max(0.0)))
         .map(|left| format!("  ETA {}", indicatif::HumanDuration(left)));
     format!("step {step}/{total}  {}{}", figures(records), eta.unwrap_or_default())
@@ -131,14 +135,12 @@ fn figures(records: &[MetricRecord]) -> String {
     };
     let mut parts = Vec::new();
     let mut push = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name} {v}")));
-    push("reward", record.get("reward").map(|v| format!("{v:.3}")));
-    for (key, value) in record.values() {
-        if let Some(name) = key.strip_prefix("rewards/").and_then(|k| k.strip_suffix("/mean")) {
-            push(name, value.as_f64().map(|v| format!("{v:.3}")));
-        }
+    push("reward", record.get(metrics::REWARD).map(|v| format!("{v:.3}")));
+    for (name, value) in record.family(metrics::REWARDS_MEAN) {
+        push(name, value.map(|v| format!("{v:.3}")));
     }
-    push("length", record.get("completions/mean_length").map(|v| format!("{v:.1}")));
-    push("mismatch_kl", record.get("mismatch_kl").map(|v| format!("{v:.1e}")));
+    push("length", record.get(metrics::COMPLETIONS_MEAN_LENGTH).map(|v| format!("{v:.1}")));
+    push("mismatch_kl", record.get(metrics::MISMATCH_KL).map(|v| format!("{v:.1e}")));
     push(
         "tokens/s",
         summary::tokens_per_second(&records[records.len().saturating_sub(5)..], 0).map(|v| format!("{v:.0}")),
@@ -152,7 +154,8 @@ mod tests {
 
     fn record(step: u64) -> MetricRecord {
         let mut record = MetricRecord::default();
-        record.count("step", step).set("reward", 1.25).set("step_time", 2.0).set("mismatch_kl", 3e-13);
+        record.count(metrics::STEP, step).set(metrics::REWARD, 1.25).set(metrics::STEP_TIME, 2.0);
+        record.set(metrics::MISMATCH_KL, 3e-13);
         record
     }
 

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use shared::config::{layers, reference};
+use shared::{
+    config::{layers, reference},
+    metrics,
+};
 use tests::cli;
 
 fn document(name: &str) -> String {
@@ -49,4 +52,10 @@ fn the_subcommands_of_the_readme_exist() {
 fn the_page_of_options_is_what_the_code_says() {
     let stale = document("docs/configuration.md") != reference::page();
     assert!(!stale, "docs/configuration.md is stale: run `cargo xtask docs` and commit the page");
+}
+
+#[test]
+fn the_page_of_metrics_is_what_the_code_says() {
+    let stale = document("docs/metrics.md") != metrics::page();
+    assert!(!stale, "docs/metrics.md is stale: run `cargo xtask docs` and commit the page");
 }

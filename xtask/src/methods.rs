@@ -138,7 +138,7 @@ const SEEDS: [u64; 3] = [1, 2, 3];
 const COLUMNS: [(&str, &[&str]); 4] = [
     ("entropy", &["entropy"]),
     ("length", &["completions/mean_length"]),
-    ("clipped", &["clip_ratio/region_mean", "actor/pg_clipfrac", "cispo_clip_ratio"]),
+    ("clipped", &["clip_ratio/region_mean", "policy/clipfrac_avg", "actor/pg_clipfrac", "cispo_clip_ratio"]),
     ("gradient", &["grad_norm"]),
 ];
 

@@ -4,7 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
-use shared::{RunDir, config::layers};
+use shared::{
+    RunDir,
+    config::layers,
+    metrics::{self, Metric, OPTIMISATION, POLICY},
+};
 
 use crate::{
     checkpoint::read_step_batch,
@@ -37,20 +41,11 @@ pub struct Args {
     pub overrides: Vec<String>,
 }
 
-/// Figures of the table: key among the metrics, and what the line is called.
-const FIGURES: [(&str, &str); 11] = [
-    ("loss", "loss"),
-    ("grad_norm", "gradient norm (mean of the updates)"),
-    ("entropy", "entropy"),
-    ("kl", "KL to the reference"),
-    ("ratio", "ratio"),
-    ("clip_ratio/region_mean", "clipped tokens"),
-    ("actor/pg_clipfrac", "clipped tokens (verl)"),
-    ("cispo_clip_ratio", "capped tokens (cispo)"),
-    ("rollout_corr/rollout_is_eff_sample_size", "effective sample size"),
-    ("early_stopped_batches", "batches left out (early stop)"),
-    ("frac_reward_zero_std", "groups without contrast"),
-];
+/// The metrics that are compared: what a method decides.
+fn compared() -> impl Iterator<Item = &'static Metric> {
+    let decided = [OPTIMISATION, POLICY].into_iter().flat_map(|section| section.metrics).copied();
+    decided.chain([metrics::ROLLOUT_CORR_ROLLOUT_IS_EFF_SAMPLE_SIZE, metrics::FRAC_REWARD_ZERO_STD])
+}
 
 /// Prints a table and, as the last line on stdout, one JSON object.
 ///
@@ -86,9 +81,9 @@ fn report(step: u64, overrides: &[String], original: &Replayed, changed: &Replay
     let change_cosine = cosine(&original.change, &changed.change);
     println!("step {step}; changed: {}", if overrides.is_empty() { "nothing".into() } else { overrides.join(" ") });
     println!("{:<38} {:>16} {:>16}", "", "as it was", "changed");
-    for (key, name) in FIGURES {
+    for key in compared().map(|metric| metric.key) {
         if as_it_was[key].is_number() || now[key].is_number() {
-            println!("{name:<38} {:>16} {:>16}", shown(&as_it_was[key]), shown(&now[key]));
+            println!("{key:<38} {:>16} {:>16}", shown(&as_it_was[key]), shown(&now[key]));
         }
     }
     for (key, name) in [("change_norm", "change of the weights"), ("gradient", "bits of the first gradient")] {
@@ -110,7 +105,7 @@ fn report(step: u64, overrides: &[String], original: &Replayed, changed: &Replay
 
 fn figures(replayed: &Replayed) -> anyhow::Result<Value> {
     let mut figures: Map<String, Value> =
-        FIGURES.iter().map(|(key, _)| ((*key).to_owned(), replayed.record.get(key).into())).collect();
+        compared().map(|metric| (metric.key.to_owned(), replayed.record.get(metric).into())).collect();
     figures.insert("gradient".into(), fingerprint(&replayed.gradient)?.into());
     figures.insert("gradient_norm".into(), replayed.gradient.norm().double_value(&[]).into());
     figures.insert("change_norm".into(), replayed.change.norm().double_value(&[]).into());

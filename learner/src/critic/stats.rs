@@ -1,6 +1,6 @@
 //! What the critic says about a step.
 
-use shared::metrics::MetricRecord;
+use shared::metrics::{self, MetricRecord};
 
 use super::value_loss::clip_fraction;
 use crate::advantage::Moments;
@@ -28,23 +28,23 @@ pub struct CriticStats {
 }
 
 impl CriticStats {
-    /// Adds verl's keys.
+    /// Adds them to a record.
     pub fn record(&self, record: &mut MetricRecord) {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-        record.set("critic/vf_loss", mean(&self.losses));
-        record.set("critic/vf_clipfrac", clip_fraction(self.clipped, self.tokens));
-        record.set("critic/vpred_mean", self.predictions / self.tokens as f64);
-        record.set("critic/grad_norm", mean(&self.grad_norms));
-        record.set("critic/lr", self.learning_rate);
-        record.count("critic/skipped_updates", self.skipped_updates);
+        record.set(metrics::LOSS_VALUE_AVG, mean(&self.losses));
+        record.set(metrics::VAL_CLIPFRAC_AVG, clip_fraction(self.clipped, self.tokens));
+        record.set(metrics::CRITIC_VPRED_MEAN, self.predictions / self.tokens as f64);
+        record.set(metrics::CRITIC_GRAD_NORM, mean(&self.grad_norms));
+        record.set(metrics::CRITIC_LR, self.learning_rate);
+        record.count(metrics::CRITIC_SKIPPED_UPDATES, self.skipped_updates);
     }
 }
 
 /// Adds verl's `critic/{name}/{mean,max,min}` of tokens.
 pub fn spread(record: &mut MetricRecord, name: &str, tokens: &[f64]) {
-    record.set(format!("critic/{name}/mean"), tokens.iter().sum::<f64>() / tokens.len() as f64);
-    record.set(format!("critic/{name}/max"), tokens.iter().copied().fold(f64::NEG_INFINITY, f64::max));
-    record.set(format!("critic/{name}/min"), tokens.iter().copied().fold(f64::INFINITY, f64::min));
+    record.set(metrics::CRITIC_MEAN.of(name), tokens.iter().sum::<f64>() / tokens.len() as f64);
+    record.set(metrics::CRITIC_MAX.of(name), tokens.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+    record.set(metrics::CRITIC_MIN.of(name), tokens.iter().copied().fold(f64::INFINITY, f64::min));
 }
 
 /// Share of the variance of returns that values account for: `1 − var(R − V) / var(R)`. verl

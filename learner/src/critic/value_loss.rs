@@ -29,7 +29,7 @@ pub fn value_loss(predictions: &[f64], values: &[f64], returns: &[f64], weights:
     found
 }
 
-/// Share of clipped tokens. verl `critic/vf_clipfrac`.
+/// Share of clipped tokens. TRL `val/clipfrac_avg`, verl `critic/vf_clipfrac`.
 #[must_use]
 pub fn clip_fraction(clipped: usize, tokens: usize) -> f64 {
     clipped as f64 / (tokens as f64 + EPSILON)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shared::metrics::MetricRecord;
+use shared::metrics::{self, Metric, MetricRecord};
 
 /// A figure that a loss has for every token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,8 +20,10 @@ pub enum Measure {
     CispoClip,
     /// VESPO's weight of the sequence.
     Phi,
-    /// verl: clipped.
+    /// The clipped loss is the larger one.
     PgClip,
+    /// verl: outside the clip range (verl_cispo), or on the side of positive advantages (geo_mean).
+    OutsideClip,
     /// verl: clipped by the second bound (dual clip), or on the side of negative advantages (geo_mean).
     PgClipLower,
     /// verl: `old_logprobs − logprobs`.
@@ -34,23 +36,25 @@ pub enum Measure {
 
 impl Measure {
     /// The measures of clipping.
-    pub const CLIPPED: [Self; 5] = [Self::ClipLow, Self::ClipHigh, Self::CispoClip, Self::PgClip, Self::PgClipLower];
+    pub const CLIPPED: [Self; 6] =
+        [Self::ClipLow, Self::ClipHigh, Self::CispoClip, Self::PgClip, Self::OutsideClip, Self::PgClipLower];
 
-    /// The name of its mean among the metrics.
+    /// The metric that is its mean.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn metric(self) -> &'static Metric {
         match self {
-            Self::Ratio => "ratio",
-            Self::Kl => "kl",
-            Self::ClipLow => "clip_ratio/low_mean",
-            Self::ClipHigh => "clip_ratio/high_mean",
-            Self::CispoClip => "cispo_clip_ratio",
-            Self::Phi => "vespo/phi_seq_mean",
-            Self::PgClip => "actor/pg_clipfrac",
-            Self::PgClipLower => "actor/pg_clipfrac_lower",
-            Self::PpoKl => "actor/ppo_kl",
-            Self::OffPolicy => "off_policy_masked_frac",
-            Self::LowEntropy => "low_entropy_masked_frac",
+            Self::Ratio => metrics::RATIO,
+            Self::Kl => metrics::KL,
+            Self::ClipLow => metrics::CLIP_RATIO_LOW_MEAN,
+            Self::ClipHigh => metrics::CLIP_RATIO_HIGH_MEAN,
+            Self::CispoClip => metrics::CISPO_CLIP_RATIO,
+            Self::Phi => metrics::VESPO_PHI_SEQ_MEAN,
+            Self::PgClip => metrics::POLICY_CLIPFRAC_AVG,
+            Self::OutsideClip => metrics::ACTOR_PG_CLIPFRAC,
+            Self::PgClipLower => metrics::ACTOR_PG_CLIPFRAC_LOWER,
+            Self::PpoKl => metrics::ACTOR_PPO_KL,
+            Self::OffPolicy => metrics::OFF_POLICY_MASKED_FRAC,
+            Self::LowEntropy => metrics::LOW_ENTROPY_MASKED_FRAC,
         }
     }
 
@@ -122,15 +126,15 @@ impl Measures {
     /// Every measure as metrics.
     pub fn record(&self, record: &mut MetricRecord) {
         for (&measure, summary) in &self.0 {
-            record.set(measure.name(), summary.sum / summary.count.max(1.0));
+            record.set(measure.metric(), summary.sum / summary.count.max(1.0));
             match measure {
-                Measure::ClipLow => record.set("clip_ratio/low_min", summary.smallest),
-                Measure::ClipHigh => record.set("clip_ratio/high_max", summary.largest),
+                Measure::ClipLow => record.set(metrics::CLIP_RATIO_LOW_MIN, summary.smallest),
+                Measure::ClipHigh => record.set(metrics::CLIP_RATIO_HIGH_MAX, summary.largest),
                 _ => record,
             };
         }
         if let Some(clipped) = self.clipped() {
-            record.set("clip_ratio/region_mean", clipped);
+            record.set(metrics::CLIP_RATIO_REGION_MEAN, clipped);
         }
     }
 }

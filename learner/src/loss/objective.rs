@@ -129,7 +129,8 @@ impl Objective {
                 matches!(self.loss_type, Grpo | Bnpo | DrGrpo | Dapo | Luspo)
             }
             Measure::CispoClip => self.loss_type == Cispo,
-            Measure::PgClip => matches!(self.loss_type, Vanilla | Gspo | GeoMean),
+            Measure::PgClip => matches!(self.loss_type, Vanilla | Gspo),
+            Measure::OutsideClip => self.loss_type == GeoMean,
             Measure::PgClipLower => matches!(self.loss_type, Vanilla | GeoMean),
             _ => false,
         }

@@ -71,7 +71,7 @@ fn cispo(ratio_N: &Tensor, advantages_N: &Tensor, logprobs_N: &Tensor, cap: f64)
 fn verl_cispo(ratio_N: &Tensor, advantages_N: &Tensor, logprobs_N: &Tensor, low: f64, high: f64) -> Term {
     let weight_N = ratio_N.detach().clamp(low, high);
     let clipped_N = weight_N.ne_tensor(&ratio_N.detach());
-    ((weight_N * advantages_N * logprobs_N).neg(), vec![(Measure::PgClip, clipped_N)])
+    ((weight_N * advantages_N * logprobs_N).neg(), vec![(Measure::OutsideClip, clipped_N)])
 }
 
 /// `−σ(τ(r − 1))·4/τ·A` with τ by the sign of the advantage (SAPO eq. 6).
@@ -132,8 +132,10 @@ fn geo_mean(objective: &Objective, log_ratio_N: &Tensor, tokens: &Tokens) -> Ter
     }
     let outside_N = bounded_N.ne_tensor(log_ratio_N);
     let clipped = |pushes_N: Tensor| outside_N.logical_and(&pushes_N);
-    let figures =
-        vec![(Measure::PgClip, clipped(advantages_N.gt(0.0))), (Measure::PgClipLower, clipped(advantages_N.lt(0.0)))];
+    let figures = vec![
+        (Measure::OutsideClip, clipped(advantages_N.gt(0.0))),
+        (Measure::PgClipLower, clipped(advantages_N.lt(0.0))),
+    ];
     (rows.spread(&loss_R).neg(), figures)
 }
 

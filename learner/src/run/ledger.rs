@@ -1,6 +1,10 @@
 //! The ledger of dynamic sampling: what was made for a step, and what became of it.
 
-use shared::{DroppedGroup, RolloutGroup, config::TrainConfig, metrics::MetricRecord};
+use shared::{
+    DroppedGroup, RolloutGroup,
+    config::TrainConfig,
+    metrics::{self, MetricRecord},
+};
 
 use crate::step::StepBatch;
 
@@ -24,14 +28,14 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
     let filler = groups.iter().filter(|group| group.filler).count() as u64;
     let tokens: u64 = dropped().map(|group| group.tokens).sum();
     let rewards: Vec<f64> = dropped().filter(|group| !group.stale).filter_map(|group| group.reward).collect();
-    record.count("dynamic_sampling/generated", generated);
-    record.count("dynamic_sampling/used", groups.len() as u64);
-    record.count("dynamic_sampling/carried", batch.staleness.iter().filter(|age| **age > 0).count() as u64);
-    record.count("dynamic_sampling/dropped", count(|group| !group.stale));
-    record.count("dynamic_sampling/dropped_stale", count(|group| group.stale));
-    record.count("dynamic_sampling/filler", filler);
-    record.count("dynamic_sampling/dropped_tokens", tokens);
-    record.set("dynamic_sampling/dropped_reward_mean", rewards.iter().sum::<f64>() / rewards.len() as f64);
+    record.count(metrics::DYNAMIC_SAMPLING_GENERATED, generated);
+    record.count(metrics::DYNAMIC_SAMPLING_USED, groups.len() as u64);
+    record.count(metrics::DYNAMIC_SAMPLING_CARRIED, batch.staleness.iter().filter(|age| **age > 0).count() as u64);
+    record.count(metrics::DYNAMIC_SAMPLING_DROPPED, count(|group| !group.stale));
+    record.count(metrics::DYNAMIC_SAMPLING_DROPPED_STALE, count(|group| group.stale));
+    record.count(metrics::DYNAMIC_SAMPLING_FILLER, filler);
+    record.count(metrics::DYNAMIC_SAMPLING_DROPPED_TOKENS, tokens);
+    record.set(metrics::DYNAMIC_SAMPLING_DROPPED_REWARD_MEAN, rewards.iter().sum::<f64>() / rewards.len() as f64);
     if filler > 0 {
         tracing::warn!(
             "step {step}: dynamic sampling has tried {generated} prompts (`dynamic_sampling_max_attempts` {}), and {filler} \
@@ -96,7 +100,7 @@ mod tests {
             ("dropped_tokens", 40.0),
             ("dropped_reward_mean", 0.5),
         ] {
-            assert_eq!(found.get(&format!("dynamic_sampling/{key}")), Some(value), "{key}");
+            assert_eq!(found.values()[&format!("dynamic_sampling/{key}")].as_f64(), Some(value), "{key}");
         }
         assert_eq!(ledger(&config(false)), MetricRecord::default());
     }

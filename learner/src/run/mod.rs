@@ -16,7 +16,7 @@ use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
-    metrics::{MetricRecord, MetricsFile},
+    metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 use tch::Device;
 
@@ -192,29 +192,29 @@ impl<'a> Run<'a> {
             completions::write(&self.run_dir.step_completions(step), step, batch, &trained.inputs.advantages)?;
         }
         let mut line = MetricRecord::default();
-        line.count("step", step).count("total_steps", self.state.total_steps);
-        line.set("epoch", self.state.cursor as f64 / self.prompts.max(1) as f64);
-        line.count("num_tokens", self.state.num_tokens);
+        line.count(metrics::STEP, step).count(metrics::TOTAL_STEPS, self.state.total_steps);
+        line.set(metrics::EPOCH, self.state.cursor as f64 / self.prompts.max(1) as f64);
+        line.count(metrics::NUM_TOKENS, self.state.num_tokens);
         line.extend(record(batch, trained));
         line.extend(ledger::record(batch, self.config, step));
-        line.set("perf/rollout_wait_s", durations.waited.as_secs_f64());
-        line.set("perf/publish_s", durations.published.as_secs_f64());
+        line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
+        line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
         if let Some(now) = link.sampler() {
             rollout_metrics(&self.sampler, &now, &mut line);
             self.sampler = now;
         }
-        line.set("step_time", durations.start.elapsed().as_secs_f64());
+        line.set(metrics::STEP_TIME, durations.start.elapsed().as_secs_f64());
         self.metrics.append(&line)?;
-        let shown = |key: &str| line.get(key).unwrap_or(f64::NAN);
+        let shown = |metric: &'static Metric| line.get(metric).unwrap_or(f64::NAN);
         tracing::info!(
             "step {step}/{}: reward {:.4}, loss {:.5}, grad norm {:.4}, entropy {:.4}, mismatch kl {:.2e}, {:.2} s",
             self.state.total_steps,
-            shown("reward"),
-            shown("loss"),
-            shown("grad_norm"),
-            shown("entropy"),
-            shown("mismatch_kl"),
-            shown("step_time"),
+            shown(metrics::REWARD),
+            shown(metrics::LOSS),
+            shown(metrics::GRAD_NORM),
+            shown(metrics::ENTROPY),
+            shown(metrics::MISMATCH_KL),
+            shown(metrics::STEP_TIME),
         );
         Ok(())
     }
@@ -266,11 +266,11 @@ fn rollout_metrics(before: &SamplerStatus, now: &SamplerStatus, line: &mut Metri
     let before = if before.incarnation == now.incarnation { before } else { &zero };
     let since = |pick: fn(&SamplerStatus) -> u64| pick(now).saturating_sub(pick(before)) as f64;
     let busy = since(|s| s.busy_micros) / 1e6;
-    line.set("rollout/swap_s", now.swap_micros as f64 / 1e6);
-    line.set("rollout/swap_stall_s", now.swap_stall_micros as f64 / 1e6);
-    line.set("rollout/busy_s", busy);
-    line.set("rollout/idle_s", since(|s| s.idle_micros) / 1e6);
-    line.set("rollout/tokens_per_s", since(|s| s.generated_tokens) / busy);
+    line.set(metrics::ROLLOUT_SWAP_S, now.swap_micros as f64 / 1e6);
+    line.set(metrics::ROLLOUT_SWAP_STALL_S, now.swap_stall_micros as f64 / 1e6);
+    line.set(metrics::ROLLOUT_BUSY_S, busy);
+    line.set(metrics::ROLLOUT_IDLE_S, since(|s| s.idle_micros) / 1e6);
+    line.set(metrics::ROLLOUT_TOKENS_PER_S, since(|s| s.generated_tokens) / busy);
 }
 
 #[cfg(test)]

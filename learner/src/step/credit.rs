@@ -2,7 +2,7 @@
 
 use shared::{
     config::{AdvantageEstimator, TrainConfig},
-    metrics::MetricRecord,
+    metrics::{self, MetricRecord},
 };
 
 use super::{Carried, StepBatch};
@@ -142,13 +142,13 @@ impl CreditAssigner {
 }
 
 impl Assignment {
-    /// The figures of the step, with verl's keys.
+    /// The metrics of the step.
     #[must_use]
     pub fn record(&self, advantages: &Ragged<f64>) -> MetricRecord {
         let mut record = MetricRecord::default();
         if let Some(penalty) = &self.penalty {
-            record.set("actor/reward_kl_penalty", penalty.mean_kl);
-            record.set("actor/reward_kl_penalty_coeff", penalty.coef);
+            record.set(metrics::ACTOR_REWARD_KL_PENALTY, penalty.mean_kl);
+            record.set(metrics::ACTOR_REWARD_KL_PENALTY_COEFF, penalty.coef);
         }
         let Some(values) = &self.values else {
             return record;
@@ -156,7 +156,7 @@ impl Assignment {
         let learning: Vec<usize> = (0..self.learns.len()).filter(|&row| self.learns[row]).collect();
         let (values, returns) = (values.gather(&learning), self.returns.gather(&learning));
         self.stats.record(&mut record);
-        record.set("critic/vf_explained_var", explained_variance(&returns, &values));
+        record.set(metrics::CRITIC_VF_EXPLAINED_VAR, explained_variance(&returns, &values));
         spread(&mut record, "returns", &returns);
         spread(&mut record, "values", &values);
         spread(&mut record, "advantages", &advantages.gather(&learning));

@@ -1,8 +1,11 @@
-//! The metric record of a step, with TRL's keys.
+//! The metric record of a step.
 
 use std::collections::BTreeMap;
 
-use shared::{FinishReason, RewardOutcome, metrics::MetricRecord};
+use shared::{
+    FinishReason, RewardOutcome,
+    metrics::{self, Metric, MetricRecord},
+};
 
 use super::{Mismatch, Row, StepBatch, TrainedStep};
 use crate::{advantage::Moments, ragged::Ragged};
@@ -14,37 +17,38 @@ pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
     let stats = &step.metrics;
     let mut record = MetricRecord::default();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    record.set("loss", mean(&stats.losses));
-    record.set("grad_norm", mean(&stats.grad_norms));
-    record.set("learning_rate", stats.learning_rate);
-    record.count("skipped_updates", stats.skipped_updates);
+    record.set(metrics::LOSS, mean(&stats.losses));
+    record.set(metrics::GRAD_NORM, mean(&stats.grad_norms));
+    record.set(metrics::LEARNING_RATE, stats.learning_rate);
+    record.count(metrics::SKIPPED_UPDATES, stats.skipped_updates);
     rewards(batch, &mut record);
     lengths(batch, &mut record);
-    record.set("entropy", stats.entropy.get());
+    record.set(metrics::ENTROPY, stats.entropy.get());
     if let Some(coef) = stats.entropy_coef {
-        record.set("policy_loss", mean(&stats.policy_losses)).set("entropy_coef", coef);
+        record.set(metrics::POLICY_LOSS, mean(&stats.policy_losses)).set(metrics::ENTROPY_COEF, coef);
     }
     stats.measures.record(&mut record);
-    record.count("early_stopped_batches", stats.early_stopped);
+    record.count(metrics::EARLY_STOPPED_BATCHES, stats.early_stopped);
     record.extend(stats.credit.clone());
     mismatch(batch, step, &mut record);
-    record.set("sample/staleness_mean", batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
-    record.count("sample/staleness_max", batch.staleness.iter().copied().max().unwrap_or(0));
-    record.count("sample/dropped_stale", batch.stale as u64);
+    record
+        .set(metrics::SAMPLE_STALENESS_MEAN, batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
+    record.count(metrics::SAMPLE_STALENESS_MAX, batch.staleness.iter().copied().max().unwrap_or(0));
+    record.count(metrics::SAMPLE_DROPPED_STALE, batch.stale as u64);
     let aborted = batch.rows.iter().filter(|r| r.completion.finish_reason == FinishReason::Aborted).count();
-    record.count("sample/aborted", aborted as u64);
+    record.count(metrics::SAMPLE_ABORTED, aborted as u64);
     let times = &stats.times;
-    record.set("perf/fwd_bwd_s", times.forward_backward.as_secs_f64());
-    record.set("perf/old_logps_s", times.old_logprobs.as_secs_f64());
-    record.set("perf/ref_logps_s", times.ref_logprobs.as_secs_f64());
-    record.set("perf/optimizer_s", times.optimizer.as_secs_f64());
+    record.set(metrics::PERF_FWD_BWD_S, times.forward_backward.as_secs_f64());
+    record.set(metrics::PERF_OLD_LOGPS_S, times.old_logprobs.as_secs_f64());
+    record.set(metrics::PERF_REF_LOGPS_S, times.ref_logprobs.as_secs_f64());
+    record.set(metrics::PERF_OPTIMIZER_S, times.optimizer.as_secs_f64());
     record
 }
 
 fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     let rewards = &batch.rewards;
-    record.set("reward", rewards.reward_mean).set("reward_std", rewards.reward_std);
-    record.set("frac_reward_zero_std", rewards.frac_zero_std());
+    record.set(metrics::REWARD, rewards.reward_mean).set(metrics::REWARD_STD, rewards.reward_std);
+    record.set(metrics::FRAC_REWARD_ZERO_STD, rewards.frac_zero_std());
     let mut by_function: BTreeMap<&str, (Vec<Option<f64>>, u64, u64)> = BTreeMap::new();
     for row in batch.valid() {
         for ((name, _), outcome) in row.group.reward_names.iter().zip(&row.completion.rewards) {
@@ -57,11 +61,22 @@ fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     }
     for (name, (scores, failed, abstained)) in by_function {
         let moments = Moments::of(&scores);
-        record.set(format!("rewards/{name}/mean"), moments.mean).set(format!("rewards/{name}/std"), moments.std);
-        record.count(format!("rewards/{name}/failed"), failed);
-        record.count(format!("rewards/{name}/abstained"), abstained);
+        record.set(metrics::REWARDS_MEAN.of(name), moments.mean).set(metrics::REWARDS_STD.of(name), moments.std);
+        record.count(metrics::REWARDS_FAILED.of(name), failed);
+        record.count(metrics::REWARDS_ABSTAINED.of(name), abstained);
     }
 }
+
+/// Mean, smallest and largest length of completions.
+const LENGTH: [&Metric; 3] =
+    [metrics::COMPLETIONS_MEAN_LENGTH, metrics::COMPLETIONS_MIN_LENGTH, metrics::COMPLETIONS_MAX_LENGTH];
+
+/// The same of those that ended by themselves.
+const TERMINATED_LENGTH: [&Metric; 3] = [
+    metrics::COMPLETIONS_MEAN_TERMINATED_LENGTH,
+    metrics::COMPLETIONS_MIN_TERMINATED_LENGTH,
+    metrics::COMPLETIONS_MAX_TERMINATED_LENGTH,
+];
 
 fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     let of = |keep: &dyn Fn(FinishReason) -> bool| -> Vec<f64> {
@@ -69,14 +84,13 @@ fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
         rows.map(|row| row.completion.token_ids.len() as f64).collect()
     };
     let (all, terminated) = (of(&|_| true), of(&|reason| reason == FinishReason::Stop));
-    for (kind, values) in [("length", &all), ("terminated_length", &terminated)] {
-        let fold = |start: f64, better: fn(f64, f64) -> f64| values.iter().copied().fold(start, better);
-        record.set(format!("completions/mean_{kind}"), values.iter().sum::<f64>() / values.len() as f64);
-        record.set(format!("completions/min_{kind}"), fold(f64::INFINITY, f64::min));
-        record.set(format!("completions/max_{kind}"), fold(f64::NEG_INFINITY, f64::max));
+    for (values, [mean, min, max]) in [(&all, LENGTH), (&terminated, TERMINATED_LENGTH)] {
+        record.set(mean, values.iter().sum::<f64>() / values.len() as f64);
+        record.set(min, values.iter().copied().fold(f64::INFINITY, f64::min));
+        record.set(max, values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
     }
-    record.count("completions/num_tokens", all.iter().sum::<f64>() as u64);
-    record.set("completions/clipped_ratio", 1.0 - terminated.len() as f64 / all.len() as f64);
+    record.count(metrics::COMPLETIONS_NUM_TOKENS, all.iter().sum::<f64>() as u64);
+    record.set(metrics::COMPLETIONS_CLIPPED_RATIO, 1.0 - terminated.len() as f64 / all.len() as f64);
 }
 
 fn mismatch(batch: &StepBatch<'_>, step: &TrainedStep, record: &mut MetricRecord) {
@@ -87,7 +101,7 @@ fn mismatch(batch: &StepBatch<'_>, step: &TrainedStep, record: &mut MetricRecord
         weights.record(record);
     }
     if let Some(sizes) = &step.metrics.support_sizes {
-        record.count("sampling/kept_set_mismatch", support_mismatch(batch, sizes));
+        record.count(metrics::SAMPLING_SUPPORT_MISMATCH, support_mismatch(batch, sizes));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shared::metrics::MetricRecord;
+use shared::metrics::{self, MetricRecord};
 use tch::Tensor;
 
 use crate::{kl::k3_value, loss::Measures, ragged::Ragged};
@@ -111,8 +111,8 @@ impl Mismatch {
 
     /// The mismatch as metrics.
     pub fn record(&self, record: &mut MetricRecord) {
-        record.set("mismatch_kl", self.kl());
-        record.set("sampling/sampling_logp_difference/mean", self.mean());
-        record.set("sampling/sampling_logp_difference/max", self.max);
+        record.set(metrics::MISMATCH_KL, self.kl());
+        record.set(metrics::SAMPLING_SAMPLING_LOGP_DIFFERENCE_MEAN, self.mean());
+        record.set(metrics::SAMPLING_SAMPLING_LOGP_DIFFERENCE_MAX, self.max);
     }
 }

@@ -117,7 +117,7 @@ fn the_critic_learns_the_rewards_of_a_batch() {
     let curve: Vec<(f64, f64)> = (0..40)
         .map(|number| {
             let record = step(&mut trainer, &config, &groups, number).metrics.credit;
-            (record.get("critic/vf_loss").unwrap(), record.get("critic/vf_explained_var").unwrap())
+            (record.get(metrics::LOSS_VALUE_AVG).unwrap(), record.get(metrics::CRITIC_VF_EXPLAINED_VAR).unwrap())
         })
         .collect();
     assert!(curve[39].0 < 0.2 * curve[0].0, "{curve:?}");
@@ -178,16 +178,16 @@ fn the_penalty_reaches_the_advantages_once_the_policy_has_moved() {
     let groups = support::groups(&config, 3);
     let first = step(&mut trainer, &config, &groups, 0);
     assert!(
-        first.metrics.credit.get("actor/reward_kl_penalty").unwrap().abs() < 1e-5,
+        first.metrics.credit.get(metrics::ACTOR_REWARD_KL_PENALTY).unwrap().abs() < 1e-5,
         "policy and reference are the same"
     );
-    assert_eq!(first.metrics.credit.get("actor/reward_kl_penalty_coeff"), Some(0.5));
+    assert_eq!(first.metrics.credit.get(metrics::ACTOR_REWARD_KL_PENALTY_COEFF), Some(0.5));
     let second = step(&mut trainer, &config, &groups, 1);
     assert_ne!(first.inputs.advantages, second.inputs.advantages);
     // 12 completions, an error beyond the limit of 0.2, a horizon of 100: down first, then by the sign of the error.
-    let coef = second.metrics.credit.get("actor/reward_kl_penalty_coeff").unwrap();
+    let coef = second.metrics.credit.get(metrics::ACTOR_REWARD_KL_PENALTY_COEFF).unwrap();
     assert!((coef - 0.5 * (1.0 - 0.2 * 12.0 / 100.0)).abs() < 1e-12, "{coef}");
-    let kl = second.metrics.credit.get("actor/reward_kl_penalty").unwrap();
+    let kl = second.metrics.credit.get(metrics::ACTOR_REWARD_KL_PENALTY).unwrap();
     let expected = coef * (1.0 + (kl / 1e-4 - 1.0).clamp(-0.2, 0.2) * 12.0 / 100.0);
     assert!((trainer.credit().kl_coef().unwrap() - expected).abs() < 1e-12);
 }
@@ -255,8 +255,8 @@ fn a_run_with_critic_and_adaptive_penalty_goes_on_to_the_same_bytes() {
     load_scorer(&critic, LoadOptions::default()).unwrap();
     let records = metrics::read(&whole.metrics()).unwrap();
     for key in [
-        "critic/vf_loss",
-        "critic/vf_clipfrac",
+        "loss/value_avg",
+        "val/clipfrac_avg",
         "critic/vf_explained_var",
         "critic/vpred_mean",
         "critic/lr",
@@ -266,6 +266,6 @@ fn a_run_with_critic_and_adaptive_penalty_goes_on_to_the_same_bytes() {
         "actor/reward_kl_penalty",
         "actor/reward_kl_penalty_coeff",
     ] {
-        assert!(records.iter().all(|record| record.get(key).is_some()), "{key}");
+        assert!(records.iter().all(|record| record.values()[key].is_number()), "{key}");
     }
 }

@@ -1,6 +1,7 @@
 //! The learner's half of the pair, joined to a sampler thread through memory.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     sync::{
@@ -21,8 +22,8 @@ use learner::{
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
     channel::{LearnerStatus, memory},
-    config::TrainConfig,
-    metrics,
+    config::{AdvantageEstimator, ImportanceSamplingMode, LossType, TrainConfig},
+    metrics::{self, catalogue},
 };
 use tch::Device;
 
@@ -157,7 +158,8 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
     assert_same_checkpoint(&whole, &parts, 6);
     assert!(content(&parts.checkpoint(6)).iter().any(|(file, _)| file.starts_with("reference")));
     assert!(!parts.weights().join(".tmp-1-v000009").exists());
-    let steps: Vec<f64> = metrics::read(&parts.metrics()).unwrap().iter().map(|r| r.get("step").unwrap()).collect();
+    let steps: Vec<f64> =
+        metrics::read(&parts.metrics()).unwrap().iter().map(|r| r.get(metrics::STEP).unwrap()).collect();
     assert_eq!(steps, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
 }
 
@@ -181,13 +183,13 @@ fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
                 rollout/swap_s sample/staleness_mean sample/staleness_max skipped_updates";
     for record in &records {
         for key in keys.split_whitespace() {
-            assert!(record.get(key).is_some(), "{key} is missing in {:?}", record.values());
+            assert!(record.values()[key].is_number(), "{key} is missing in {:?}", record.values());
         }
     }
     let last = records.last().unwrap();
-    assert_eq!(last.get("epoch"), Some(1.8));
-    assert!(last.get("kl").unwrap() > 0.0, "the policy has moved away from its reference");
-    let moved = records.iter().any(|r| r.get("clip_ratio/region_mean").unwrap() > 0.0);
+    assert_eq!(last.get(metrics::EPOCH), Some(1.8));
+    assert!(last.get(metrics::KL).unwrap() > 0.0, "the policy has moved away from its reference");
+    let moved = records.iter().any(|r| r.get(metrics::CLIP_RATIO_REGION_MEAN).unwrap() > 0.0);
     assert!(moved, "with two iterations at this rate some token is clipped");
 
     let text = fs::read_to_string(run_dir.step_completions(6)).unwrap();
@@ -213,6 +215,60 @@ fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
     // The checkpoint is its own export: nothing has to be made before a sampler opens it.
     let export = exporters::ensure_export(&model, &exporters::ExportOptions::default()).unwrap();
     assert_eq!(export.canonicalize().unwrap(), checkpoint.canonicalize().unwrap());
+}
+
+/// Runs that have between them every option that a metric needs.
+fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
+    let of = |change: &dyn Fn(&mut TrainConfig)| {
+        let mut config = usual.clone();
+        change(&mut config);
+        config
+    };
+    let losses = [
+        LossType::Cispo,
+        LossType::Vespo,
+        LossType::Vanilla,
+        LossType::Gspo,
+        LossType::VerlCispo,
+        LossType::GeoMean,
+        LossType::Gpg,
+    ];
+    let mut runs: Vec<TrainConfig> = losses.into_iter().map(|loss| of(&|c| c.loss_type = loss)).collect();
+    runs.push(of(&|c| (c.beta, c.entropy_coef) = (0.04, 0.01)));
+    runs.push(of(&|c| (c.off_policy_mask_threshold, c.top_entropy_quantile) = (Some(0.5), 0.5)));
+    runs.push(of(&|c| c.importance_sampling_mode = ImportanceSamplingMode::TokenMask));
+    runs.push(of(&|c| (c.top_k, c.dynamic_sampling) = (8, true)));
+    runs.push(of(&|c| {
+        (c.advantage_estimator, c.use_kl_in_reward, c.beta) = (AdvantageEstimator::Gae, true, 0.1);
+    }));
+    runs
+}
+
+#[test]
+fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() {
+    let folder = Folder::new();
+    let usual = TrainConfig { max_steps: Some(1), save_steps: 1, ..folder.config() };
+    let record = |name: &str, config: &TrainConfig| -> BTreeSet<&'static str> {
+        let run_dir = folder.run_dir(name);
+        train(&run_dir, config, Manners::default());
+        let records = metrics::read(&run_dir.metrics()).unwrap();
+        let declared = |key: &String| catalogue::find(key).unwrap_or_else(|| panic!("{key} is not declared")).key;
+        records.last().unwrap().values().keys().map(declared).collect()
+    };
+    let of_training = || {
+        let sections = catalogue::SECTIONS.iter().filter(|section| section.title != catalogue::EVALUATION.title);
+        sections.flat_map(|section| section.metrics)
+    };
+    let mut recorded = record("usual", &usual);
+    for metric in of_training().filter(|metric| metric.when.is_none()) {
+        assert!(recorded.contains(metric.key), "{} is missing", metric.key);
+    }
+    for (index, config) in runs_of_every_method(&usual).iter().enumerate() {
+        recorded.append(&mut record(&format!("method-{index}"), config));
+    }
+    for metric in of_training() {
+        assert!(recorded.contains(metric.key), "no run records {}", metric.key);
+    }
 }
 
 #[test]

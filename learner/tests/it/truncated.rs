@@ -114,8 +114,8 @@ fn ratios_to_a_truncating_sampler_are_one() {
         assert!(distances[tokens * 99 / 100] < 1e-5, "{}", distances[tokens * 99 / 100]);
         assert!(largest < 2e-5, "a log-prob differs by {largest}");
         let metrics = record(&StepBatch::new(&groups, &config, PolicyVersion(0)), &stats);
-        assert_eq!(metrics.get("sampling/kept_set_mismatch"), Some(f64::from(differing)));
-        assert!(metrics.get("mismatch_kl").unwrap() < 1e-4);
+        assert_eq!(metrics.get(shared::metrics::SAMPLING_SUPPORT_MISMATCH), Some(f64::from(differing)));
+        assert!(metrics.get(shared::metrics::MISMATCH_KL).unwrap() < 1e-4);
         // Without the supports the learner's log-probs would be of another distribution.
         let full = step(&TrainConfig { top_k: 0, top_p: 1.0, min_p: None, ..config }, &groups);
         let apart = (full.inputs.old_logprobs[0][0] - stats.inputs.old_logprobs[0][0]).abs();

@@ -5,7 +5,7 @@ mod score;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
-use shared::SamplingParams;
+use shared::{SamplingParams, metrics};
 
 use super::{
     complete::Job,
@@ -83,16 +83,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(output) = &args.output {
         rows::write(output, &dataset, &completions, &scoring)?;
     }
-    let mut record = score::figures(&completions, &scoring, correct_at);
-    record.count("num_generations", u64::from(args.num_generations));
-    record.set("temperature", f64::from(job.sampling.temperature));
-    record.count("seed", job.sampling.seed);
+    let record = score::figures(&completions, &scoring, correct_at);
+    let mut answer = record.values().clone();
+    answer.insert("num_generations".into(), args.num_generations.into());
+    answer.insert("temperature".into(), job.sampling.temperature.into());
+    answer.insert("seed".into(), job.sampling.seed.into());
     let failures = scoring.failures(&completions);
     failures.iter().for_each(|failure| eprintln!("warning: {failure}"));
-    eprint!("{}", score::table(&record));
-    print(&serde_json::to_value(record.values())?)?;
+    eprint!("{}", score::table(&answer));
+    print(&answer.into())?;
     ensure!(
-        failures.is_empty() || record.get("scored_prompts") != Some(0.0),
+        failures.is_empty() || record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0),
         "no completion could be scored: {}",
         failures[0]
     );

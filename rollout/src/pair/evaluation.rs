@@ -9,7 +9,7 @@ use anyhow::Context;
 use rollout_rewards::weighted_sum;
 use shared::{
     FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step,
-    metrics::{self, MetricRecord, MetricsFile},
+    metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 
 use super::assembly::{Assembly, Order};
@@ -132,19 +132,19 @@ impl Evaluation {
         }
         let mut round = self.round.take().expect("it was just looked at");
         let mut record = figures(round.version, &mut round.done, self.correct_at);
-        record.set("eval_seconds", round.begun.elapsed().as_secs_f64());
+        record.set(metrics::EVAL_SECONDS, round.begun.elapsed().as_secs_f64());
         if round.lost {
             tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
             return Ok(());
         }
         self.file.append(&record).and_then(|()| self.file.sync()).context("eval.jsonl")?;
         self.last = Some(round.version.0);
-        let figure = |key: &str| record.get(key).unwrap_or(f64::NAN);
+        let figure = |metric: &'static Metric| record.get(metric).unwrap_or(f64::NAN);
         tracing::info!(
             "evaluation of v{}: reward {:.4}, accuracy {:.4}",
             round.version,
-            figure("eval_reward"),
-            figure("eval_accuracy")
+            figure(metrics::EVAL_REWARD),
+            figure(metrics::EVAL_ACCURACY)
         );
         Ok(())
     }
@@ -158,20 +158,20 @@ fn figures(version: PolicyVersion, groups: &mut [RolloutGroup], correct_at: f64)
     let weights: Vec<f64> = names.iter().map(|(_, weight)| *weight).collect();
     let completions = || groups.iter().flat_map(|g| &g.completions);
     let mut record = MetricRecord::default();
-    record.count("step", version.0);
-    record.count("eval_prompts", groups.len() as u64);
-    record.set("eval_reward", mean(completions().filter_map(|c| weighted_sum(&c.rewards, &weights))));
+    record.count(metrics::STEP, version.0);
+    record.count(metrics::EVAL_PROMPTS, groups.len() as u64);
+    record.set(metrics::EVAL_REWARD, mean(completions().filter_map(|c| weighted_sum(&c.rewards, &weights))));
     // Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
     let correct = |score: f64| f64::from(u8::from(score >= correct_at - 1e-9));
     let first = || completions().filter_map(|c| c.rewards.first()?.score());
-    record.set("eval_accuracy", mean(first().map(correct)));
+    record.set(metrics::EVAL_ACCURACY, mean(first().map(correct)));
     for (index, (name, _)) in names.iter().enumerate() {
         let scores = completions().filter_map(|c| c.rewards.get(index)?.score());
-        record.set(format!("eval_rewards/{name}/mean"), mean(scores));
+        record.set(metrics::EVAL_REWARDS_MEAN.of(name), mean(scores));
     }
-    record.set("eval_completions/mean_length", mean(completions().map(|c| c.token_ids.len() as f64)));
+    record.set(metrics::EVAL_COMPLETIONS_MEAN_LENGTH, mean(completions().map(|c| c.token_ids.len() as f64)));
     let clipped = |reason| f64::from(u8::from(reason == FinishReason::Length));
-    record.set("eval_completions/clipped_ratio", mean(completions().map(|c| clipped(c.finish_reason))));
+    record.set(metrics::EVAL_COMPLETIONS_CLIPPED_RATIO, mean(completions().map(|c| clipped(c.finish_reason))));
     record
 }
 
@@ -186,7 +186,7 @@ fn open(path: &Path, newest: PolicyVersion) -> anyhow::Result<(MetricsFile, Opti
     let failed = || format!("{}", path.display());
     let file = MetricsFile::open(path, newest.0).with_context(failed)?;
     let records = metrics::read(path).with_context(failed)?;
-    Ok((file, records.iter().filter_map(|r| r.get("step")).map(|step| step as u64).max()))
+    Ok((file, records.iter().filter_map(|r| r.get(metrics::STEP)).map(|step| step as u64).max()))
 }
 
 /// Whether a version is to be evaluated after the `last` one that was: it is the first, a multiple of the interval was
@@ -237,14 +237,15 @@ mod tests {
             ("eval_completions/mean_length", 4.0),
             ("eval_completions/clipped_ratio", 1.0 / 3.0),
         ] {
-            assert_eq!(record.get(key), Some(value), "{key}");
+            assert_eq!(record.values()[key].as_f64(), Some(value), "{key}");
         }
     }
 
     #[test]
     fn the_order_in_which_scores_arrive_does_not_show() {
         let of = |index, score| group(index, 2, FinishReason::Stop, vec![RewardOutcome::Score(score)]);
-        let reward = |mut groups: [RolloutGroup; 3]| figures(PolicyVersion(3), &mut groups, 1.0).get("eval_reward");
+        let reward =
+            |mut groups: [RolloutGroup; 3]| figures(PolicyVersion(3), &mut groups, 1.0).get(metrics::EVAL_REWARD);
         let [a, b, c] = [of(0, 0.1), of(1, 0.2), of(2, 0.3)];
         // A sum of these from the other end has another last digit.
         assert_eq!(reward([c.clone(), b.clone(), a.clone()]), reward([a, b, c]));

@@ -1,6 +1,8 @@
 //! What the sampler itself leaves in the run directory.
 
-use shared::metrics;
+use std::collections::BTreeSet;
+
+use shared::metrics::{self, catalogue};
 use tests::timeline::Timeline;
 
 use crate::support::Run;
@@ -19,18 +21,18 @@ fn versions_are_evaluated_once_the_last_one_included() {
     learner.train(6);
     learner.dismiss(sampler);
     let records = metrics::read(&run.run_dir.eval()).unwrap();
-    let steps: Vec<f64> = records.iter().map(|r| r.get("step").unwrap()).collect();
+    let steps: Vec<f64> = records.iter().map(|r| r.get(metrics::STEP).unwrap()).collect();
     assert_eq!(steps, [0.0, 2.0, 4.0, 6.0]);
-    for key in [
-        "eval_reward",
-        "eval_accuracy",
-        "eval_rewards/correctness/mean",
-        "eval_rewards/format/mean",
-        "eval_completions/mean_length",
-        "eval_completions/clipped_ratio",
-    ] {
-        assert!(records.iter().all(|r| r.get(key).is_some()), "{key}");
-    }
+    // Every metric of evaluations that is not `rollout eval`'s alone, and nothing else.
+    let recorded: BTreeSet<&str> = records[0]
+        .values()
+        .keys()
+        .map(|key| catalogue::find(key).expect(key).key)
+        .filter(|key| *key != "step")
+        .collect();
+    let declared = catalogue::EVALUATION.metrics.iter().filter(|metric| metric.when.is_none());
+    assert_eq!(recorded, declared.map(|metric| metric.key).collect());
+    assert!(records.iter().all(|record| record.values().values().all(|value| value.is_number())), "{records:?}");
 }
 
 #[test]

@@ -1,7 +1,11 @@
 //! The figures of an evaluation.
 
 use rollout_rewards::weighted_sum;
-use shared::{FinishReason, metrics::MetricRecord};
+use serde_json::{Map, Value};
+use shared::{
+    FinishReason,
+    metrics::{self, MetricRecord},
+};
 
 use crate::commands::{
     complete::{Completions, Sample},
@@ -19,45 +23,45 @@ fn pass_at_k(n: usize, correct: usize, k: usize) -> f64 {
     1.0 - (n - correct + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
-/// All figures, under TRL's names where TRL has one.
+/// What an evaluation measures.
 ///
 /// A prompt whose completions could not all be scored by the first function is left out of avg@k and pass@k;
-/// `scored_prompts` counts the others.
+/// `eval_scored_prompts` counts the others.
 pub fn figures(completions: &Completions, scoring: &Scoring, correct_at: f64) -> MetricRecord {
     let mut record = MetricRecord::default();
     let k = completions.rows.first().map_or(0, Vec::len);
     let correct: Vec<usize> =
         completions.rows.iter().filter_map(|samples| count_correct(samples, correct_at)).collect();
-    record.count("prompts", completions.rows.len() as u64);
-    record.count("scored_prompts", correct.len() as u64);
-    record.set("correct_at", correct_at);
-    record.set(format!("avg@{k}"), mean(correct.iter().map(|&c| c as f64 / k as f64)));
+    record.count(metrics::EVAL_PROMPTS, completions.rows.len() as u64);
+    record.count(metrics::EVAL_SCORED_PROMPTS, correct.len() as u64);
+    record.set(metrics::EVAL_CORRECT_AT, correct_at);
+    record.set(metrics::AVG.of(k), mean(correct.iter().map(|&c| c as f64 / k as f64)));
     for j in powers_of_two_and(k) {
-        record.set(format!("pass@{j}"), mean(correct.iter().map(|&c| pass_at_k(k, c, j))));
+        record.set(metrics::PASS.of(j), mean(correct.iter().map(|&c| pass_at_k(k, c, j))));
     }
     let samples = || completions.rows.iter().flatten();
-    record.set("reward", mean(samples().filter_map(|s| weighted_sum(&s.rewards, &scoring.weights))));
+    record.set(metrics::EVAL_REWARD, mean(samples().filter_map(|s| weighted_sum(&s.rewards, &scoring.weights))));
     for (index, name) in scoring.names.iter().enumerate() {
-        record.set(format!("rewards/{name}/mean"), mean(samples().filter_map(|s| s.rewards[index].score())));
+        record.set(metrics::EVAL_REWARDS_MEAN.of(name), mean(samples().filter_map(|s| s.rewards[index].score())));
     }
     let cut = |s: &Sample| f64::from(u8::from(s.finish_reason == FinishReason::Length));
-    record.set("completions/mean_length", mean(samples().map(|s| s.token_ids.len() as f64)));
-    record.set("completions/clipped_ratio", mean(samples().map(cut)));
-    record.count("num_tokens", completions.tokens);
-    record.set("seconds", completions.seconds);
-    record.set("tokens_per_s", rate(completions.tokens, completions.seconds));
+    record.set(metrics::EVAL_COMPLETIONS_MEAN_LENGTH, mean(samples().map(|s| s.token_ids.len() as f64)));
+    record.set(metrics::EVAL_COMPLETIONS_CLIPPED_RATIO, mean(samples().map(cut)));
+    record.count(metrics::EVAL_NUM_TOKENS, completions.tokens);
+    record.set(metrics::EVAL_SECONDS, completions.seconds);
+    record.set(metrics::EVAL_TOKENS_PER_S, rate(completions.tokens, completions.seconds));
     record
 }
 
 /// The figures as an aligned table, a line each.
-pub fn table(record: &MetricRecord) -> String {
-    let width = record.values().keys().map(String::len).max().unwrap_or(0);
-    let line = |(key, value): (&String, &serde_json::Value)| match value.as_f64() {
+pub fn table(values: &Map<String, Value>) -> String {
+    let width = values.keys().map(String::len).max().unwrap_or(0);
+    let line = |(key, value): (&String, &Value)| match value.as_f64() {
         Some(number) if value.is_f64() => format!("{key:width$}  {number:.4}\n"),
         Some(_) => format!("{key:width$}  {value}\n"),
         None => format!("{key:width$}  -\n"),
     };
-    record.values().iter().map(line).collect()
+    values.iter().map(line).collect()
 }
 
 /// How many completions of a prompt are correct; `None` if one of them has no score.
@@ -130,19 +134,21 @@ mod tests {
         let scoring = Scoring { names: vec!["correctness".into()], weights: vec![0.5] };
         let record = figures(&completions, &scoring, 1.5);
         for (key, value) in [
-            ("prompts", 3.0),
-            ("scored_prompts", 2.0),
+            ("eval_prompts", 3.0),
+            ("eval_scored_prompts", 2.0),
             ("avg@2", 0.25),
             ("pass@1", 0.25),
             ("pass@2", 0.5),
-            ("reward", 0.4),
-            ("rewards/correctness/mean", 0.8),
-            ("completions/mean_length", 3.0),
-            ("completions/clipped_ratio", 0.5),
-            ("tokens_per_s", 9.0),
+            ("eval_reward", 0.4),
+            ("eval_rewards/correctness/mean", 0.8),
+            ("eval_completions/mean_length", 3.0),
+            ("eval_completions/clipped_ratio", 0.5),
+            ("eval_tokens_per_s", 9.0),
         ] {
-            assert!((record.get(key).unwrap() - value).abs() < 1e-12, "{key}: {:?}", record.get(key));
+            let found = record.values()[key].as_f64().unwrap();
+            assert!((found - value).abs() < 1e-12, "{key}: {found}");
         }
-        assert!(table(&record).contains("pass@2                     0.5000\n"), "{}", table(&record));
+        let table = table(record.values());
+        assert!(table.contains("pass@2                          0.5000\n"), "{table}");
     }
 }

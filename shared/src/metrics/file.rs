@@ -1,4 +1,4 @@
-//! Metric records: one flat JSON object per step in `metrics.jsonl`, with TRL's keys.
+//! The files of metric records, one JSON object per line.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -6,59 +6,7 @@ use std::{
     path::Path,
 };
 
-use serde_json::{Map, Value};
-
-/// A flat set of named numbers, in insertion order.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct MetricRecord {
-    values: Map<String, Value>,
-}
-
-impl MetricRecord {
-    /// Adds a number. A value that is no finite number is stored as `null`, since JSON has no word for it.
-    pub fn set(&mut self, key: impl Into<String>, value: f64) -> &mut Self {
-        self.values.insert(key.into(), serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number));
-        self
-    }
-
-    /// Adds a whole number.
-    pub fn count(&mut self, key: impl Into<String>, value: u64) -> &mut Self {
-        self.values.insert(key.into(), value.into());
-        self
-    }
-
-    /// The number under a key.
-    #[must_use]
-    pub fn get(&self, key: &str) -> Option<f64> {
-        self.values.get(key).and_then(Value::as_f64)
-    }
-
-    /// All keys and values.
-    #[must_use]
-    pub fn values(&self) -> &Map<String, Value> {
-        &self.values
-    }
-
-    /// The record that a line of the file holds; nothing when the line is torn or no JSON object.
-    #[must_use]
-    pub fn from_line(line: &[u8]) -> Option<Self> {
-        match serde_json::from_slice(line) {
-            Ok(Value::Object(values)) => Some(Self { values }),
-            _ => None,
-        }
-    }
-
-    fn to_line(&self) -> Vec<u8> {
-        let mut line = serde_json::to_vec(&self.values).expect("a map of numbers is valid JSON");
-        line.push(b'\n');
-        line
-    }
-
-    /// Takes over every entry of another record.
-    pub fn extend(&mut self, other: Self) {
-        self.values.extend(other.values);
-    }
-}
+use super::{MetricRecord, STEP};
 
 /// Appends records to `metrics.jsonl`.
 #[derive(Debug)]
@@ -74,7 +22,7 @@ impl MetricsFile {
         let known = if path.exists() { read(path)? } else { Vec::new() };
         let kept: Vec<u8> = known
             .into_iter()
-            .filter(|r| r.get("step").is_some_and(|s| s <= completed_steps as f64))
+            .filter(|r| r.get(STEP).is_some_and(|s| s <= completed_steps as f64))
             .flat_map(|r| r.to_line())
             .collect();
         crate::atomic::write(path, &kept)?;
@@ -109,10 +57,11 @@ pub fn read(path: &Path) -> io::Result<Vec<MetricRecord>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::REWARD;
 
     fn record(step: u64, reward: f64) -> MetricRecord {
         let mut record = MetricRecord::default();
-        record.count("step", step).set("reward", reward);
+        record.count(STEP, step).set(REWARD, reward);
         record
     }
 
@@ -131,7 +80,7 @@ mod tests {
         assert_eq!(read(&path).unwrap().len(), 4);
         let mut file = MetricsFile::open(&path, 2).unwrap();
         file.append(&record(3, 0.5)).unwrap();
-        let steps: Vec<_> = read(&path).unwrap().iter().map(|r| (r.get("step"), r.get("reward"))).collect();
+        let steps: Vec<_> = read(&path).unwrap().iter().map(|r| (r.get(STEP), r.get(REWARD))).collect();
         assert_eq!(steps, [(Some(1.0), Some(0.1)), (Some(2.0), Some(0.2)), (Some(3.0), Some(0.5))]);
     }
 
@@ -152,6 +101,6 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         MetricsFile::open(&path, 0).unwrap().append(&record(1, f64::NAN)).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1,\"reward\":null}\n");
-        assert_eq!(read(&path).unwrap()[0].get("reward"), None);
+        assert_eq!(read(&path).unwrap()[0].get(REWARD), None);
     }
 }

@@ -1,0 +1,75 @@
+//! What evaluations measure.
+
+use crate::metrics::metric::section;
+
+section! {
+    "Evaluation", "What `eval.jsonl` holds of each version that was evaluated on `eval_dataset`, after its `step`, and what \
+     `rollout eval` prints of a model. Names that training has too begin with TRL's prefix `eval_`.";
+
+    /// Prompts evaluated.
+    ///
+    /// The rows of `eval_dataset`.
+    metric EVAL_PROMPTS = "eval_prompts" { unit: Count, source: "Tandem" }
+
+    /// Prompts of which every completion has a score of the first reward function. The others are left out of `avg@{k}` and
+    /// `pass@{k}`.
+    ///
+    /// As `eval_prompts`. Fewer: a reward failed; `rollout eval` says why.
+    metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem", when: "rollout eval" }
+
+    /// The first reward function's score from which a completion counts as correct.
+    ///
+    /// The full score of the function, unless `--correct-at` says otherwise.
+    metric EVAL_CORRECT_AT = "eval_correct_at" { unit: Points, source: "Tandem", when: "rollout eval" }
+
+    /// Share of correct completions, k for each prompt.
+    ///
+    /// Rises with training.
+    family AVG = "avg@{k}" { unit: Share, source: "verl `val-core/…/mean@k`", when: "rollout eval" }
+
+    /// Chance that at least one of k completions of a prompt is correct, estimated without bias from all of them (Chen et al.
+    /// 2021, eq. 1).
+    ///
+    /// Above `avg@{k}`. The distance is what training can still gain; it shrinks as the policy settles on one answer.
+    family PASS = "pass@{k}" { unit: Share, source: "verl `val-core/…/best@k`", when: "rollout eval" }
+
+    /// Mean reward of the completions.
+    ///
+    /// Rises with `reward`, of which it is the greedy counterpart on prompts that are not trained on.
+    metric EVAL_REWARD = "eval_reward" { unit: Points, source: "TRL" }
+
+    /// Share of completions that the first reward function takes for correct.
+    ///
+    /// Rises. Falling while `reward` rises: the policy exploits a reward, or has learnt its prompts by heart.
+    metric EVAL_ACCURACY = "eval_accuracy" { unit: Share, source: "Tandem", chart: EVALUATION "accuracy" }
+
+    /// Mean score of one reward function.
+    ///
+    /// As `rewards/{name}/mean`.
+    family EVAL_REWARDS_MEAN = "eval_rewards/{name}/mean" { unit: Points, source: "TRL" }
+
+    /// Mean length of the completions.
+    ///
+    /// As `completions/mean_length`.
+    metric EVAL_COMPLETIONS_MEAN_LENGTH = "eval_completions/mean_length" { unit: Tokens, source: "TRL" }
+
+    /// Share of completions that are truncated.
+    ///
+    /// As `completions/clipped_ratio`.
+    metric EVAL_COMPLETIONS_CLIPPED_RATIO = "eval_completions/clipped_ratio" { unit: Share, source: "TRL" }
+
+    /// Completion tokens.
+    ///
+    /// As `completions/num_tokens`.
+    metric EVAL_NUM_TOKENS = "eval_num_tokens" { unit: Tokens, source: "Tandem", when: "rollout eval" }
+
+    /// How long the evaluation took.
+    ///
+    /// Steady.
+    metric EVAL_SECONDS = "eval_seconds" { unit: Seconds, source: "Tandem" }
+
+    /// Completion tokens per second.
+    ///
+    /// Near `rollout/tokens_per_s`.
+    metric EVAL_TOKENS_PER_S = "eval_tokens_per_s" { unit: TokensPerSecond, source: "Tandem", when: "rollout eval" }
+}

@@ -1,0 +1,41 @@
+//! What the optimiser did.
+
+use crate::metrics::metric::section;
+
+section! {
+    "Optimisation", "What the optimiser did, as means over the updates of a step.";
+
+    /// The loss, with KL term and entropy bonus.
+    ///
+    /// Says little in GRPO: advantages add up to 0, so the first update of a batch has a loss near 0 whatever it teaches.
+    /// Watch `reward`.
+    metric LOSS = "loss" { unit: Number, source: "TRL", chart: LOSS "loss" }
+
+    /// The loss without the entropy bonus.
+    ///
+    /// As `loss`.
+    metric POLICY_LOSS = "policy_loss" {
+        unit: Number, source: "TRL", when: "`entropy_coef` above 0 or `use_adaptive_entropy`"
+    }
+
+    /// Norm of the gradient of all weights, before it is clipped to `max_grad_norm`. `null` when an update was skipped.
+    ///
+    /// Of one order of magnitude over a run. 0: nothing earned more than anything else. Growing without end, or spikes that
+    /// `reward` does not recover from: the learning rate is too high.
+    metric GRAD_NORM = "grad_norm" { unit: Number, source: "TRL", chart: GRADIENT "grad_norm" }
+
+    /// Learning rate of the last update, after warm-up and schedule.
+    ///
+    /// As configured.
+    metric LEARNING_RATE = "learning_rate" { unit: Number, source: "TRL", chart: LEARNING_RATE "learning_rate" }
+
+    /// Updates left out because loss or gradient was not finite.
+    ///
+    /// 0. More than a few: lower the learning rate; the completions of the step say what was odd about it.
+    metric SKIPPED_UPDATES = "skipped_updates" { unit: Count, source: "Tandem" }
+
+    /// Minibatches left out because their mean ratio was above `early_stop_imp_ratio`.
+    ///
+    /// 0 without that option. Many: the batch is used for too many updates, or at too high a rate.
+    metric EARLY_STOPPED_BATCHES = "early_stopped_batches" { unit: Count, source: "Tandem, after RLinf" }
+}

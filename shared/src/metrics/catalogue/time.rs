@@ -1,0 +1,68 @@
+//! Where the time of a step goes.
+
+use crate::metrics::metric::section;
+
+section! {
+    "Time", "Where the time of a step goes. `perf/…` are phases of the learner, `rollout/…` what the sampler said of itself since the \
+     last step. With `max_staleness` 0 the two take turns, and one side's work is the other's wait.";
+
+    /// Waiting for the groups of the step.
+    ///
+    /// With `max_staleness` 0 the time of generation and scoring. With staleness near 0 when the sampler is fast enough.
+    metric PERF_ROLLOUT_WAIT_S = "perf/rollout_wait_s" {
+        unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "waiting for groups"
+    }
+
+    /// Log-probs of the old policy, where a pass of their own is needed: with several updates per batch, or a KL penalty in the
+    /// reward.
+    ///
+    /// 0, or about a third of `perf/fwd_bwd_s`.
+    metric PERF_OLD_LOGPS_S = "perf/old_logps_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "old log-probs" }
+
+    /// Log-probs of the reference.
+    ///
+    /// 0 with `beta` 0, else about a third of `perf/fwd_bwd_s`.
+    metric PERF_REF_LOGPS_S = "perf/ref_logps_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "reference log-probs" }
+
+    /// Forward and backward passes.
+    ///
+    /// Proportional to the tokens trained on.
+    metric PERF_FWD_BWD_S = "perf/fwd_bwd_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "forward and backward" }
+
+    /// Clipping of the gradient and AdamW.
+    ///
+    /// Proportional to the number of updates.
+    metric PERF_OPTIMIZER_S = "perf/optimizer_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "optimiser" }
+
+    /// Writing the new version of the weights and announcing it.
+    ///
+    /// That of a copy of the weights to the disk.
+    metric PERF_PUBLISH_S = "perf/publish_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "publishing" }
+
+    /// The sampler's last change of weights, from noticing the version to the first session with it.
+    ///
+    /// Some milliseconds for small models, proportional to their size.
+    metric ROLLOUT_SWAP_S = "rollout/swap_s" { unit: Seconds, source: "Tandem", chart: SWAP "swap" }
+
+    /// How long the sampler's loop stood still for that.
+    ///
+    /// Below a millisecond: weights are loaded beside the loop.
+    metric ROLLOUT_SWAP_STALL_S = "rollout/swap_stall_s" { unit: Seconds, source: "Tandem", chart: SWAP "standstill" }
+
+    /// Time that the sampler spent generating.
+    ///
+    /// With staleness near `step_time` where generation is the bottleneck.
+    metric ROLLOUT_BUSY_S = "rollout/busy_s" { unit: Seconds, source: "Tandem" }
+
+    /// Time that the sampler spent waiting for weights, or for room in the channel.
+    ///
+    /// With staleness near 0 where generation is the bottleneck.
+    metric ROLLOUT_IDLE_S = "rollout/idle_s" { unit: Seconds, source: "Tandem" }
+
+    /// Completion tokens per second of `rollout/busy_s`; `null` when nothing was generated.
+    ///
+    /// Steady. It falls as completions get longer, since attention goes over more positions.
+    metric ROLLOUT_TOKENS_PER_S = "rollout/tokens_per_s" {
+        unit: TokensPerSecond, source: "Tandem", chart: THROUGHPUT "generation alone"
+    }
+}
