@@ -6,6 +6,9 @@
 mod binaries;
 mod demo;
 mod doctor;
+mod export;
+mod halves;
+mod help;
 mod import_config;
 mod iterate;
 mod output;
@@ -17,10 +20,10 @@ mod tail;
 mod tool;
 mod train;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use signals::Interrupted;
 
@@ -34,22 +37,36 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a model: start sampler and learner, restart what dies, show the progress, write the report.
+    /// Train a model with GRPO or another method.
+    ///
+    /// Starts sampler and learner, restarts what dies, shows the progress and writes the report.
     Train(train::Args),
-    /// Train in rounds, each with a reward model trained further and the last policy as reference (iterative GRPO).
+    /// Train in rounds, each with a reward model trained further.
+    ///
+    /// The last policy of a round is the reference of the next (iterative GRPO).
     Iterate(iterate::Args),
     /// Watch a tiny model learn arithmetic in a few minutes.
     Demo(demo::Args),
     /// Write the report of a run (again).
     Report(report::Args),
-    /// Turn a configuration of TRL, verl or RLinf into a run.toml, and list what has no counterpart.
+    /// Write a model as ONNX, or a published version as Hugging Face.
+    ///
+    /// Takes the Hugging Face directory of a Llama, Qwen2 or Qwen3 model. Writes model.onnx (prefill and decode in one
+    /// graph), weights.data (all weights) and manifest.json (what lies where in weights.data). Any ONNX Runtime opens
+    /// model.onnx; the weights can be replaced without touching the graph.
+    Export(export::Args),
+    /// Turn a configuration of TRL, verl or RLinf into a run.toml.
+    ///
+    /// Lists what has no counterpart.
     ImportConfig(import_config::Args),
-    /// Check the machine: native libraries, processor, memory, shared memory, GPU, disk.
+    /// Check the machine: libraries, processor, memory, GPU, disk.
     Doctor(doctor::Args),
 }
 
 fn main() -> ExitCode {
-    run(Cli::parse_from(words()).command).unwrap_or_else(|error| match error.downcast_ref::<Interrupted>() {
+    // SAFETY: this is the first thing that the process does, so it has no other thread.
+    unsafe { shared::native::disable_telemetry() };
+    program().unwrap_or_else(|error| match error.downcast_ref::<Interrupted>() {
         Some(interrupted) => {
             output::tell(interrupted);
             ExitCode::from(interrupted.exit_code())
@@ -61,6 +78,22 @@ fn main() -> ExitCode {
     })
 }
 
+fn program() -> Result<ExitCode> {
+    let words: Vec<OsString> = env::args_os().collect();
+    if let Some((command, words)) = halves::delegated(words.get(1..).unwrap_or_default()) {
+        let never: Infallible = command.become_half(words)?;
+        match never {}
+    }
+    let matches = command_line().get_matches_from(spelt(words));
+    run(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command)
+}
+
+/// What clap knows: our own commands and, for help and for the nearest name of a misspelt one, those of the halves.
+fn command_line() -> clap::Command {
+    let of_halves = halves::COMMANDS.iter().map(|command| clap::Command::new(command.name).about(command.about));
+    help::grouped(Cli::command().subcommands(of_halves))
+}
+
 fn run(command: Command) -> Result<ExitCode> {
     if matches!(command, Command::Train(_) | Command::Iterate(_) | Command::Demo(_)) {
         signals::listen()?;
@@ -70,14 +103,18 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::ImportConfig(args) => import_config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }
 
-/// The command line, with a `--help` among the free-form options of `train` moved to where the parser sees it.
-fn words() -> Vec<OsString> {
-    let words: Vec<OsString> = std::env::args_os().collect();
+/// The words as clap reads them. `train` sorts its options itself, so only a `--help` among them is moved to where clap
+/// sees it.
+fn spelt(words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|command| command != "train") {
+        return shared::command_line::with_dashes(words);
+    }
     let asks = words.iter().skip(2).any(|word| word == "--help" || word == "-h");
-    if asks && words[1] == "train" { [&words[..2], &["--help".into()]].concat() } else { words }
+    if asks { [&words[..2], &["--help".into()]].concat() } else { words }
 }

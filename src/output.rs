@@ -4,18 +4,15 @@
 
 use std::{
     fmt::Display,
-    io::{self, Write},
+    io::{ErrorKind, Write},
 };
 
-/// Tells the user something, on stderr.
-pub fn tell(line: impl Display) {
-    let _ = writeln!(io::stderr(), "{line}");
-}
+pub use shared::command_line::tell;
 
-/// A line of the result, on stdout.
+/// A line of the result, on stdout. Colours in it are for terminals, unless `NO_COLOR` is set.
 pub fn print(line: impl Display) {
-    match writeln!(io::stdout(), "{line}") {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => tell(format_args!("warning: stdout cannot be written: {e}")),
+    match writeln!(anstream::stdout(), "{line}") {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => tell(format_args!("warning: stdout cannot be written: {e}")),
         _ => (),
     }
 }

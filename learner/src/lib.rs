@@ -9,6 +9,8 @@
 
 // Tensor names end in their dimensions: B rows, S positions, N completion tokens, H hidden, V vocabulary.
 #![allow(non_snake_case)]
+// What is told may find nobody who reads it: see `shared::command_line`.
+#![warn(clippy::print_stderr)]
 
 pub mod advantage;
 pub mod batch;

@@ -1,9 +1,13 @@
 //! `learner`: the training half of the pair, and what can be done with a policy on its own.
 
+// What is told may find nobody who reads it: see `shared::command_line`.
+#![warn(clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use learner::commands::{bench, init, logprobs, replay, reward_model, run, score, sft};
+use shared::{command_line, logging, tell};
 
 /// Trains language models over libtorch.
 #[derive(Debug, Parser)]
@@ -19,7 +23,9 @@ enum Command {
     Run(run::Args),
     /// Supervised warm start on prompt/completion rows.
     Sft(sft::Args),
-    /// Train a reward model on pairs of completions, the better one first.
+    /// Train a reward model on pairs of completions.
+    ///
+    /// The better one stands first.
     RewardModel(reward_model::Args),
     /// Scores of given completions by a reward model.
     Score(score::Args),
@@ -38,8 +44,8 @@ fn main() -> ExitCode {
 }
 
 fn program() -> ExitCode {
-    shared::logging::init();
-    let command = Cli::parse().command;
+    logging::init();
+    let command = Cli::parse_from(command_line::words()).command;
     if let Err(error) = learner::device::sleep_while_waiting() {
         tracing::warn!("libtorch's idle threads will spin, because the program cannot start itself again: {error}");
     }
@@ -57,7 +63,7 @@ fn program() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

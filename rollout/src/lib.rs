@@ -5,6 +5,9 @@
 //! [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's
 //! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
 
+// What is told may find nobody who reads it: see `shared::command_line`.
+#![warn(clippy::print_stderr)]
+
 pub mod commands;
 pub mod data;
 pub mod engine;

@@ -1,9 +1,13 @@
 //! `rollout`: the sampler of the pair, and generation on its own.
 
+// What is told may find nobody who reads it: see `shared::command_line`.
+#![warn(clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rollout::commands::{bench, eval, generate, rewards, run, tune};
+use shared::{command_line, logging, native, tell};
 
 /// Samples groups of completions from a language model over ONNX Runtime.
 #[derive(Debug, Parser)]
@@ -19,9 +23,11 @@ enum Command {
     Run(run::Args),
     /// Complete the prompts of a JSONL file.
     Generate(generate::Args),
-    /// Measure generation on its own: prefill and decode rates, latencies, time by phase.
+    /// Measure generation: prefill, decode, latencies, time by phase.
     Bench(bench::Args),
-    /// Find the batching flags that suit a model, this machine and a distribution of lengths; those that are given stay.
+    /// Find the batching flags that suit a model and this machine.
+    ///
+    /// They are tried on a step with a distribution of lengths like that of a run; flags that are given stay as they are.
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),
@@ -30,9 +36,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    shared::logging::init();
+    // SAFETY: this is the first thing that the process does, so it has no other thread.
+    unsafe { native::disable_telemetry() };
+    logging::init();
     let done = |()| ExitCode::SUCCESS;
-    let result = match Cli::parse().command {
+    let result = match Cli::parse_from(command_line::words()).command {
         Command::Run(args) => run::run(&args),
         Command::Generate(args) => generate::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
@@ -44,7 +52,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod atomic;
 pub mod channel;
+pub mod command_line;
 pub mod config;
 pub mod exit;
 pub mod group;

@@ -11,7 +11,9 @@ pub const LOG_VARIABLE: &str = "TANDEM_LOG";
 pub fn init() {
     let asked = env::var_os(LOG_VARIABLE).map(|text| text.to_string_lossy().into_owned());
     let (filter, remark) = filter(asked.as_deref().unwrap_or_default());
-    let _ = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).with_target(false).try_init();
+    let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).with_target(false);
+    // A line that cannot be written, since the disk is full, would be complained about with `eprintln!`, which panics.
+    let _ = lines.log_internal_errors(false).try_init();
     if let Some(remark) = remark {
         tracing::warn!("{remark}");
     }

@@ -5,6 +5,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Keeps ONNX Runtime from counting its users: set when the library is loaded, nothing is recorded below the home
+/// directory and no host is looked up. The switch of its interface comes too late, after the first event.
+const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
+/// Turns ONNX Runtime's telemetry off, in this process and in those that it starts.
+///
+/// # Safety
+/// No other thread may run, since C libraries read the environment without a lock: a program calls this before
+/// anything else.
+pub unsafe fn disable_telemetry() {
+    // SAFETY: the caller is the only thread.
+    unsafe { env::set_var(DISABLE_TELEMETRY, "1") };
+}
+
+/// Whether ONNX Runtime's telemetry is off in this process.
+#[must_use]
+pub fn telemetry_is_disabled() -> bool {
+    env::var_os(DISABLE_TELEMETRY).is_some_and(|value| value == "1")
+}
+
 /// Names an ONNX Runtime library explicitly.
 pub const ONNXRUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
 

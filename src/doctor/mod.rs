@@ -3,10 +3,7 @@
 mod libraries;
 mod machine;
 
-use std::{
-    io::{self, IsTerminal},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use anyhow::Result;
 
@@ -47,25 +44,21 @@ impl Finding {
         Self { level: Level::Fail, subject, detail: detail.into(), remedy: Some(remedy.into()) }
     }
 
-    fn line(&self, coloured: bool) -> String {
+    fn line(&self) -> String {
         let (word, colour) = match self.level {
             Level::Ok => ("ok  ", "32"),
             Level::Warn => ("warn", "33"),
             Level::Fail => ("FAIL", "31"),
         };
-        let word = if coloured { format!("\x1b[{colour}m{word}\x1b[0m") } else { word.to_owned() };
         let remedy = self.remedy.as_ref().map(|r| format!("\n      {:<14} -> {r}", "")).unwrap_or_default();
-        format!("{word}  {:<14} {}{remedy}", self.subject, self.detail)
+        format!("\x1b[{colour}m{word}\x1b[0m  {:<14} {}{remedy}", self.subject, self.detail)
     }
 }
 
 /// Runs `tandem doctor`; the exit code is not zero when anything failed.
 pub fn run(_args: &Args) -> Result<ExitCode> {
     let findings = [libraries::examine(), machine::examine()].concat();
-    let coloured = io::stdout().is_terminal();
-    for finding in &findings {
-        output::print(finding.line(coloured));
-    }
+    findings.iter().for_each(|finding| output::print(finding.line()));
     Ok(verdict(&findings))
 }
 
@@ -88,7 +81,8 @@ mod tests {
 
     #[test]
     fn a_line_has_level_subject_detail_and_remedy() {
-        let line = Finding::fail("memory", "too small", "buy some").line(false);
+        let line = Finding::fail("memory", "too small", "buy some").line();
+        let line = anstream::adapter::strip_str(&line).to_string();
         assert!(line.starts_with("FAIL  memory         too small\n"), "{line}");
         assert!(line.ends_with("-> buy some"), "{line}");
     }

@@ -1,12 +1,6 @@
 //! What a user gets wrong is refused with one clear line and a non-zero exit, by every binary that can notice it.
 
-use std::{
-    fs::{self, File},
-    io::Write,
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, os::unix::process::CommandExt, path::PathBuf, process::Command};
 
 use serde_json::json;
 use tests::{
@@ -77,7 +71,7 @@ impl Bench {
     }
 }
 
-const EXPORT: (&str, &[&str]) = ("export", &["--model", "model", "--out", "exported"]);
+const EXPORT: (&str, &[&str]) = ("tandem", &["export", "--model", "model", "--out", "exported"]);
 const GENERATE: (&str, &[&str]) = (
     "rollout",
     &[
@@ -135,7 +129,7 @@ fn a_missing_file_is_named() {
     missing("tandem", &["train", "run.toml", "--model", "absent"]);
     missing("tandem", &["train", "run.toml", "--dataset", "absent.jsonl"]);
     missing("tandem", &["report", "absent"]);
-    missing("export", &["--model", "absent", "--out", "exported"]);
+    missing("tandem", &["export", "--model", "absent", "--out", "exported"]);
     missing("rollout", &["generate", "--model", "absent", "--prompts", "prompts.jsonl", "--output", "out.jsonl"]);
     missing("rollout", &["generate", "--model", "model", "--prompts", "absent.jsonl", "--output", "out.jsonl"]);
     missing("rollout", &["eval", "--model", "model", "--dataset", "absent.jsonl", "--reward-funcs", "format"]);
@@ -202,7 +196,7 @@ fn an_unwritable_output_is_named() {
         assert_named(&[message], &["file/out"]);
     };
     refused("tandem", &["train", "run.toml", "--output_dir", "file/out"]);
-    refused("export", &["--model", "model", "--out", "file/out"]);
+    refused("tandem", &["export", "--model", "model", "--out", "file/out"]);
     refused("rollout", &["generate", "--model", "model", "--prompts", "prompts.jsonl", "--output", "file/out"]);
     refused("learner", &["logprobs", "--model", "model", "--input", "tokens.jsonl", "--output", "file/out"]);
     refused("learner", &["sft", "--model", "model", "--data", "pairs.jsonl", "--output", "file/out"]);
@@ -255,28 +249,12 @@ fn more_sequences_than_memory_holds_are_refused_with_figures() {
     assert_named(&messages, &["100000000", "GiB"]);
 }
 
-/// Replaces the weights by a sparse file of the right size, which takes no disk.
-fn write_sparse_weights(model: &Qwen2, dir: &Path) {
-    let (mut header, mut end) = (serde_json::Map::new(), 0);
-    for (name, shape) in model.parameters() {
-        let begin = end;
-        end += 4 * shape.iter().map(|&n| n as u64).product::<u64>();
-        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}));
-    }
-    let header = serde_json::Value::Object(header).to_string();
-    let mut file = File::create(dir.join("model.safetensors")).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-    file.write_all(header.as_bytes()).unwrap();
-    file.set_len(8 + header.len() as u64 + end).unwrap();
-}
-
 #[test]
 fn a_model_too_large_for_memory_is_refused_with_figures() {
     let bench = Bench::new();
     // 2.2 TiB of embedding.
     let model = Qwen2 { vocab_size: 1 << 27, hidden_size: 4096, intermediate_size: 64, ..TINY };
-    fs::write(bench.path("model/config.json"), model.config().to_string()).unwrap();
-    write_sparse_weights(&model, &bench.path("model"));
+    model.write_sparse(&bench.path("model"));
     for (name, args) in [GENERATE, LOGPROBS, TRAIN] {
         // A program that tried all the same must not fill the disk.
         let finished = with_full_disk(bench.command(name, args), 1 << 30);

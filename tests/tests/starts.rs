@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tests::{binary, cli};
 
-const BINARIES: [&str; 4] = ["tandem", "rollout", "learner", "export"];
+const BINARIES: [&str; 3] = ["tandem", "rollout", "learner"];
 
 #[test]
 fn binaries_start_without_cargo_and_without_environment() {

@@ -2,7 +2,6 @@
 
 mod cache;
 mod checkpoint;
-mod cli;
 mod graph;
 mod support;
 mod versions;

@@ -19,7 +19,7 @@ use crate::{
 /// Flags of `learner replay`.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "learner replay --run-dir DIR [--step N] [--device D] [--threads N] [--key value]...",
+    override_usage = "tandem replay --run-dir DIR [--step N] [--device D] [--threads N] [--key value]...",
     after_help = "Every option of run.toml that follows the flags above is another than the run's, for instance\n\
                   --loss-type cispo --epsilon-high 5. The run must have been made with save_step_batches."
 )]

@@ -113,11 +113,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             .map(|_| Measurement::take(&mut engine, &workload, Duration::MAX))
             .collect::<Result<_, _>>()?;
         let measurement = Measurement::median(repeats);
-        eprintln!("{max_num_seqs} sequences at once: {:.1} tokens/s", measurement.tokens_per_s());
+        shared::tell!("{max_num_seqs} sequences at once: {:.1} tokens/s", measurement.tokens_per_s());
         let mut record = report::record(&measurement, &workload, &engine, dtype, peak_memory());
         if args.swap {
             let (report, first_token_seconds) = measure::swap(&mut engine, &weights, &workload)?;
-            eprintln!(
+            shared::tell!(
                 "new weights in use after {:.3} s, their first token after {first_token_seconds:.3} s, no step for {:.1} ms",
                 report.seconds,
                 1e3 * report.stall_seconds
@@ -144,12 +144,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         limits,
     });
     let accounts: Vec<Account<'_>> = accounts.collect();
-    eprintln!("{}", report::RATES);
-    measured.iter().zip(&accounts).for_each(|((m, ..), account)| eprintln!("{}", report::rates(m, account)));
-    eprintln!("{}", report::SHARES);
-    accounts.iter().for_each(|account| eprintln!("{}", report::shares(account)));
+    shared::tell!("{}", report::RATES);
+    measured.iter().zip(&accounts).for_each(|((m, ..), account)| shared::tell!("{}", report::rates(m, account)));
+    shared::tell!("{}", report::SHARES);
+    accounts.iter().for_each(|account| shared::tell!("{}", report::shares(account)));
     if let Some(Limits { gemm, read_bandwidth }) = limits {
-        eprintln!("limits of this machine: {:.0} GFLOP/s, {:.1} GB/s", gemm / 1e9, read_bandwidth / 1e9);
+        shared::tell!("limits of this machine: {:.0} GFLOP/s, {:.1} GB/s", gemm / 1e9, read_bandwidth / 1e9);
     }
 
     let fields: Vec<_> = accounts.iter().map(Account::fields).collect();
@@ -176,7 +176,7 @@ pub(super) fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> an
 
 /// The command line behind the name of the subcommand.
 fn words_after_subcommand() -> anyhow::Result<Vec<String>> {
-    let words = std::env::args_os().skip(2).map(|word| word.into_string());
+    let words = shared::command_line::words().into_iter().skip(2).map(|word| word.into_string());
     words.collect::<Result<_, _>>().map_err(|word| anyhow::anyhow!("{}: is not valid text", word.display()))
 }
 

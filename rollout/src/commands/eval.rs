@@ -89,8 +89,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     answer.insert("temperature".into(), job.sampling.temperature.into());
     answer.insert("seed".into(), job.sampling.seed.into());
     let failures = scoring.failures(&completions);
-    failures.iter().for_each(|failure| eprintln!("warning: {failure}"));
-    eprint!("{}", score::table(&answer));
+    failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
+    shared::tell!("{}", score::table(&answer).trim_end());
     print(&answer.into())?;
     ensure!(
         failures.is_empty() || record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0),

@@ -64,9 +64,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.trace.write()?;
     rows::write(&args.output, &dataset, &completions, &scoring)?;
     for failure in scoring.failures(&completions) {
-        eprintln!("warning: {failure}");
+        shared::tell!("warning: {failure}");
     }
-    eprintln!(
+    shared::tell!(
         "{} completions of {} prompts, {} tokens in {:.2} s ({:.0} tokens/s), written to {}",
         dataset.len() * args.num_generations as usize,
         dataset.len(),

@@ -47,7 +47,7 @@ impl Progress {
     /// Time has passed, whether or not a completion has ended.
     pub fn tick(&mut self) {
         if self.bar.is_none() && Instant::now() >= self.next_line {
-            eprintln!("{}/{} completions after {:.0} s", self.done, self.total, self.seconds());
+            shared::tell!("{}/{} completions after {:.0} s", self.done, self.total, self.seconds());
             self.next_line = Instant::now() + LINE_EVERY;
         }
     }

@@ -91,9 +91,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut search = Search::new(&model, dtype, &task, options, begin + budget)?;
     let (usual, best) = search.run(&args.batching)?;
     let proposal = Proposal::new(&search, &task, &usual, &best, begin.elapsed());
-    eprint!("{}", proposal.table());
+    shared::tell!("{}", proposal.table().trim_end());
     proposal.write(&args.output)?;
-    eprintln!("written to {}: append it to run.toml, or give the flags{}", args.output.display(), proposal.flags());
+    shared::tell!("written to {}: append it to run.toml, or give the flags{}", args.output.display(), proposal.flags());
     print(&proposal.record())
 }
 

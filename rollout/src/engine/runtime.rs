@@ -17,7 +17,7 @@ pub(super) fn library_path() -> Result<PathBuf, EngineError> {
 /// Loads ONNX Runtime on first use.
 ///
 /// # Errors
-/// When the library is missing, too old or does not load.
+/// When the library is missing, too old or does not load, or when it would report to its maker.
 pub fn environment() -> Result<&'static Environment, EngineError> {
     static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
     static FIRST_USE: Mutex<()> = Mutex::new(());
@@ -26,6 +26,11 @@ pub fn environment() -> Result<&'static Environment, EngineError> {
     if let Some(environment) = ENVIRONMENT.get() {
         return Ok(environment);
     }
+    if !native::telemetry_is_disabled() {
+        let message =
+            "ONNX Runtime is not loaded, since its telemetry is on: set ORT_DISABLE_TELEMETRY=1, which the programs do";
+        return Err(EngineError::Library(message.to_owned()));
+    }
     // The providers of devices are looked for beside the library itself, not beside a link to it.
     let path = library_path()?;
     let path = path.canonicalize().unwrap_or(path);
@@ -33,7 +38,6 @@ pub fn environment() -> Result<&'static Environment, EngineError> {
     let environment = ort::init_from(&path)
         .map_err(EngineError::runtime(&doing))?
         .with_name("rollout")
-        .with_telemetry(false)
         .build()
         .map_err(EngineError::runtime(&doing))?;
     environment.set_log_level(ort::logging::LogLevel::Error);

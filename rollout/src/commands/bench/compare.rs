@@ -48,21 +48,25 @@ pub(super) fn run(args: &Args, words: &[String]) -> anyhow::Result<()> {
     for round in 1..=args.repeat {
         for side in &mut sides {
             let record = side.measure()?;
-            eprintln!("round {round}, {}: {:.1} tokens/s", side.name, figure(&record, "tokens_per_s").unwrap_or(0.0));
+            shared::tell!(
+                "round {round}, {}: {:.1} tokens/s",
+                side.name,
+                figure(&record, "tokens_per_s").unwrap_or(0.0)
+            );
             side.records.push(record);
         }
     }
     let [a, b] = &sides;
     let work = |side: &Side| side.records.first().and_then(|r| figure(r, "generated_tokens"));
     if work(a) != work(b) {
-        eprintln!("warning: the two generate different numbers of tokens: compare rates only");
+        shared::tell!("warning: the two generate different numbers of tokens: compare rates only");
     }
-    eprintln!("A: {}\nB: {}", a.line(), b.line());
-    eprintln!("{:<19} {:>12} {:>12} {:>8}   per round", "median", "A", "B", "B / A");
+    shared::tell!("A: {}\nB: {}", a.line(), b.line());
+    shared::tell!("{:<19} {:>12} {:>12} {:>8}   per round", "median", "A", "B", "B / A");
     let mut summary = Map::new();
     for (name, label, factor) in FIGURES {
         let Some(row) = Row::new(name, a, b) else { continue };
-        eprintln!(
+        shared::tell!(
             "{label:<19} {:>12.2} {:>12.2} {:>8.3}   {:.3} to {:.3}",
             row.a * factor,
             row.b * factor,

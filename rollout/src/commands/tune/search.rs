@@ -210,7 +210,7 @@ impl<'a> Search<'a> {
         trial.projected |= measured.generated_tokens < self.task.completion_tokens();
         trial.kv_bytes = trial.kv_bytes.max(measured.profile.kv_bytes_peak);
         trial.rates.push(rate);
-        eprintln!("{}: {rate:.0} tokens/s", trial.setting);
+        shared::tell!("{}: {rate:.0} tokens/s", trial.setting);
         Ok(())
     }
 }

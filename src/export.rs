@@ -1,4 +1,4 @@
-//! `export`: a Hugging Face directory to ONNX, and a published version back to a Hugging Face directory.
+//! `tandem export`: a Hugging Face directory to ONNX, and a published version back to a Hugging Face directory.
 
 use std::{
     fs, io,
@@ -7,27 +7,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum};
 use exporters::ExportOptions;
 use shared::{
     Dtype, ModelDir,
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
 };
 
-/// Exports a Llama, Qwen2 or Qwen3 model from a Hugging Face directory to ONNX.
-///
-/// Writes model.onnx (prefill and decode in one graph), weights.data (all weights) and manifest.json (what lies where
-/// in weights.data). Any ONNX Runtime opens model.onnx; the weights can be replaced without touching the graph.
-#[derive(Parser)]
-#[command(name = "export", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-struct Cli {
+use crate::output;
+
+/// Flags of `tandem export`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Args {
     #[command(flatten)]
     to_onnx: Option<ToOnnx>,
     #[command(subcommand)]
     command: Option<Command>,
 }
 
-#[derive(Args)]
+#[derive(Debug, clap::Args)]
 struct ToOnnx {
     /// Hugging Face directory with config.json and model.safetensors (or its shards).
     #[arg(long, value_name = "DIR")]
@@ -45,13 +44,13 @@ struct ToOnnx {
     max_positions: Option<usize>,
 }
 
-#[derive(Subcommand)]
+#[derive(Debug, Subcommand)]
 enum Command {
     /// Writes a published version of the weights back as a Hugging Face directory that transformers loads.
     ToHf(ToHf),
 }
 
-#[derive(Args)]
+#[derive(Debug, clap::Args)]
 struct ToHf {
     /// Hugging Face directory the version comes from: its configuration and tokenizer are taken along.
     #[arg(long, value_name = "DIR")]
@@ -64,7 +63,7 @@ struct ToHf {
     out: PathBuf,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 enum DtypeArg {
     /// 32-bit floats.
     Fp32,
@@ -81,20 +80,14 @@ impl From<DtypeArg> for Dtype {
     }
 }
 
-fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let result = match (cli.command, cli.to_onnx) {
-        (Some(Command::ToHf(args)), _) => to_hf(&args),
-        (None, Some(args)) => to_onnx(&args),
+/// Runs `tandem export`; what was written is said on stdout.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match (&args.command, &args.to_onnx) {
+        (Some(Command::ToHf(args)), _) => to_hf(args)?,
+        (None, Some(args)) => to_onnx(args)?,
         (None, None) => unreachable!("clap asks for --model and --out without a subcommand"),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn to_onnx(args: &ToOnnx) -> Result<()> {
@@ -103,13 +96,13 @@ fn to_onnx(args: &ToOnnx) -> Result<()> {
     let options = ExportOptions { dtype: args.dtype.into(), max_positions: args.max_positions };
     let manifest = exporters::export(&model, &args.out, &options)
         .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
-    println!(
+    output::print(format_args!(
         "exported {} parameters ({:.1} MiB) to {}, sequences up to {} tokens",
         model.config().parameter_count(),
         manifest.data_length as f64 / f64::from(1 << 20),
         args.out.display(),
         options.positions(model.config())?
-    );
+    ));
     Ok(())
 }
 
@@ -118,7 +111,7 @@ fn to_hf(args: &ToHf) -> Result<()> {
     let model = ModelDir::open(&args.model)?;
     exporters::version_to_hf(&model, &args.version_dir, &args.out)
         .with_context(|| format!("cannot write {} to {}", args.version_dir.display(), args.out.display()))?;
-    println!("wrote {} parameters to {}", model.config().parameter_count(), args.out.display());
+    output::print(format_args!("wrote {} parameters to {}", model.config().parameter_count(), args.out.display()));
     Ok(())
 }
 

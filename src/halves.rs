@@ -1,0 +1,64 @@
+//! The commands that the two halves carry out. `tandem generate …` becomes `rollout generate …` in the same process, so
+//! that signals, exit code and output are those of the half, and its help and errors speak of `tandem generate`.
+
+use std::{convert::Infallible, env, ffi::OsString, os::unix::process::CommandExt, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::binaries;
+
+/// A command of one of the halves.
+pub struct Delegated {
+    /// Its name, in the half as here.
+    pub name: &'static str,
+    /// What it does: the half's own words, for the list of commands.
+    pub about: &'static str,
+    /// The half.
+    program: &'static str,
+}
+
+const fn rollout(name: &'static str, about: &'static str) -> Delegated {
+    Delegated { name, about, program: "rollout" }
+}
+
+const fn learner(name: &'static str, about: &'static str) -> Delegated {
+    Delegated { name, about, program: "learner" }
+}
+
+/// All of them. `run` is missing, which only `tandem train` calls, and so is `learner bench`, whose name is taken.
+pub const COMMANDS: &[Delegated] = &[
+    rollout("generate", "Complete the prompts of a JSONL file"),
+    rollout("eval", "Score a model on a dataset: avg@k and pass@k"),
+    rollout("rewards", "List the reward functions"),
+    rollout("bench", "Measure generation: prefill, decode, latencies, time by phase"),
+    rollout("tune", "Find the batching flags that suit a model and this machine"),
+    learner("sft", "Supervised warm start on prompt/completion rows"),
+    learner("reward-model", "Train a reward model on pairs of completions"),
+    learner("score", "Scores of given completions by a reward model"),
+    learner("replay", "Train a kept step of a run again, with any method, and compare"),
+    learner("logprobs", "Log-probs of given completions"),
+    learner("init", "Write random weights into a model directory that has none"),
+];
+
+/// The command that the words name, if a half carries it out, and what follows its name.
+pub fn delegated(words: &[OsString]) -> Option<(&'static Delegated, Vec<OsString>)> {
+    let find = |name: &OsString| COMMANDS.iter().find(|command| name == command.name);
+    match words {
+        [help, name, ..] if help == "help" => Some((find(name)?, vec!["--help".into()])),
+        [name, words @ ..] => Some((find(name)?, words.to_vec())),
+        [] => None,
+    }
+}
+
+impl Delegated {
+    /// Becomes the half.
+    ///
+    /// # Errors
+    /// When the half is not beside this program or does not start; otherwise this process goes on as the half.
+    pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
+        let program = binaries::find(self.program)?;
+        let mut command = Command::new(&program);
+        command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name).args(words);
+        Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
+    }
+}

@@ -1,0 +1,48 @@
+//! `tandem --help`: the commands by what one wants to do.
+
+use std::fmt::Write as _;
+
+use clap::Command;
+
+/// Headings and the commands below them, each command once.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Train", &["train", "iterate", "sft", "reward-model", "demo"]),
+    ("Sample and score", &["generate", "eval", "rewards", "score", "logprobs"]),
+    ("Look at a run", &["report", "replay"]),
+    ("Models and configurations", &["export", "init", "import-config"]),
+    ("Machine and speed", &["doctor", "bench", "tune"]),
+];
+
+/// The same command line, whose help lists the commands in groups.
+pub fn grouped(command: Command) -> Command {
+    let mut list = String::new();
+    for (heading, names) in GROUPS {
+        let _ = writeln!(list, "\n{heading}:");
+        for name in *names {
+            let about = command.find_subcommand(name).and_then(Command::get_about);
+            let _ = writeln!(list, "  {name:<13}  {}", about.map(ToString::to_string).unwrap_or_default());
+        }
+    }
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{list}\nOptions:\n{{options}}\n\n\
+         `tandem COMMAND --help` says more. `learner bench` measures training steps.\n"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_listed_once_and_fits_a_terminal() {
+        let listed = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect::<Vec<_>>();
+        let mut known: Vec<String> = crate::command_line().get_subcommands().map(|c| c.get_name().to_owned()).collect();
+        let mut sorted = listed.clone();
+        sorted.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(sorted, known);
+        for line in crate::command_line().render_help().to_string().lines().filter(|line| line.starts_with("  ")) {
+            assert!(line.chars().count() <= 80 && line.trim().contains("  "), "{line}");
+        }
+    }
+}
