@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use clap::builder::StyledStr;
 use serde::Serialize;
 use shared::{
     RunDir,
@@ -32,9 +33,7 @@ pub use directory::{goes_on, remove};
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tandem train [RUN.toml] [--key value]... [--dry-run]",
-    after_help = "Every key of run.toml is an option, for instance --learning_rate 1e-5; options win over the file.\n\
-                  --dry-run prints the resolved configuration and does nothing else.\n\
-                  `tandem train --dry-run` alone shows every key with its default."
+    after_help = every_option()
 )]
 pub struct Args {
     /// The configuration file, then options.
@@ -71,9 +70,27 @@ fn every_key(defaults: &TrainConfig) -> String {
     let toml = layers::to_toml(defaults);
     let line = |option: &OptionSpec| {
         let given = toml.lines().find(|line| line.split(" = ").next() == Some(option.key));
-        given.map_or_else(|| format!("# {} = (absent)\n", option.key), |line| format!("{line}\n"))
+        let absent = || format!("# {} = (absent: {})\n", option.key, option.absent.unwrap_or("it must be given"));
+        given.map_or_else(absent, |line| format!("{line}\n"))
     };
     OPTIONS.iter().map(line).collect()
+}
+
+/// What `--help` says of the options: in a sentence each what it does, and its default.
+fn every_option() -> StyledStr {
+    let flag = |option: &OptionSpec| {
+        let does = option.doc.split(". ").next().unwrap_or_default().trim_end_matches('.');
+        let default = option.default_text().filter(|text| text != "[]").or(option.absent.map(str::to_owned));
+        let default = default.map_or_else(String::new, |default| format!(" [default: {default}]"));
+        let flag = clap::Arg::new(option.key).long(option.key).value_name(option.kind.words());
+        flag.help(format!("{does}{default}")).help_heading(option.section)
+    };
+    let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the file.\n\
+                    --dry-run prints the resolved configuration and does nothing else.\n\
+                    docs/configuration.md describes the options in full.\n\n{all-args}";
+    let mut options = clap::Command::new("options").disable_help_flag(true).help_template(template);
+    options = options.args(OPTIONS.iter().map(flag));
+    options.render_help()
 }
 
 /// A run that has ended.
@@ -171,9 +188,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_help_has_every_option_with_its_default() {
+        let help = every_option().to_string();
+        assert!(OPTIONS.iter().all(|option| help.contains(&format!("--{} <", option.key))), "{help}");
+        for text in ["\nGeneration:\n", "--dataset <path>", "Hugging Face model", "[default: 8]", "[default: off]"] {
+            assert!(help.contains(text), "{text}: {help}");
+        }
+    }
+
+    #[test]
     fn every_key_is_shown_with_its_default() {
         let text = every_key(&TrainConfig::default());
         assert_eq!(text.lines().count(), OPTIONS.len());
-        assert!(text.contains("\nnum_generations = 8\n") && text.contains("\n# max_steps = (absent)\n"), "{text}");
+        assert!(
+            text.contains("\nnum_generations = 8\n") && text.contains("\n# max_steps = (absent: as many as "),
+            "{text}"
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
-use shared::ModelDir;
+use shared::{ModelDir, config::TrainConfig};
 use tch::{Device, Kind};
 
 use crate::{
@@ -25,13 +25,13 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub struct ComputeArgs {
     /// Where to compute: cpu, or cuda with the CUDA build of libtorch.
-    #[arg(long, default_value = "cpu", value_parser = word::<shared::config::Device>, env = "TANDEM_LEARNER_DEVICE")]
+    #[arg(long, default_value_t = TrainConfig::default().learner_device, env = "TANDEM_LEARNER_DEVICE")]
     pub device: shared::config::Device,
     /// Threads; all cores without it.
     #[arg(long)]
     pub threads: Option<usize>,
     /// Most tokens of one forward pass, padding included. Bounds memory, never changes a result.
-    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = TrainConfig::default().micro_batch_tokens, value_parser = clap::value_parser!(u32).range(1..))]
     pub micro_batch_tokens: u32,
 }
 

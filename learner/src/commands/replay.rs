@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 use shared::{
     RunDir,
-    config::layers,
+    config::{TrainConfig, layers},
     metrics::{self, Metric, OPTIMISATION, POLICY},
 };
 
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long)]
     pub step: Option<u64>,
     /// Where to compute: cpu or cuda.
-    #[arg(long, default_value = "cpu", value_parser = super::word::<shared::config::Device>)]
+    #[arg(long, default_value_t = TrainConfig::default().learner_device)]
     pub device: shared::config::Device,
     /// Threads; those of the run without it.
     #[arg(long)]

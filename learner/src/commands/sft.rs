@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use shared::config::LrSchedulerType;
 
-use super::{ComputeArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting, word};
+use super::{ComputeArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting};
 use crate::{
     optimizer::AdamWOptions,
     schedule::Schedule,
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, default_value_t = 2e-5)]
     pub learning_rate: f64,
     /// Schedule: constant, constant_with_warmup, linear or cosine.
-    #[arg(long, default_value = "linear", value_parser = word::<LrSchedulerType>)]
+    #[arg(long, default_value = "linear")]
     pub lr_scheduler_type: LrSchedulerType,
     /// Updates of linear warm-up.
     #[arg(long, default_value_t = 0)]

@@ -1,4 +1,5 @@
-//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins.
+//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins. A flag that means what
+//! an option of a run means is described, and has its default, where that option is declared.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,11 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use rollout_rewards::{RewardFunction, RewardPool};
-use serde::de::{DeserializeOwned, IntoDeserializer, value};
 use shared::{
     ModelDir, SamplingParams,
-    config::{Device, KvDtype, RolloutDtype},
+    config::{self, Choice, ChoiceSpec, Device, KvDtype, RolloutDtype, TrainConfig},
 };
 
 use super::rows::check_writable;
@@ -24,32 +25,25 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingFlags {
-    /// Divides the logits: lower is safer and more alike, higher more varied; 0 takes the likeliest token (greedy)
-    #[arg(long, env = "TANDEM_TEMPERATURE", value_name = "T", allow_negative_numbers = true)]
-    pub temperature: Option<f32>,
-    /// Draw from the K likeliest tokens only: fewer slips, less variety; 0 = off
-    #[arg(long, env = "TANDEM_TOP_K", value_name = "K", default_value_t = SamplingParams::default().top_k)]
-    pub top_k: u32,
-    /// Draw from the smallest set of tokens that holds this probability: cuts the unlikely tail; 1 = off
-    #[arg(long, env = "TANDEM_TOP_P", value_name = "P", default_value_t = SamplingParams::default().top_p)]
-    pub top_p: f32,
-    /// Drop tokens less likely than P times the likeliest: a cut that adapts to how sure the model is
-    #[arg(long, env = "TANDEM_MIN_P", value_name = "P")]
-    pub min_p: Option<f32>,
-    /// Make tokens that have appeared less likely: fewer loops, but also fewer rightful repeats; 1 = off
-    #[arg(long, env = "TANDEM_REPETITION_PENALTY", value_name = "R",
-          default_value_t = SamplingParams::default().repetition_penalty)]
-    pub repetition_penalty: f32,
-    /// Most tokens of a completion: time and memory grow with it, and what is longer is cut off
+    #[arg(long, env = "TANDEM_TEMPERATURE", value_name = "T", allow_negative_numbers = true,
+          help = help("temperature") + "; 0 takes the likeliest token (greedy)")]
+    pub(super) temperature: Option<f32>,
+    #[arg(long, env = "TANDEM_TOP_K", value_name = "K", default_value_t = defaults().top_k, help = help("top_k"))]
+    pub(super) top_k: u32,
+    #[arg(long, env = "TANDEM_TOP_P", value_name = "P", default_value_t = defaults().top_p, help = help("top_p"))]
+    pub(super) top_p: f32,
+    #[arg(long, env = "TANDEM_MIN_P", value_name = "P", help = help("min_p"))]
+    pub(super) min_p: Option<f32>,
+    #[arg(long, env = "TANDEM_REPETITION_PENALTY", value_name = "R", default_value_t = defaults().repetition_penalty,
+          help = help("repetition_penalty"))]
+    pub(super) repetition_penalty: f32,
     #[arg(long, env = "TANDEM_MAX_COMPLETION_LENGTH", value_name = "N",
-          default_value_t = SamplingParams::default().max_completion_length)]
-    pub max_completion_length: u32,
-    /// End a completion when its text contains this, which saves the tokens that would follow; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
-    /// Seed of the sampling: the same seed gives the same completions whatever the batch size or number of threads
-    #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = SamplingParams::default().seed)]
-    pub seed: u64,
+          default_value_t = defaults().max_completion_length, help = help("max_completion_length"))]
+    pub(super) max_completion_length: u32,
+    #[arg(long, value_name = "TEXT", help = help("stop") + "; may be given several times")]
+    pub(super) stop: Vec<String>,
+    #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = defaults().seed, help = help("seed"))]
+    pub(super) seed: u64,
 }
 
 impl SamplingFlags {
@@ -88,56 +82,39 @@ fn as_flag(message: &str) -> String {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Batching")]
 pub struct BatchingFlags {
-    /// Sequences decoded at once: more is faster in total, but each takes longer and needs memory for its keys and
-    /// values [default: all of them, at most 64, as far as memory allows]
-    #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N")]
-    pub max_num_seqs: Option<usize>,
-    /// Prompt tokens prefilled between two decode steps: more fills free places sooner, less keeps running sequences
-    /// waiting less. A longer prompt is computed in pieces while sequences run; with the stock kernels, as a whole
-    /// [default: 8192]
-    #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
-    pub max_num_batched_tokens: Option<usize>,
+    #[arg(long, env = "TANDEM_MAX_NUM_SEQS", value_name = "N",
+          help = help("max_num_seqs") + " [default: all of them, at most 64, as far as memory allows]")]
+    pub(super) max_num_seqs: Option<usize>,
+    #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N",
+          help = format!("{} [default: {}]", help("max_num_batched_tokens"), defaults().max_num_batched_tokens))]
+    pub(super) max_num_batched_tokens: Option<usize>,
     /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the KV
     /// cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the stock kernels; not
     /// yet run on a GPU
     #[arg(long, env = "TANDEM_PREFILL_BATCH", value_name = "N", default_value_t = 1)]
     pub prefill_batch: usize,
-    /// Longest prompt plus completion, for which each sequence reserves memory [default: what the longest prompt and
-    /// completion need, within the model's limit]
-    #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N")]
-    pub max_model_len: Option<usize>,
-    /// Most tokens that are computed ahead of a sequence in one step, guessed from its prompt and its group: saves steps
-    /// while few sequences run and completions repeat each other, costs the work of wrong guesses, which are not made where
-    /// they were seen not to pay; changes no completion; 0 = off
-    #[arg(long, env = "TANDEM_SPECULATIVE_TOKENS", value_name = "N", default_value_t = 0)]
-    pub speculative_tokens: usize,
-    /// Threads of the engine: as many as there are cores free for it; more take each other's time [default: all cores]
-    #[arg(long, env = "TANDEM_THREADS", value_name = "N")]
-    pub threads: Option<usize>,
-    /// Where the model runs: cpu (fp32, bit for bit the same everywhere), cuda (fp16, many times faster; needs ONNX
-    /// Runtime's CUDA build) or tensorrt (compiles what it can of the graph, which takes minutes for new weights, and leaves
-    /// the rest to CUDA; not yet run on a GPU)
-    #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value = "cpu", value_parser = parse_choice::<Device>)]
-    pub device: Device,
-    /// What computes the model on the CPU: packed (this program's operators, fp32: faster, prompts held once for all
-    /// their completions, new weights in use sooner) or stock (ONNX Runtime's, to compare with); completions of the two
-    /// differ by rounding [default: packed]
-    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", value_parser = parse_choice::<Kernels>)]
-    pub kernels: Option<Kernels>,
-    /// What the linear layers compute in, with the packed kernels: auto (the exported type), int8 (a quarter of the
-    /// memory and several times faster with VNNI or AMX; log-probs are those of the rounded model), bf16 (half of the
-    /// memory and faster with AMX; closer to fp32 than int8) or bf16x3 (the memory of fp32, log-probs within some 1e-4
-    /// of it; faster with AMX and many sequences)
-    #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value = "auto",
-          value_parser = parse_choice::<RolloutDtype>)]
-    pub rollout_dtype: RolloutDtype,
-    /// What keys and values are stored as, with the packed kernels: auto (the exported type) or int8 (a quarter of the
-    /// memory and faster with long contexts; log-probs are those of attention over the rounded keys and values)
-    #[arg(long, env = "TANDEM_KV_DTYPE", value_name = "DTYPE", default_value = "auto",
-          value_parser = parse_choice::<KvDtype>)]
-    pub kv_dtype: KvDtype,
-    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose distribution
-    /// needs more (a flat distribution with --top-p, --repetition-penalty) is fetched whole. More covers flatter ones,
+    #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N",
+          help = help("max_model_len") + " [default: what the longest prompt and completion need, within the model's limit]")]
+    pub(super) max_model_len: Option<usize>,
+    #[arg(long, env = "TANDEM_SPECULATIVE_TOKENS", value_name = "N", default_value_t = defaults().speculative_tokens,
+          help = help("speculative_tokens"))]
+    pub(super) speculative_tokens: usize,
+    #[arg(long, env = "TANDEM_THREADS", value_name = "N", help = help("rollout_threads") + " [default: all cores]")]
+    pub(super) threads: Option<usize>,
+    #[arg(long, env = "TANDEM_DEVICE", value_name = "DEVICE", default_value_t = defaults().rollout_device,
+          value_parser = choice::<Device>(), help = help("rollout_device"))]
+    pub(super) device: Device,
+    #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS", value_parser = choice::<Kernels>(),
+          help = format!("{} [default: {}]", help("rollout_kernels"), defaults().rollout_kernels))]
+    pub(super) kernels: Option<Kernels>,
+    #[arg(long, env = "TANDEM_ROLLOUT_DTYPE", value_name = "DTYPE", default_value_t = defaults().rollout_dtype,
+          value_parser = choice::<RolloutDtype>(), help = help("rollout_dtype"))]
+    pub(super) rollout_dtype: RolloutDtype,
+    #[arg(long, env = "TANDEM_KV_DTYPE", value_name = "DTYPE", default_value_t = defaults().kv_dtype,
+          value_parser = choice::<KvDtype>(), help = help("kv_dtype"))]
+    pub(super) kv_dtype: KvDtype,
+    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose
+    /// distribution needs more (a flat one with --top-p, --repetition-penalty) is fetched whole. More covers flatter ones,
     /// fewer fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet
     /// run on a GPU, where 8192 is worth a try
     #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N", default_value_t = 0)]
@@ -188,8 +165,6 @@ impl TraceFlags {
 
 /// Sequences decoded at once when the user does not say: beyond this a processor gains little.
 const DEFAULT_MAX_NUM_SEQS: usize = 64;
-/// Prompt tokens between two decode steps when the user does not say.
-const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 8192;
 
 impl BatchingFlags {
     /// The number of threads.
@@ -219,14 +194,15 @@ impl BatchingFlags {
         if let Some(wanted) = self.max_model_len.filter(|&n| n > model_limit) {
             bail!("--max-model-len {wanted} is beyond the model's limit of {model_limit} (max_position_embeddings)");
         }
+        let defaults = defaults();
         Ok(EngineOptions {
             device: self.device,
-            kernels: self.kernels.unwrap_or(Kernels::Packed),
+            kernels: self.kernels.unwrap_or(defaults.rollout_kernels),
             rollout_dtype: self.rollout_dtype,
             kv_dtype: self.kv_dtype,
             threads: self.threads()?,
             max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
-            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
             speculative_tokens: self.speculative_tokens,
             prefill_batch: self.prefill_batch,
             max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
@@ -239,12 +215,21 @@ impl BatchingFlags {
     }
 }
 
-/// A choice by its name in `run.toml`.
-///
-/// # Errors
-/// The names there are.
-fn parse_choice<T: DeserializeOwned>(name: &str) -> Result<T, String> {
-    T::deserialize(name.into_deserializer()).map_err(|e: value::Error| e.to_string())
+/// What a run does without being told.
+fn defaults() -> TrainConfig {
+    TrainConfig::default()
+}
+
+/// What an option of a run does, for the flag that means the same.
+fn help(key: &str) -> String {
+    let option = config::option(key).expect("the key of an option");
+    option.doc.trim_end_matches('.').to_owned()
+}
+
+/// The values of a choice, each with its meaning.
+fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let value = |spec: &ChoiceSpec| PossibleValue::new(spec.word).aliases(spec.aliases).help(spec.doc);
+    PossibleValuesParser::new(T::WORDS.iter().map(value)).try_map(|word| T::of_word(&word))
 }
 
 /// The model and how prompts are made for it.
@@ -253,14 +238,11 @@ pub struct PromptFlags {
     /// Hugging Face model directory (config.json, model.safetensors, tokenizer.json)
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
-    /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a user
-    /// message then
-    #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT")]
-    pub system_prompt: Option<String>,
-    /// Keep at most this many tokens of a prompt, from its end: bounds time and memory, loses the beginning
+    #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT", help = help("system_prompt"))]
+    pub(super) system_prompt: Option<String>,
     #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_prompt_length: Option<u32>,
+          value_parser = clap::value_parser!(u32).range(1..), help = help("max_prompt_length"))]
+    pub(super) max_prompt_length: Option<u32>,
     /// Take only the first N prompts: less work, and a less certain figure
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
@@ -294,25 +276,15 @@ impl PromptFlags {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Rewards")]
 pub struct RewardFlags {
-    /// Reward functions by name, separated by commas, parameters as in `sentence_share:word=dog`; `rollout rewards`
-    /// lists them. Rules cost next to nothing, programs and reward models take cores from the engine
-    #[arg(long, env = "TANDEM_REWARD_FUNCS", value_name = "NAMES", value_delimiter = ',')]
-    pub reward_funcs: Vec<String>,
-    /// Weight of each reward function in the sum, separated by commas: more of one counts for less of the others
-    /// [default: 1 each]
-    #[arg(
-        long,
-        env = "TANDEM_REWARD_WEIGHTS",
-        value_name = "WEIGHTS",
-        value_delimiter = ',',
-        allow_negative_numbers = true
-    )]
-    pub reward_weights: Vec<f64>,
-    /// Seconds that one call of a reward function may take before it counts as failed, for one completion, or for all of a
-    /// prompt where the function sees them together (`command`, `model`, `relative_length`): more is kinder to slow
-    /// functions, less keeps a hanging one from holding everything up
-    #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = 10.0)]
-    pub reward_timeout: f64,
+    #[arg(long, env = "TANDEM_REWARD_FUNCS", value_name = "NAMES", value_delimiter = ',',
+          help = help("reward_funcs") + ". Separated by commas")]
+    pub(super) reward_funcs: Vec<String>,
+    #[arg(long, env = "TANDEM_REWARD_WEIGHTS", value_name = "WEIGHTS", value_delimiter = ',',
+          allow_negative_numbers = true, help = help("reward_weights") + ". Separated by commas")]
+    pub(super) reward_weights: Vec<f64>,
+    #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = defaults().reward_timeout,
+          help = help("reward_timeout"))]
+    pub(super) reward_timeout: f64,
 }
 
 impl RewardFlags {

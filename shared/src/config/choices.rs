@@ -1,4 +1,4 @@
-//! The options with a closed list of values: each value with its word in `run.toml`, other words for it, and its meaning.
+//! The options with a closed list of values: each value with its word in `run.toml`, other words for it and its meaning.
 
 use super::declare::choices;
 use crate::manifest::Dtype;
@@ -201,11 +201,12 @@ choices! {
 
     /// Where a process computes.
     Device {
-        /// Processor cores.
+        /// Processor cores, in fp32: bit for bit the same everywhere.
         Cpu = "cpu",
-        /// The first CUDA device.
+        /// The first CUDA device; needs the CUDA build of the library.
         Cuda = "cuda",
-        /// TensorRT where it can take the graph, CUDA for the rest (sampler only).
+        /// TensorRT where it can take the graph, which takes minutes for new weights, CUDA for the rest (sampler only;
+        /// not yet run on a GPU).
         Tensorrt = "tensorrt",
     }
 }

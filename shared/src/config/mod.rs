@@ -7,10 +7,10 @@
 //! epsilon: f64 = 0.2, trl, also(&["clip_ratio", "eps_clip"]), at_least(0.0), below(1.0);
 //! ```
 //!
-//! Behind type and default stand, in any order, the words that [`OptionSpec`] has: where it comes from (`trl`, `source`),
-//! other spellings (`also`), which numbers it may be (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`),
-//! and whether a run may be resumed with another value (`keeps_results`). The type says the rest: `Option` that it may be
-//! absent, `PathBuf` that it is a path. To add an option is to add such lines. From them come:
+//! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is absent
+//! (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
+//! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), and whether a run may be resumed with another value
+//! (`keeps_results`). A `PathBuf` is relative to the file that it is given in. To add an option is to add such lines. From them come:
 //!
 //! - the field of [`TrainConfig`] and its default;
 //! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);

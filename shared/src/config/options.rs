@@ -19,23 +19,23 @@ options! {
         /// countdown's `nums`/`target`.
         dataset: PathBuf = PathBuf::new(), source("TRL `dataset_name`"), also(&["dataset_name"]);
         /// Evaluation prompts, in the same formats, for `eval_steps`.
-        eval_dataset: Option<PathBuf> = None, keeps_results;
+        eval_dataset: Option<PathBuf> = None, absent("no evaluation"), keeps_results;
         /// Where the run is written.
         output_dir: PathBuf = "runs/grpo".into(), trl, keeps_results;
-        /// Put before the messages of every prompt as a system message (a plain text prompt becomes a user message
-        /// then).
-        system_prompt: Option<String> = None;
-        /// Keep at most this many prompt tokens, from the end: bounds time and memory, loses the beginning. Absent =
-        /// all.
-        max_prompt_length: Option<u32> = None, at_least(1.0);
+        /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a
+        /// user message then.
+        system_prompt: Option<String> = None, absent("none");
+        /// Keep at most this many tokens of a prompt, from its end: bounds time and memory, loses the beginning.
+        max_prompt_length: Option<u32> = None, absent("all"), at_least(1.0);
         /// Draw the prompts in a seeded random order, a new one each epoch.
         shuffle_dataset: bool = true, trl;
     }
 
     "Rewards" {
-        /// Names of the reward functions; `rollout rewards` lists them.
+        /// Names of the reward functions, with parameters as in `sentence_share:word=dog`; `rollout rewards` lists
+        /// them. Rules cost next to nothing, programs and reward models take cores from the sampler.
         reward_funcs: Vec<String> = Vec::new(), trl;
-        /// One weight per reward function; empty = all 1.
+        /// Weight of each reward function in the sum: more of one counts for less of the others; empty = all 1.
         reward_weights: Vec<f64> = Vec::new(), trl;
         /// Seconds that one call of a reward function may take before it counts as failed. A call is for one
         /// completion, or for all of a prompt where the function sees them together (`command`, `model`,
@@ -50,18 +50,19 @@ options! {
             because("a group of one has no baseline");
         /// Longest completion in tokens: time and memory of a step grow with it, and what is longer is cut off.
         max_completion_length: u32 = 512, trl, also(&["max_response_length"]), at_least(1.0);
-        /// Divides the logits: lower is surer and more alike, higher explores more.
+        /// Divides the logits: lower is safer and more alike, higher explores more.
         temperature: f32 = 1.0, trl, above(0.0),
             because("greedy completions of a prompt are all the same and teach nothing");
-        /// Nucleus sampling; 1 = off.
+        /// Draw from the smallest set of tokens that holds this probability (nucleus sampling): cuts the unlikely tail;
+        /// 1 = off.
         top_p: f32 = 1.0, trl, above(0.0), at_most(1.0);
-        /// Keep the k likeliest tokens; 0 = off.
+        /// Draw from this many of the likeliest tokens only: fewer slips, less variety; 0 = off.
         top_k: u32 = 0, trl;
-        /// Drop tokens less likely than this times the likeliest; absent = off.
-        min_p: Option<f32> = None, trl, at_least(0.0), at_most(1.0);
-        /// Penalty on tokens already seen; 1 = off.
+        /// Drop tokens less likely than this times the likeliest: a cut that adapts to how sure the model is.
+        min_p: Option<f32> = None, absent("off"), trl, at_least(0.0), at_most(1.0);
+        /// Make tokens that have appeared less likely: fewer loops, but also fewer rightful repeats; 1 = off.
         repetition_penalty: f32 = 1.0, trl, above(0.0);
-        /// Texts that end a completion.
+        /// Texts that end a completion, which saves the tokens that would follow.
         stop: Vec<String> = Vec::new();
         /// Replace groups whose completions all earn the same, which teach nothing, by groups of further prompts until
         /// the batch is full (DAPO section 3.2). A step then uses up more prompts, so that a given number of steps
@@ -78,15 +79,16 @@ options! {
         per_device_train_batch_size: u32 = 8, trl, at_least(1.0);
         /// Logical micro-batches per optimiser update.
         gradient_accumulation_steps: u32 = 1, trl, at_least(1.0);
-        /// Logical micro-batches per generation batch; absent = `gradient_accumulation_steps`.
-        steps_per_generation: Option<u32> = None, trl, at_least(1.0);
-        /// Completions per step; absent = `per_device_train_batch_size × steps_per_generation`. Rounded up to whole
-        /// groups.
-        generation_batch_size: Option<u32> = None, trl, at_least(1.0);
+        /// Logical micro-batches per generation batch.
+        steps_per_generation: Option<u32> = None, absent("`gradient_accumulation_steps`"), trl, at_least(1.0);
+        /// Completions per step. Rounded up to whole groups.
+        generation_batch_size: Option<u32> = None,
+            absent("`per_device_train_batch_size` × `steps_per_generation`"), trl, at_least(1.0);
         /// Passes over the training prompts; `max_steps` wins.
         num_train_epochs: f64 = 3.0, trl, also(&["total_epochs"]), above(0.0);
-        /// Number of steps (generation batches); absent = from `num_train_epochs`.
-        max_steps: Option<u64> = None, trl, also(&["total_training_steps"]), at_least(1.0);
+        /// Number of steps (generation batches).
+        max_steps: Option<u64> = None, absent("as many as `num_train_epochs` makes"), trl,
+            also(&["total_training_steps"]), at_least(1.0);
         /// Optimisation passes over each generation batch (μ).
         num_iterations: u32 = 1, trl, also(&["ppo_epochs"]), at_least(1.0);
         /// Most tokens (prompt and completion, padding included) that the learner holds in one forward pass. It bounds
@@ -112,8 +114,8 @@ options! {
     }
 
     "Critic (advantage_estimator gae)" {
-        /// Model directory that the critic starts from; absent = the policy's. A head that is not there starts at 0.
-        critic_model: Option<PathBuf> = None;
+        /// Model directory that the critic starts from. A head that is not there starts at 0.
+        critic_model: Option<PathBuf> = None, absent("the policy's");
         /// Peak learning rate of the critic.
         critic_learning_rate: f64 = 1e-5, source("verl `critic.optim.lr`"), at_least(0.0);
         /// Steps in which only the critic learns.
@@ -126,20 +128,22 @@ options! {
         /// Policy term and reduction.
         loss_type: LossType = LossType::Dapo, source("TRL `loss_type`, verl `policy_loss.loss_mode`"),
             also(&["loss_mode"]);
-        /// Reduction; absent = that of `loss_type`.
-        loss_aggregation: Option<LossAggregation> = None, source("verl `loss_agg_mode`, RLinf `loss_agg_func`"),
-            also(&["loss_agg_mode", "loss_agg_func"]);
-        /// Divisor of `seq-mean-token-sum-norm`; absent = `max_completion_length`.
-        loss_scale_factor: Option<f64> = None, source("verl `loss_scale_factor`"), above(0.0);
+        /// How the losses of tokens are reduced to one number.
+        loss_aggregation: Option<LossAggregation> = None, absent("that of `loss_type`"),
+            source("verl `loss_agg_mode`, RLinf `loss_agg_func`"), also(&["loss_agg_mode", "loss_agg_func"]);
+        /// Divisor of `seq-mean-token-sum-norm`.
+        loss_scale_factor: Option<f64> = None, absent("`max_completion_length`"), source("verl `loss_scale_factor`"),
+            above(0.0);
         /// What the importance ratio is taken over.
         importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token, trl;
         /// Clip range below (and above, without `epsilon_high`).
         epsilon: f64 = 0.2, trl, also(&["clip_ratio", "clip_ratio_low", "ratio_clip_eps", "eps_clip"]),
             at_least(0.0), below(1.0);
-        /// Clip range above; absent = `epsilon`. For `loss_type` cispo it is the cap of the ratio itself.
-        epsilon_high: Option<f64> = None, trl, also(&["clip_ratio_high", "eps_clip_high"]), at_least(0.0);
-        /// Cap of the unclipped ratio (two-sided clipping, INTELLECT-2); absent = none.
-        delta: Option<f64> = None, trl, above(0.0);
+        /// Clip range above. For `loss_type` cispo it is the cap of the ratio itself.
+        epsilon_high: Option<f64> = None, absent("`epsilon`"), trl,
+            also(&["clip_ratio_high", "eps_clip_high"]), at_least(0.0);
+        /// Cap of the unclipped ratio (two-sided clipping, INTELLECT-2).
+        delta: Option<f64> = None, absent("none"), trl, above(0.0);
         /// Dual clip of `loss_type` vanilla: bound of the loss of tokens with a negative advantage.
         clip_ratio_c: f64 = 3.0, source("verl `clip_ratio_c`"), above(1.0), because("it bounds a ratio");
         /// SAPO's temperature for advantages above 0.
@@ -158,12 +162,12 @@ options! {
         mask_truncated_completions: bool = false, trl;
         /// Train only on this share of each logical batch's tokens, those of highest entropy; 1 = all.
         top_entropy_quantile: f64 = 1.0, trl, above(0.0), at_most(1.0);
-        /// Leave out completions with a negative advantage whose mean `sampling_logprobs − logprobs` is above this;
-        /// absent = none. It grows with every update since the completion was sampled (`max_staleness`,
-        /// `num_iterations`) and with a rounded sampler (`rollout_dtype`, `kv_dtype`).
-        off_policy_mask_threshold: Option<f64> = None, trl, at_least(0.0);
-        /// Leave a logical micro-batch out when its mean ratio is above this; absent = none.
-        early_stop_imp_ratio: Option<f64> = None, source("RLinf `early_stop_imp_ratio`"),
+        /// Leave out completions with a negative advantage whose mean `sampling_logprobs − logprobs` is above this.
+        /// It grows with every update since the completion was sampled (`max_staleness`, `num_iterations`) and with a
+        /// rounded sampler (`rollout_dtype`, `kv_dtype`).
+        off_policy_mask_threshold: Option<f64> = None, absent("none"), trl, at_least(0.0);
+        /// Leave a logical micro-batch out when its mean ratio is above this.
+        early_stop_imp_ratio: Option<f64> = None, absent("none"), source("RLinf `early_stop_imp_ratio`"),
             above(1.0), because("it bounds a ratio");
         /// Weigh each logical micro-batch by its share of the update's trained tokens.
         use_valid_token_scale: bool = false, source("RLinf `use_valid_token_scale`");
@@ -218,9 +222,10 @@ options! {
         /// Upper bound of the ratio; inf = none.
         importance_sampling_clip_max: f64 = 3.0, source("TRL `vllm_importance_sampling_clip_max`"),
             also(&["vllm_importance_sampling_clip_max"]), above(0.0), or_infinite;
-        /// Lower bound of the ratio; absent = none.
-        importance_sampling_clip_min: Option<f64> = None, source("TRL `vllm_importance_sampling_clip_min`"),
-            also(&["vllm_importance_sampling_clip_min"]), at_least(0.0);
+        /// Lower bound of the ratio.
+        importance_sampling_clip_min: Option<f64> = None, absent("none"),
+            source("TRL `vllm_importance_sampling_clip_min`"), also(&["vllm_importance_sampling_clip_min"]),
+            at_least(0.0);
         /// Divide the weights by their mean over the generation batch, after bounding their logs to ±20.
         importance_sampling_batch_normalize: bool = false, source("verl `rollout_is_batch_normalize`");
         /// Clip against the policy that the step began with and weigh by its distance from the one that sampled (the
@@ -257,31 +262,29 @@ options! {
         /// every completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes
         /// versions.
         weight_swap: WeightSwap = WeightSwap::Drain;
-        /// Device of the sampler.
+        /// Where the sampler computes. A GPU is many times faster than the CPU; the sampler then computes in fp16.
         rollout_device: Device = Device::Cpu;
-        /// What the sampler's linear layers compute in. On the CPU, `int8` samples faster with VNNI or AMX and `bf16`
-        /// with AMX, from a rounded model: the price is a `mismatch_kl` above 0, larger with `int8`, which the
-        /// importance correction answers. `bf16x3` is close to fp32 (log-probs within some 1e-4) and, on processors
-        /// with AMX, faster with many sequences.
+        /// What the sampler's linear layers compute in. A rounded model (`int8`, `bf16`) takes less memory and samples
+        /// faster; the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers.
         rollout_dtype: RolloutDtype = RolloutDtype::Auto;
-        /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and, on processors with
-        /// VNNI, samples long completions faster; the price is a `mismatch_kl` above 0, which the importance correction
-        /// answers.
+        /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and samples long
+        /// completions faster with VNNI; the price is a `mismatch_kl` above 0, which the importance correction answers.
         kv_dtype: KvDtype = KvDtype::Auto;
-        /// What computes the sampler's model on the CPU. The completions of the two differ by rounding.
+        /// What computes the sampler's model on the CPU: `packed` is faster. The completions of the two differ by
+        /// rounding.
         rollout_kernels: Kernels = Kernels::Packed;
-        /// Device of the learner.
+        /// Where the learner computes. TensorRT does not train.
         learner_device: Device = Device::Cpu;
-        /// Threads of the sampler; absent = all cores when synchronous, half of them otherwise. More than there are
-        /// cores free are slower than fewer; `rollout tune` measures it.
-        rollout_threads: Option<usize> = None, at_least(1.0), keeps_results;
-        /// Threads of the learner; absent = as for the sampler. While both processes work at once, each takes cores
-        /// from the other.
-        learner_threads: Option<usize> = None, at_least(1.0);
+        /// Threads of the sampler. More than there are cores free are slower than fewer; `rollout tune` measures it.
+        rollout_threads: Option<usize> = None, absent("all cores when synchronous, half of them otherwise"),
+            at_least(1.0), keeps_results;
+        /// Threads of the learner. While both processes work at once, each takes cores from the other.
+        learner_threads: Option<usize> = None, absent("as for the sampler"), at_least(1.0);
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
         /// their keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on
-        /// it. Absent = the generation batch, as far as memory allows.
-        max_num_seqs: Option<usize> = None, source("vLLM `max_num_seqs`"), at_least(1.0), keeps_results;
+        /// it.
+        max_num_seqs: Option<usize> = None, absent("the generation batch, as far as memory allows"),
+            source("vLLM `max_num_seqs`"), at_least(1.0), keeps_results;
         /// Prompt tokens prefilled between two decode steps: more fills free places sooner, less keeps running
         /// sequences waiting less. A longer prompt is computed in pieces (with the stock kernels, as a whole).
         max_num_batched_tokens: usize = 8192, source("vLLM `max_num_batched_tokens`"), at_least(1.0), keeps_results;
@@ -289,10 +292,12 @@ options! {
         /// completions of its group; 0 = off. Saves steps while few sequences run, costs the work of wrong guesses and
         /// changes no completion.
         speculative_tokens: usize = 0, source("vLLM `num_speculative_tokens`"), keeps_results;
-        /// Longest prompt plus completion; absent = what the dataset and `max_completion_length` need, within the
-        /// model's limit. Less saves memory for keys and values and cuts completions off. Sequences of more than 32768
-        /// tokens need it, unless `max_prompt_length` is set or completions alone may take more than 16384.
-        max_model_len: Option<usize> = None, source("vLLM `max_model_len`"), also(&["vllm_max_model_length"]),
+        /// Longest prompt plus completion. Less saves memory for keys and values and cuts completions off. Sequences of
+        /// more than 32768 tokens need it, unless `max_prompt_length` is set or completions alone may take more than
+        /// 16384.
+        max_model_len: Option<usize> = None,
+            absent("what the dataset and `max_completion_length` need, within the model's limit"),
+            source("vLLM `max_model_len`"), also(&["vllm_max_model_length"]),
             at_least(1.0);
         /// Seconds without any sign of life of the other process before a process gives up: too few end a run that is
         /// only slow, many leave a hang unnoticed for long.
@@ -303,14 +308,14 @@ options! {
     }
 
     "Bookkeeping" {
-        /// Seed of everything random.
+        /// Seed of everything random: the same seed gives the same completions, whatever the batch size or the threads.
         seed: u64 = 42, trl;
         /// Steps between checkpoints.
         save_steps: u64 = 500, trl, at_least(1.0), keeps_results;
-        /// Keep this many checkpoints, the oldest go; absent = all.
-        save_total_limit: Option<u32> = None, trl, at_least(1.0), keeps_results;
-        /// Steps between evaluations on `eval_dataset`, the last version included; absent = none.
-        eval_steps: Option<u64> = None, trl, at_least(1.0), keeps_results;
+        /// Keep this many checkpoints, the oldest go.
+        save_total_limit: Option<u32> = None, absent("all"), trl, at_least(1.0), keeps_results;
+        /// Steps between evaluations on `eval_dataset`, the last version included.
+        eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), keeps_results;
         /// Steps between progress lines when not on a terminal.
         logging_steps: u64 = 1, trl, at_least(1.0), keeps_results;
         /// Write every step's completions to `completions/`: a few kilobytes each on disk.
@@ -323,6 +328,6 @@ options! {
         /// events, at most 40 MB; it costs a few events a step.
         rollout_trace: bool = false, keeps_results;
         /// `latest`, or the path of a `checkpoint-N` to go on from.
-        resume_from_checkpoint: Option<String> = None, trl, keeps_results;
+        resume_from_checkpoint: Option<String> = None, absent("from the beginning"), trl, keeps_results;
     }
 }

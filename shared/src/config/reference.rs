@@ -2,9 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Map, Value};
-
-use super::{Bounds, ChoiceSpec, Kind, OPTIONS, OptionSpec, TrainConfig};
+use super::{Bounds, ChoiceSpec, Kind, OPTIONS, OptionSpec};
 
 const HEAD: &str = "\
 # Configuration
@@ -27,7 +25,6 @@ Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; witho
 /// The page as Markdown.
 #[must_use]
 pub fn page() -> String {
-    let defaults = defaults();
     let mut page = HEAD.to_owned();
     let mut section = "";
     for option in OPTIONS {
@@ -35,25 +32,17 @@ pub fn page() -> String {
             section = option.section;
             page.push_str(&format!("\n## {section}\n"));
         }
-        page.push_str(&entry(option, &defaults[option.key]));
+        page.push_str(&entry(option));
     }
     page
 }
 
-/// The default of every option.
-fn defaults() -> Map<String, Value> {
-    match serde_json::to_value(TrainConfig::default()) {
-        Ok(Value::Object(map)) => map,
-        _ => unreachable!("a flat structure serialises to an object"),
-    }
-}
-
-fn entry(option: &OptionSpec, default: &Value) -> String {
+fn entry(option: &OptionSpec) -> String {
     let mut head = option.kind.words().to_owned();
     if option.bounds != Bounds::FINITE {
         write!(head, " {}", option.bounds).expect("writing to a String");
     }
-    write!(head, ", {}", shown(default)).expect("writing to a String");
+    write!(head, ", {}", default(option)).expect("writing to a String");
     if !option.aliases.is_empty() {
         let spellings: Vec<String> = option.aliases.iter().map(|alias| format!("`{alias}`")).collect();
         write!(head, "; also spelt {}", spellings.join(", ")).expect("writing to a String");
@@ -67,13 +56,13 @@ fn entry(option: &OptionSpec, default: &Value) -> String {
     text
 }
 
-fn shown(default: &Value) -> String {
-    match default {
-        Value::Null => "absent by default".to_owned(),
-        Value::String(text) if text.is_empty() => "required".to_owned(),
-        Value::Array(list) if list.is_empty() => "default empty".to_owned(),
-        Value::String(text) => format!("default `{text}`"),
-        value => format!("default `{value}`"),
+/// The default, or what its absence means.
+fn default(option: &OptionSpec) -> String {
+    match (option.default_text().as_deref(), option.absent) {
+        (_, Some(meaning)) => format!("absent by default: {meaning}"),
+        (None, None) => "required".to_owned(),
+        (Some("[]"), None) => "empty by default".to_owned(),
+        (Some(text), None) => format!("default `{text}`"),
     }
 }
 

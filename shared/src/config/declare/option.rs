@@ -1,7 +1,9 @@
 //! What is said of an option where it is declared.
 
+use std::sync::LazyLock;
+
 use super::{Bounds, Given, Kind, OptionValue};
-use crate::config::ConfigError;
+use crate::config::{ConfigError, TrainConfig};
 
 /// An option of a run. The methods that return one are the words of a declaration, behind type and default.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,8 +18,8 @@ pub struct OptionSpec {
     pub source: Source,
     /// Its type.
     pub kind: Kind,
-    /// Whether it may be absent.
-    pub optional: bool,
+    /// What it means that it is absent, if it may be.
+    pub absent: Option<&'static str>,
     /// Other spellings.
     pub aliases: &'static [&'static str],
     /// The numbers that it may be.
@@ -50,11 +52,17 @@ impl OptionSpec {
             doc,
             source: Source::Own,
             kind: T::KIND,
-            optional: T::OPTIONAL,
+            absent: None,
             aliases: &[],
             bounds: Bounds::FINITE,
             changes_results: true,
         }
+    }
+
+    /// What it means that it is absent: for all that may be, and that are by default.
+    pub(in crate::config) const fn absent(mut self, meaning: &'static str) -> Self {
+        self.absent = Some(meaning);
+        self
     }
 
     /// TRL has it under the same name.
@@ -124,6 +132,18 @@ impl OptionSpec {
             Source::Own => None,
             Source::Trl => Some(format!("TRL `{}`", self.key)),
             Source::Named(names) => Some(names.to_owned()),
+        }
+    }
+
+    /// The default, if it has one: text without quotes, lists as in TOML. Options that every run must give have none.
+    #[must_use]
+    pub fn default_text(&self) -> Option<String> {
+        static DEFAULTS: LazyLock<serde_json::Value> =
+            LazyLock::new(|| serde_json::to_value(TrainConfig::default()).expect("a configuration is serialisable"));
+        match &DEFAULTS[self.key] {
+            serde_json::Value::Null => None,
+            serde_json::Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+            value => Some(value.to_string()),
         }
     }
 

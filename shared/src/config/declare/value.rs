@@ -70,8 +70,6 @@ pub enum Given<'a> {
 pub trait OptionValue: Sized {
     /// What a value is.
     const KIND: Kind;
-    /// Whether it may be absent.
-    const OPTIONAL: bool = false;
 
     /// The value of a file, if it is of this type.
     fn from_toml(value: &Value) -> Option<Self>;
@@ -181,7 +179,6 @@ impl OptionValue for PathBuf {
 /// Absent values are written `none`.
 impl<T: OptionValue> OptionValue for Option<T> {
     const KIND: Kind = T::KIND;
-    const OPTIONAL: bool = true;
 
     fn from_toml(value: &Value) -> Option<Self> {
         if value.as_str() == Some("none") { Some(None) } else { T::from_toml(value).map(Some) }
