@@ -15,6 +15,7 @@ use shared::atomic;
 
 use crate::output;
 use dialect::Dialect;
+use rules::Rule;
 use translate::Translation;
 
 /// Words of `tandem import-config`.
@@ -28,6 +29,14 @@ pub struct Args {
     /// Where to write the run.toml; standard output when not given.
     #[arg(long, short)]
     output: Option<PathBuf>,
+}
+
+/// Why a key of TRL's is no option of ours, if it is one that has no counterpart.
+pub fn hint(key: &str) -> Option<&'static str> {
+    match Dialect::Trl.rules().find(key) {
+        Some(Rule::Hint(hint)) => Some(hint),
+        _ => None,
+    }
 }
 
 /// Runs `tandem import-config`. The account goes to stderr.

@@ -6,11 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use shared::{
     ModelDir,
-    config::{TrainConfig, layers},
+    config::{ConfigError, TrainConfig, layers},
 };
+
+use crate::import_config;
 
 /// The words after `tandem train`, sorted.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,13 +35,13 @@ impl CommandLine {
         let is_dry_run = |word: &String| word == "--dry-run" || word == "--dry_run";
         let dry_run = options.iter().any(is_dry_run);
         let options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
-        Ok(Self { file, dry_run, overrides: layers::parse_overrides(&options)? })
+        Ok(Self { file, dry_run, overrides: layers::parse_overrides(&options).map_err(explained)? })
     }
 
     /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves it as
     /// it stands; in the file it is relative to the file's folder, as all paths there.
     pub fn config(&self) -> Result<TrainConfig> {
-        let mut config = layers::load(self.file.as_deref(), &self.overrides)?;
+        let mut config = layers::load(self.file.as_deref(), &self.overrides).map_err(explained)?;
         let in_file = !self.overrides.iter().any(|(key, _)| key == "resume_from_checkpoint");
         if let (true, Some(folder), Some(wanted)) =
             (in_file, self.file.as_deref().and_then(Path::parent), &mut config.resume_from_checkpoint)
@@ -48,6 +50,17 @@ impl CommandLine {
             *wanted = folder.join(&*wanted).display().to_string();
         }
         Ok(config)
+    }
+}
+
+/// Says why an option of TRL's is unknown here, where there is more to say than that.
+fn explained(error: ConfigError) -> anyhow::Error {
+    match &error {
+        ConfigError::UnknownKey { key, origin, .. } => match import_config::hint(key) {
+            Some(hint) => anyhow!("unknown option `{key}` ({origin}): {hint}"),
+            None => error.into(),
+        },
+        _ => error.into(),
     }
 }
 
@@ -108,6 +121,20 @@ mod tests {
         assert_eq!(line.overrides, [("seed".into(), "3".into()), ("beta".into(), "0.1".into())]);
         let line = CommandLine::parse(&words("--seed 3")).unwrap();
         assert_eq!((line.file, line.dry_run), (None, false));
+    }
+
+    #[test]
+    fn an_option_of_trl_without_a_counterpart_is_explained() {
+        for (word, hint) in [("--bf16", "float32"), ("--report-to=none", "metrics.jsonl"), ("--lern", "learn")] {
+            let message = CommandLine::parse(&words(word)).unwrap_err().to_string();
+            assert!(message.contains("unknown option") && message.contains(hint), "{message}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.toml");
+        fs::write(&file, "seed = 1\nuse_vllm = true\n").unwrap();
+        let line = CommandLine { file: Some(file), dry_run: true, overrides: Vec::new() };
+        let message = line.config().unwrap_err().to_string();
+        assert!(message.contains("line 2") && message.contains("ONNX Runtime"), "{message}");
     }
 
     const CONFIG_JSON: &str = r#"{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 16,

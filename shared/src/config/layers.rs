@@ -70,11 +70,15 @@ fn read_file(config: &mut TrainConfig, path: &Path) -> Result<(), ConfigError> {
     let fail = |message: String| ConfigError::File { path: origin.clone(), message };
     let text = fs::read_to_string(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
-        let line = e.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-        fail(format!("line {line}: {}", e.message().split_whitespace().collect::<Vec<_>>().join(" ")))
+        let number = e.span().map_or(0, |span| text[..span.start].matches('\n').count());
+        let line = text.lines().nth(number).unwrap_or_default().trim();
+        let message = e.message().split_whitespace().collect::<Vec<_>>().join(" ");
+        fail(format!("line {}: {message} in `{line}`", number + 1))
     })?;
+    let line_of = |key: &str| text.lines().position(|line| line.split('=').next().is_some_and(|k| k.trim() == key));
     let mut seen = HashSet::new();
     for (spelling, mut value) in table {
+        let origin = line_of(&spelling).map_or_else(|| origin.clone(), |n| format!("{origin}, line {}", n + 1));
         let option = known(&spelling, &origin)?;
         if !seen.insert(option.key) {
             return Err(fail(format!("`{}` is given twice, once under another spelling", option.key)));

@@ -30,8 +30,8 @@ fn message<T: std::fmt::Debug>(result: Result<T, ConfigError>) -> String {
 fn an_unknown_key_is_refused_with_the_nearest_one() {
     let text = message(from_line(&["--learning-rat", "1e-4"]));
     assert!(text.contains("`learning_rat`") && text.contains("did you mean `learning_rate`?"), "{text}");
-    let text = message(from_file("num_generation = 4", &[]));
-    assert!(text.contains("run.toml") && text.contains("did you mean `num_generations`?"), "{text}");
+    let text = message(from_file("# a run\nnum_generation = 4", &[]));
+    assert!(text.contains("run.toml, line 2)") && text.contains("did you mean `num_generations`?"), "{text}");
     let text = message(from_line(&["--zzz", "1"]));
     assert!(text.contains("unknown option `zzz`") && !text.contains("did you mean"), "{text}");
 }
@@ -56,8 +56,8 @@ fn alias_spellings_mean_the_same_option() {
 
 #[test]
 fn type_errors_name_the_key_and_its_origin() {
-    let text = message(from_file("max_steps = \"many\"", &[]));
-    assert!(text.contains("`max_steps`") && text.contains("run.toml"), "{text}");
+    let text = message(from_file("seed = 1\nmax_steps = \"many\"", &[]));
+    assert!(text.contains("run.toml, line 2) must be a whole number of at least 0, got \"many\""), "{text}");
     let text = message(from_line(&["--num_generations", "2.5"]));
     assert!(text.contains("`num_generations` (command line)"), "{text}");
     let text = message(from_line(&["--loss_type", "mean"]));
@@ -66,6 +66,8 @@ fn type_errors_name_the_key_and_its_origin() {
     assert!(text.contains("`num_generations`"), "{text}");
     let text = message(from_file("learning_rate = \n", &[]));
     assert!(text.contains("run.toml: line 1"), "{text}");
+    let text = message(from_file("seed = 1\nbeta = 0\nseed = 2", &[]));
+    assert!(text.contains("line 3: duplicate key in `seed = 2`"), "{text}");
 }
 
 #[test]
