@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn an_export_has_positions_for_the_longest_sequence() {
-        let model = ModelDir::open(::tests::golden_dir().join("models/qwen2")).unwrap();
+        let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
         let long = ModelConfig { max_position_embeddings: 131_072, ..model.config().clone() };
         let of = |model: &ModelConfig, completion, prompt, max_model_len| {
             let config = TrainConfig {

@@ -176,7 +176,7 @@ mod tests {
 
     /// A scorer of which each update adds a gradient of 1 to everything.
     fn trained() -> Trained<Scorer> {
-        let model = ModelDir::open(::tests::golden_dir().join("models/qwen2")).unwrap();
+        let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
         let schedule = Schedule { kind: LrSchedulerType::Linear, peak: 0.5, warmup: 0, total: 2 };
         Trained::new(load_scorer(&model, LoadOptions::default()).unwrap(), AdamWOptions::default(), schedule)
     }

@@ -6,8 +6,8 @@ use std::{
     process::{Command, Output},
 };
 
+use harness::timeline::Timeline;
 use serde_json::Value;
-use tests::timeline::Timeline;
 
 fn bench(model: &Path, cache: &Path, arguments: &[&str]) -> Output {
     let repeat: &[&str] = if arguments.contains(&"--repeat") { &[] } else { &["--repeat", "1"] };
@@ -36,7 +36,7 @@ fn refusal(output: &Output) -> String {
 
 #[test]
 fn the_last_line_is_one_flat_record_of_the_asked_work() {
-    let (model, cache) = (tests::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
+    let (model, cache) = (harness::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
     let record = last_line(&bench(&model, cache.path(), &["--completion-length", "7"]));
     let fields = record.as_object().unwrap();
     assert!(fields.values().all(|value| !value.is_object() && !value.is_array()));
@@ -93,7 +93,7 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
 
 #[test]
 fn the_timeline_and_the_profile_tell_the_same() {
-    let (model, cache) = (tests::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
+    let (model, cache) = (harness::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
     let file = cache.path().join("trace.json");
     for kernels in ["packed", "stock"] {
         let arguments = ["--completion-length", "20", "--kernels", kernels, "--max-num-seqs", "4", "--trace"];
@@ -138,7 +138,7 @@ fn the_timeline_and_the_profile_tell_the_same() {
 
 #[test]
 fn two_settings_are_compared_in_turns() {
-    let (model, cache) = (tests::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
+    let (model, cache) = (harness::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
     let work = ["--completion-length", "5", "--repeat", "2"];
     let output = bench(&model, cache.path(), &[&work[..], &["--compare", "--max-num-seqs 1 --kernels stock"]].concat());
     let summary = last_line(&output);
@@ -162,7 +162,7 @@ fn two_settings_are_compared_in_turns() {
 
 #[test]
 fn what_cannot_be_done_is_one_clear_line() {
-    let (model, cache) = (tests::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
+    let (model, cache) = (harness::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
     let refused = |model: &Path, arguments: &[&str], parts: &[&str]| {
         let line = refusal(&bench(model, cache.path(), arguments));
         assert!(parts.iter().all(|part| line.contains(part)), "{line}");

@@ -6,12 +6,12 @@ use std::{
     process::Command,
 };
 
-use serde_json::{Value, json};
-use tests::{
+use harness::{
     cli::{self, Finished},
     data_dir,
     tiny_model::{self, Qwen2},
 };
+use serde_json::{Value, json};
 
 const TINY: Qwen2 = Qwen2 {
     vocab_size: tiny_model::CHARACTERS,

@@ -9,14 +9,14 @@ use std::{
 };
 
 use exporters::{ExportOptions, export};
+use harness::{
+    cli,
+    tiny_model::{self, Qwen2},
+};
 use rollout::{data::Tokenizer, reward};
 use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Value, json};
 use shared::{FinishReason, ModelDir, RewardOutcome, StepScore};
-use tests::{
-    cli,
-    tiny_model::{self, Qwen2},
-};
 
 /// What `figures/reward_model.py` wrote.
 fn figures() -> Value {

@@ -6,12 +6,12 @@ use std::{
     process::Command,
 };
 
-use serde_json::Value;
-use shared::config::{KvDtype, RolloutDtype, TrainConfig, layers};
-use tests::{
+use harness::{
     cli::{self, Finished},
     tiny_model::{self, SMALL},
 };
+use serde_json::Value;
+use shared::config::{KvDtype, RolloutDtype, TrainConfig, layers};
 
 /// A small model with its tokenizer, prompts and lengths.
 struct Place {

@@ -2,11 +2,11 @@
 
 use std::{fs, path::Path};
 
+use harness::cli;
 use shared::{
     config::{layers, reference},
     metrics,
 };
-use tests::cli;
 
 fn document(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::{
+use harness::{
     binary,
     tiny_model::{self, SMALL},
     training::{Training, train},
@@ -141,7 +141,7 @@ fn killed_processes_come_back_to_the_same_groups_and_weights() {
     let run = killed(dir.path(), &config);
     let weights = fs::read(run.join("checkpoint-24/weights.data")).unwrap();
     assert!(weights == expected.checkpoint("weights.data"), "the weights differ from those of the undisturbed run");
-    let metrics = tests::training::json_lines(&run.join("metrics.jsonl"));
+    let metrics = harness::training::json_lines(&run.join("metrics.jsonl"));
     let found = Training { run, metrics };
     assert_balanced(&found);
     for key in ["generated", "dropped", "dropped_tokens"] {

@@ -2,12 +2,12 @@
 
 use std::{fs, os::unix::process::CommandExt, path::PathBuf, process::Command};
 
-use serde_json::json;
-use tests::{
+use harness::{
     binary,
     cli::{self, Finished},
     tiny_model::{self, Qwen2},
 };
+use serde_json::json;
 
 const TINY: Qwen2 = Qwen2 {
     vocab_size: tiny_model::CHARACTERS,

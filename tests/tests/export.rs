@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::{Value, json};
-use tests::{
+use harness::{
     cli::{self, Finished},
     tiny_model::{self, Qwen2},
 };
+use serde_json::{Value, json};
 
 const TINY: Qwen2 = Qwen2 {
     vocab_size: tiny_model::CHARACTERS,

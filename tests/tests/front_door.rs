@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tests::{binary, cli, tiny_model};
+use harness::{binary, cli, tiny_model};
 
 /// The commands that a program lists, with what it says about each.
 fn listed(program: &str) -> Vec<(String, String)> {

@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
-use serde_json::{Value, json};
-use tests::{
+use harness::{
     cli, data_dir,
     tiny_model::Qwen2,
     training::{json_lines, train},
 };
+use serde_json::{Value, json};
 
 const MODEL: Qwen2 = Qwen2 {
     vocab_size: 151_936,

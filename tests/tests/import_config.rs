@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use tests::cli::{self, Finished};
+use harness::cli::{self, Finished};
 
 fn import(dir: &Path, text: &str, more: &[&str]) -> Finished {
     let file = dir.join("theirs");

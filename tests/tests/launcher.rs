@@ -9,14 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::{
+    binary, cli,
+    tiny_model::{self, Qwen2},
+};
 use serde_json::Value;
 use shared::{
     RunDir,
     channel::iox::{self, IoxLearner},
-};
-use tests::{
-    binary, cli,
-    tiny_model::{self, Qwen2},
 };
 
 /// A folder with a copy of `tandem` and two scripts that stand in for the processes of the pair.

@@ -3,11 +3,11 @@
 
 use std::{fs, path::Path};
 
-use serde_json::{Value, json};
-use tests::{
+use harness::{
     cli, data_dir,
     training::{Training, json_lines, train},
 };
+use serde_json::{Value, json};
 
 fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(|n| n.as_f64().expect("a number")).collect()

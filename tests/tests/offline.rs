@@ -2,9 +2,9 @@
 
 use std::{fs, io, os::unix::process::CommandExt, path::PathBuf, process::Command};
 
+use harness::{binary, cli, tiny_model};
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
 use shared::{RunDir, channel::iox};
-use tests::{binary, cli, tiny_model};
 
 /// Folders of a user, with a model and prompts in one of them.
 struct User {

@@ -8,8 +8,8 @@
 
 use std::{fs, path::Path, process::Command};
 
+use harness::{binary, cli, tiny_model};
 use serde_json::json;
-use tests::{binary, cli, tiny_model};
 
 /// Settings of README's run, and what they are here.
 const SHORTER: &[(&str, &str)] = &[("max_steps", "3"), ("save_steps", "2"), ("max_completion_length", "16")];

@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
-use serde_json::Value;
-use tests::{
+use harness::{
     cli,
     tiny_model::{self, SMALL},
     training::train,
 };
+use serde_json::Value;
 
 /// What `learner replay` answers on its last line.
 fn replay(run: &Path, options: &[&str]) -> Value {

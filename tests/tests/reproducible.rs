@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use tests::{
+use harness::{
     cli,
     tiny_model::{self, SMALL},
     training::train,

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use tests::{binary, cli};
+use harness::{binary, cli};
 
 const BINARIES: [&str; 3] = ["tandem", "rollout", "learner"];
 

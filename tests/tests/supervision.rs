@@ -8,8 +8,8 @@ use std::{
     sync::OnceLock,
 };
 
+use harness::{binary, cli, training::json_lines};
 use serde_json::Value;
-use tests::{binary, cli, training::json_lines};
 
 /// Scores the two lines of a worked addition of the demo, `<reasoning>7+8=15,4+3+1=8</reasoning>…`, each on its own: the
 /// units, and the tens with the carry that belongs to them. The answer itself is not looked at.

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::{
+use harness::{
     binary, cli,
     tiny_model::{self, SMALL},
     training::json_lines,

@@ -264,8 +264,8 @@ fn what_the_graph_cannot_express_is_refused_with_key_and_value() {
 
 #[test]
 fn golden_models_are_exported() {
-    for case in tests::golden("model_numerics.json")["cases"].as_array().unwrap() {
-        let folder = tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
+    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+        let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let model = shared::ModelDir::open(&folder).unwrap();
         assert_eq!(model.config().parameter_count(), case["params"]["n_params"].as_u64().unwrap());
         let out = tempfile::tempdir().unwrap();

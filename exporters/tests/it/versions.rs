@@ -83,8 +83,8 @@ fn a_damaged_base_is_named() {
 
 #[test]
 fn golden_models_come_back_byte_for_byte() {
-    for case in tests::golden("model_numerics.json")["cases"].as_array().unwrap() {
-        let folder = tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
+    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+        let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let model = ModelDir::open(&folder).unwrap();
         let out = tempfile::tempdir().unwrap();
         let (onnx, back) = (out.path().join("onnx"), out.path().join("hf"));

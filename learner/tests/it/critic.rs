@@ -2,6 +2,7 @@
 
 use std::{fs, sync::atomic::AtomicBool};
 
+use harness::golden::cases;
 use learner::{
     critic::{Critic, clip_fraction, value_loss},
     loss::reduction::Aggregation,
@@ -17,7 +18,6 @@ use shared::{
     metrics,
 };
 use tch::{Device, Kind, Tensor};
-use tests::golden::cases;
 
 use crate::support::{self, figures::matrix};
 

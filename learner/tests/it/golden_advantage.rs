@@ -1,5 +1,6 @@
 //! Advantages and the KL penalty against TRL, verl and DeepSeekMath's formula, through the functions that training uses.
 
+use harness::golden::cases;
 use learner::{
     advantage::{
         CreditOptions, KlController, RewardSummary, Sample, credit,
@@ -15,7 +16,6 @@ use shared::{
     RewardOutcome,
     config::{self, AdvantageEstimator, KlEstimator, MultiObjectiveAggregation, ScaleRewards, TrainConfig},
 };
-use tests::golden::cases;
 
 use crate::support::figures::{matrix, number, numbers};
 

@@ -21,7 +21,7 @@ fn close(found: &Tensor, expected: &[f64], tolerance: f64) {
 
 #[test]
 fn golden_logprob_entropy() {
-    let cases = tests::golden::cases(
+    let cases = harness::golden::cases(
         "logprob_entropy.json",
         "logprob_entropy",
         &["temperature"],
@@ -73,7 +73,7 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
 /// the head.
 #[test]
 fn golden_sampling_kept_sets() {
-    let cases = tests::golden::cases(
+    let cases = harness::golden::cases(
         "sampling.json",
         "sampling",
         &["temperature", "top_k", "top_p", "min_p", "repetition_penalty"],

@@ -234,7 +234,7 @@ fn golden_trl_policy_loss() {
         "off_policy_mask?",
         "entropy_mask?",
     ];
-    for case in tests::golden::cases("trl_policy_loss.json", "policy_loss", &params, &inputs, &expected) {
+    for case in harness::golden::cases("trl_policy_loss.json", "policy_loss", &params, &inputs, &expected) {
         trl_case(&case);
     }
 }
@@ -272,7 +272,7 @@ fn golden_verl_policy_loss() {
     let inputs = ["logps", "old_logps", "advantages", "mask", "lengths", "rollout_is_weights"];
     let expected = ["loss", "grad_logps", "metrics"];
     let kind = "verl_policy_loss";
-    for case in tests::golden::cases("verl_policy_loss.json", kind, &params, &inputs, &expected) {
+    for case in harness::golden::cases("verl_policy_loss.json", kind, &params, &inputs, &expected) {
         verl_case(&case);
     }
 }

@@ -46,14 +46,14 @@ fn row(ids: &[u32]) -> Tensor {
 }
 
 fn open(case: &Value) -> (ModelDir, Decoder) {
-    let path = tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
+    let path = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
     let model = ModelDir::open(path).unwrap();
     let decoder = load(&model, LoadOptions::default()).unwrap();
     (model, decoder)
 }
 
 fn cases() -> Vec<Value> {
-    let golden = tests::golden("model_numerics.json");
+    let golden = harness::golden("model_numerics.json");
     let cases = golden["cases"].as_array().unwrap().clone();
     assert!(!cases.is_empty());
     cases
@@ -256,7 +256,7 @@ fn train(case: &Value, budget: usize) {
     for (row, own) in after.iter().enumerate() {
         assert_close("logps after", own, &numbers(&expected["completion_logps_after"][row]), LOGIT_TOLERANCE);
     }
-    compare_weights(&decoder, &tests::golden_dir().join(expected["weights_after_file"].as_str().unwrap()));
+    compare_weights(&decoder, &harness::golden_dir().join(expected["weights_after_file"].as_str().unwrap()));
 }
 
 fn compare_weights(decoder: &Decoder, file: &Path) {

@@ -16,7 +16,7 @@ const TOLERANCE: f64 = 1e-9;
 
 #[test]
 fn golden_kl_estimators() {
-    let cases = tests::golden::cases(
+    let cases = harness::golden::cases(
         "kl_estimators.json",
         "kl_estimator",
         &["estimator"],
@@ -42,7 +42,7 @@ fn golden_kl_estimators() {
 
 #[test]
 fn golden_loss_aggregation() {
-    let cases = tests::golden::cases(
+    let cases = harness::golden::cases(
         "loss_aggregation.json",
         "aggregation",
         &["mode", "batch_num_tokens?", "dp_size?", "global_batch_size?", "loss_scale_factor?"],
@@ -86,7 +86,7 @@ fn log_ratios(old: &Value, sampling: &Value, lengths: &[f64]) -> Ragged<f64> {
 
 #[test]
 fn golden_trl_importance_ratio() {
-    let cases = tests::golden::cases(
+    let cases = harness::golden::cases(
         "trl_importance_ratio.json",
         "rollout_importance_ratio",
         &["mode", "clip_max", "clip_min"],
@@ -121,7 +121,7 @@ fn golden_trl_importance_ratio() {
 
 #[test]
 fn golden_verl_rollout_is() {
-    let cases = tests::golden::cases(
+    let cases = harness::golden::cases(
         "verl_rollout_is.json",
         "verl_rollout_is",
         &["level", "threshold", "batch_normalize"],
@@ -154,7 +154,7 @@ fn golden_verl_rollout_is() {
 /// The golden file already has the defaults that differ on purpose as they are here.
 #[test]
 fn golden_trl_defaults() {
-    let golden = tests::golden("trl_1.16_defaults.json");
+    let golden = harness::golden("trl_1.16_defaults.json");
     let own = serde_json::to_value(TrainConfig::default()).unwrap();
     let golden = golden.as_object().unwrap();
     assert!(!golden.is_empty());

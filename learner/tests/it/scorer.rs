@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
+use harness::tiny_model::Qwen2;
 use learner::{
     model::{LoadOptions, Scorer, load, load_scorer},
     reward_model::{Answer, Pair, loss_and_gradients, rank, score},
@@ -9,7 +10,6 @@ use learner::{
 use serde_json::{Value, json};
 use shared::{Head, ModelDir, rng::Stream};
 use tch::{Kind, Tensor};
-use tests::tiny_model::Qwen2;
 
 const SCORE: &str = "score.weight";
 
@@ -18,7 +18,7 @@ fn double() -> LoadOptions {
 }
 
 fn golden(name: &str) -> ModelDir {
-    ModelDir::open(tests::golden_dir().join("models").join(name)).unwrap()
+    ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap()
 }
 
 /// A scorer with a head that is not 0.
@@ -220,7 +220,7 @@ fn scores_of_completions_are_written_for_every_end() {
 fn texts_become_tokens_as_they_stand_and_the_last_ones_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path());
-    tests::tiny_model::write_tokenizer(folder.path());
+    harness::tiny_model::write_tokenizer(folder.path());
     let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
     fs::write(folder.path().join("config.json"), config.replace("\"vocab_size\":40", "\"vocab_size\":97")).unwrap();
     let model = ModelDir::open(folder.path()).unwrap();

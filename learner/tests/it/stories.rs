@@ -6,7 +6,7 @@ use serde_json::Value;
 
 #[test]
 fn golden_stories_logprobs() {
-    let Some(data) = tests::data_dir("golden_stories_logprobs") else {
+    let Some(data) = harness::data_dir("golden_stories_logprobs") else {
         return;
     };
     let model = data.join("stories260K");

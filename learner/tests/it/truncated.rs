@@ -34,7 +34,7 @@ fn generate(model: &Path, folder: &Path, config: &TrainConfig) -> Vec<Value> {
         flag("min-p", min_p.to_string());
     }
     flag("max-completion-length", config.max_completion_length.to_string());
-    let _ = tests::cli::run("rollout", args).success();
+    let _ = harness::cli::run("rollout", args).success();
     let text = std::fs::read_to_string(output).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -75,7 +75,7 @@ fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> TrainedStep {
 /// runtimes in single precision (each alone is up to 1e-5 from double precision on this model); the others are counted.
 #[test]
 fn ratios_to_a_truncating_sampler_are_one() {
-    let Some(data) = tests::data_dir("ratios_to_a_truncating_sampler_are_one") else { return };
+    let Some(data) = harness::data_dir("ratios_to_a_truncating_sampler_are_one") else { return };
     let base = TrainConfig {
         model: data.join("stories260K"),
         num_generations: 4,

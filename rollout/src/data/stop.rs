@@ -171,7 +171,7 @@ mod tests {
     /// A tokenizer of the SentencePiece kind drops the space at the start of a text, and only there.
     #[test]
     fn spaces_between_tokens_are_kept() {
-        let Some(data) = ::tests::data_dir("spaces_between_tokens_are_kept") else { return };
+        let Some(data) = harness::data_dir("spaces_between_tokens_are_kept") else { return };
         let model = shared::ModelDir::open(data.join("stories260K")).unwrap();
         let tokenizer = Tokenizer::open(&model).unwrap();
         let text = "Once upon a time, there was a café. The end. Once more";

@@ -14,7 +14,7 @@ pub const BOS: u32 = 256;
 /// A tokenizer with one token per byte, a `<s>` before plain text, and maybe a chat template.
 pub fn byte_tokenizer(template: Option<&str>) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
-    fs::copy(::tests::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
+    fs::copy(harness::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
     fs::write(dir.path().join("tokenizer.json"), tokenizer_json().to_string()).unwrap();
     if let Some(template) = template {
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();

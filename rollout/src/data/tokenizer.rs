@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn broken_tokenizer_files_are_named() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::copy(::tests::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
+        std::fs::copy(harness::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
         let open = || Tokenizer::open(&ModelDir::open(dir.path()).unwrap()).err().unwrap().to_string();
         assert!(open().contains("tokenizer.json: no such file"), "{}", open());
         std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
@@ -271,7 +271,7 @@ mod tests {
     /// The real Qwen2.5 tokenizer and chat template give what transformers gives.
     #[test]
     fn qwen_texts_and_chats_are_those_of_transformers() {
-        let Some(data) = ::tests::data_dir("qwen_texts_and_chats_are_those_of_transformers") else { return };
+        let Some(data) = harness::data_dir("qwen_texts_and_chats_are_those_of_transformers") else { return };
         let source = data.join("tokenizers/qwen2.5");
         let reference = std::fs::read_to_string(source.join("reference.json")).unwrap();
         let reference: Value = serde_json::from_str(&reference).unwrap();

@@ -100,7 +100,7 @@ fn assert_close(what: &str, got: &[f32], expected: &[f64]) {
 }
 
 fn cases() -> Vec<(String, ModelDir, Value)> {
-    let golden = ::tests::golden("model_numerics.json");
+    let golden = harness::golden("model_numerics.json");
     assert_eq!(golden["kind"], "model_numerics");
     let cases = golden["cases"].as_array().expect("cases");
     assert!(!cases.is_empty());
@@ -110,7 +110,7 @@ fn cases() -> Vec<(String, ModelDir, Value)> {
             assert_eq!(keys(case), ["expected", "inputs", "name", "params"]);
             assert_eq!(keys(&case["params"]), ["dtype", "model_dir", "n_params", "tied"]);
             assert_eq!(case["params"]["dtype"], "float32");
-            let dir = ::tests::golden_dir().join(case["params"]["model_dir"].as_str().expect("a folder"));
+            let dir = harness::golden_dir().join(case["params"]["model_dir"].as_str().expect("a folder"));
             (case["name"].as_str().expect("a name").to_owned(), ModelDir::open(dir).unwrap(), case.clone())
         })
         .collect()

@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn sessions_are_made_one_after_the_other() {
-        let model = ModelDir::open(::tests::golden_dir().join("models/qwen2")).unwrap();
+        let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let weights = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &weights.dir, &ExportOptions::default()).unwrap();

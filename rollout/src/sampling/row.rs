@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn golden_sampling_distribution() {
-        let golden = ::tests::golden("sampling.json");
+        let golden = harness::golden("sampling.json");
         assert_eq!(golden["kind"], "sampling");
         let cases = golden["cases"].as_array().expect("cases");
         assert!(!cases.is_empty());

@@ -25,10 +25,10 @@ fn check_reference(what: &str, finished: &FinishedSequence, continuation: &Value
 
 #[test]
 fn golden_greedy_through_the_engine() {
-    let golden = tests::golden("model_numerics.json");
+    let golden = harness::golden("model_numerics.json");
     for case in golden["cases"].as_array().expect("cases") {
         let name = case["name"].as_str().expect("a name");
-        let model = ModelDir::open(tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap())).unwrap();
+        let model = ModelDir::open(harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap())).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut engine = Engine::new(exported(&model, folder.path()), &model, options(2, 1)).unwrap();
         let expected = &case["expected"]["greedy"];
@@ -45,7 +45,7 @@ fn golden_greedy_through_the_engine() {
 
 #[test]
 fn pretrained_model_reproduces_its_reference() {
-    let Some(data) = tests::data_dir("pretrained_model_reproduces_its_reference") else { return };
+    let Some(data) = harness::data_dir("pretrained_model_reproduces_its_reference") else { return };
     let dir = data.join("stories260K");
     let reference: Value = serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
     let model = ModelDir::open(dir).unwrap();
@@ -67,7 +67,9 @@ fn pretrained_model_reproduces_its_reference() {
 
 #[test]
 fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
-    let Some(data) = tests::data_dir("rounded_log_probs_are_those_of_a_model_close_to_the_stored_one") else { return };
+    let Some(data) = harness::data_dir("rounded_log_probs_are_those_of_a_model_close_to_the_stored_one") else {
+        return;
+    };
     let model = ModelDir::open(data.join("stories260K")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let weights = exported(&model, folder.path());

@@ -39,7 +39,7 @@ pub const MODES: [(Kernels, RolloutDtype, KvDtype); 6] = [
 ];
 
 pub fn golden_model(name: &str) -> ModelDir {
-    ModelDir::open(tests::golden_dir().join("models").join(name)).unwrap()
+    ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap()
 }
 
 /// Exports a model as version 0 into `folder`.

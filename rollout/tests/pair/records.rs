@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use harness::timeline::Timeline;
 use shared::metrics::{self, catalogue};
-use tests::timeline::Timeline;
 
 use crate::support::Run;
 

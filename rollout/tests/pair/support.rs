@@ -11,6 +11,7 @@ use std::{
 };
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
+use harness::tiny_model::{self, Qwen2};
 use shared::{
     Dtype, GroupId, ModelDir, PolicyVersion, RolloutGroup, RunDir, Step,
     channel::{
@@ -20,7 +21,6 @@ use shared::{
     config::{TrainConfig, layers},
     exit::ENDED_BY_SIGNAL,
 };
-use tests::tiny_model::{self, Qwen2};
 
 pub const STUCK: Duration = Duration::from_secs(60);
 

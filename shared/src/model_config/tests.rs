@@ -87,7 +87,7 @@ fn smollm2_135m_is_read_as_published() {
 
 #[test]
 fn the_data_folders_configurations_have_the_published_shapes() {
-    let Some(data) = ::tests::data_dir("the_data_folders_configurations_have_the_published_shapes") else { return };
+    let Some(data) = harness::data_dir("the_data_folders_configurations_have_the_published_shapes") else { return };
     let folder = data.join("configs");
     let text = std::fs::read_to_string(folder.join("shapes.json")).unwrap();
     let shapes: Value = serde_json::from_str(&text).unwrap();
@@ -105,8 +105,8 @@ fn the_data_folders_configurations_have_the_published_shapes() {
 
 #[test]
 fn both_layouts_of_the_golden_models_mean_the_same() {
-    for case in ::tests::golden("model_numerics.json")["cases"].as_array().unwrap() {
-        let folder = ::tests::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
+    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+        let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let [hub, v5] = ["config.json", "config.transformers5.json"]
             .map(|name| ModelConfig::from_json(&std::fs::read_to_string(folder.join(name)).unwrap()).unwrap());
         assert_eq!(hub, v5, "{}", folder.display());

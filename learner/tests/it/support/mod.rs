@@ -21,7 +21,7 @@ pub const VOCABULARY: u64 = 512;
 
 /// A small model with tied embeddings.
 pub fn model() -> PathBuf {
-    tests::golden_dir().join("models/qwen2")
+    harness::golden_dir().join("models/qwen2")
 }
 
 /// A synchronous run of 6 steps with 3 groups of 4 completions and two updates per step.

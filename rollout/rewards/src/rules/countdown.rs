@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn golden_countdown_reward() {
-        for case in ::tests::golden::cases(
+        for case in harness::golden::cases(
             "countdown_reward.json",
             "countdown",
             &["format_score", "score"],
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn solutions_that_come_with_the_data_are_right() {
-        let Some(data) = ::tests::data_dir("solutions_that_come_with_the_data_are_right") else { return };
+        let Some(data) = harness::data_dir("solutions_that_come_with_the_data_are_right") else { return };
         for size in 2..=4 {
             let path = data.join(format!("countdown/countdown{size}_test.jsonl"));
             for line in std::fs::read_to_string(path).unwrap().lines() {

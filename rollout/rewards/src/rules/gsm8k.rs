@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn golden_gsm8k_answer_extract() {
-        for case in ::tests::golden::cases("gsm8k_answer_extract.json", "gsm8k_extract", &[], &["text"], &["answer"]) {
+        for case in harness::golden::cases("gsm8k_answer_extract.json", "gsm8k_extract", &[], &["text"], &["answer"]) {
             let text = case["inputs"]["text"].as_str().unwrap();
             assert_eq!(answer(text), case["expected"]["answer"].as_str(), "{}", case["name"]);
         }

@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn golden_overlong_punishment() {
-        for case in ::tests::golden::cases(
+        for case in harness::golden::cases(
             "overlong_punishment.json",
             "soft_overlong",
             &["max_completion_len", "soft_punish_cache"],

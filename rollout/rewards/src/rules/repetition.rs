@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn golden_repetition_penalty_reward() {
-        for case in ::tests::golden::cases(
+        for case in harness::golden::cases(
             "repetition_penalty_reward.json",
             "repetition_reward",
             &["max_penalty", "ngram_size"],

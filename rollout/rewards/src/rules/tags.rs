@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn golden_rewards_rule() {
-        for case in ::tests::golden::cases(
+        for case in harness::golden::cases(
             "rewards_rule.json",
             "rewards_rule",
             &[],

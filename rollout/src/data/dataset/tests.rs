@@ -124,7 +124,7 @@ fn a_dataset_has_rows() {
 /// GSM8K's files go through Qwen's tokenizer whole.
 #[test]
 fn gsm8k_is_read_whole() {
-    let Some(data) = ::tests::data_dir("gsm8k_is_read_whole") else { return };
+    let Some(data) = harness::data_dir("gsm8k_is_read_whole") else { return };
     let dir = tempfile::tempdir().unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(data.join("tokenizers/qwen2.5").join(file), dir.path().join(file)).unwrap();

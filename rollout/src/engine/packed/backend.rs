@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
-        let model = ModelDir::open(::tests::golden_dir().join("models/llama")).unwrap();
+        let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();

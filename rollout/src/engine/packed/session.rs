@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_kernel_is_an_error_of_the_run_and_the_next_run_is_as_ever() {
-        let model = ModelDir::open(::tests::golden_dir().join("models/llama")).unwrap();
+        let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();

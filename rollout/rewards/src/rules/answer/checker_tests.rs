@@ -331,7 +331,7 @@ fn only_what_follows_the_reasoning_counts() {
 
 #[test]
 fn every_answer_of_gsm8k_equals_itself_and_not_its_successor() {
-    let Some(data) = ::tests::data_dir("every_answer_of_gsm8k_equals_itself_and_not_its_successor") else { return };
+    let Some(data) = harness::data_dir("every_answer_of_gsm8k_equals_itself_and_not_its_successor") else { return };
     let mut answers = 0;
     for file in ["train.jsonl", "test.jsonl"] {
         for line in std::fs::read_to_string(data.join("gsm8k").join(file)).unwrap().lines() {
