@@ -1,5 +1,7 @@
 //! Estimators of the KL divergence from the reference policy (Schulman 2020, "Approximating KL divergence").
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use shared::config::KlEstimator;
 use tch::Tensor;
 

@@ -4,6 +4,8 @@
 //! therefore weighed by the ratio of the learner's probability to the sampler's, within bounds (truncated or masked
 //! importance sampling; TRL `vllm_importance_sampling_*`, verl `rollout_is`).
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use shared::{
     config::{ImportanceSamplingMode, TrainConfig},
     metrics::{self, MetricRecord},

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod logging;
 pub mod manifest;
 pub mod memory;
+pub mod methods;
 pub mod metrics;
 pub mod model_config;
 pub mod model_dir;

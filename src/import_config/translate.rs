@@ -52,7 +52,12 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     for (option, value) in options {
         translation.take(&mut overrides, TOGETHER, &option, &value);
     }
-    translation.config = layers::load(None, &overrides).expect("each option was accepted by itself");
+    let load = |overrides: &_| layers::load(None, overrides).expect("each option was accepted by itself");
+    // A default of the dialect that the method does not read is not worth a line.
+    let unused = load(&overrides).options_without_effect();
+    translation.mapped.retain(|(from, option)| !from.is_empty() || !unused.contains(&option.as_str()));
+    overrides.retain(|(option, _)| translation.mapped.iter().any(|(_, taken)| taken == option));
+    translation.config = load(&overrides);
     translation
 }
 

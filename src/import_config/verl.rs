@@ -1,6 +1,7 @@
 //! verl's Hydra configuration (`verl.trainer.main_ppo`).
 
 use serde_json::Value;
+use shared::config::LossType;
 
 use super::rules::{
     Lookup, Options,
@@ -159,9 +160,10 @@ fn combine(get: Lookup<'_>) -> Options {
     options
 }
 
-/// verl's `cispo` clips on both sides, unlike TRL's.
+/// Not every loss has verl's name: its `cispo` clips on both sides, unlike TRL's.
 fn loss_mode(value: &Value) -> Result<Value, &'static str> {
-    Ok(if value == "cispo" { "verl_cispo".into() } else { value.clone() })
+    let loss = value.as_str().and_then(LossType::of_verl);
+    Ok(loss.and_then(|loss| serde_json::to_value(loss).ok()).unwrap_or_else(|| value.clone()))
 }
 
 fn warmup_steps(value: &Value) -> Result<Value, &'static str> {

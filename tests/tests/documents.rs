@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use harness::cli;
 use shared::{
     config::{layers, reference},
+    methods::page,
     metrics,
 };
 
@@ -43,4 +44,10 @@ fn the_page_of_options_is_what_the_code_says() {
 fn the_page_of_metrics_is_what_the_code_says() {
     let stale = document("docs/metrics.md") != metrics::page();
     assert!(!stale, "docs/metrics.md is stale: run `cargo xtask docs` and commit the page");
+}
+
+#[test]
+fn the_page_of_methods_is_what_the_code_says() {
+    let stale = document("docs/losses.md") != page::page();
+    assert!(!stale, "docs/losses.md is stale: run `cargo xtask docs` and commit the page");
 }

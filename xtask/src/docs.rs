@@ -7,12 +7,13 @@ use anyhow::{Context, Result, bail};
 use crate::host::Host;
 
 /// The examples of `shared` that print a page, and where it is kept, relative to the root.
-const PAGES: [(&str, &str); 2] = [("configuration", "docs/configuration.md"), ("metrics", "docs/metrics.md")];
+const PAGES: [(&str, &str); 3] =
+    [("configuration", "docs/configuration.md"), ("losses", "docs/losses.md"), ("metrics", "docs/metrics.md")];
 
 /// Writes the pages.
 ///
 /// # Errors
-/// When the crate that describes options and metrics does not build, or a page cannot be written.
+/// When the crate that describes options, methods and metrics does not build, or a page cannot be written.
 pub fn write(host: &Host) -> Result<()> {
     for (example, page) in PAGES {
         let mut command = host.cargo();

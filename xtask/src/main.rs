@@ -57,7 +57,7 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
-    /// Write `docs/configuration.md` from the options in the code.
+    /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
     /// Check the house rules that no other tool checks.
     Tidy,

@@ -15,10 +15,11 @@ use serde_json::Value;
 use crate::{host::Host, steps::build};
 
 /// A method: the options that make it.
+#[derive(Debug, Clone)]
 struct Method {
-    name: &'static str,
-    about: &'static str,
-    options: &'static [&'static str],
+    name: String,
+    about: String,
+    options: Vec<String>,
 }
 
 /// What every run has in common: two updates on each generation batch and two passes over it, so that ratios move away
@@ -34,104 +35,41 @@ const COMMON: &[&str] = &[
     "--logging_steps=1000",
 ];
 
-const METHODS: &[Method] = &[
-    Method { name: "GRPO", about: "mean over each completion, then over completions", options: &["--loss_type=grpo"] },
-    Method {
-        name: "GRPO, KL k3",
-        about: "penalty of 0.04 × k3 in the loss",
-        options: &["--loss_type=grpo", "--beta=0.04"],
-    },
-    Method { name: "BNPO", about: "token mean of the logical batch", options: &["--loss_type=bnpo"] },
-    Method {
-        name: "Dr. GRPO",
-        about: "constant divisor, rewards not scaled",
-        options: &["--loss_type=dr_grpo", "--scale_rewards=none"],
-    },
-    Method {
-        name: "DAPO",
-        about: "token mean of the generation batch, clip-higher, dynamic sampling",
-        options: &["--loss_type=dapo", "--epsilon_high=0.28", "--dynamic_sampling"],
-    },
-    Method {
-        name: "GSPO",
-        about: "one ratio per completion",
-        options: &["--loss_type=grpo", "--importance_sampling_level=sequence", "--epsilon=3e-4", "--epsilon_high=4e-4"],
-    },
-    Method {
-        name: "LUSPO",
-        about: "as GSPO, token sums instead of means",
-        options: &[
-            "--loss_type=luspo",
-            "--importance_sampling_level=sequence",
-            "--epsilon=3e-4",
-            "--epsilon_high=4e-4",
-        ],
-    },
-    Method { name: "CISPO", about: "capped, detached ratio", options: &["--loss_type=cispo", "--epsilon_high=5"] },
-    Method { name: "SAPO", about: "sigmoid gate instead of a clip", options: &["--loss_type=sapo"] },
-    Method { name: "VESPO", about: "gamma-shaped weight of a completion's ratio", options: &["--loss_type=vespo"] },
-    Method { name: "dual clip", about: "verl's vanilla loss", options: &["--loss_type=vanilla"] },
-    Method {
-        name: "GMPO",
-        about: "geometric mean of clipped ratios",
-        options: &["--loss_type=geo_mean", "--epsilon=0.4"],
-    },
-    Method {
-        name: "GPG",
-        about: "plain policy gradient, rewards scaled by the share that is not 0",
-        options: &["--loss_type=gpg", "--advantage_estimator=gpg"],
-    },
-    Method { name: "RLOO", about: "leave-one-out baseline", options: &["--advantage_estimator=rloo"] },
-    Method {
-        name: "REINFORCE++",
-        about: "with the group's baseline, whitened over the batch",
-        options: &["--advantage_estimator=reinforce_plus_plus_baseline"],
-    },
-    Method { name: "OPO", about: "length-weighted baseline", options: &["--advantage_estimator=opo"] },
-    Method {
-        name: "GDPO",
-        about: "each reward normalised, then summed",
-        options: &["--multi_objective_aggregation=normalize_then_sum"],
-    },
-    Method {
-        name: "PPO",
-        about: "a critic and GAE; KL k1 in the reward",
-        options: &[
-            "--advantage_estimator=gae",
-            "--critic_learning_rate=1e-3",
-            "--use_kl_in_reward",
-            "--kl_estimator=k1",
-            "--beta=0.01",
-        ],
-    },
-    Method {
-        name: "process rewards",
-        about: "each equation of the reasoning scored on its own",
-        options: &["--advantage_estimator=process", "--reward_funcs=correctness,format,step_arithmetic"],
-    },
-    Method { name: "entropy bonus", about: "0.01 × mean entropy", options: &["--entropy_coef=0.01"] },
-    Method {
-        name: "high-entropy tokens",
-        about: "the fifth of the tokens with the highest entropy",
-        options: &["--top_entropy_quantile=0.2"],
-    },
-    Method { name: "nucleus sampling", about: "top_p 0.9 on both sides", options: &["--top_p=0.9"] },
-    Method {
-        name: "asynchronous",
-        about: "one step of staleness, decoupled objective",
-        options: &["--max_staleness=1"],
-    },
-    Method {
-        name: "int8 rollouts",
-        about: "completions of the rounded model, importance correction",
-        options: &["--rollout_dtype=int8"],
-    },
-    Method {
-        name: "int8 keys and values",
-        about: "completions of rounded attention, importance correction",
-        options: &["--kv_dtype=int8"],
-    },
+/// Methods beyond a loss or an estimator of advantages: name, description, options.
+const OTHERS: &[(&str, &str, &[&str])] = &[
+    ("GRPO, KL k3", "penalty of 0.04 × k3 in the loss", &["--loss_type=grpo", "--beta=0.04"]),
+    (
+        "GSPO",
+        "one ratio per completion",
+        &["--loss_type=grpo", "--importance_sampling_level=sequence", "--epsilon=3e-4", "--epsilon_high=4e-4"],
+    ),
+    ("GDPO", "each reward normalised, then summed", &["--multi_objective_aggregation=normalize_then_sum"]),
+    ("entropy bonus", "0.01 × mean entropy", &["--entropy_coef=0.01"]),
+    ("high-entropy tokens", "the fifth of the tokens with the highest entropy", &["--top_entropy_quantile=0.2"]),
+    ("nucleus sampling", "top_p 0.9 on both sides", &["--top_p=0.9"]),
+    ("asynchronous", "one step of staleness, decoupled objective", &["--max_staleness=1"]),
+    ("int8 rollouts", "completions of the rounded model, importance correction", &["--rollout_dtype=int8"]),
+    ("int8 keys and values", "completions of rounded attention, importance correction", &["--kv_dtype=int8"]),
 ];
+
+/// Every loss and estimator with the options that its description recommends, and then the others.
+fn methods(host: &Host) -> Result<Vec<Method>> {
+    let mut command = host.cargo();
+    command.args(["run", "--quiet", "--release", "--locked", "--package", "shared", "--example", "losses", "recipes"]);
+    let described = last_json(command)?;
+    let text = |value: &Value| value.as_str().map(str::to_owned).with_context(|| format!("{value} is no text"));
+    let of = |recipe: &Value| {
+        let options = recipe["options"].as_array().context("a recipe has options")?.iter().map(text);
+        let options = options.collect::<Result<_>>()?;
+        Ok(Method { name: text(&recipe["name"])?, about: text(&recipe["about"])?, options })
+    };
+    let described = described.as_array().context("recipes are a list")?.iter().map(of);
+    let others = OTHERS.iter().map(|(name, about, options)| {
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        Ok(Method { name: (*name).to_owned(), about: (*about).to_owned(), options })
+    });
+    described.chain(others).collect()
+}
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 /// Columns, each with the metrics that may fill it: methods count in different ways what they clip.
@@ -158,9 +96,10 @@ pub fn run(host: &Host, only: Option<&str>) -> Result<()> {
     build(host)?;
     let place = host.target.join("methods");
     let warm = warm_up(host, &place.join("warm"))?;
-    let chosen: Vec<&Method> = METHODS.iter().filter(|m| only.is_none_or(|part| m.name.contains(part))).collect();
+    let methods = methods(host)?;
+    let chosen: Vec<&Method> = methods.iter().filter(|m| only.is_none_or(|part| m.name.contains(part))).collect();
     if chosen.is_empty() {
-        let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+        let names: Vec<&str> = methods.iter().map(|m| m.name.as_str()).collect();
         bail!("no method is called so; there are {}", names.join(", "));
     }
     let mut rows = String::new();
@@ -192,7 +131,7 @@ fn train(host: &Host, place: &Path, method: &Method, seed: u64) -> Result<Run> {
         fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
     }
     let mut command = host.command(host.binary("tandem"));
-    command.arg("train").arg(place.join("warm/run.toml")).args(COMMON).args(method.options);
+    command.arg("train").arg(place.join("warm/run.toml")).args(COMMON).args(&method.options);
     command.arg(format!("--seed={seed}")).arg("--output_dir").arg(&dir);
     let start = Instant::now();
     let summary = last_json(command).with_context(|| format!("{} with seed {seed}", method.name))?;
@@ -290,7 +229,9 @@ mod tests {
     #[test]
     fn a_row_has_as_many_cells_as_the_heading() {
         let run = |accuracy| Run { accuracy, figures: vec![Some((0.5, 0.25)); COLUMNS.len()], seconds: 20.0 };
-        let row = row(&METHODS[0], &[run(0.9), run(1.0)]);
+        let options = vec!["--loss_type=grpo".to_owned()];
+        let method = Method { name: "GRPO".into(), about: "clipped surrogate".into(), options };
+        let row = row(&method, &[run(0.9), run(1.0)]);
         let page = page(&row, 0.5);
         let cells = |line: &str| line.matches('|').count();
         let lines: Vec<&str> = page.lines().filter(|line| line.starts_with('|')).collect();
@@ -304,13 +245,5 @@ mod tests {
         let records = [json!({ "entropy": 1.0 }), json!({ "entropy": null }), json!({ "entropy": 3.0 })];
         assert_eq!(first_and_last(&records, "entropy"), Some((2.0, 2.0)));
         assert_eq!(first_and_last(&records, "ratio"), None);
-    }
-
-    #[test]
-    fn methods_have_names_of_their_own() {
-        let mut names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), METHODS.len());
     }
 }

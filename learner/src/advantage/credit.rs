@@ -3,6 +3,7 @@
 use shared::{
     RewardOutcome,
     config::{AdvantageEstimator as Estimator, MultiObjectiveAggregation, ScaleRewards, TrainConfig},
+    methods::CreditUnit,
     weighted_sum,
 };
 
@@ -14,12 +15,6 @@ use super::{
     process::{Deviation, process},
 };
 use crate::ragged::Ragged;
-
-/// TRL's addition to standard deviations.
-const TRL_EPSILON: f64 = 1e-4;
-
-/// verl's.
-const VERL_EPSILON: f64 = 1e-6;
 
 /// A completion as the estimators see it.
 #[derive(Debug, Clone)]
@@ -82,26 +77,19 @@ pub struct CreditOptions {
 }
 
 impl CreditOptions {
-    /// The options of a configuration. grpo and process have TRL's ε and rules, the other estimators verl's.
+    /// The options of a configuration.
     #[must_use]
     pub fn from_config(config: &TrainConfig) -> Self {
-        let trl = matches!(config.advantage_estimator, Estimator::Grpo | Estimator::Process);
         Self {
             estimator: config.advantage_estimator,
             scale: config.scale_rewards,
             aggregation: config.multi_objective_aggregation,
-            eps: if trl { TRL_EPSILON } else { VERL_EPSILON },
+            eps: config.advantage_estimator.spec().epsilon,
             lone: Lone::Itself,
             gamma: config.gamma,
             lam: config.lam,
             normalize: config.normalize_advantages,
         }
-    }
-
-    /// Whether whitening is part of the method.
-    fn whitens(&self) -> bool {
-        use Estimator::{Gae, ReinforcePlusPlus, ReinforcePlusPlusBaseline};
-        matches!(self.estimator, Gae | ReinforcePlusPlus | ReinforcePlusPlusBaseline)
     }
 }
 
@@ -127,18 +115,13 @@ impl RewardSummary {
     pub fn new(options: &CreditOptions, samples: &[Sample<'_>]) -> Self {
         let rewards: Vec<Option<f64>> = samples.iter().map(Sample::reward).collect();
         let all = Moments::of(&rewards);
-        let stds = match options.estimator {
-            Estimator::Process => vec![f64::NAN; samples.len()],
-            Estimator::Grpo => trl(options, samples, &rewards).stds,
-            // The others scale by no standard deviation, or only by the group's: its contrast is what teaches.
-            _ => {
-                let groups: Vec<usize> = samples.iter().map(|sample| sample.group).collect();
-                grpo(&rewards, &groups, ScaleRewards::Group, options.eps, Lone::Itself).stds
+        let (stds, zero_std) = match options.estimator.spec().unit {
+            CreditUnit::Step => (vec![f64::NAN; samples.len()], process_zero_std(samples)),
+            CreditUnit::Completion | CreditUnit::Token => {
+                let stds = trl(options, samples, &rewards).stds;
+                let zero_std = stds.iter().map(|&std| is_zero(std)).collect();
+                (stds, zero_std)
             }
-        };
-        let zero_std = match options.estimator {
-            Estimator::Process => process_zero_std(samples),
-            _ => stds.iter().map(|&std| is_zero(std)).collect(),
         };
         Self { rewards, stds, zero_std, reward_mean: all.mean, reward_std: all.std }
     }
@@ -177,16 +160,29 @@ pub fn credit(
         penalties,
         values,
     };
+    let completions = |advantages: Vec<f64>| (batch.spread(&advantages), None);
+    let (rewards, groups) = (batch.lowered(), &batch.groups);
     let (mut advantages, returns) = match options.estimator {
-        Estimator::Gae => batch.gae(options),
+        Estimator::Grpo => completions(trl(options, samples, &rewards).advantages),
+        Estimator::Rloo => completions(estimators::rloo(&rewards, groups)),
         Estimator::ReinforcePlusPlus => {
             let returns = batch.tokens(&|_, rewards| rewards_to_go(rewards, options.gamma));
             (returns.clone(), Some(returns))
         }
+        Estimator::ReinforcePlusPlusBaseline => completions(estimators::centred(&rewards, groups)),
+        Estimator::Opo => {
+            let lengths: Vec<usize> = samples.iter().map(|sample| sample.tokens).collect();
+            completions(estimators::opo(&rewards, &lengths, groups))
+        }
+        Estimator::Gpg => completions(estimators::gpg(&rewards, groups)),
+        Estimator::GrpoPassk => {
+            let scaled = options.scale.divides();
+            completions(estimators::grpo_passk(&rewards, groups, scaled, options.eps))
+        }
         Estimator::Process => (process_advantages(options, samples), None),
-        _ => (batch.spread(&batch.outcome(options)), None),
+        Estimator::Gae => batch.gae(options),
     };
-    if options.whitens() {
+    if options.estimator.spec().whitens {
         whiten(&mut advantages, &batch.counts());
     }
     if options.normalize {
@@ -207,26 +203,6 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Advantages of estimators that know only whole completions.
-    fn outcome(&self, options: &CreditOptions) -> Vec<f64> {
-        let (rewards, groups) = (self.lowered(), &self.groups);
-        match options.estimator {
-            Estimator::Rloo => estimators::rloo(&rewards, groups),
-            Estimator::ReinforcePlusPlusBaseline => estimators::centred(&rewards, groups),
-            Estimator::Opo => {
-                let lengths: Vec<usize> = self.samples.iter().map(|sample| sample.tokens).collect();
-                estimators::opo(&rewards, &lengths, groups)
-            }
-            Estimator::Gpg => estimators::gpg(&rewards, groups),
-            Estimator::GrpoPassk => {
-                estimators::grpo_passk(&rewards, groups, options.scale != ScaleRewards::None, options.eps)
-            }
-            Estimator::Grpo | Estimator::ReinforcePlusPlus | Estimator::Process | Estimator::Gae => {
-                trl(options, self.samples, &rewards).advantages
-            }
-        }
-    }
-
     /// Advantages and returns.
     fn gae(&self, options: &CreditOptions) -> (Ragged<f64>, Option<Ragged<f64>>) {
         let values = |row: usize| -> Vec<f64> {

@@ -5,6 +5,8 @@
 //! [`process`] the ones for rewards of steps (DeepSeekMath), [`gae`] the recursions over tokens. [`kl_reward`] is the
 //! penalty that is taken off the rewards before.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod credit;
 pub mod estimators;
 pub mod gae;

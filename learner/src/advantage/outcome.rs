@@ -42,8 +42,11 @@ pub fn grpo(rewards: &[Option<f64>], groups: &[usize], scale: ScaleRewards, eps:
             _ => own.std,
         };
         let mean = if alone { 0.0 } else { own.mean };
-        let std = if scale == ScaleRewards::Batch { batch_std } else { group_std };
-        let divisor = if scale == ScaleRewards::None { 1.0 } else { std + eps };
+        let (std, divisor) = match scale {
+            ScaleRewards::Group => (group_std, group_std + eps),
+            ScaleRewards::Batch => (batch_std, batch_std + eps),
+            ScaleRewards::None => (group_std, 1.0),
+        };
         for row in rows {
             found.stds[row] = std;
             found.advantages[row] = rewards[row].map_or(0.0, |reward| zero_if_nan((reward - mean) / divisor));

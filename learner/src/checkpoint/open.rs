@@ -2,10 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shared::{
-    ModelDir, RunDir,
-    config::{AdvantageEstimator, TrainConfig},
-};
+use shared::{ModelDir, RunDir, config::TrainConfig};
 use tch::{Device, Kind, Tensor};
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
@@ -56,7 +53,7 @@ pub fn open_trainer(
         .then(|| model::load(moved.as_ref().unwrap_or(model), LoadOptions { trainable: false, ..options }))
         .transpose()?;
     let mut trainer = Trainer::new(config, policy, reference)?;
-    if config.advantage_estimator == AdvantageEstimator::Gae {
+    if config.advantage_estimator.spec().critic {
         // A checkpoint of a run without one leaves the critic to begin anew.
         let saved = checkpoint.map(|path| path.join(CRITIC_DIR)).filter(|dir| dir.is_dir());
         let critic = Critic::open(config, saved.as_deref(), model.config().vocab_size, options)?;

@@ -5,10 +5,7 @@ mod value_loss;
 
 use std::path::Path;
 
-use shared::{
-    ModelDir,
-    config::{LossAggregation, TrainConfig},
-};
+use shared::{ModelDir, config::TrainConfig, methods::advantage::CRITIC_AGGREGATION};
 use tch::Device;
 
 pub use stats::{CriticStats, explained_variance, spread};
@@ -71,7 +68,7 @@ impl Critic {
             trained: Trained::new(scorer, AdamWOptions::from_config(config), schedule),
             range: config.cliprange_value,
             aggregation: Aggregation::new(
-                config.loss_aggregation.unwrap_or(LossAggregation::TokenMean),
+                config.loss_aggregation.unwrap_or(CRITIC_AGGREGATION),
                 config.loss_scale_factor.unwrap_or(f64::from(config.max_completion_length)),
             ),
             budget: config.micro_batch_tokens as usize,

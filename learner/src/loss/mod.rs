@@ -1,15 +1,17 @@
 //! The objective: from log-probs to a loss and its gradient.
 //!
-//! The tokens of one logical batch (or, for methods that look at one token at a time, any run of them) go through
+//! The tokens of one minibatch (or, for methods that look at one token at a time, any run of them) go through
 //! [`Objective::per_token`]: the policy term of the loss type ([`policy`], over the ratios of [`ratio`]), times the masks
 //! of [`masks`], times the correction for the mismatch between sampler and learner, plus the KL term. Each token's loss
 //! is then weighed as the [`reduction`] says and summed, and the entropy bonus is subtracted.
 //! [`Objective::differentiate`] is the only way in, for training as for tests. Everything is float64 on `[N]` tensors:
 //! next to a forward pass that costs nothing.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 pub mod entropy;
 pub mod masks;
-mod measures;
+mod metrics;
 mod objective;
 pub mod policy;
 pub mod ratio;
@@ -17,11 +19,14 @@ pub mod reduction;
 mod rows;
 mod tokens;
 
-use shared::config::LossType;
+use shared::methods::{
+    ImportanceWeights, LossMetric,
+    metric::{KL, LOW_ENTROPY, OFF_POLICY},
+};
 use tch::{Kind, Tensor};
 
-pub use measures::{Measure, Measures};
-pub use objective::{Objective, Scope, Vespo};
+pub use metrics::LossMetrics;
+pub use objective::Objective;
 pub use rows::Rows;
 pub use tokens::{Importance, Tokens};
 
@@ -34,8 +39,10 @@ pub struct TokenLoss {
     pub loss_N: Tensor,
     /// 1 for tokens that the policy term and the entropy bonus are about, `[N]`; absent = all.
     pub active_N: Option<Tensor>,
+    /// The ratio that the method works with, `[N]`.
+    pub ratio_N: Tensor,
     /// What is worth counting, `[N]` each.
-    pub figures: Vec<(Measure, Tensor)>,
+    pub metrics: Vec<(LossMetric, Tensor)>,
 }
 
 /// Weighted loss of N tokens.
@@ -52,7 +59,7 @@ pub struct LossGradient {
     /// Whether `early_stop_imp_ratio` left everything out.
     pub stopped: bool,
     /// What is worth counting, `[N]` each.
-    pub figures: Vec<(Measure, Tensor)>,
+    pub metrics: Vec<(LossMetric, Tensor)>,
 }
 
 impl Objective {
@@ -62,40 +69,40 @@ impl Objective {
     /// When the objective has a KL term and there are no reference log-probs.
     #[must_use]
     pub fn per_token(&self, logprobs_N: &Tensor, entropies_N: &Tensor, tokens: &Tokens) -> TokenLoss {
-        let policy::PolicyLoss { mut loss_N, ratio_N, mut figures } = policy::policy_loss(self, logprobs_N, tokens);
-        if let Some(threshold) = self.off_policy_mask_threshold {
+        let config = &*self.config;
+        let policy::PolicyLoss { mut loss_N, ratio_N, mut metrics } = policy::policy_loss(self, logprobs_N, tokens);
+        if let Some(threshold) = config.off_policy_mask_threshold {
             let drawn_N = tokens.sampling_logprobs_N.as_ref().or(tokens.old_logprobs_N.as_ref());
             let log_ratio_N = ratio::log_ratio(logprobs_N, drawn_N).detach();
             let kept_N = masks::off_policy(&log_ratio_N, &tokens.advantages_N, &tokens.rows, threshold);
             loss_N *= &kept_N;
-            figures.push((Measure::OffPolicy, 1.0 - kept_N));
+            metrics.push((OFF_POLICY, 1.0 - kept_N));
         }
-        let active_N =
-            (self.top_entropy_quantile < 1.0).then(|| masks::top_entropy(entropies_N, self.top_entropy_quantile));
+        let quantile = config.top_entropy_quantile;
+        let active_N = (quantile < 1.0).then(|| masks::top_entropy(entropies_N, quantile));
         if let Some(active_N) = &active_N {
             loss_N *= active_N;
-            figures.push((Measure::LowEntropy, 1.0 - active_N));
+            metrics.push((LOW_ENTROPY, 1.0 - active_N));
         }
-        if let Some(importance) = &tokens.importance
-            && !matches!(self.loss_type, LossType::Vespo | LossType::GeoMean)
-        {
-            loss_N *= &importance.weights_N;
+        match (&tokens.importance, self.spec.importance) {
+            (Some(importance), ImportanceWeights::Multiply) => loss_N *= &importance.weights_N,
+            (Some(_), ImportanceWeights::Inside) | (None, _) => {}
         }
         if self.beta != 0.0 {
             let reference_N = tokens.ref_logprobs_N.as_ref().expect("a KL term has reference log-probs");
-            let mut kl_N = kl::estimate(self.kl_estimator, logprobs_N, reference_N, self.kl_bounded);
-            if self.bias_corrected_kl {
+            let mut kl_N = kl::estimate(config.kl_estimator, logprobs_N, reference_N, self.spec.kl_bounded);
+            if config.use_bias_correction_kl {
                 kl_N *= &ratio_N;
             }
             loss_N += &kl_N * self.beta;
-            figures.push((Measure::Kl, kl_N.detach()));
+            metrics.push((KL, kl_N.detach()));
         }
-        TokenLoss { loss_N, active_N, figures }
+        TokenLoss { loss_N, active_N, ratio_N: ratio_N.detach(), metrics }
     }
 
     /// Weighted loss and its derivatives.
     ///
-    /// The tokens are a whole logical batch, whole rows or any run, whichever [`Self::scope`] asks for.
+    /// The tokens are a whole minibatch, whole rows or any run, whichever [`Self::scope`] asks for.
     ///
     /// # Errors
     /// When libtorch refuses an operation.
@@ -120,8 +127,8 @@ impl Objective {
             policy_value,
             slopes: Slopes { logprobs_N: slope_N, entropies_N: None },
             active_entropy: bonus.active,
-            stopped: self.stops(&parts.figures),
-            figures: parts.figures,
+            stopped: self.stops(&parts.ratio_N),
+            metrics: parts.metrics,
         };
         if self.entropy_coef != 0.0 {
             found.value -= self.entropy_coef * bonus.value;
@@ -133,13 +140,9 @@ impl Objective {
         Ok(found)
     }
 
-    /// Whether the mean ratio of a logical batch is above `early_stop_imp_ratio` (RLinf).
-    fn stops(&self, figures: &[(Measure, Tensor)]) -> bool {
-        let ratio_N = figures.iter().find(|(measure, _)| *measure == Measure::Ratio).map(|(_, ratio_N)| ratio_N);
-        match (self.early_stop_imp_ratio, ratio_N) {
-            (Some(bound), Some(ratio_N)) => ratio_N.mean(Kind::Double).double_value(&[]) > bound,
-            _ => false,
-        }
+    /// Whether the mean ratio of a minibatch is above `early_stop_imp_ratio` (RLinf).
+    fn stops(&self, ratio_N: &Tensor) -> bool {
+        self.config.early_stop_imp_ratio.is_some_and(|bound| ratio_N.mean(Kind::Double).double_value(&[]) > bound)
     }
 }
 

@@ -1,12 +1,20 @@
 //! Policy terms: the loss of each token before importance weights, KL and reduction.
 //!
-//! Each method is a small function of `[N]` tensors inside the autograd graph, so a further method is a further
-//! function. A term whose methods look at whole rows repeats the row's value at each of its tokens.
+//! Each method is a small function of `[N]` tensors inside the autograd graph, and a line of [`policy_loss`] that gives it
+//! its options. Everything else about a method is in its description, [`shared::methods::loss`]. A term whose methods look
+//! at whole rows repeats the row's value at each of its tokens.
 
-use shared::config::LossType;
+use shared::{
+    config::{LossType, TrainConfig},
+    methods::{
+        LossMetric, Ratio,
+        loss::{CISPO_CLIP, CLIP_HIGH, CLIP_LOW, CLIP_REGION, OUTSIDE, OUTSIDE_ANY, PG_CLIP, PG_CLIP_LOWER, PHI},
+        metric::{PPO_KL, RATIO},
+    },
+};
 use tch::{Kind, Tensor};
 
-use super::{Importance, Measure, Objective, Tokens, ratio, rows::Rows};
+use super::{Importance, Objective, Tokens, ratio, rows::Rows};
 
 /// What a policy term says about N tokens.
 #[derive(Debug)]
@@ -16,38 +24,40 @@ pub struct PolicyLoss {
     /// The ratio that the method works with, `[N]`.
     pub ratio_N: Tensor,
     /// What is worth counting, `[N]` each.
-    pub figures: Vec<(Measure, Tensor)>,
+    pub metrics: Vec<(LossMetric, Tensor)>,
 }
 
 /// The policy term that an objective asks for.
 pub fn policy_loss(objective: &Objective, logprobs_N: &Tensor, tokens: &Tokens) -> PolicyLoss {
     let log_ratio_N = ratio::log_ratio(logprobs_N, tokens.old_logprobs_N.as_ref());
     let (rows, advantages_N) = (&tokens.rows, &tokens.advantages_N);
-    let ratio_N = match objective.loss_type {
-        LossType::Gspo => ratio::gspo_token(logprobs_N, &log_ratio_N, rows),
-        _ => ratio::ratio(&log_ratio_N, rows, objective.level, objective.log_ratio_bound),
+    let ratio_N = match objective.spec.ratio {
+        Ratio::Chosen | Ratio::OfToken => ratio::ratio(&log_ratio_N, rows, objective.level, objective.log_ratio_bound),
+        Ratio::OfCompletion => ratio::gspo_token(logprobs_N, &log_ratio_N, rows),
     };
-    let (low, high) = (1.0 - objective.epsilon_low, 1.0 + objective.epsilon_high);
-    let (loss_N, mut figures) = match objective.loss_type {
+    let config = &*objective.config;
+    let epsilon_high = config.epsilon_high.unwrap_or(config.epsilon);
+    let (low, high) = (1.0 - config.epsilon, 1.0 + epsilon_high);
+    let (loss_N, mut metrics) = match config.loss_type {
         LossType::Grpo | LossType::Bnpo | LossType::DrGrpo | LossType::Dapo | LossType::Luspo => {
-            surrogate(&ratio_N, advantages_N, low, high, objective.delta)
+            surrogate(&ratio_N, advantages_N, low, high, config.delta)
         }
-        LossType::Cispo => cispo(&ratio_N, advantages_N, logprobs_N, objective.epsilon_high),
-        LossType::Sapo => sapo(&ratio_N, advantages_N, objective.sapo_temperatures),
-        LossType::Vespo => vespo(objective, &log_ratio_N, logprobs_N, tokens),
-        LossType::Vanilla => dual_clip(&ratio_N, advantages_N, low, high, objective.clip_ratio_c),
+        LossType::Cispo => cispo(&ratio_N, advantages_N, logprobs_N, epsilon_high),
+        LossType::Sapo => sapo(&ratio_N, advantages_N, config.sapo_temperature_pos, config.sapo_temperature_neg),
+        LossType::Vespo => vespo(config, &log_ratio_N, logprobs_N, tokens),
+        LossType::Vanilla => dual_clip(&ratio_N, advantages_N, low, high, config.clip_ratio_c),
         LossType::Gspo => clipped(&ratio_N, advantages_N, low, high),
         LossType::VerlCispo => verl_cispo(&ratio_N, advantages_N, logprobs_N, low, high),
-        LossType::GeoMean => geo_mean(objective, &log_ratio_N, tokens),
+        LossType::GeoMean => geo_mean(&log_ratio_N, tokens, config.epsilon, epsilon_high),
         LossType::Gpg => ((logprobs_N * advantages_N).neg(), Vec::new()),
     };
-    figures.push((Measure::Ratio, ratio_N.detach()));
+    metrics.push((RATIO, ratio_N.detach()));
     let bounded_N = ratio::bounded(&log_ratio_N.detach(), objective.log_ratio_bound);
-    figures.push((Measure::PpoKl, bounded_N.neg()));
-    PolicyLoss { loss_N, ratio_N, figures }
+    metrics.push((PPO_KL, bounded_N.neg()));
+    PolicyLoss { loss_N, ratio_N, metrics }
 }
 
-type Term = (Tensor, Vec<(Measure, Tensor)>);
+type Term = (Tensor, Vec<(LossMetric, Tensor)>);
 
 /// PPO's clipped surrogate, negated: `−min(min(r, δ)·A, clip(r, low, high)·A)` (Schulman et al. 2017 eq. 7; DAPO's
 /// clip-higher when the two bounds are not symmetric; δ caps the unclipped side as in INTELLECT-2).
@@ -57,25 +67,26 @@ fn surrogate(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64, delta
     let loss_N = (&capped_N * advantages_N).minimum(&(bounded_N * advantages_N)).neg();
     let low_N = capped_N.lt(low).logical_and(&advantages_N.lt(0.0));
     let high_N = capped_N.gt(high).logical_and(&advantages_N.gt(0.0));
-    (loss_N, vec![(Measure::ClipLow, low_N), (Measure::ClipHigh, high_N)])
+    let either_N = low_N.logical_or(&high_N);
+    (loss_N, vec![(CLIP_LOW, low_N), (CLIP_HIGH, high_N), (CLIP_REGION, either_N)])
 }
 
 /// `−min(r, cap)·A·logprob` with a detached ratio (MiniMax-M1 eq. 4, TRL's form: no lower bound).
 fn cispo(ratio_N: &Tensor, advantages_N: &Tensor, logprobs_N: &Tensor, cap: f64) -> Term {
     let weight_N = ratio_N.detach().clamp_max(cap);
     let capped_N = ratio_N.gt(cap).logical_and(&advantages_N.gt(0.0));
-    ((weight_N * advantages_N * logprobs_N).neg(), vec![(Measure::CispoClip, capped_N)])
+    ((weight_N * advantages_N * logprobs_N).neg(), vec![(CISPO_CLIP, capped_N)])
 }
 
 /// `−clip(r, low, high)·A·logprob` with a detached ratio (MiniMax-M1 eq. 4, verl's form).
 fn verl_cispo(ratio_N: &Tensor, advantages_N: &Tensor, logprobs_N: &Tensor, low: f64, high: f64) -> Term {
     let weight_N = ratio_N.detach().clamp(low, high);
     let clipped_N = weight_N.ne_tensor(&ratio_N.detach());
-    ((weight_N * advantages_N * logprobs_N).neg(), vec![(Measure::OutsideClip, clipped_N)])
+    ((weight_N * advantages_N * logprobs_N).neg(), vec![(OUTSIDE_ANY, clipped_N)])
 }
 
 /// `−σ(τ(r − 1))·4/τ·A` with τ by the sign of the advantage (SAPO eq. 6).
-fn sapo(ratio_N: &Tensor, advantages_N: &Tensor, (positive, negative): (f64, f64)) -> Term {
+fn sapo(ratio_N: &Tensor, advantages_N: &Tensor, positive: f64, negative: f64) -> Term {
     let temperature_N = choose(&advantages_N.gt(0.0), positive, negative);
     let gate_N = (&temperature_N * (ratio_N - 1.0)).sigmoid() * 4.0 / &temperature_N;
     ((gate_N * advantages_N).neg(), Vec::new())
@@ -83,7 +94,7 @@ fn sapo(ratio_N: &Tensor, advantages_N: &Tensor, (positive, negative): (f64, f64
 
 /// `−φ·A·logprob` with the detached weight `φ = exp(λ + k·s − λ·e^s)`, where s is the log of the sequence's ratio to
 /// the old policy and on to the sampler (VESPO; TRL `get_gamma_weights`). k and λ go by the sign of the advantage.
-fn vespo(objective: &Objective, log_ratio_N: &Tensor, logprobs_N: &Tensor, tokens: &Tokens) -> Term {
+fn vespo(config: &TrainConfig, log_ratio_N: &Tensor, logprobs_N: &Tensor, tokens: &Tokens) -> Term {
     const BOUND: f64 = 20.0;
     let floor = 1e-8f64.ln();
     let mut log_R = tokens.rows.sum(&log_ratio_N.detach().clamp(-BOUND, BOUND));
@@ -92,38 +103,38 @@ fn vespo(objective: &Objective, log_ratio_N: &Tensor, logprobs_N: &Tensor, token
     }
     let log_N = tokens.rows.spread(&log_R.clamp(floor, BOUND));
     let positive_N = tokens.advantages_N.ge(0.0);
-    let k_N = choose(&positive_N, objective.vespo.k.0, objective.vespo.k.1);
-    let lambda_N = choose(&positive_N, objective.vespo.lambda.0, objective.vespo.lambda.1);
+    let k_N = choose(&positive_N, config.vespo_k_pos, config.vespo_k_neg);
+    let lambda_N = choose(&positive_N, config.vespo_lambda_pos, config.vespo_lambda_neg);
     let phi_N = (&lambda_N + k_N * &log_N - &lambda_N * log_N.exp()).exp();
     let loss_N = (&phi_N * &tokens.advantages_N * logprobs_N).neg();
-    (loss_N, vec![(Measure::Phi, phi_N)])
+    (loss_N, vec![(PHI, phi_N)])
 }
 
 /// `max(−A·r, −A·clip(r, low, high))`, as verl counts it.
 fn clipped(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64) -> Term {
     let plain_N = (ratio_N * advantages_N).neg();
     let clipped_N = (ratio_N.clamp(low, high) * advantages_N).neg();
-    let figure = (Measure::PgClip, clipped_N.gt_tensor(&plain_N));
-    (plain_N.maximum(&clipped_N), vec![figure])
+    let metric = (PG_CLIP, clipped_N.gt_tensor(&plain_N));
+    (plain_N.maximum(&clipped_N), vec![metric])
 }
 
 /// verl's `vanilla`: the clipped surrogate, of which tokens with a negative advantage contribute at most `−A·c` (dual
 /// clip, Ye et al. 2020).
 fn dual_clip(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64, c: f64) -> Term {
-    let (loss_N, mut figures) = clipped(ratio_N, advantages_N, low, high);
+    let (loss_N, mut metrics) = clipped(ratio_N, advantages_N, low, high);
     let bound_N = advantages_N * -c;
     let negative_N = advantages_N.lt(0.0);
-    figures.push((Measure::PgClipLower, loss_N.gt_tensor(&bound_N).logical_and(&negative_N)));
-    (bound_N.minimum(&loss_N).where_self(&negative_N, &loss_N), figures)
+    metrics.push((PG_CLIP_LOWER, loss_N.gt_tensor(&bound_N).logical_and(&negative_N)));
+    (bound_N.minimum(&loss_N).where_self(&negative_N, &loss_N), metrics)
 }
 
 /// GMPO: minus the row's mean advantage times the geometric mean of its clipped ratios (verl `geo_mean`, whose means
 /// divide by the length plus 1e-8). A log-ratio is clipped to [−ε_low, ε_high], on the side on which the advantage
 /// pushes. Importance weights enter as their geometric mean.
-fn geo_mean(objective: &Objective, log_ratio_N: &Tensor, tokens: &Tokens) -> Term {
+fn geo_mean(log_ratio_N: &Tensor, tokens: &Tokens, epsilon_low: f64, epsilon_high: f64) -> Term {
     let Tokens { rows, advantages_N, .. } = tokens;
     let mean = |x_N: &Tensor| rows.sum(x_N) / (rows.lengths() + 1e-8);
-    let bounded_N = log_ratio_N.clamp(-objective.epsilon_low, objective.epsilon_high);
+    let bounded_N = log_ratio_N.clamp(-epsilon_low, epsilon_high);
     let sign_N = advantages_N.sign();
     let log_N = &sign_N * (&sign_N * log_ratio_N).minimum(&(&sign_N * &bounded_N));
     let mut loss_R = mean(advantages_N) * mean(&log_N).exp();
@@ -132,11 +143,8 @@ fn geo_mean(objective: &Objective, log_ratio_N: &Tensor, tokens: &Tokens) -> Ter
     }
     let outside_N = bounded_N.ne_tensor(log_ratio_N);
     let clipped = |pushes_N: Tensor| outside_N.logical_and(&pushes_N);
-    let figures = vec![
-        (Measure::OutsideClip, clipped(advantages_N.gt(0.0))),
-        (Measure::PgClipLower, clipped(advantages_N.lt(0.0))),
-    ];
-    (rows.spread(&loss_R).neg(), figures)
+    let metrics = vec![(OUTSIDE, clipped(advantages_N.gt(0.0))), (PG_CLIP_LOWER, clipped(advantages_N.lt(0.0)))];
+    (rows.spread(&loss_R).neg(), metrics)
 }
 
 impl Importance {

@@ -4,7 +4,10 @@
 //! batch, the update and the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
 //! completions are spread over forward passes.
 
-use shared::config::{LossAggregation, LossType, TrainConfig};
+use shared::{
+    config::{LossAggregation, TrainConfig},
+    methods::Reduction,
+};
 
 use crate::verl::EPSILON;
 
@@ -26,31 +29,29 @@ pub struct Normaliser {
 pub struct RowWeights {
     /// Of a row's token losses.
     pub losses: Vec<f64>,
-    /// Of a row's entropies in the bonus: they make the mean over the tokens of each logical batch, and the mean of
+    /// Of a row's entropies in the bonus: they make the mean over the tokens of each minibatch, and the mean of
     /// those.
     pub entropies: Vec<f64>,
 }
 
-/// Weights of an update's rows, given the trained tokens of each and the size of a logical batch.
+/// Weights of an update's rows, given the trained tokens of each and the size of a minibatch.
 #[must_use]
 pub fn update_weights(
     config: &TrainConfig,
     lengths: &[usize],
-    logical_rows: usize,
+    minibatch_rows: usize,
     normaliser: &Normaliser,
 ) -> RowWeights {
-    let logical: Vec<&[usize]> = lengths.chunks(logical_rows).collect();
-    let mut losses = match aggregation(config, normaliser.max_completion_length) {
-        Some(aggregation) => aggregation.weights(lengths),
-        None if config.loss_type == LossType::GeoMean => sequence_weights(lengths),
-        None => logical.iter().flat_map(|rows| row_weights(config.loss_type, rows, normaliser)).collect(),
-    };
-    let mut entropies: Vec<f64> = logical.iter().flat_map(|rows| entropy_weights(rows, normaliser)).collect();
+    let minibatches: Vec<&[usize]> = lengths.chunks(minibatch_rows).collect();
+    let reduction = config.loss_aggregation.map_or(config.loss_type.spec().reduction, Reduction::Aggregation);
+    let scale_factor = config.loss_scale_factor.unwrap_or(normaliser.max_completion_length);
+    let mut losses = loss_weights(reduction, lengths, minibatch_rows, normaliser, scale_factor);
+    let mut entropies: Vec<f64> = minibatches.iter().flat_map(|rows| entropy_weights(rows, normaliser)).collect();
     if config.use_valid_token_scale {
         let total = lengths.iter().sum::<usize>().max(1) as f64;
-        let scales = logical.iter().flat_map(|rows| {
+        let scales = minibatches.iter().flat_map(|rows| {
             let share = rows.iter().sum::<usize>() as f64 / total;
-            vec![share * logical.len() as f64; rows.len()]
+            vec![share * minibatches.len() as f64; rows.len()]
         });
         for ((loss, entropy), scale) in losses.iter_mut().zip(&mut entropies).zip(scales) {
             *loss *= scale;
@@ -60,42 +61,43 @@ pub fn update_weights(
     RowWeights { losses, entropies }
 }
 
-/// The aggregation that is asked for, or that a loss type of verl has.
-fn aggregation(config: &TrainConfig, max_completion_length: f64) -> Option<Aggregation> {
-    let own = match config.loss_type {
-        LossType::Vanilla | LossType::VerlCispo | LossType::Gpg => Some(LossAggregation::TokenMean),
-        LossType::Gspo => Some(LossAggregation::SeqMeanTokenMean),
-        _ => None,
-    };
-    let mode = config.loss_aggregation.or(own)?;
-    Some(Aggregation::new(mode, config.loss_scale_factor.unwrap_or(max_completion_length)))
-}
-
-/// TRL's reductions: weight of each completion's tokens, given the trained tokens of every completion of one logical
-/// batch.
+/// Weight of each completion's tokens, given the trained tokens of every completion of an update.
 ///
-/// Source: TRL 1.16 `GRPOTrainer._compute_loss`. An empty row counts as 0 in `grpo`'s mean.
+/// Source of all but verl's: TRL 1.16 `GRPOTrainer._compute_loss`, over one minibatch at a time. An empty row counts
+/// as 0 in the mean over completions.
 #[must_use]
-pub fn row_weights(loss_type: LossType, lengths: &[usize], normaliser: &Normaliser) -> Vec<f64> {
-    let rows = lengths.len() as f64;
-    let tokens = lengths.iter().sum::<usize>() as f64;
-    let weight = |length: usize| match loss_type {
-        LossType::Grpo | LossType::Sapo => 1.0 / (rows * (length as f64).max(1.0) * normaliser.accumulation),
-        LossType::Bnpo => 1.0 / (tokens.max(1.0) * normaliser.accumulation),
-        LossType::DrGrpo => 1.0 / (rows * normaliser.max_completion_length * normaliser.accumulation),
-        LossType::Luspo => 1.0 / (rows * normaliser.accumulation),
-        _ => 1.0 / (normaliser.generation_tokens.max(1.0) * normaliser.share),
+pub fn loss_weights(
+    reduction: Reduction,
+    lengths: &[usize],
+    minibatch_rows: usize,
+    normaliser: &Normaliser,
+    scale_factor: f64,
+) -> Vec<f64> {
+    let of_minibatch = |weight: &dyn Fn(usize, f64, f64) -> f64| -> Vec<f64> {
+        let each = |batch: &[usize]| -> Vec<f64> {
+            let (rows, tokens) = (batch.len() as f64, batch.iter().sum::<usize>() as f64);
+            batch.iter().map(|&length| 1.0 / weight(length, rows, tokens)).collect()
+        };
+        lengths.chunks(minibatch_rows).flat_map(each).collect()
     };
-    lengths.iter().map(|&length| weight(length)).collect()
+    let Normaliser { accumulation, share, generation_tokens, max_completion_length } = *normaliser;
+    match reduction {
+        Reduction::CompletionMean => of_minibatch(&|length, rows, _| rows * (length as f64).max(1.0) * accumulation),
+        Reduction::MinibatchTokenMean => of_minibatch(&|_, _, tokens| tokens.max(1.0) * accumulation),
+        Reduction::LengthConstant => of_minibatch(&|_, rows, _| rows * max_completion_length * accumulation),
+        Reduction::CompletionSum => of_minibatch(&|_, rows, _| rows * accumulation),
+        Reduction::GenerationTokenMean => of_minibatch(&|_, _, _| generation_tokens.max(1.0) * share),
+        Reduction::UpdateMean => sequence_weights(lengths),
+        Reduction::Aggregation(mode) => Aggregation::new(mode, scale_factor).weights(lengths),
+    }
 }
 
 /// The mean over rows of a value that is repeated at each of a row's tokens (GMPO). An empty row counts as 0.
-#[must_use]
-pub fn sequence_weights(lengths: &[usize]) -> Vec<f64> {
+fn sequence_weights(lengths: &[usize]) -> Vec<f64> {
     lengths.iter().map(|&length| 1.0 / (lengths.len() as f64 * (length as f64).max(1.0))).collect()
 }
 
-/// The mean over the tokens of a logical batch, divided by the number of logical batches. TRL's entropy bonus.
+/// The mean over the tokens of a minibatch, divided by the number of minibatches. TRL's entropy bonus.
 #[must_use]
 pub fn entropy_weights(lengths: &[usize], normaliser: &Normaliser) -> Vec<f64> {
     let tokens = lengths.iter().sum::<usize>().max(1) as f64;
@@ -144,6 +146,8 @@ impl Aggregation {
 
 #[cfg(test)]
 mod tests {
+    use shared::config::LossType;
+
     use super::*;
 
     const NORMALISER: Normaliser =
@@ -152,23 +156,23 @@ mod tests {
     /// Lengths 1 and 3 with per-token losses a and b.
     #[test]
     fn worked_examples() {
-        let weights = |loss_type| row_weights(loss_type, &[1, 3], &NORMALISER);
-        assert_eq!(weights(LossType::Grpo), [0.5, 1.0 / 6.0]);
-        assert_eq!(weights(LossType::Bnpo), [0.25, 0.25]);
-        assert_eq!(weights(LossType::Dapo), [0.25, 0.25]);
-        assert_eq!(weights(LossType::DrGrpo), [0.125, 0.125]);
-        assert_eq!(weights(LossType::Luspo), [0.5, 0.5]);
-        assert_eq!(sequence_weights(&[1, 3]), [0.5, 1.0 / 6.0]);
+        let weights = |reduction| loss_weights(reduction, &[1, 3], 2, &NORMALISER, 4.0);
+        assert_eq!(weights(Reduction::CompletionMean), [0.5, 1.0 / 6.0]);
+        assert_eq!(weights(Reduction::MinibatchTokenMean), [0.25, 0.25]);
+        assert_eq!(weights(Reduction::GenerationTokenMean), [0.25, 0.25]);
+        assert_eq!(weights(Reduction::LengthConstant), [0.125, 0.125]);
+        assert_eq!(weights(Reduction::CompletionSum), [0.5, 0.5]);
+        assert_eq!(weights(Reduction::UpdateMean), [0.5, 1.0 / 6.0]);
     }
 
-    /// With the scale, `bnpo` weighs every token of the update alike, whatever the logical batches.
+    /// With the scale, `bnpo` weighs every token of the update alike, whatever the minibatches.
     #[test]
     fn the_valid_token_scale_makes_a_token_mean_of_the_update() {
         let config = TrainConfig { loss_type: LossType::Bnpo, use_valid_token_scale: true, ..TrainConfig::default() };
-        for logical_rows in [1, 2, 3] {
-            let accumulation = 3usize.div_ceil(logical_rows) as f64;
+        for minibatch_rows in [1, 2, 3] {
+            let accumulation = 3usize.div_ceil(minibatch_rows) as f64;
             let normaliser = Normaliser { accumulation, ..NORMALISER };
-            let found = update_weights(&config, &[1, 3, 6], logical_rows, &normaliser);
+            let found = update_weights(&config, &[1, 3, 6], minibatch_rows, &normaliser);
             assert!(found.losses.iter().chain(&found.entropies).all(|w| (w - 0.1).abs() < 1e-12), "{found:?}");
         }
     }

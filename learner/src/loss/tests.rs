@@ -1,6 +1,12 @@
 //! Worked examples of the objective.
 
-use shared::config::{LossType, TrainConfig};
+use shared::{
+    config::{Choice, LossType, TrainConfig},
+    methods::{
+        Scope,
+        metric::{PPO_KL, RATIO},
+    },
+};
 use tch::{Device, Tensor};
 
 use super::{LossGradient, Objective, Rows, Tokens};
@@ -132,5 +138,44 @@ fn gradients_are_finite_differences() {
             let difference = (at(step) - at(-step)) / (2.0 * step);
             assert!((difference - slopes[i]).abs() < 1e-8, "{loss_type:?}: {} is not {difference}", slopes[i]);
         }
+    }
+}
+
+/// A loss counts what its description says, no more and no less, and looks as far as that says: the loss of a run of
+/// tokens, or of completions, is the same alone as among others.
+#[test]
+fn every_loss_is_as_it_is_described() {
+    for &loss_type in LossType::ALL {
+        let config = TrainConfig { loss_type, epsilon_high: Some(0.3), ..TrainConfig::default() };
+        let objective = Objective::from_config(&config);
+        let per_token = |logprobs: &[f64], old: &[f64], advantages: &[f64], lengths: &[usize]| {
+            let rows = Rows::new(lengths, Device::Cpu);
+            let logprobs_N = Tensor::from_slice(logprobs);
+            let tokens = Tokens { rows, ..tokens(Some(old), None, advantages) };
+            objective.per_token(&logprobs_N, &logprobs_N.zeros_like(), &tokens)
+        };
+        let (logprobs, old, advantages) = ([-1.1, -0.5, -2.1, -0.2], [-1.2, -0.4, -1.5, -0.9], [1.0, 1.0, -0.5, -0.5]);
+        let whole = per_token(&logprobs, &old, &advantages, &[2, 2]);
+        let counted: Vec<&str> = whole.metrics.iter().map(|(metric, _)| metric.mean.key).collect();
+        let described = objective.spec.metrics.iter().map(|metric| metric.mean.key);
+        assert_eq!(counted, described.chain([RATIO.mean.key, PPO_KL.mean.key]).collect::<Vec<_>>(), "{loss_type:?}");
+
+        let values = |loss: &super::TokenLoss| Vec::<f64>::try_from(&loss.loss_N).unwrap();
+        let piece = match objective.scope() {
+            Scope::Token => 1,
+            Scope::Completion => 2,
+            Scope::Minibatch => 4,
+        };
+        let pieces = (0..4).step_by(piece).map(|from| {
+            let run = from..from + piece;
+            per_token(
+                &logprobs[run.clone()],
+                &old[run.clone()],
+                &advantages[run],
+                &vec![piece.min(2); piece.div_ceil(2)],
+            )
+        });
+        let pieces: Vec<f64> = pieces.flat_map(|loss| values(&loss)).collect();
+        assert_eq!(pieces, values(&whole), "{loss_type:?} looks further than {:?}", objective.scope());
     }
 }

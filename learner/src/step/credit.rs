@@ -1,7 +1,7 @@
 //! Credit assignment of a step: KL penalty, critic and advantages, with the state that they carry from step to step.
 
 use shared::{
-    config::{AdvantageEstimator, TrainConfig},
+    config::TrainConfig,
     metrics::{self, MetricRecord},
 };
 
@@ -102,7 +102,7 @@ impl CreditAssigner {
         let samples = batch.samples();
         let penalty = self.kl.map(|controller| controller.penalise(old_logprobs, ref_logprobs));
         let penalties = penalty.as_ref().map(|penalty| &penalty.penalties);
-        if self.options.estimator == AdvantageEstimator::Gae && self.critic.is_none() {
+        if self.options.estimator.spec().critic && self.critic.is_none() {
             return Err(LearnerError::Config("`advantage_estimator` gae needs a critic".into()));
         }
         let valid: Vec<usize> = (0..samples.len()).filter(|&row| samples[row].valid).collect();

@@ -6,7 +6,10 @@
 
 use std::ops::Range;
 
-use shared::config::TrainConfig;
+use shared::{
+    config::TrainConfig,
+    methods::{LossMetric, Scope},
+};
 use tch::{Device, Tensor};
 
 use super::{Evaluation, Forward, Mean, StepBatch, StepInputs, StepMetrics};
@@ -14,7 +17,7 @@ use crate::{
     batch::MicroBatch,
     error::LearnerError,
     host::to_host,
-    loss::{Importance, LossGradient, Measure, Objective, Rows, Scope, Tokens},
+    loss::{Importance, LossGradient, Objective, Rows, Tokens},
     model::{Decoder, Gradients, Slopes, Span, TokenStats},
     ragged::Ragged,
 };
@@ -54,7 +57,7 @@ pub(super) struct Totals {
 struct TokenValues {
     logprobs: Vec<f64>,
     entropies: Vec<f64>,
-    figures: Vec<(Measure, Vec<f64>)>,
+    metrics: Vec<(LossMetric, Vec<f64>)>,
 }
 
 impl Pass<'_> {
@@ -69,7 +72,7 @@ impl Pass<'_> {
         let (training, idle): (Vec<usize>, Vec<usize>) =
             valid.partition(|&r| self.batch.rows[r].trained && self.objective.trains(&self.inputs.advantages[r]));
         let mut totals = Totals::default();
-        if self.objective.scope() == Scope::Batch {
+        if self.objective.scope() == Scope::Minibatch {
             self.by_minibatch(policy, gradients, rows, &training, &mut totals)?;
         } else {
             for micro in self.forward.micro_batches(&training) {
@@ -90,7 +93,7 @@ impl Pass<'_> {
     ) -> Result<(), LearnerError> {
         // The weights of the correction go over whole rows of old log-probs, which here only just become known.
         let weights_unknown = self.inputs.importance.is_some() && self.reads_old_logprobs;
-        let whole = self.objective.scope() == Scope::Row || weights_unknown;
+        let whole = self.objective.scope() == Scope::Completion || weights_unknown;
         let span = if whole { Span::Whole } else { Span::Run };
         let (mut failure, mut values) = (None, TokenValues::default());
         policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
@@ -122,7 +125,7 @@ impl Pass<'_> {
         let tokens = self.tokens(&micro.rows, self.forward.device).slice(run);
         let found = self.objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens)?;
         totals.add(&found);
-        values.add(&found.figures)?;
+        values.add(&found.metrics)?;
         Ok(found.slopes)
     }
 
@@ -174,8 +177,8 @@ impl Pass<'_> {
         let gradient = self.objective.differentiate(&Tensor::from_slice(&logprobs), &entropies_N, &tokens)?;
         totals.add(&gradient);
         self.metrics.early_stopped += u64::from(gradient.stopped);
-        let mut values = TokenValues { logprobs, entropies, figures: Vec::new() };
-        values.add(&gradient.figures)?;
+        let mut values = TokenValues { logprobs, entropies, metrics: Vec::new() };
+        values.add(&gradient.metrics)?;
         self.count(rows, &values);
         Ok(gradient)
     }
@@ -197,10 +200,10 @@ impl Pass<'_> {
             }
         }
         for row in trained() {
-            let nothing = vec![0.0; self.batch.rows[row].trained_tokens()];
-            for measure in Measure::CLIPPED {
-                if self.objective.clips_by(measure) {
-                    self.metrics.measures.add(measure, &nothing, self.objective.per_sequence(measure));
+            let tokens = self.batch.rows[row].trained_tokens();
+            for &metric in self.objective.spec.metrics {
+                if let Some(value) = metric.without_gradient {
+                    self.metrics.measures.add(metric, &vec![value; tokens], self.objective.per_sequence(metric));
                 }
             }
         }
@@ -215,8 +218,8 @@ impl Pass<'_> {
             if self.first {
                 self.metrics.entropy.extend(&values.entropies[span.clone()]);
             }
-            for (measure, values) in &values.figures {
-                self.metrics.measures.add(*measure, &values[span.clone()], self.objective.per_sequence(*measure));
+            for (metric, values) in &values.metrics {
+                self.metrics.measures.add(*metric, &values[span.clone()], self.objective.per_sequence(*metric));
             }
         }
     }
@@ -237,7 +240,11 @@ impl Pass<'_> {
         });
         Tokens {
             old_logprobs_N,
-            sampling_logprobs_N: self.objective.off_policy_mask_threshold.map(|_| self.drawn_logprobs(rows, device)),
+            sampling_logprobs_N: self
+                .objective
+                .config
+                .off_policy_mask_threshold
+                .map(|_| self.drawn_logprobs(rows, device)),
             ref_logprobs_N: (self.objective.beta != 0.0).then(|| column(&inputs.ref_logprobs)),
             advantages_N: column(&inputs.advantages),
             importance,
@@ -264,18 +271,18 @@ impl Totals {
 }
 
 impl TokenValues {
-    fn add(&mut self, figures: &[(Measure, Tensor)]) -> Result<(), LearnerError> {
-        if figures.is_empty() {
+    fn add(&mut self, metrics: &[(LossMetric, Tensor)]) -> Result<(), LearnerError> {
+        if metrics.is_empty() {
             return Ok(());
         }
         // One transfer for all.
-        let columns: Vec<Tensor> = figures.iter().map(|(_, values_N)| values_N.to_kind(tch::Kind::Double)).collect();
+        let columns: Vec<Tensor> = metrics.iter().map(|(_, values_N)| values_N.to_kind(tch::Kind::Double)).collect();
         let values = to_host(&Tensor::stack(&columns, 0).reshape([-1]))?;
-        let tokens = values.len() / figures.len();
-        for ((measure, _), values) in figures.iter().zip(values.chunks(tokens.max(1))) {
-            match self.figures.iter_mut().find(|(known, _)| known == measure) {
+        let tokens = values.len() / metrics.len();
+        for ((metric, _), values) in metrics.iter().zip(values.chunks(tokens.max(1))) {
+            match self.metrics.iter_mut().find(|(known, _)| known.mean.key == metric.mean.key) {
                 Some((_, all)) => all.extend(values),
-                None => self.figures.push((*measure, values.to_vec())),
+                None => self.metrics.push((*metric, values.to_vec())),
             }
         }
         Ok(())

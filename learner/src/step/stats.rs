@@ -5,7 +5,7 @@ use std::time::Duration;
 use shared::metrics::{self, MetricRecord};
 use tch::Tensor;
 
-use crate::{kl::k3_value, loss::Measures, ragged::Ragged};
+use crate::{kl::k3_value, loss::LossMetrics, ragged::Ragged};
 
 /// What is told of a training step.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub struct StepMetrics {
     /// Entropies along the first pass over each completion.
     pub entropy: Mean,
     /// What the losses of all passes count: ratio, clipping, KL and more.
-    pub measures: Measures,
+    pub measures: LossMetrics,
     /// Policy loss of each update, without the entropy bonus.
     pub policy_losses: Vec<f64>,
     /// Logical batches that `early_stop_imp_ratio` left out.

@@ -173,7 +173,7 @@ impl Trainer {
                 if trains_policy {
                     let pass = Pass {
                         config: &config,
-                        objective: &Objective { entropy_coef: self.entropy.applied(), ..self.objective },
+                        objective: &Objective { entropy_coef: self.entropy.applied(), ..self.objective.clone() },
                         batch,
                         forward: &forward,
                         inputs: &mut inputs,

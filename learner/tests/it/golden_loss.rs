@@ -2,7 +2,7 @@
 
 use learner::{
     loss::{
-        Importance, LossGradient, Measure, Measures, Objective, Rows, Tokens,
+        Importance, LossGradient, LossMetrics, Objective, Rows, Tokens,
         reduction::{Normaliser, RowWeights, update_weights},
     },
     step::Mean,
@@ -69,17 +69,17 @@ impl<'a> Case<'a> {
 
     /// What training would write of this one batch.
     fn metrics(&self, objective: &Objective, found: &LossGradient) -> MetricRecord {
-        let (mut measures, mut record) = (Measures::default(), MetricRecord::default());
-        for (measure, values_N) in &found.figures {
+        let (mut metrics, mut record) = (LossMetrics::default(), MetricRecord::default());
+        for (metric, values_N) in &found.metrics {
             let values = Vec::<f64>::try_from(values_N.to_kind(Kind::Double)).unwrap();
             let mut values = values.as_slice();
             for &length in &self.lengths {
                 let (own, rest) = values.split_at(length);
-                measures.add(*measure, own, objective.per_sequence(*measure));
+                metrics.add(*metric, own, objective.per_sequence(*metric));
                 values = rest;
             }
         }
-        measures.record(&mut record);
+        metrics.record(&mut record);
         record
     }
 }
@@ -155,15 +155,15 @@ fn trl_case(case: &Value) {
 
     let parts = objective.per_token(&case.logprobs_N, &case.entropies_N, &case.tokens);
     case.compare("per_token_loss", &parts.loss_N, &expected["per_token_loss"]);
-    for (key, measure, masked) in [
-        ("ratio", Measure::Ratio, false),
-        ("per_token_kl", Measure::Kl, false),
-        ("phi_seq", Measure::Phi, false),
-        ("off_policy_mask", Measure::OffPolicy, true),
-        ("entropy_mask", Measure::LowEntropy, true),
+    for (key, metric, masked) in [
+        ("ratio", metrics::RATIO, false),
+        ("per_token_kl", metrics::KL, false),
+        ("phi_seq", metrics::VESPO_PHI_SEQ_MEAN, false),
+        ("off_policy_mask", metrics::OFF_POLICY_MASKED_FRAC, true),
+        ("entropy_mask", metrics::LOW_ENTROPY_MASKED_FRAC, true),
     ] {
         if let Some(expected) = expected.get(key) {
-            let (_, values_N) = found.figures.iter().find(|(m, _)| *m == measure).unwrap();
+            let (_, values_N) = found.metrics.iter().find(|(m, _)| m.mean.key == metric.key).unwrap();
             let values_N = values_N.to_kind(Kind::Double);
             case.compare(key, &if masked { 1.0 - values_N } else { values_N }, expected);
         }

@@ -226,7 +226,7 @@ fn train(case: &Value, budget: usize) {
             for (now, before) in own.iter().zip(&old[row]) {
                 kl_sum += kl::k3_value(before - now);
                 let ratio = (now - before).exp();
-                let (low, high) = (1.0 - objective.epsilon_low, 1.0 + objective.epsilon_high);
+                let (low, high) = (1.0 - number("epsilon_low"), 1.0 + number("epsilon_high"));
                 clipped +=
                     usize::from((ratio < low && advantages[row] < 0.0) || (ratio > high && advantages[row] > 0.0));
             }

@@ -2,13 +2,16 @@
 
 use learner::{
     advantage::{CreditOptions, credit},
-    loss::Measure,
     model::{LoadOptions, Parameters, load},
     step::{Carried, StepBatch, TrainedStep, Trainer},
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
     config::{LossType, TrainConfig},
+    methods::{
+        loss::{CLIP_HIGH, CLIP_REGION, PG_CLIP},
+        metric::OFF_POLICY,
+    },
 };
 use tch::{Kind, Tensor};
 
@@ -101,9 +104,9 @@ fn the_first_pass_is_on_policy_and_clips_nothing() {
     let (_, stats) = step(&once, &groups);
     // Advantages of a group sum to 0, and every completion weighs the same: the loss vanishes, its gradient does not.
     assert!(stats.metrics.losses[0].abs() < 1e-12 && stats.metrics.grad_norms[0] > 1e-3, "{stats:?}");
-    assert_eq!(stats.metrics.measures.clipped(), Some(0.0));
+    assert_eq!(stats.metrics.measures.mean(CLIP_REGION), Some(0.0));
     let (_, stats) = step(&TrainConfig { num_iterations: 3, learning_rate: 1e-2, ..config }, &groups);
-    assert!(stats.metrics.measures.clipped() > Some(0.0));
+    assert!(stats.metrics.measures.mean(CLIP_REGION) > Some(0.0));
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn completions_of_an_older_policy_are_masked_in_a_single_pass() {
             }
         }
         let (weights, stats) = step(&config, &groups);
-        (weights, stats.metrics.measures.mean(Measure::OffPolicy).unwrap())
+        (weights, stats.metrics.measures.mean(OFF_POLICY).unwrap())
     };
     let (usual, share) = masked(0.0);
     assert_eq!(share, 0.0);
@@ -281,7 +284,7 @@ fn an_update_may_be_larger_than_any_batch() {
 /// Clipping is a share of all trained tokens, also of those whose advantage is 0.
 #[test]
 fn clip_fractions_count_completions_without_contrast() {
-    for (loss_type, measure) in [(LossType::Dapo, Measure::ClipHigh), (LossType::Vanilla, Measure::PgClip)] {
+    for (loss_type, metric) in [(LossType::Dapo, CLIP_HIGH), (LossType::Vanilla, PG_CLIP)] {
         let config = TrainConfig {
             warmup_steps: 0,
             num_iterations: 1,
@@ -307,7 +310,7 @@ fn clip_fractions_count_completions_without_contrast() {
         };
         let expected = tokens(&[2, 3]) / tokens(&(0..12).collect::<Vec<_>>());
         let found =
-            step(&TrainConfig { learning_rate: 0.0, ..config }, &groups).1.metrics.measures.mean(measure).unwrap();
+            step(&TrainConfig { learning_rate: 0.0, ..config }, &groups).1.metrics.measures.mean(metric).unwrap();
         assert!((found - expected).abs() < 1e-12, "{loss_type:?}: {found} is not {expected}");
     }
 }

@@ -138,6 +138,6 @@ fn ratios_over_fixed_supports_are_one() {
     let groups = support::groups(&config, 3);
     let stats = step(&config, &groups);
     assert!(stats.metrics.support_sizes.as_ref().unwrap().values().iter().all(|&count| count < 512));
-    let (least, most) = stats.metrics.measures.range(learner::loss::Measure::Ratio).unwrap();
+    let (least, most) = stats.metrics.measures.range(shared::methods::metric::RATIO).unwrap();
     assert!((least - 1.0).abs() < 1e-5 && (most - 1.0).abs() < 1e-5, "{least} {most}");
 }

@@ -1,117 +1,10 @@
-//! The options with a closed list of values: each value with its word in `run.toml`, other words for it and its meaning.
+//! The options with a closed list of values, but for those that are methods ([`crate::methods`]): each value with its word
+//! in `run.toml`, other words for it, and its meaning.
 
 use super::declare::choices;
 use crate::manifest::Dtype;
 
 choices! {
-    /// Policy term and, unless `loss_aggregation` says otherwise, reduction. TRL `loss_type`, verl
-    /// `policy_loss.loss_mode`.
-    LossType {
-        /// Clipped surrogate; mean over a sequence's tokens, then over sequences (DeepSeekMath eq. 3).
-        Grpo = "grpo",
-        /// Clipped surrogate; mean over the tokens of the logical batch.
-        Bnpo = "bnpo",
-        /// Clipped surrogate; sum over tokens divided by (sequences × `max_completion_length`) (Dr. GRPO).
-        DrGrpo = "dr_grpo",
-        /// Clipped surrogate; sum over tokens divided by the tokens of the whole generation batch (DAPO eq. 8).
-        Dapo = "dapo",
-        /// Clipped surrogate; sum over a sequence's tokens, mean over sequences, so that long answers are not devalued
-        /// (LUSPO).
-        Luspo = "luspo",
-        /// Log-prob weighted by the capped, detached ratio; the cap is `epsilon_high` itself; reduced like `dapo`
-        /// (MiniMax-M1).
-        Cispo = "cispo",
-        /// A sigmoid gate on the ratio instead of a clip; reduced like `grpo` (SAPO).
-        Sapo = "sapo",
-        /// Log-prob weighted by a detached gamma-shaped function of the sequence's ratio; reduced like `dapo` (VESPO).
-        Vespo = "vespo",
-        /// verl's `vanilla`: the clipped surrogate with dual clip (`clip_ratio_c`), log-ratios bounded to ±20; token
-        /// mean over the update.
-        Vanilla = "vanilla",
-        /// verl's `gspo`: a sequence-level ratio that reaches every token's log-prob; mean over a sequence's tokens,
-        /// then over sequences (GSPO-token).
-        Gspo = "gspo",
-        /// verl's `cispo`: the detached ratio is clipped to [1 − `epsilon`, 1 + `epsilon_high`]; token mean over the
-        /// update.
-        VerlCispo = "verl_cispo",
-        /// verl's `geo_mean`: the clipped ratios' geometric mean over a sequence; mean over sequences (GMPO).
-        GeoMean = "geo_mean" | "gmpo",
-        /// Plain policy gradient, `−logprob × advantage`; token mean over the update (GPG).
-        Gpg = "gpg",
-    }
-
-    /// How token losses are reduced to one number, where that is not left to `loss_type`. verl `loss_agg_mode`.
-    LossAggregation {
-        /// Mean over all tokens of an optimiser update.
-        TokenMean = "token-mean",
-        /// Sum over a sequence's tokens, mean over sequences.
-        SeqMeanTokenSum = "seq-mean-token-sum",
-        /// Mean over a sequence's tokens, mean over sequences.
-        SeqMeanTokenMean = "seq-mean-token-mean",
-        /// Sum over all tokens divided by `loss_scale_factor`.
-        SeqMeanTokenSumNorm = "seq-mean-token-sum-norm",
-    }
-
-    /// What the importance ratio of policy to old policy is taken over. TRL `importance_sampling_level`.
-    ImportanceSamplingLevel {
-        /// Each token has its own.
-        Token = "token",
-        /// A sequence has one: the geometric mean of its tokens' (GSPO eq. 7).
-        Sequence = "sequence",
-    }
-
-    /// How rewards become advantages. verl `adv_estimator`, RLinf `adv_type`.
-    AdvantageEstimator {
-        /// Reward minus the group's mean, divided as `scale_rewards` says (DeepSeekMath eq. 3).
-        Grpo = "grpo",
-        /// Reward minus the mean of the group's other rewards (RLOO).
-        Rloo = "rloo",
-        /// Discounted reward-to-go, whitened over the batch (REINFORCE++).
-        ReinforcePlusPlus = "reinforce_plus_plus" | "reinforce++" | "reinpp",
-        /// Reward minus the group's mean, whitened over the batch (REINFORCE++ with baseline).
-        ReinforcePlusPlusBaseline = "reinforce_plus_plus_baseline" | "reinforce++-baseline" | "reinpp_baseline",
-        /// Reward minus the group's length-weighted mean (OPO).
-        Opo = "opo",
-        /// Reward minus the group's mean, scaled by completions ÷ completions with a reward other than 0 (GPG).
-        Gpg = "gpg",
-        /// Only the best completion of a group counts: its lead over the second best, divided by the group's standard
-        /// deviation unless `scale_rewards` is none (pass@k policy optimisation).
-        GrpoPassk = "grpo_passk" | "pass_at_k",
-        /// Process supervision: rewards of steps, normalised over all steps of the group, summed over the steps to come
-        /// (DeepSeekMath, section 4.1.3). A reward of the whole completion counts as one step that ends with it.
-        Process = "process",
-        /// Generalised advantage estimation with a learned critic (PPO).
-        Gae = "gae",
-    }
-
-    /// How several reward functions become one advantage. TRL `multi_objective_aggregation`.
-    MultiObjectiveAggregation {
-        /// Weighted sum of the rewards, then the advantage of the sum.
-        SumThenNormalize = "sum_then_normalize",
-        /// Each function is normalised in its group; the weighted sum is normalised over the batch (GDPO).
-        NormalizeThenSum = "normalize_then_sum",
-    }
-
-    /// Estimator of the KL divergence from the reference policy. verl `kl_loss_type`, RLinf `kl_penalty_type`.
-    KlEstimator {
-        /// `logprob − ref_logprob`: unbiased, of either sign.
-        K1 = "k1" | "kl",
-        /// Half the squared difference: biased, of low variance.
-        K2 = "k2",
-        /// `exp(d) − d − 1` with `d = ref_logprob − logprob`: unbiased, never negative. With a loss type of verl
-        /// (`vanilla`, `gspo`, `verl_cispo`, `geo_mean`, `gpg`) and in the reward, d is bounded to ±20 and the value to
-        /// ±10, as there.
-        K3 = "k3" | "low_var_kl",
-        /// Absolute difference.
-        Abs = "abs",
-        /// Another name of k2 (verl, RLinf).
-        Mse = "mse",
-        /// Value of k1, gradient of k2 (straight through).
-        K1Plus = "k1+",
-        /// Value of k3, gradient of k2 (straight through).
-        K3Plus = "k3+",
-    }
-
     /// How the coefficient of the KL penalty in the reward moves. verl `kl_ctrl.type`.
     KlController {
         /// It stays at `beta`.
@@ -131,16 +24,6 @@ choices! {
         SequenceTruncate = "sequence_truncate",
         /// The product over the sequence; a sequence outside the bounds leaves the loss.
         SequenceMask = "sequence_mask",
-    }
-
-    /// Divisor of the centred rewards. TRL `scale_rewards`.
-    ScaleRewards {
-        /// The group's standard deviation (n − 1), plus 1e-4.
-        Group = "group",
-        /// The whole batch's standard deviation, plus 1e-4.
-        Batch = "batch",
-        /// None: centred rewards as they are.
-        None = "none",
     }
 
     /// Learning-rate schedule. transformers `lr_scheduler_type`.

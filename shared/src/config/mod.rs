@@ -1,6 +1,7 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
-//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs`. An option looks like this:
+//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, for
+//! methods, in [`crate::methods`]. An option looks like this:
 //!
 //! ```text
 //! /// Clip range below (and above, without `epsilon_high`).
@@ -27,12 +28,17 @@ pub mod reference;
 mod validate;
 
 pub use choices::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    KvDtype, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards,
-    WeightSwap,
+    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LrSchedulerType, RolloutDtype, WeightSwap,
 };
 pub use declare::{Bounds, Choice, ChoiceSpec, Kind, OptionSpec, OptionValue, Source, UnknownChoice};
 pub use options::{OPTIONS, TrainConfig};
+
+pub use crate::methods::{
+    advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},
+    kl::KlEstimator,
+    loss::{ImportanceSamplingLevel, LossType},
+    reduction::LossAggregation,
+};
 
 use crate::Contrast;
 
@@ -111,11 +117,8 @@ impl TrainConfig {
     /// What has to differ within a group for it to teach anything.
     #[must_use]
     pub fn contrast(&self) -> Contrast {
-        match (self.advantage_estimator, self.multi_objective_aggregation) {
-            (AdvantageEstimator::Process, _) => Contrast::Steps,
-            (_, MultiObjectiveAggregation::NormalizeThenSum) => Contrast::AnyFunction,
-            (_, MultiObjectiveAggregation::SumThenNormalize) => Contrast::Total,
-        }
+        let several = self.multi_objective_aggregation.spec();
+        several.contrast.unwrap_or(self.advantage_estimator.spec().contrast)
     }
 
     /// Each reward function as metrics call it, with its weight: the name without parameters where that is enough to

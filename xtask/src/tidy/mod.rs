@@ -3,6 +3,7 @@
 mod golden;
 mod length;
 mod machine;
+mod methods;
 mod sources;
 mod unfinished;
 mod unsafe_code;
@@ -17,7 +18,8 @@ use sources::Sources;
 type Rule = fn(&Sources) -> Vec<String>;
 
 /// All rules.
-const RULES: &[Rule] = &[unfinished::check, machine::check, length::check, golden::check, unsafe_code::check];
+const RULES: &[Rule] =
+    &[unfinished::check, machine::check, methods::check, length::check, golden::check, unsafe_code::check];
 
 /// Checks what belongs to the source tree at `root`.
 ///

@@ -110,7 +110,7 @@ macro_rules! choices {
         }
     )+ };
 }
-pub(in crate::config) use choices;
+pub(crate) use choices;
 
 #[cfg(test)]
 mod tests {

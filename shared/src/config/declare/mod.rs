@@ -10,7 +10,7 @@ pub use choice::{Choice, ChoiceSpec, UnknownChoice};
 pub use option::{OptionSpec, Source};
 pub use value::{Given, Kind, OptionValue};
 
-pub(super) use choice::choices;
+pub(crate) use choice::choices;
 pub(super) use option::options;
 
 #[cfg(test)]

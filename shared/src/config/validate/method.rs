@@ -1,87 +1,67 @@
-//! Advantages, critic, objective, entropy and reference policy.
+//! Advantages, critic, objective, entropy and reference policy. What belongs to one method alone is in its description,
+//! [`crate::methods`].
 
-use super::{require, word};
-use crate::config::{
-    AdvantageEstimator, ConfigError, ImportanceSamplingLevel, KlController, LossAggregation, LossType,
-    MultiObjectiveAggregation, ScaleRewards, TrainConfig,
-};
+use super::{require, word, words};
+use crate::config::{AdvantageEstimator, ConfigError, KlController, LossAggregation, LossType, TrainConfig};
 
 impl TrainConfig {
     pub(super) fn check_advantages(&self) -> Result<(), ConfigError> {
-        use AdvantageEstimator::{Gae, Gpg, Grpo, GrpoPassk, Opo, Process, ReinforcePlusPlus, Rloo};
-        let estimator = self.advantage_estimator;
-        let name = word(estimator);
+        let (spec, name) = (self.advantage_estimator.spec(), word(self.advantage_estimator));
+        let (several, combined) = (self.multi_objective_aggregation.spec(), word(self.multi_objective_aggregation));
+        let scale = word(self.scale_rewards);
         require(
-            estimator == Grpo || self.multi_objective_aggregation == MultiObjectiveAggregation::SumThenNormalize,
+            spec.aggregations.contains(&self.multi_objective_aggregation),
             format!(
-                "`multi_objective_aggregation` normalize_then_sum is an advantage of its own and cannot be combined with \
+                "`multi_objective_aggregation` {combined} is an advantage of its own and cannot be combined with \
                  `advantage_estimator` {name}; use sum_then_normalize, or the estimator grpo"
             ),
         )?;
-        let scale = word(self.scale_rewards);
-        let scales = match self.scale_rewards {
-            ScaleRewards::Group => true,
-            ScaleRewards::None => matches!(estimator, Grpo | GrpoPassk),
-            ScaleRewards::Batch => estimator == Grpo,
-        };
         require(
-            scales,
+            spec.scales.contains(&self.scale_rewards),
             format!(
                 "`scale_rewards` {scale} has no effect with `advantage_estimator` {name}, which does its own scaling; \
                  remove it, or use the estimator grpo"
             ),
         )?;
         require(
-            self.scale_rewards == ScaleRewards::Group
-                || self.multi_objective_aggregation == MultiObjectiveAggregation::SumThenNormalize,
+            several.scales.contains(&self.scale_rewards),
             format!(
-                "`scale_rewards` {scale} has no effect with `multi_objective_aggregation` normalize_then_sum, which \
-                 divides by the deviations of group and batch; remove one of them"
+                "`scale_rewards` {scale} has no effect with `multi_objective_aggregation` {combined}, which divides by \
+                 the deviations of group and batch; remove one of them"
             ),
         )?;
+        if let Some(reason) = spec.no_dynamic_sampling.filter(|_| self.dynamic_sampling) {
+            return Err(ConfigError::Value(format!(
+                "`dynamic_sampling` cannot be combined with `advantage_estimator` {name}: {reason}; switch one of them off"
+            )));
+        }
+        if let Some(reason) = spec.no_kl_in_reward.filter(|_| self.use_kl_in_reward) {
+            return Err(ConfigError::Value(format!(
+                "`use_kl_in_reward` cannot be combined with `advantage_estimator` {name}, which {reason}; leave the \
+                 penalty in the loss"
+            )));
+        }
         require(
-            !(self.dynamic_sampling && estimator == Gae),
-            "`dynamic_sampling` cannot be combined with `advantage_estimator` gae: the critic's advantages do not need \
-             completions of one prompt to differ; switch one of them off",
-        )?;
-        let in_reward = matches!(estimator, Gae | Grpo | Rloo | Opo | ReinforcePlusPlus)
-            || estimator == AdvantageEstimator::ReinforcePlusPlusBaseline;
-        require(
-            in_reward || !self.use_kl_in_reward,
+            several.one_reward || !self.use_kl_in_reward,
             format!(
-                "`use_kl_in_reward` cannot be combined with `advantage_estimator` {name}, which {}; leave the penalty in \
-                 the loss",
-                match estimator {
-                    Process => "takes its rewards step by step",
-                    Gpg => "counts the rewards that are not 0",
-                    _ => "only looks at the best completions",
-                }
+                "`use_kl_in_reward` needs one reward per completion to subtract the penalty from, which \
+                 `multi_objective_aggregation` {combined} does not have; leave the penalty in the loss"
             ),
-        )?;
-        require(
-            !(self.use_kl_in_reward && self.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum),
-            "`use_kl_in_reward` needs one reward per completion to subtract the penalty from, which \
-             `multi_objective_aggregation` normalize_then_sum does not have; leave the penalty in the loss",
         )
     }
 
     pub(super) fn check_critic(&self) -> Result<(), ConfigError> {
-        if self.advantage_estimator == AdvantageEstimator::Gae {
+        if self.advantage_estimator.spec().critic {
             return Ok(());
         }
-        let plain = Self::default();
-        for (key, given) in [
-            ("critic_model", self.critic_model.is_some()),
-            ("critic_learning_rate", self.critic_learning_rate != plain.critic_learning_rate),
-            ("critic_warmup_steps", self.critic_warmup_steps != 0),
-            ("cliprange_value", self.cliprange_value != plain.cliprange_value),
-        ] {
+        for key in AdvantageEstimator::CRITIC_OPTIONS {
             require(
-                !given,
+                !self.is_set(key),
                 format!(
                     "`{key}` is an option of the critic, and `advantage_estimator` {} has none; remove it, or use the \
-                     estimator gae",
-                    word(self.advantage_estimator)
+                     estimator {}",
+                    word(self.advantage_estimator),
+                    words(&AdvantageEstimator::with_option(key))
                 ),
             )?;
         }
@@ -89,19 +69,16 @@ impl TrainConfig {
     }
 
     pub(super) fn check_objective(&self) -> Result<(), ConfigError> {
-        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, GeoMean, Gpg, Grpo, Gspo, Luspo, Vanilla, VerlCispo};
-        let name = word(self.loss_type);
-        require(
-            self.loss_type != Cispo || self.epsilon_high.is_some(),
-            "`loss_type` cispo needs `epsilon_high`: it is the cap of the ratio itself, not a distance from 1 (TRL \
-             recommends 5.0)",
-        )?;
+        let (spec, name) = (self.loss_type.spec(), word(self.loss_type));
+        for (key, reason) in spec.required {
+            require(self.is_set(key), format!("`loss_type` {name} needs `{key}`: {reason}"))?;
+        }
         if let Some(delta) = self.delta {
             require(
-                matches!(self.loss_type, Grpo | Bnpo | DrGrpo | Dapo | Luspo),
+                spec.options.contains(&"delta"),
                 format!(
-                    "`delta` has no effect with `loss_type` {name}: two-sided clipping belongs to grpo, bnpo, dr_grpo, \
-                     dapo and luspo"
+                    "`delta` has no effect with `loss_type` {name}: two-sided clipping belongs to {}",
+                    words(&LossType::with_option("delta"))
                 ),
             )?;
             let ceiling = 1.0 + self.epsilon_high.unwrap_or(self.epsilon);
@@ -112,20 +89,19 @@ impl TrainConfig {
                 ),
             )?;
         }
-        let token_only = matches!(self.loss_type, Vanilla | Gspo | VerlCispo | GeoMean | Gpg);
         require(
-            !(token_only && self.importance_sampling_level == ImportanceSamplingLevel::Sequence),
+            spec.ratio.level(self.importance_sampling_level) == self.importance_sampling_level,
             format!(
                 "`importance_sampling_level` sequence cannot be combined with `loss_type` {name}, which defines its ratio \
                  itself; for a ratio per sequence use gspo as it is, or sequence with grpo or dapo"
             ),
         )?;
         require(
-            self.loss_aggregation.is_none() || !matches!(self.loss_type, GeoMean | Gspo),
+            self.loss_aggregation.is_none() || spec.reduction_can_change,
             format!("`loss_aggregation` has no effect with `loss_type` {name}, which fixes its own; remove it"),
         )?;
         require(
-            self.loss_scale_factor.is_none() || self.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm),
+            self.loss_scale_factor.is_none() || self.loss_aggregation.is_some_and(LossAggregation::has_scale_factor),
             "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect without it",
         )
     }
@@ -160,7 +136,10 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::validate::testing::{accepted, refused};
+    use crate::config::{
+        ImportanceSamplingLevel, MultiObjectiveAggregation, ScaleRewards,
+        validate::testing::{accepted, refused},
+    };
 
     #[test]
     fn advantages_that_contradict_themselves_are_refused() {

@@ -28,6 +28,12 @@ impl TrainConfig {
         self.check_mismatch()
     }
 
+    /// Whether an option has another value than its default.
+    fn is_set(&self, key: &str) -> bool {
+        let value = |config: &Self| serde_json::to_value(config).map(|mut all| all[key].take()).ok();
+        value(self) != value(&Self::default())
+    }
+
     fn check_sampling(&self) -> Result<(), ConfigError> {
         require(
             self.repetition_penalty == 1.0,
@@ -66,6 +72,16 @@ impl TrainConfig {
             self.kv_dtype == KvDtype::Auto || self.rollout_device == Device::Cpu,
             "`kv_dtype` int8 is for `rollout_device` cpu: on CUDA keys and values are fp16",
         )
+    }
+}
+
+/// Choices as they are written in `run.toml`, as a list in words.
+fn words<T: Serialize>(choices: &[T]) -> String {
+    let names: Vec<String> = choices.iter().map(word).collect();
+    match names.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
     }
 }
 

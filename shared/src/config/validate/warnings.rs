@@ -1,7 +1,9 @@
 //! Settings that work and are probably not meant.
 
-use super::word;
-use crate::config::{AdvantageEstimator, KlEstimator, KvDtype, LossType, RolloutDtype, TrainConfig};
+use std::collections::BTreeSet;
+
+use super::{word, words};
+use crate::config::{AdvantageEstimator, Choice, KvDtype, LossType, RolloutDtype, TrainConfig};
 
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
@@ -25,29 +27,20 @@ impl TrainConfig {
             self.num_generations < 4,
             format!("`num_generations` {} makes a poor baseline; 8 or more is usual", self.num_generations),
         );
-        let whitens = matches!(
-            self.advantage_estimator,
-            AdvantageEstimator::ReinforcePlusPlus
-                | AdvantageEstimator::ReinforcePlusPlusBaseline
-                | AdvantageEstimator::Gae
-        );
         let estimator = word(self.advantage_estimator);
         warn(
-            self.normalize_advantages && whitens,
+            self.normalize_advantages && self.advantage_estimator.spec().whitens,
             format!("`normalize_advantages` adds nothing: `advantage_estimator` {estimator} whitens by itself"),
         );
-        let discounts =
-            matches!(self.advantage_estimator, AdvantageEstimator::Gae | AdvantageEstimator::ReinforcePlusPlus);
-        warn(self.gamma != 1.0 && !discounts, format!("`gamma` has no effect with `advantage_estimator` {estimator}"));
-        warn(
-            self.beta > 0.0
-                && self.kl_estimator == KlEstimator::K1
-                && !self.use_kl_in_reward
-                && !self.use_bias_correction_kl,
-            "`kl_estimator` k1 in the loss has a gradient of 0 on average and holds nothing back; use k2, k3 or k1+, or \
-             `use_kl_in_reward`"
-                .into(),
-        );
+        if let Some(reason) = self.kl_estimator.spec().idle_in_loss {
+            warn(
+                self.beta > 0.0 && !self.use_kl_in_reward && !self.use_bias_correction_kl,
+                format!(
+                    "`kl_estimator` {} in the loss {reason}; use k2, k3 or k1+, or `use_kl_in_reward`",
+                    word(self.kl_estimator)
+                ),
+            );
+        }
         warn(
             self.num_iterations > 4,
             format!(
@@ -74,34 +67,33 @@ impl TrainConfig {
             self.eval_dataset.is_some() && self.eval_steps.is_none(),
             "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent".into(),
         );
-        for (key, loss_type) in self.unused_by_loss() {
-            warn(true, format!("`{key}` is an option of `loss_type` {} and has no effect", word(loss_type)));
+        for key in self.options_without_effect() {
+            let (losses, estimators) = (LossType::with_option(key), AdvantageEstimator::with_option(key));
+            let (option, own, others) = if losses.is_empty() {
+                ("advantage_estimator", word(self.advantage_estimator), words(&estimators))
+            } else {
+                ("loss_type", word(self.loss_type), words(&losses))
+            };
+            list.push(format!("`{key}` has no effect with `{option}` {own}; it is an option of {others}"));
         }
         list
     }
 
-    /// Options of another loss that are not at their defaults.
-    fn unused_by_loss(&self) -> impl Iterator<Item = (&'static str, LossType)> {
-        let plain = Self::default();
-        let options = [
-            ("clip_ratio_c", LossType::Vanilla, self.clip_ratio_c != plain.clip_ratio_c),
-            ("sapo_temperature_pos", LossType::Sapo, self.sapo_temperature_pos != plain.sapo_temperature_pos),
-            ("sapo_temperature_neg", LossType::Sapo, self.sapo_temperature_neg != plain.sapo_temperature_neg),
-            ("vespo_k_pos", LossType::Vespo, self.vespo_k_pos != plain.vespo_k_pos),
-            ("vespo_lambda_pos", LossType::Vespo, self.vespo_lambda_pos != plain.vespo_lambda_pos),
-            ("vespo_k_neg", LossType::Vespo, self.vespo_k_neg != plain.vespo_k_neg),
-            ("vespo_lambda_neg", LossType::Vespo, self.vespo_lambda_neg != plain.vespo_lambda_neg),
-        ];
-        let own = self.loss_type;
-        let unused = options.into_iter().filter(move |(_, of, changed)| *changed && *of != own);
-        unused.map(|(key, of, _)| (key, of))
+    /// Options of other losses and advantage estimators that are not at their defaults.
+    #[must_use]
+    pub fn options_without_effect(&self) -> Vec<&'static str> {
+        let of_losses = LossType::ALL.iter().flat_map(|loss| loss.spec().options);
+        let of_estimators = AdvantageEstimator::ALL.iter().flat_map(|estimator| estimator.spec().options);
+        let keys: BTreeSet<&str> = of_losses.chain(of_estimators).copied().collect();
+        let own = [self.loss_type.spec().options, self.advantage_estimator.spec().options].concat();
+        keys.into_iter().filter(|key| !own.contains(key) && self.is_set(key)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::validate::testing::valid;
+    use crate::config::{KlEstimator, validate::testing::valid};
 
     #[test]
     fn the_defaults_are_not_remarked_on() {

@@ -1,0 +1,397 @@
+//! Losses as data.
+
+use super::{Counted, LossMetric, Reduction};
+use crate::{
+    config::{Choice, LossAggregation, declare::choices},
+    metrics,
+};
+
+choices! {
+    /// Policy term and, unless `loss_aggregation` says otherwise, reduction. TRL `loss_type`, verl
+    /// `policy_loss.loss_mode`.
+    LossType {
+        /// Clipped surrogate; mean over a sequence's tokens, then over sequences (DeepSeekMath eq. 3).
+        Grpo = "grpo",
+        /// Clipped surrogate; mean over the tokens of the minibatch.
+        Bnpo = "bnpo",
+        /// Clipped surrogate; sum over tokens divided by (sequences × `max_completion_length`) (Dr. GRPO).
+        DrGrpo = "dr_grpo",
+        /// Clipped surrogate; sum over tokens divided by the tokens of the whole generation batch (DAPO eq. 8).
+        Dapo = "dapo",
+        /// Clipped surrogate; sum over a sequence's tokens, mean over sequences, so that long answers are not devalued
+        /// (LUSPO).
+        Luspo = "luspo",
+        /// Log-prob weighted by the capped, detached ratio; the cap is `epsilon_high` itself; reduced like `dapo`
+        /// (MiniMax-M1).
+        Cispo = "cispo",
+        /// A sigmoid gate on the ratio instead of a clip; reduced like `grpo` (SAPO).
+        Sapo = "sapo",
+        /// Log-prob weighted by a detached gamma-shaped function of the sequence's ratio; reduced like `dapo` (VESPO).
+        Vespo = "vespo",
+        /// verl's `vanilla`: the clipped surrogate with dual clip (`clip_ratio_c`), log-ratios bounded to ±20; token
+        /// mean over the update.
+        Vanilla = "vanilla",
+        /// verl's `gspo`: a sequence-level ratio that reaches every token's log-prob; mean over a sequence's tokens,
+        /// then over sequences (GSPO-token).
+        Gspo = "gspo",
+        /// verl's `cispo`: the detached ratio is clipped to [1 − `epsilon`, 1 + `epsilon_high`]; token mean over the
+        /// update.
+        VerlCispo = "verl_cispo",
+        /// verl's `geo_mean`: the clipped ratios' geometric mean over a sequence; mean over sequences (GMPO).
+        GeoMean = "geo_mean" | "gmpo",
+        /// Plain policy gradient, `−logprob × advantage`; token mean over the update (GPG).
+        Gpg = "gpg",
+    }
+
+    /// What the importance ratio of policy to old policy is taken over. TRL `importance_sampling_level`.
+    ImportanceSamplingLevel {
+        /// Each token has its own.
+        Token = "token",
+        /// A sequence has one: the geometric mean of its tokens' (GSPO eq. 7).
+        Sequence = "sequence",
+    }
+}
+
+/// How much a method has to see at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// Any run of tokens.
+    Token,
+    /// Whole completions.
+    Completion,
+    /// A whole minibatch.
+    Minibatch,
+}
+
+/// What the importance ratio of a loss is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ratio {
+    /// `importance_sampling_level` says so.
+    Chosen,
+    /// Each token has its own, and `importance_sampling_level` sequence is refused.
+    OfToken,
+    /// The loss makes one of the whole completion by itself, and `importance_sampling_level` sequence is refused.
+    OfCompletion,
+}
+
+/// How the weights of the correction for the mismatch between sampler and learner enter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImportanceWeights {
+    /// They multiply the loss of each token.
+    Multiply,
+    /// The formula has them inside.
+    Inside,
+}
+
+/// What there is to know of a loss besides its formula.
+#[derive(Debug, Clone, Copy)]
+pub struct LossSpec {
+    /// Its name in the literature.
+    pub title: &'static str,
+    /// What distinguishes it, in a few words.
+    pub about: &'static str,
+    /// Paper with its equation, and the name in TRL or verl.
+    pub source: &'static str,
+    /// The least that it has to see at once; options may ask for more.
+    pub scope: Scope,
+    /// What its ratio is taken over.
+    pub ratio: Ratio,
+    /// Bound of a token's log-ratio on both sides: 20 in some of verl's losses.
+    pub log_ratio_bound: Option<f64>,
+    /// How importance weights enter.
+    pub importance: ImportanceWeights,
+    /// Whether the k3 estimate of the KL term has verl's bounds.
+    pub kl_bounded: bool,
+    /// How token losses become one number.
+    pub reduction: Reduction,
+    /// Whether `loss_aggregation` may name another reduction.
+    pub reduction_can_change: bool,
+    /// What its formula counts besides ratio and KL. Every formula of the loss counts exactly these.
+    pub metrics: &'static [LossMetric],
+    /// Options that it reads; one that other losses have and this one has not is without effect.
+    pub options: &'static [&'static str],
+    /// Options that must be given, each with the reason.
+    pub required: &'static [(&'static str, &'static str)],
+    /// verl's name of the loss, where it is verl's.
+    pub verl: Option<&'static str>,
+    /// Options that usually go with it.
+    pub recipe: &'static [&'static str],
+}
+
+/// Ratio below its bound with a negative advantage.
+pub const CLIP_LOW: LossMetric = LossMetric {
+    smallest: Some(metrics::CLIP_RATIO_LOW_MIN),
+    ..LossMetric::of_clipping(metrics::CLIP_RATIO_LOW_MEAN, Counted::Ratio)
+};
+/// Ratio above its bound with a positive advantage.
+pub const CLIP_HIGH: LossMetric = LossMetric {
+    largest: Some(metrics::CLIP_RATIO_HIGH_MAX),
+    ..LossMetric::of_clipping(metrics::CLIP_RATIO_HIGH_MEAN, Counted::Ratio)
+};
+/// Either of the two.
+pub const CLIP_REGION: LossMetric = LossMetric::of_clipping(metrics::CLIP_RATIO_REGION_MEAN, Counted::Ratio);
+/// Ratio above the cap of cispo with a positive advantage.
+pub const CISPO_CLIP: LossMetric = LossMetric::of_clipping(metrics::CISPO_CLIP_RATIO, Counted::Ratio);
+/// VESPO's weight of the completion; 1 for an empty one.
+pub const PHI: LossMetric =
+    LossMetric { counted: Counted::Completion, of_empty: 1.0, ..LossMetric::of_tokens(metrics::VESPO_PHI_SEQ_MEAN) };
+/// The clipped loss is the larger one.
+pub const PG_CLIP: LossMetric = LossMetric::of_clipping(metrics::POLICY_CLIPFRAC_AVG, Counted::Token);
+/// Clipped by the second bound of dual clip, or outside the clip range with a negative advantage (geo_mean).
+pub const PG_CLIP_LOWER: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFRAC_LOWER, Counted::Token);
+/// Outside the clip range with a positive advantage.
+pub const OUTSIDE: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFRAC, Counted::Token);
+/// Outside the clip range whatever the advantage, so that nothing is known of tokens without a gradient.
+pub const OUTSIDE_ANY: LossMetric = LossMetric::of_tokens(metrics::ACTOR_PG_CLIPFRAC);
+
+/// The clipped surrogate of TRL; its loss types differ in the reduction.
+const SURROGATE: LossSpec = LossSpec {
+    title: "",
+    about: "",
+    source: "",
+    scope: Scope::Token,
+    ratio: Ratio::Chosen,
+    log_ratio_bound: None,
+    importance: ImportanceWeights::Multiply,
+    kl_bounded: false,
+    reduction: Reduction::CompletionMean,
+    reduction_can_change: true,
+    metrics: &[CLIP_LOW, CLIP_HIGH, CLIP_REGION],
+    options: &["epsilon", "epsilon_high", "delta"],
+    required: &[],
+    verl: None,
+    recipe: &[],
+};
+
+/// verl's bound of a log-ratio.
+const VERL_BOUND: Option<f64> = Some(20.0);
+
+impl LossType {
+    /// The description of this loss.
+    #[must_use]
+    pub const fn spec(self) -> &'static LossSpec {
+        match self {
+            Self::Grpo => &LossSpec {
+                title: "GRPO",
+                about: "clipped surrogate, mean over each completion, then over completions",
+                source: "DeepSeekMath eq. 3; TRL `grpo`",
+                reduction: Reduction::CompletionMean,
+                ..SURROGATE
+            },
+            Self::Bnpo => &LossSpec {
+                title: "BNPO",
+                about: "clipped surrogate, token mean of the minibatch",
+                source: "TRL `bnpo`",
+                reduction: Reduction::MinibatchTokenMean,
+                ..SURROGATE
+            },
+            Self::DrGrpo => &LossSpec {
+                title: "Dr. GRPO",
+                about: "clipped surrogate, constant divisor, rewards not scaled",
+                source: "Liu et al. 2025, \"Understanding R1-Zero-like training\"; TRL `dr_grpo`",
+                reduction: Reduction::LengthConstant,
+                recipe: &["scale_rewards=none"],
+                ..SURROGATE
+            },
+            Self::Dapo => &LossSpec {
+                title: "DAPO",
+                about: "clipped surrogate, token mean of the generation batch, clip-higher, dynamic sampling",
+                source: "DAPO eq. 8; TRL `dapo`",
+                reduction: Reduction::GenerationTokenMean,
+                recipe: &["epsilon_high=0.28", "dynamic_sampling=true"],
+                ..SURROGATE
+            },
+            Self::Luspo => &LossSpec {
+                title: "LUSPO",
+                about: "clipped surrogate of one ratio per completion, token sums instead of means",
+                source: "LUSPO; TRL `luspo`",
+                reduction: Reduction::CompletionSum,
+                recipe: &["importance_sampling_level=sequence", "epsilon=3e-4", "epsilon_high=4e-4"],
+                ..SURROGATE
+            },
+            Self::Cispo => &LossSpec {
+                title: "CISPO",
+                about: "log-prob weighted by the capped, detached ratio",
+                source: "MiniMax-M1 eq. 4; TRL `cispo`",
+                scope: Scope::Token,
+                ratio: Ratio::Chosen,
+                log_ratio_bound: None,
+                importance: ImportanceWeights::Multiply,
+                kl_bounded: false,
+                reduction: Reduction::GenerationTokenMean,
+                reduction_can_change: true,
+                metrics: &[CISPO_CLIP],
+                options: &["epsilon_high"],
+                required: &[(
+                    "epsilon_high",
+                    "it is the cap of the ratio itself, not a distance from 1 (TRL recommends 5.0)",
+                )],
+                verl: None,
+                recipe: &["epsilon_high=5"],
+            },
+            Self::Sapo => &LossSpec {
+                title: "SAPO",
+                about: "sigmoid gate on the ratio instead of a clip",
+                source: "SAPO eq. 6; TRL `sapo`",
+                scope: Scope::Token,
+                ratio: Ratio::Chosen,
+                log_ratio_bound: None,
+                importance: ImportanceWeights::Multiply,
+                kl_bounded: false,
+                reduction: Reduction::CompletionMean,
+                reduction_can_change: true,
+                metrics: &[],
+                options: &["sapo_temperature_pos", "sapo_temperature_neg"],
+                required: &[],
+                verl: None,
+                recipe: &[],
+            },
+            Self::Vespo => &LossSpec {
+                title: "VESPO",
+                about: "log-prob weighted by a gamma-shaped function of the completion's ratio",
+                source: "VESPO; TRL `vespo`",
+                scope: Scope::Completion,
+                ratio: Ratio::Chosen,
+                log_ratio_bound: None,
+                importance: ImportanceWeights::Inside,
+                kl_bounded: false,
+                reduction: Reduction::GenerationTokenMean,
+                reduction_can_change: true,
+                metrics: &[PHI],
+                options: &["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"],
+                required: &[],
+                verl: None,
+                recipe: &[],
+            },
+            Self::Vanilla => &LossSpec {
+                title: "dual clip",
+                about: "verl's vanilla loss: clipped surrogate, bounded for negative advantages",
+                source: "Ye et al. 2020; verl `vanilla`",
+                scope: Scope::Token,
+                ratio: Ratio::OfToken,
+                log_ratio_bound: VERL_BOUND,
+                importance: ImportanceWeights::Multiply,
+                kl_bounded: true,
+                reduction: Reduction::Aggregation(LossAggregation::TokenMean),
+                reduction_can_change: true,
+                metrics: &[PG_CLIP, PG_CLIP_LOWER],
+                options: &["epsilon", "epsilon_high", "clip_ratio_c"],
+                required: &[],
+                verl: Some("vanilla"),
+                recipe: &[],
+            },
+            Self::Gspo => &LossSpec {
+                title: "GSPO-token",
+                about: "clipped surrogate of the completion's ratio, which reaches every token's log-prob",
+                source: "GSPO eq. 14; verl `gspo`",
+                scope: Scope::Completion,
+                ratio: Ratio::OfCompletion,
+                log_ratio_bound: None,
+                importance: ImportanceWeights::Multiply,
+                kl_bounded: true,
+                reduction: Reduction::Aggregation(LossAggregation::SeqMeanTokenMean),
+                reduction_can_change: false,
+                metrics: &[PG_CLIP],
+                options: &["epsilon", "epsilon_high"],
+                required: &[],
+                verl: Some("gspo"),
+                recipe: &["epsilon=3e-4", "epsilon_high=4e-4"],
+            },
+            Self::VerlCispo => &LossSpec {
+                title: "CISPO of verl",
+                about: "log-prob weighted by the clipped, detached ratio",
+                source: "MiniMax-M1 eq. 4; verl `cispo`",
+                scope: Scope::Token,
+                ratio: Ratio::OfToken,
+                log_ratio_bound: VERL_BOUND,
+                importance: ImportanceWeights::Multiply,
+                kl_bounded: true,
+                reduction: Reduction::Aggregation(LossAggregation::TokenMean),
+                reduction_can_change: true,
+                metrics: &[OUTSIDE_ANY],
+                options: &["epsilon", "epsilon_high"],
+                required: &[],
+                verl: Some("cispo"),
+                recipe: &[],
+            },
+            Self::GeoMean => &LossSpec {
+                title: "GMPO",
+                about: "geometric mean of the completion's clipped ratios",
+                source: "GMPO; verl `geo_mean`",
+                scope: Scope::Completion,
+                ratio: Ratio::OfToken,
+                log_ratio_bound: None,
+                importance: ImportanceWeights::Inside,
+                kl_bounded: true,
+                reduction: Reduction::UpdateMean,
+                reduction_can_change: false,
+                metrics: &[OUTSIDE, PG_CLIP_LOWER],
+                options: &["epsilon", "epsilon_high"],
+                required: &[],
+                verl: Some("geo_mean"),
+                recipe: &["epsilon=0.4"],
+            },
+            Self::Gpg => &LossSpec {
+                title: "GPG",
+                about: "plain policy gradient, rewards scaled by the share that is not 0",
+                source: "GPG; verl `gpg`",
+                scope: Scope::Token,
+                ratio: Ratio::OfToken,
+                log_ratio_bound: None,
+                importance: ImportanceWeights::Multiply,
+                kl_bounded: true,
+                reduction: Reduction::Aggregation(LossAggregation::TokenMean),
+                reduction_can_change: true,
+                metrics: &[],
+                options: &[],
+                required: &[],
+                verl: Some("gpg"),
+                recipe: &["advantage_estimator=gpg"],
+            },
+        }
+    }
+
+    /// The losses that read an option.
+    #[must_use]
+    pub fn with_option(key: &str) -> Vec<Self> {
+        Self::ALL.iter().copied().filter(|loss| loss.spec().options.contains(&key)).collect()
+    }
+
+    /// The loss that verl calls so.
+    #[must_use]
+    pub fn of_verl(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|loss| loss.spec().verl == Some(name))
+    }
+}
+
+impl ImportanceSamplingLevel {
+    /// How much a ratio on this level has to see at once.
+    #[must_use]
+    pub const fn scope(self) -> Scope {
+        match self {
+            Self::Token => Scope::Token,
+            Self::Sequence => Scope::Completion,
+        }
+    }
+}
+
+impl Ratio {
+    /// The level of the ratio that a loss is given; another one than the chosen contradicts it.
+    #[must_use]
+    pub const fn level(self, chosen: ImportanceSamplingLevel) -> ImportanceSamplingLevel {
+        match self {
+            Self::Chosen => chosen,
+            Self::OfToken | Self::OfCompletion => ImportanceSamplingLevel::Token,
+        }
+    }
+
+    /// The level in words, for tables.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Chosen => "`importance_sampling_level`",
+            Self::OfToken => "token",
+            Self::OfCompletion => "completion",
+        }
+    }
+}
