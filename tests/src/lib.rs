@@ -1,6 +1,8 @@
 //! Support for tests: where the golden figures, the optional data folder and the built binaries are, how to run a
 //! binary, and a model made on the spot.
 
+#![forbid(unsafe_code)]
+
 pub mod cli;
 pub mod golden;
 pub mod timeline;

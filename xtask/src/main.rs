@@ -3,6 +3,8 @@
 //! The crate depends on nothing native and on few crates, so it builds in seconds on a fresh clone and can say what is
 //! missing before anything long begins.
 
+#![forbid(unsafe_code)]
+
 mod bench;
 mod docs;
 mod host;
