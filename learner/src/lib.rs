@@ -2,7 +2,7 @@
 //!
 //! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
 //! [`optimizer`] and [`schedule`] the update of a [`trained`] model; [`step`] joins them into a training step. [`publish`] and [`checkpoint`]
-//! write what others read, [`run`] is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's
+//! write what others read, [`pair`] is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's
 //! value model; [`sft`] and [`reward_model`] train without a sampler.
 //!
 //! Past [`advantage`] and [`loss`] nothing knows which method is being trained. Nothing here loads ONNX Runtime.
@@ -25,12 +25,12 @@ pub mod loss;
 pub mod mismatch;
 pub mod model;
 pub mod optimizer;
+pub mod pair;
 pub mod publish;
 pub mod ragged;
 pub mod refusal;
 pub mod replay;
 pub mod reward_model;
-pub mod run;
 pub mod schedule;
 pub mod sft;
 pub mod step;

@@ -40,7 +40,7 @@ pub struct TokenLogprob {
     /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty.
     /// Equal to `logprob` at temperature 1 without a penalty; 0 where it does not apply (greedy).
     pub logprob_at_temperature: f32,
-    /// Log of the probability mass that truncation kept; the token's log-prob under the law it was drawn from is
+    /// Log of the probability mass that truncation kept; the token's log-prob under the distribution it was drawn from is
     /// `logprob_at_temperature - log_kept_mass`. 0 without truncation.
     pub log_kept_mass: f32,
     /// Number of tokens that truncation kept; 0 without truncation.

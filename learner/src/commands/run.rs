@@ -11,7 +11,7 @@ use shared::{RunDir, channel::iox::IoxLearner, config::layers, exit::ENDED_BY_SI
 
 use crate::{
     device,
-    run::{Outcome, run as train},
+    pair::{Outcome, run as train},
 };
 
 /// Flags of `learner run`.

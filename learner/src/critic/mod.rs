@@ -95,9 +95,6 @@ impl Critic {
 
     /// Value of the state before each completion token of the given rows: a row for each sequence, empty for those that
     /// were not asked for.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn values(&self, sequences: &[Sequence<'_>], rows: &[usize]) -> Result<Ragged<f64>, LearnerError> {
         let mut lengths = vec![0; sequences.len()];
         rows.iter().for_each(|&row| lengths[row] = sequences[row].completion.len());
@@ -110,9 +107,6 @@ impl Critic {
     }
 
     /// One update on the given rows. `values` are those that the step began with, `returns` what should have been said.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn update(
         &mut self,
         sequences: &[Sequence<'_>],
@@ -143,7 +137,7 @@ impl Critic {
                     stats.predictions += predictions.iter().sum::<f64>();
                     stats.tokens += predictions.len();
                     stats.clipped += found.clipped;
-                    found.slopes
+                    found.gradients
                 })?;
             }
             Ok(loss)

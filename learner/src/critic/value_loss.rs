@@ -8,7 +8,7 @@ pub struct ValueLoss {
     /// Sum of the weighted token losses.
     pub value: f64,
     /// Its derivative with respect to each prediction.
-    pub slopes: Vec<f64>,
+    pub gradients: Vec<f64>,
     /// Tokens whose clipped loss is the larger one.
     pub clipped: usize,
 }
@@ -17,13 +17,13 @@ pub struct ValueLoss {
 /// with, returns R and weights w.
 #[must_use]
 pub fn value_loss(predictions: &[f64], values: &[f64], returns: &[f64], weights: &[f64], range: f64) -> ValueLoss {
-    let mut found = ValueLoss { value: 0.0, slopes: Vec::with_capacity(predictions.len()), clipped: 0 };
+    let mut found = ValueLoss { value: 0.0, gradients: Vec::with_capacity(predictions.len()), clipped: 0 };
     for (((&prediction, &value), &target), &weight) in predictions.iter().zip(values).zip(returns).zip(weights) {
         let bounded = prediction.min(value + range).max(value - range);
         let (own, clipped) = ((prediction - target).powi(2), (bounded - target).powi(2));
         found.value += 0.5 * weight * own.max(clipped);
         // Where the clipped loss is the larger one, the prediction is beyond the bound and does not move it.
-        found.slopes.push(if clipped > own { 0.0 } else { weight * (prediction - target) });
+        found.gradients.push(if clipped > own { 0.0 } else { weight * (prediction - target) });
         found.clipped += usize::from(clipped > own);
     }
     found

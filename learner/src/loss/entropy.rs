@@ -10,7 +10,7 @@ pub struct Bonus {
     /// Weighted sum of the entropies.
     pub value: f64,
     /// Its derivative with respect to each entropy, `[N]`.
-    pub slope_N: Tensor,
+    pub gradient_N: Tensor,
     /// Sum of the entropies that count, and their number.
     pub active: (f64, f64),
 }
@@ -20,14 +20,14 @@ pub struct Bonus {
 pub fn bonus(entropies_N: &Tensor, active_N: Option<&Tensor>, weights_N: &Tensor) -> Bonus {
     let number = |x: &Tensor| x.sum(Kind::Double).double_value(&[]);
     let tokens = entropies_N.numel() as f64;
-    let (slope_N, active) = match active_N {
+    let (gradient_N, active) = match active_N {
         None => (weights_N.shallow_clone(), (number(entropies_N), tokens)),
         Some(active_N) => {
             let count = number(active_N);
             (weights_N * active_N * (tokens / count.max(1.0)), (number(&(entropies_N * active_N)), count))
         }
     };
-    Bonus { value: number(&(entropies_N * &slope_N)), slope_N, active }
+    Bonus { value: number(&(entropies_N * &gradient_N)), gradient_N, active }
 }
 
 /// The coefficient of the bonus over a run: constant, or led by the measured entropy (TRL `use_adaptive_entropy`).

@@ -30,7 +30,7 @@ pub use objective::Objective;
 pub use rows::Rows;
 pub use tokens::{Importance, Tokens};
 
-use crate::{error::LearnerError, kl, model::Slopes};
+use crate::{error::LearnerError, kl, model::TokenGradients};
 
 /// Losses of N tokens, before weighting.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub struct LossGradient {
     /// The loss without the entropy bonus.
     pub policy_value: f64,
     /// Derivatives with respect to log-probs and entropies.
-    pub slopes: Slopes,
+    pub gradients: TokenGradients,
     /// Sum of the entropies of the tokens that the bonus is about, and their number.
     pub active_entropy: (f64, f64),
     /// Whether `early_stop_imp_ratio` left everything out.
@@ -103,9 +103,6 @@ impl Objective {
     /// Weighted loss and its derivatives.
     ///
     /// The tokens are a whole minibatch, whole rows or any run, whichever [`Self::scope`] asks for.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn differentiate(
         &self,
         logprobs_N: &Tensor,
@@ -114,25 +111,25 @@ impl Objective {
     ) -> Result<LossGradient, LearnerError> {
         let entropies_N = entropies_N.detach().to_kind(Kind::Double);
         let variable_N = logprobs_N.detach().to_kind(Kind::Double).set_requires_grad(true);
-        let (parts, policy_value, slope_N) = tch::with_grad(|| -> Result<_, LearnerError> {
+        let (parts, policy_value, gradient_N) = tch::with_grad(|| -> Result<_, LearnerError> {
             let parts = self.per_token(&variable_N, &entropies_N, tokens);
             let loss = (&parts.loss_N * &tokens.weights_N).sum(None::<Kind>);
             let value = f64::try_from(&loss.detach())?;
-            let slope_N = Tensor::f_run_backward(&[loss], &[&variable_N], false, false)?.remove(0);
-            Ok((parts, value, slope_N))
+            let gradient_N = Tensor::f_run_backward(&[loss], &[&variable_N], false, false)?.remove(0);
+            Ok((parts, value, gradient_N))
         })?;
         let bonus = entropy::bonus(&entropies_N, parts.active_N.as_ref(), &tokens.entropy_weights_N);
         let mut found = LossGradient {
             value: policy_value,
             policy_value,
-            slopes: Slopes { logprobs_N: slope_N, entropies_N: None },
+            gradients: TokenGradients { logprobs_N: gradient_N, entropies_N: None },
             active_entropy: bonus.active,
             stopped: self.stops(&parts.ratio_N),
             metrics: parts.metrics,
         };
         if self.entropy_coef != 0.0 {
             found.value -= self.entropy_coef * bonus.value;
-            found.slopes.entropies_N = Some(bonus.slope_N * -self.entropy_coef);
+            found.gradients.entropies_N = Some(bonus.gradient_N * -self.entropy_coef);
         }
         if found.stopped {
             found.leave_out();
@@ -149,8 +146,8 @@ impl Objective {
 impl LossGradient {
     fn leave_out(&mut self) {
         (self.value, self.policy_value) = (0.0, 0.0);
-        let zeros_N = self.slopes.logprobs_N.zeros_like();
-        self.slopes = zeros_N.into();
+        let zeros_N = self.gradients.logprobs_N.zeros_like();
+        self.gradients = zeros_N.into();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reductions: what a token's loss weighs in the loss of an optimiser update.
 //!
-//! Every reduction gives one weight to all tokens of a completion, and the weight is made of figures of the logical
+//! Every reduction gives one weight to all tokens of a completion, and the weight is made of figures of the minibatches
 //! batch, the update and the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
 //! completions are spread over forward passes.
 
@@ -14,7 +14,7 @@ use crate::verl::EPSILON;
 /// Figures that are the same for every completion of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normaliser {
-    /// Logical batches per optimiser update (`gradient_accumulation_steps`).
+    /// Minibatches per optimiser update (`gradient_accumulation_steps`).
     pub accumulation: f64,
     /// Share of the generation batch that one update sees (`gradient_accumulation_steps / steps_per_generation`).
     pub share: f64,

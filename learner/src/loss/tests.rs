@@ -30,14 +30,14 @@ fn tokens(old: Option<&[f64]>, reference: Option<&[f64]>, advantages: &[f64]) ->
 fn run(config: &TrainConfig, logprobs: &[f64], tokens: &Tokens) -> (LossGradient, Vec<f64>) {
     let logprobs_N = Tensor::from_slice(logprobs);
     let found = Objective::from_config(config).differentiate(&logprobs_N, &logprobs_N.zeros_like(), tokens).unwrap();
-    let slopes = Vec::try_from(&found.slopes.logprobs_N).unwrap();
-    (found, slopes)
+    let gradients = Vec::try_from(&found.gradients.logprobs_N).unwrap();
+    (found, gradients)
 }
 
 /// Loss of one token with the given ratio, and its derivative with respect to the log-prob.
 fn of_ratio(config: &TrainConfig, ratio: f64, advantage: f64) -> (f64, f64) {
-    let (found, slopes) = run(config, &[-1.0], &tokens(Some(&[-1.0 - ratio.ln()]), None, &[advantage]));
-    (found.value, slopes[0])
+    let (found, gradients) = run(config, &[-1.0], &tokens(Some(&[-1.0 - ratio.ln()]), None, &[advantage]));
+    (found.value, gradients[0])
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -49,15 +49,15 @@ fn close(a: f64, b: f64) -> bool {
 #[test]
 fn on_policy_the_value_is_minus_the_advantage_and_the_gradient_that_of_the_logprob() {
     let advantages = [1.0, -1.0, 0.5, 2.0];
-    let (found, slopes) = run(&TrainConfig::default(), &[-0.3, -2.0, -7.5, -0.01], &tokens(None, None, &advantages));
+    let (found, gradients) = run(&TrainConfig::default(), &[-0.3, -2.0, -7.5, -0.01], &tokens(None, None, &advantages));
     assert!(close(found.value, -2.5 / 4.0));
-    assert!(slopes.iter().zip(advantages).all(|(slope, advantage)| close(*slope, -advantage / 4.0)));
+    assert!(gradients.iter().zip(advantages).all(|(gradient, advantage)| close(*gradient, -advantage / 4.0)));
 
     let config = TrainConfig { beta: 0.1, use_bias_correction_kl: false, ..TrainConfig::default() };
-    let (found, slopes) = run(&config, &[-1.0], &tokens(None, Some(&[-1.5]), &[2.0]));
+    let (found, gradients) = run(&config, &[-1.0], &tokens(None, Some(&[-1.5]), &[2.0]));
     let kl = (-0.5f64).exp() + 0.5 - 1.0;
     assert!(close(found.value, -2.0 + 0.1 * kl));
-    assert!(close(slopes[0], -2.0 + 0.1 * (1.0 - (-0.5f64).exp())));
+    assert!(close(gradients[0], -2.0 + 0.1 * (1.0 - (-0.5f64).exp())));
 }
 
 /// Reading the old log-probs off the first pass, instead of computing them, must not change a bit.
@@ -67,8 +67,8 @@ fn on_policy_without_old_logprobs_is_the_same_as_with_them() {
     let config = TrainConfig { beta: 0.1, ..TrainConfig::default() };
     let of = |old| {
         let tokens = tokens(old, Some(&[-0.5, -1.0, -7.0, -0.02]), &[1.0, -1.0, 0.5, 0.0]);
-        let (found, slopes) = run(&config, &logprobs, &tokens);
-        (found.value, slopes)
+        let (found, gradients) = run(&config, &logprobs, &tokens);
+        (found.value, gradients)
     };
     assert_eq!(of(None), of(Some(&logprobs)));
 }
@@ -79,9 +79,9 @@ fn clipping_is_one_sided() {
     let symmetric = TrainConfig::default();
     let higher = TrainConfig { epsilon_high: Some(0.28), ..symmetric.clone() };
     let check = |config: &TrainConfig, ratio: f64, advantage: f64, value: f64, moves: bool| {
-        let (found, slope) = of_ratio(config, ratio, advantage);
+        let (found, gradient) = of_ratio(config, ratio, advantage);
         assert!(close(found, value), "{ratio} {advantage}: {found}");
-        assert!(close(slope, if moves { -advantage * ratio } else { 0.0 }), "{ratio} {advantage}: {slope}");
+        assert!(close(gradient, if moves { -advantage * ratio } else { 0.0 }), "{ratio} {advantage}: {gradient}");
     };
     check(&symmetric, 1.25, 1.0, -1.2, false);
     check(&higher, 1.25, 1.0, -1.25, true);
@@ -97,11 +97,11 @@ fn clipping_is_one_sided() {
 fn large_ratios_with_a_negative_advantage_are_bounded() {
     let capped = TrainConfig { delta: Some(2.0), ..TrainConfig::default() };
     assert_eq!(of_ratio(&TrainConfig::default(), 6.0, -1.0).0.round(), 6.0);
-    let (value, slope) = of_ratio(&capped, 6.0, -1.0);
-    assert!(close(value, 2.0) && slope == 0.0);
+    let (value, gradient) = of_ratio(&capped, 6.0, -1.0);
+    assert!(close(value, 2.0) && gradient == 0.0);
     let dual = TrainConfig { loss_type: LossType::Vanilla, clip_ratio_c: 3.0, ..TrainConfig::default() };
-    let (value, slope) = of_ratio(&dual, 6.0, -1.0);
-    assert!(close(value, 3.0) && slope == 0.0);
+    let (value, gradient) = of_ratio(&dual, 6.0, -1.0);
+    assert!(close(value, 3.0) && gradient == 0.0);
     assert!(close(of_ratio(&dual, 2.0, -1.0).0, 2.0));
 }
 
@@ -112,11 +112,11 @@ fn early_stopping_leaves_everything_out() {
     let of = |ratio: f64| {
         run(&config, &[-1.0, -2.0], &tokens(Some(&[-1.0 - ratio.ln(), -2.0 - ratio.ln()]), None, &[-1.0; 2]))
     };
-    let (found, slopes) = of(6.0);
-    assert!(found.stopped && found.value == 0.0 && found.slopes.entropies_N.is_none());
-    assert_eq!(slopes, [0.0, 0.0]);
-    let (found, slopes) = of(4.0);
-    assert!(!found.stopped && found.value > 0.0 && slopes[0] != 0.0);
+    let (found, gradients) = of(6.0);
+    assert!(found.stopped && found.value == 0.0 && found.gradients.entropies_N.is_none());
+    assert_eq!(gradients, [0.0, 0.0]);
+    let (found, gradients) = of(4.0);
+    assert!(!found.stopped && found.value > 0.0 && gradients[0] != 0.0);
 }
 
 /// The gradients of autograd are those of the loss: central differences, for every method that is differentiable
@@ -128,7 +128,7 @@ fn gradients_are_finite_differences() {
     for loss_type in [Dapo, Sapo, GeoMean] {
         let config = TrainConfig { loss_type, beta: 0.2, ..TrainConfig::default() };
         let tokens = tokens(Some(&old), Some(&[-1.0, -0.6, -1.8]), &[1.0, 1.0, 1.0]);
-        let (_, slopes) = run(&config, &logprobs, &tokens);
+        let (_, gradients) = run(&config, &logprobs, &tokens);
         for i in 0..3 {
             let at = |offset: f64| {
                 let mut moved = logprobs;
@@ -136,7 +136,7 @@ fn gradients_are_finite_differences() {
                 run(&config, &moved, &tokens).0.value
             };
             let difference = (at(step) - at(-step)) / (2.0 * step);
-            assert!((difference - slopes[i]).abs() < 1e-8, "{loss_type:?}: {} is not {difference}", slopes[i]);
+            assert!((difference - gradients[i]).abs() < 1e-8, "{loss_type:?}: {} is not {difference}", gradients[i]);
         }
     }
 }

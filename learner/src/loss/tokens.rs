@@ -22,7 +22,7 @@ pub struct Tokens {
     pub rows: Rows,
     /// Log-probs under the policy that the ratio is taken against; absent = the current policy is that one.
     pub old_logprobs_N: Option<Tensor>,
-    /// Log-probs under the law that the tokens were drawn from; absent = that of `old_logprobs_N`.
+    /// Log-probs under the distribution that the tokens were drawn from; absent = that of `old_logprobs_N`.
     pub sampling_logprobs_N: Option<Tensor>,
     /// Log-probs under the reference policy.
     pub ref_logprobs_N: Option<Tensor>,

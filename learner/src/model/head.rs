@@ -26,14 +26,14 @@ pub struct TokenStats {
 
 /// Derivatives of the loss with respect to what [`TokenStats`] holds.
 #[derive(Debug)]
-pub struct Slopes {
+pub struct TokenGradients {
     /// With respect to the log-probs, `[N]`.
     pub logprobs_N: Tensor,
     /// With respect to the entropies, `[N]`; absent = 0.
     pub entropies_N: Option<Tensor>,
 }
 
-impl Slopes {
+impl TokenGradients {
     /// The tokens with the given numbers.
     #[must_use]
     pub fn slice(&self, run: &Range<i64>) -> Self {
@@ -42,14 +42,14 @@ impl Slopes {
     }
 }
 
-impl From<Tensor> for Slopes {
+impl From<Tensor> for TokenGradients {
     /// Of a loss that does not depend on the entropies.
     fn from(logprobs_N: Tensor) -> Self {
         Self { logprobs_N, entropies_N: None }
     }
 }
 
-/// How much of a micro-batch a loss has to see before it can say what the slopes are.
+/// How much of a micro-batch a loss has to see before it can say what the gradients are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Span {
     /// Any run of tokens: each chunk is projected once.
@@ -148,7 +148,7 @@ impl Head {
         targets: &Targets<'_>,
         span: Span,
         weight_gradient_VH: &mut Tensor,
-        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Slopes,
+        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> TokenGradients,
     ) -> Tensor {
         let tokens = hidden_NH.size()[0];
         let known = (span == Span::Whole && tokens > self.chunk)
@@ -159,13 +159,14 @@ impl Head {
                 let (hidden_nH, ids_n) = (part(hidden_NH, &run), targets.ids(&run));
                 let logs_nV = self.log_softmax(&hidden_nH, targets, &run);
                 let (stats, probabilities_nV) = stats(&logs_nV, &ids_n);
-                let slopes = match &known {
-                    Some(slopes) => slopes.slice(&run),
+                let of_tokens = match &known {
+                    Some(known) => known.slice(&run),
                     None => gradient_of(run, &stats),
                 };
-                let slopes_nV = logit_slopes(logs_nV, probabilities_nV, &stats, &ids_n, &slopes, targets.temperature);
-                let _ = weight_gradient_VH.addmm_(&slopes_nV.tr(), &hidden_nH);
-                slopes_nV.mm(&self.weight_VH)
+                let gradient_nV =
+                    logit_gradients(logs_nV, probabilities_nV, &stats, &ids_n, &of_tokens, targets.temperature);
+                let _ = weight_gradient_VH.addmm_(&gradient_nV.tr(), &hidden_nH);
+                gradient_nV.mm(&self.weight_VH)
             })
             .collect();
         join(&gradients, hidden_NH)
@@ -204,26 +205,26 @@ fn part(hidden_NH: &Tensor, run: &Range<i64>) -> Tensor {
 ///
 /// With p the probabilities and H the entropy: `∂logprob/∂z_j = (1[j = token] − p_j) / T` and
 /// `∂H/∂z_j = −p_j (log p_j + H) / T`.
-fn logit_slopes(
+fn logit_gradients(
     mut logs_nV: Tensor,
     mut probabilities_nV: Tensor,
     stats: &TokenStats,
     ids_n: &Tensor,
-    slopes: &Slopes,
+    gradients: &TokenGradients,
     temperature: f64,
 ) -> Tensor {
     let column = |x: &Tensor| (x.to_kind(probabilities_nV.kind()) / temperature).unsqueeze(1);
-    let slope_n1 = column(&slopes.logprobs_N);
-    if let Some(entropies_N) = &slopes.entropies_N {
-        let entropy_slope_n1 = column(entropies_N);
-        let constant_n1 = &slope_n1 + &entropy_slope_n1 * stats.entropies_N.unsqueeze(1);
-        let _ = logs_nV.g_mul_(&entropy_slope_n1).g_add_(&constant_n1).neg_();
+    let gradient_n1 = column(&gradients.logprobs_N);
+    if let Some(entropies_N) = &gradients.entropies_N {
+        let entropy_gradient_n1 = column(entropies_N);
+        let constant_n1 = &gradient_n1 + &entropy_gradient_n1 * stats.entropies_N.unsqueeze(1);
+        let _ = logs_nV.g_mul_(&entropy_gradient_n1).g_add_(&constant_n1).neg_();
         let _ = probabilities_nV.g_mul_(&logs_nV);
     } else {
         drop(logs_nV);
-        let _ = probabilities_nV.g_mul_(&slope_n1.neg());
+        let _ = probabilities_nV.g_mul_(&gradient_n1.neg());
     }
-    probabilities_nV.scatter_add_(1, &ids_n.unsqueeze(1), &slope_n1)
+    probabilities_nV.scatter_add_(1, &ids_n.unsqueeze(1), &gradient_n1)
 }
 
 /// The statistics of a chunk, and its probabilities `[n, V]`.

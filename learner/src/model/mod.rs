@@ -16,7 +16,7 @@ use std::{ops::Range, sync::Arc};
 use shared::ModelConfig;
 use tch::Tensor;
 
-pub use head::{Head, Slopes, Span, Targets, TokenStats};
+pub use head::{Head, Span, Targets, TokenGradients, TokenStats};
 pub use load::{LoadOptions, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;
@@ -98,7 +98,7 @@ impl Decoder {
         temperature: f64,
         span: Span,
         gradients: &mut Gradients,
-        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> Slopes,
+        gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> TokenGradients,
     ) {
         let tape = self.trunk.record(&batch.input_ids_BS, &batch.positions_N);
         let gradient_NH = tch::no_grad(|| {

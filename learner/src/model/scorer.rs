@@ -54,33 +54,27 @@ impl Scorer {
     }
 
     /// Scores of the given flat positions (in `B·S`), without gradients.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn evaluate(&self, input_ids_BS: &Tensor, positions_N: &Tensor) -> Result<Vec<f64>, LearnerError> {
         tch::no_grad(|| to_host(&self.project(&self.trunk.selected(input_ids_BS, positions_N))))
     }
 
-    /// Forward and backward pass. `slope_of` receives the scores of the given flat positions and returns the derivative
+    /// Forward and backward pass. `gradient_of` receives the scores of the given flat positions and returns the derivative
     /// of the loss with respect to each. Parameter gradients are added to `gradients`.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn differentiate(
         &self,
         input_ids_BS: &Tensor,
         positions_N: &Tensor,
         gradients: &mut Gradients,
-        slope_of: &mut dyn FnMut(&[f64]) -> Vec<f64>,
+        gradient_of: &mut dyn FnMut(&[f64]) -> Vec<f64>,
     ) -> Result<(), LearnerError> {
         let tape = self.trunk.record(input_ids_BS, positions_N);
         let gradient_NH = tch::no_grad(|| {
             let hidden_NH = tape.hidden();
-            let slopes = slope_of(&to_host(&self.project(&hidden_NH))?);
-            let slopes_N1 =
-                Tensor::from_slice(&slopes).to_kind(hidden_NH.kind()).to_device(hidden_NH.device()).unsqueeze(1);
-            let _ = gradients.leaf_mut(self.head_index).addmm_(&slopes_N1.tr(), &hidden_NH);
-            Ok::<_, LearnerError>(slopes_N1.mm(&self.weight_1H))
+            let of_scores = gradient_of(&to_host(&self.project(&hidden_NH))?);
+            let gradient_N1 =
+                Tensor::from_slice(&of_scores).to_kind(hidden_NH.kind()).to_device(hidden_NH.device()).unsqueeze(1);
+            let _ = gradients.leaf_mut(self.head_index).addmm_(&gradient_N1.tr(), &hidden_NH);
+            Ok::<_, LearnerError>(gradient_N1.mm(&self.weight_1H))
         })?;
         self.trunk.backward(tape, &gradient_NH, gradients);
         Ok(())

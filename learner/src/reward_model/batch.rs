@@ -41,9 +41,9 @@ impl AnswerBatch {
 
     /// Derivatives with respect to each answer's mean score to derivatives with respect to the scores, `[N]`.
     #[must_use]
-    pub fn per_end(&self, slopes: &[f64]) -> Vec<f64> {
-        let answers = self.counts.iter().zip(slopes);
-        answers.flat_map(|(&count, slope)| std::iter::repeat_n(slope / count as f64, count)).collect()
+    pub fn per_end(&self, gradients: &[f64]) -> Vec<f64> {
+        let answers = self.counts.iter().zip(gradients);
+        answers.flat_map(|(&count, gradient)| std::iter::repeat_n(gradient / count as f64, count)).collect()
     }
 }
 

@@ -81,7 +81,7 @@ pub struct Ranking {
 /// Trains `scorer` on `pairs` with some of `history`; `report` is called every few seconds and after the last update.
 ///
 /// # Errors
-/// When libtorch refuses an operation or the loss is not finite.
+/// An update whose loss or gradient is not finite.
 pub fn train(
     scorer: &Scorer,
     pairs: &[Pair],
@@ -158,9 +158,6 @@ impl<'a> Epoch<'a> {
 }
 
 /// Scores of answers at each of their ends.
-///
-/// # Errors
-/// When libtorch refuses an operation.
 pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Ragged<f64>, LearnerError> {
     let device = scorer.parameters().flat().device();
     let mut found = Ragged::filled(0.0, answers.iter().map(|answer| answer.ends.len()));
@@ -172,9 +169,6 @@ pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Ragge
 }
 
 /// Loss and accuracy on pairs, without gradients.
-///
-/// # Errors
-/// When libtorch refuses an operation.
 pub fn rank(scorer: &Scorer, pairs: &[Pair], budget: usize) -> Result<Ranking, LearnerError> {
     let answers: Vec<Answer> = pairs.iter().flat_map(|pair| [pair.chosen.clone(), pair.rejected.clone()]).collect();
     let scores: Vec<f64> = score(scorer, &answers, budget)?.rows().map(mean).collect();
@@ -185,9 +179,6 @@ pub fn rank(scorer: &Scorer, pairs: &[Pair], budget: usize) -> Result<Ranking, L
 }
 
 /// Mean Bradley-Terry loss of pairs, its gradients added to `gradients`.
-///
-/// # Errors
-/// When libtorch refuses an operation.
 pub fn loss_and_gradients(
     scorer: &Scorer,
     pairs: &[&Pair],
@@ -201,12 +192,12 @@ pub fn loss_and_gradients(
         let batch = AnswerBatch::new(&answers, device);
         scorer.differentiate(&batch.input_ids_BS, &batch.positions_N, gradients, &mut |scores| {
             let scores: Vec<f64> = batch.by_answer(scores).rows().map(mean).collect();
-            let slopes = scores.chunks(2).flat_map(|pair| {
-                let (loss, slope) = bradley_terry(pair[0] - pair[1]);
+            let gradients = scores.chunks(2).flat_map(|pair| {
+                let (loss, gradient) = bradley_terry(pair[0] - pair[1]);
                 sum += loss;
-                [slope / count, -slope / count]
+                [gradient / count, -gradient / count]
             });
-            batch.per_end(&slopes.collect::<Vec<f64>>())
+            batch.per_end(&gradients.collect::<Vec<f64>>())
         })?;
     }
     Ok(sum / count)
@@ -242,11 +233,11 @@ mod tests {
     }
 
     #[test]
-    fn the_slope_is_the_derivative_of_the_loss() {
+    fn the_gradient_is_the_derivative_of_the_loss() {
         for lead in [-700.0, -3.0, -0.2, 0.0, 0.2, 3.0, 700.0] {
-            let (loss, slope) = bradley_terry(lead);
+            let (loss, gradient) = bradley_terry(lead);
             let numeric = (bradley_terry(lead + 1e-5).0 - bradley_terry(lead - 1e-5).0) / 2e-5;
-            assert!(loss.is_finite() && (slope - numeric).abs() < 1e-6, "{lead}: {slope} is not {numeric}");
+            assert!(loss.is_finite() && (gradient - numeric).abs() < 1e-6, "{lead}: {gradient} is not {numeric}");
         }
         assert!((bradley_terry(0.0).0 - 2.0f64.ln()).abs() < 1e-15);
     }

@@ -57,7 +57,7 @@ pub struct Summary {
 /// Trains `policy` on the examples; `report` is called every few seconds and after the last update.
 ///
 /// # Errors
-/// When libtorch refuses an operation or the loss is not finite.
+/// An update whose loss or gradient is not finite.
 pub fn train(
     policy: &Decoder,
     examples: &[Example],
@@ -100,9 +100,6 @@ fn rows_of(step: u64, rows: usize, options: &Options) -> Vec<usize> {
 }
 
 /// Mean negative log-likelihood per completion token, its gradients added to `gradients`.
-///
-/// # Errors
-/// When libtorch refuses an operation.
 pub fn loss_and_gradients(
     policy: &Decoder,
     sequences: &[Sequence<'_>],

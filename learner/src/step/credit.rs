@@ -91,7 +91,7 @@ impl CreditAssigner {
     /// Advantages of a batch. Rows without log-probs are empty.
     ///
     /// # Errors
-    /// When gae has no critic, or libtorch refuses an operation.
+    /// When gae has no critic.
     pub fn assign(
         &mut self,
         batch: &StepBatch<'_>,
@@ -123,9 +123,6 @@ impl CreditAssigner {
     }
 
     /// Trains the critic on the rows of one update.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn update(
         &mut self,
         assignment: &mut Assignment,

@@ -23,9 +23,6 @@ pub struct Evaluation {
 }
 
 /// Log-probs and entropies of the given rows' completions, without gradients.
-///
-/// # Errors
-/// When libtorch refuses an operation.
 pub fn evaluate(
     model: &Decoder,
     sequences: &[Sequence<'_>],
@@ -61,9 +58,6 @@ impl Forward<'_> {
     }
 
     /// Log-probs and entropies of the given rows.
-    ///
-    /// # Errors
-    /// When libtorch refuses an operation.
     pub fn evaluate(&self, model: &Decoder, rows: &[usize]) -> Result<Evaluation, LearnerError> {
         let mut logprobs = Ragged::filled(0.0, self.lengths(rows));
         let mut entropies = logprobs.clone();

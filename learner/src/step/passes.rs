@@ -18,7 +18,7 @@ use crate::{
     error::LearnerError,
     host::to_host,
     loss::{Importance, LossGradient, Objective, Rows, Tokens},
-    model::{Decoder, Gradients, Slopes, Span, TokenStats},
+    model::{Decoder, Gradients, Span, TokenGradients, TokenStats},
     ragged::Ragged,
 };
 
@@ -116,7 +116,7 @@ impl Pass<'_> {
         stats: &TokenStats,
         values: &mut TokenValues,
         totals: &mut Totals,
-    ) -> Result<Slopes, LearnerError> {
+    ) -> Result<TokenGradients, LearnerError> {
         values.logprobs.extend(to_host(&stats.logprobs_N)?);
         values.entropies.extend(to_host(&stats.entropies_N)?);
         if self.reads_old_logprobs && values.logprobs.len() == micro.targets_N.numel() {
@@ -126,7 +126,7 @@ impl Pass<'_> {
         let found = self.objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens)?;
         totals.add(&found);
         values.add(&found.metrics)?;
-        Ok(found.slopes)
+        Ok(found.gradients)
     }
 
     /// Gradients beforehand: every log-prob of the update is known before the first loss.
@@ -139,22 +139,26 @@ impl Pass<'_> {
         totals: &mut Totals,
     ) -> Result<(), LearnerError> {
         let found = self.forward.evaluate(policy, training)?;
-        let mut slopes = Ragged::filled(0.0, found.logprobs.lengths());
-        let mut entropy_slopes = slopes.clone();
+        let mut logprob_gradients = Ragged::filled(0.0, found.logprobs.lengths());
+        let mut entropy_gradients = logprob_gradients.clone();
         for minibatch in rows.chunks(self.config.per_device_train_batch_size as usize) {
             let minibatch: Vec<usize> = minibatch.iter().copied().filter(|r| training.contains(r)).collect();
-            let gradient = self.differentiate_minibatch(&minibatch, &found, totals)?;
-            slopes.scatter(&minibatch, &to_host(&gradient.slopes.logprobs_N)?);
-            if let Some(entropies_N) = &gradient.slopes.entropies_N {
-                entropy_slopes.scatter(&minibatch, &to_host(entropies_N)?);
+            let loss = self.differentiate_minibatch(&minibatch, &found, totals)?;
+            logprob_gradients.scatter(&minibatch, &to_host(&loss.gradients.logprobs_N)?);
+            if let Some(entropies_N) = &loss.gradients.entropies_N {
+                entropy_gradients.scatter(&minibatch, &to_host(entropies_N)?);
             }
         }
-        let moves = |r: &usize| slopes[*r].iter().chain(&entropy_slopes[*r]).any(|&slope| slope != 0.0);
+        let moves =
+            |r: &usize| logprob_gradients[*r].iter().chain(&entropy_gradients[*r]).any(|&gradient| gradient != 0.0);
         let moving: Vec<usize> = training.iter().copied().filter(moves).collect();
         let (temperature, device) = (self.forward.temperature, self.forward.device);
         for micro in self.forward.micro_batches(&moving) {
             let column = |values: &Ragged<f64>| Tokens::column(&values.gather(&micro.rows), device);
-            let fixed = Slopes { logprobs_N: column(&slopes), entropies_N: Some(column(&entropy_slopes)) };
+            let fixed = TokenGradients {
+                logprobs_N: column(&logprob_gradients),
+                entropies_N: Some(column(&entropy_gradients)),
+            };
             policy.differentiate(&micro, temperature, Span::Run, gradients, &mut |run, _| fixed.slice(&run));
         }
         Ok(())

@@ -26,7 +26,7 @@ pub struct StepMetrics {
     pub measures: LossMetrics,
     /// Policy loss of each update, without the entropy bonus.
     pub policy_losses: Vec<f64>,
-    /// Logical batches that `early_stop_imp_ratio` left out.
+    /// Minibatches that `early_stop_imp_ratio` left out.
     pub early_stopped: u64,
     /// Coefficient of the entropy bonus after the last update; absent without a bonus.
     pub entropy_coef: Option<f64>,

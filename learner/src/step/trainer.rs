@@ -150,7 +150,7 @@ impl Trainer {
     /// Trains on one generation batch. `step` is the number of steps done before it.
     ///
     /// # Errors
-    /// When gae has no critic, or libtorch refuses an operation.
+    /// When gae has no critic.
     pub fn step(&mut self, batch: &StepBatch<'_>, step: u64) -> Result<TrainedStep, LearnerError> {
         let (config, updates) = (Arc::clone(&self.config), self.plan(batch, step));
         let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
@@ -208,16 +208,16 @@ impl Trainer {
     fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> RowWeights {
         let rows = batch.rows.len();
         let mut weights = RowWeights { losses: vec![0.0; rows], entropies: vec![0.0; rows] };
-        let logical_rows = self.config.per_device_train_batch_size as usize;
+        let minibatch_rows = self.config.per_device_train_batch_size as usize;
         for rows in updates {
             let normaliser = Normaliser {
-                accumulation: rows.len().div_ceil(logical_rows) as f64,
+                accumulation: rows.len().div_ceil(minibatch_rows) as f64,
                 share: 1.0 / updates.len() as f64,
                 generation_tokens: batch.completion_tokens() as f64,
                 max_completion_length: f64::from(self.config.max_completion_length),
             };
             let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
-            let found = update_weights(&self.config, &lengths, logical_rows, &normaliser);
+            let found = update_weights(&self.config, &lengths, minibatch_rows, &normaliser);
             for (i, &row) in rows.iter().enumerate() {
                 (weights.losses[row], weights.entropies[row]) = (found.losses[i], found.entropies[i]);
             }

@@ -7,7 +7,7 @@ use learner::{
     critic::{Critic, clip_fraction, value_loss},
     loss::reduction::Aggregation,
     model::{LoadOptions, load, load_scorer},
-    run::{Outcome, run},
+    pair::{Outcome, run},
     step::{StepBatch, TrainedStep, Trainer},
 };
 use serde_json::Value;
@@ -49,10 +49,10 @@ fn golden_value_loss() {
         assert!(close(found.value, loss), "{name}: loss {} instead of {loss}", found.value);
         let (share, wanted) = (clip_fraction(found.clipped, weights.len()), expected["clipfrac"].as_f64().unwrap());
         assert!(close(share, wanted), "{name}: clip fraction {share} instead of {wanted}");
-        let mut slopes = found.slopes.iter();
+        let mut gradients = found.gradients.iter();
         for (expected, mask) in matrix(&expected["grad_vpreds"]).iter().flatten().zip(mask.iter().flatten()) {
-            let found = if *mask > 0.0 { *slopes.next().unwrap() } else { 0.0 };
-            assert!(close(found, *expected), "{name}: slope {found} instead of {expected}");
+            let found = if *mask > 0.0 { *gradients.next().unwrap() } else { 0.0 };
+            assert!(close(found, *expected), "{name}: gradient {found} instead of {expected}");
         }
     }
 }

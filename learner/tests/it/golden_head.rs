@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use learner::{
-    model::{Head, Slopes, Span, Targets},
+    model::{Head, Span, Targets, TokenGradients},
     support::{Support, Truncation, supports},
 };
 use serde_json::Value;
@@ -59,13 +59,13 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
     let weights_N = Tensor::from_slice(&numbers(&inputs["weights"]));
     let mut weight_gradient = Tensor::zeros([vocabulary, vocabulary], (kind, Device::Cpu));
     let gradient = head.differentiate(&logits_NV, &targets, span, &mut weight_gradient, &mut |run, _| {
-        Slopes::from(weights_N.shallow_clone()).slice(&run)
+        TokenGradients::from(weights_N.shallow_clone()).slice(&run)
     });
-    let slopes: Vec<f64> =
+    let gradients: Vec<f64> =
         expected["grad_logits_of_weighted_sum"].as_array().unwrap().iter().flat_map(numbers).collect();
-    close(&gradient, &slopes, tolerance);
+    close(&gradient, &gradients, tolerance);
     // The weight's gradient is the logits' gradient, transposed, times the hidden states.
-    let product = Tensor::from_slice(&slopes).view([tokens, -1]).tr().matmul(&logits_NV.to_kind(Kind::Double));
+    let product = Tensor::from_slice(&gradients).view([tokens, -1]).tr().matmul(&logits_NV.to_kind(Kind::Double));
     close(&weight_gradient, &Vec::<f64>::try_from(product.reshape([-1])).unwrap(), 10.0 * tolerance);
 }
 
@@ -126,13 +126,13 @@ fn golden_sampling_kept_sets() {
 /// The closed form of the gradients of log-prob and entropy, over the whole vocabulary and over supports, against
 /// autograd of the definition.
 #[test]
-fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
+fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
     let (tokens, vocabulary, temperature) = (5, 90, 0.7);
     tch::manual_seed(3);
     let hidden_NH = Tensor::randn([tokens, 8], (Kind::Double, Device::Cpu));
     let weight_VH = Tensor::randn([vocabulary, 8], (Kind::Double, Device::Cpu));
     let ids_N = Tensor::from_slice(&[3i64, 89, 17, 0, 42]);
-    let slopes = || Slopes {
+    let gradients = || TokenGradients {
         logprobs_N: Tensor::from_slice(&[0.3, -1.2, 0.0, 2.0, 0.7]),
         entropies_N: Some(Tensor::from_slice(&[-0.5, 0.25, 1.5, 0.0, -0.1])),
     };
@@ -153,7 +153,8 @@ fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
         let logs_NV = logits_NV.log_softmax(-1, None::<Kind>);
         let logprobs_N = logs_NV.gather(1, &ids_N.unsqueeze(1), false).squeeze_dim(1);
         let entropies_N = (logs_NV.exp() * &logs_NV).sum_dim_intlist([1i64].as_slice(), false, None::<Kind>).neg();
-        let loss = (logprobs_N * slopes().logprobs_N + entropies_N * slopes().entropies_N.unwrap()).sum(None::<Kind>);
+        let loss =
+            (logprobs_N * gradients().logprobs_N + entropies_N * gradients().entropies_N.unwrap()).sum(None::<Kind>);
         let expected = Tensor::run_backward(&[loss], &[&hidden, &weight], false, false);
 
         for chunk in [2, 100] {
@@ -161,8 +162,8 @@ fn slopes_of_logprob_and_entropy_are_those_of_the_definition() {
                 let head = Head::new(&weight_VH).with_chunk(chunk);
                 let targets = Targets { ids_N: &ids_N, temperature, supports };
                 let mut found_VH = weight_VH.zeros_like();
-                let found_NH =
-                    head.differentiate(&hidden_NH, &targets, span, &mut found_VH, &mut |run, _| slopes().slice(&run));
+                let found_NH = head
+                    .differentiate(&hidden_NH, &targets, span, &mut found_VH, &mut |run, _| gradients().slice(&run));
                 for (found, expected) in [(found_NH, &expected[0]), (found_VH, &expected[1])] {
                     assert!((found - expected).abs().max().double_value(&[]) < 1e-12);
                 }

@@ -151,7 +151,7 @@ fn trl_case(case: &Value) {
     let found = case.differentiate(&objective);
     let name = case.name;
     assert_close(&format!("{name}: loss"), &[found.value], &[number(&expected["loss"])], TOLERANCE);
-    case.compare("grad_logps", &found.slopes.logprobs_N, &expected["grad_logps"]);
+    case.compare("grad_logps", &found.gradients.logprobs_N, &expected["grad_logps"]);
 
     let parts = objective.per_token(&case.logprobs_N, &case.entropies_N, &case.tokens);
     case.compare("per_token_loss", &parts.loss_N, &expected["per_token_loss"]);
@@ -299,7 +299,7 @@ fn verl_case(case: &Value) {
     let found = case.differentiate(&objective);
     let name = case.name;
     assert_close(&format!("{name}: loss"), &[found.value], &[number(&expected["loss"])], TOLERANCE);
-    case.compare("grad_logps", &found.slopes.logprobs_N, &expected["grad_logps"]);
+    case.compare("grad_logps", &found.gradients.logprobs_N, &expected["grad_logps"]);
     let metrics = case.metrics(&objective, &found);
     for (key, expected) in expected["metrics"].as_object().unwrap() {
         // TRL's name, where its definition is the same, goes before verl's.

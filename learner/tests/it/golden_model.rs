@@ -215,7 +215,7 @@ fn train(case: &Value, budget: usize) {
                 let result =
                     objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens.slice(&run)).unwrap();
                 loss += result.value;
-                result.slopes
+                result.gradients
             });
             for (&row, span) in batch.rows.iter().zip(&batch.tokens) {
                 logps[row] = found[span.clone()].to_vec();

@@ -31,8 +31,8 @@ fn golden_kl_estimators() {
         // The figures are verl's, whose k3 is bounded.
         let kl_N = kl::estimate(estimator, &own_N, &flat(&inputs["ref_logps"]), true);
         let sum = (&kl_N * flat(&inputs["weights"])).sum(None::<Kind>);
-        let slope_N = Tensor::run_backward(&[sum], &[&own_N], false, false).remove(0);
-        for (what, found_N) in [("kl", &kl_N.detach()), ("grad_of_weighted_sum", &slope_N)] {
+        let gradient_N = Tensor::run_backward(&[sum], &[&own_N], false, false).remove(0);
+        for (what, found_N) in [("kl", &kl_N.detach()), ("grad_of_weighted_sum", &gradient_N)] {
             let found = Vec::<f64>::try_from(found_N).unwrap();
             let name = format!("{}: {what}", case["name"]);
             assert_close(&name, &found, &matrix(&expected[what]).concat(), TOLERANCE);

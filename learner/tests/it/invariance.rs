@@ -182,13 +182,13 @@ proptest! {
         let whole = TrainConfig { micro_batch_tokens: 1 << 20, ..split.clone() };
         let groups = groups(&split, split.seed);
         let ((a, _), (b, _)) = (step(&split, &groups, Kind::Float), step(&whole, &groups, Kind::Float));
-        // Slopes that all but cancel are no more precise than the log-probs that they are made of.
+        // Gradients that all but cancel are no more precise than the log-probs that they are made of.
         let found = distance(&a, &b, 1e-3);
         prop_assert!(found < 1e-5, "gradients differ by {}", found);
     }
 }
 
-/// Reductions that are not defined by the logical batch give the same gradient however an update is accumulated.
+/// Reductions that are not defined by the minibatch give the same gradient however an update is accumulated.
 #[test]
 fn accumulation_changes_nothing() {
     let of = |loss_type: LossType, level: ImportanceSamplingLevel, per_device: u32| {
@@ -214,6 +214,6 @@ fn accumulation_changes_nothing() {
     }
     assert!(
         distance(&of(Bnpo, Token, 1), &of(Bnpo, Token, 12), f64::MIN_POSITIVE) > 1e-3,
-        "bnpo is defined by the logical batch"
+        "bnpo is defined by the minibatch"
     );
 }

@@ -11,7 +11,7 @@ mod golden_loss;
 mod golden_model;
 mod golden_objective;
 mod invariance;
-mod run;
+mod pair;
 mod scorer;
 mod step;
 mod stories;

@@ -80,8 +80,8 @@ fn gradients_are_derivatives_and_do_not_depend_on_the_split() {
         [SCORE, "model.norm.weight", "model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.up_proj.weight"]
     {
         let values = scorer.parameters().slice_of(scorer.parameters().flat(), name).unwrap().reshape([-1]);
-        let slope = scorer.parameters().slice_of(gradients.flat(), name).unwrap().reshape([-1]);
-        let at = slope.abs().argmax(0, false).int64_value(&[]);
+        let gradient = scorer.parameters().slice_of(gradients.flat(), name).unwrap().reshape([-1]);
+        let at = gradient.abs().argmax(0, false).int64_value(&[]);
         let shifted = |by: f64| {
             let _ = values.get(at).g_add_scalar_(by);
             let loss = rank(&scorer, &pairs, 1 << 20).unwrap().loss;
@@ -89,7 +89,7 @@ fn gradients_are_derivatives_and_do_not_depend_on_the_split() {
             loss
         };
         let numeric = (shifted(1e-5) - shifted(-1e-5)) / 2e-5;
-        let analytic = slope.double_value(&[at]);
+        let analytic = gradient.double_value(&[at]);
         assert!(
             (numeric - analytic).abs() < 1e-7 * (1.0 + analytic.abs()),
             "{name}: {analytic}, numerically {numeric}"

@@ -126,9 +126,9 @@ fn a_loss_that_is_not_finite_skips_the_update() {
     assert_eq!(trainer.policy().parameters().read_f32("model.embed_tokens.weight").unwrap(), before);
 }
 
-/// A logical batch whose mean ratio is 6 contributes nothing, and is counted; the others are untouched.
+/// A minibatch whose mean ratio is 6 contributes nothing, and is counted; the others are untouched.
 #[test]
-fn a_logical_batch_with_a_large_ratio_is_left_out() {
+fn a_minibatch_with_a_large_ratio_is_left_out() {
     let config = TrainConfig {
         warmup_steps: 0,
         decoupled_objective: false,
@@ -154,7 +154,7 @@ fn a_logical_batch_with_a_large_ratio_is_left_out() {
     let stopped = set_ratios(&|_| 6.0);
     assert_eq!((stopped.early_stopped, stopped.grad_norms[0], stopped.losses[0]), (2, 0.0, 0.0));
     let one = set_ratios(&|row| if row == 0 { 1e4 } else { 1.0 });
-    assert_eq!(one.early_stopped, 1, "only the logical batch of that row");
+    assert_eq!(one.early_stopped, 1, "only the minibatch of that row");
     assert!(one.grad_norms[0] > 1e-3 && one.grad_norms[0] < 1e2, "{}", one.grad_norms[0]);
 }
 

@@ -75,7 +75,7 @@ options! {
     }
 
     "Batch and schedule" {
-        /// Completions of one logical micro-batch.
+        /// Completions of one minibatch.
         per_device_train_batch_size: u32 = 8, trl, at_least(1.0);
         /// Logical micro-batches per optimiser update.
         gradient_accumulation_steps: u32 = 1, trl, at_least(1.0);
@@ -160,18 +160,18 @@ options! {
         vespo_lambda_neg: f64 = 2.0, trl, at_least(0.0);
         /// Leave truncated completions out of the loss; they still count in the baseline.
         mask_truncated_completions: bool = false, trl;
-        /// Train only on this share of each logical batch's tokens, those of highest entropy; 1 = all.
+        /// Train only on this share of each minibatch's tokens, those of highest entropy; 1 = all.
         top_entropy_quantile: f64 = 1.0, trl, above(0.0), at_most(1.0);
         /// Leave out completions with a negative advantage whose mean `sampling_logprobs − logprobs` is above this.
         /// It grows with every update since the completion was sampled (`max_staleness`, `num_iterations`) and with a
         /// rounded sampler (`rollout_dtype`, `kv_dtype`).
         off_policy_mask_threshold: Option<f64> = None, absent("none"), trl, at_least(0.0);
-        /// Leave a logical micro-batch out when its mean ratio is above this.
+        /// Leave a minibatch out when its mean ratio is above this.
         early_stop_imp_ratio: Option<f64> = None, absent("none"), source("RLinf `early_stop_imp_ratio`"),
             above(1.0), because("it bounds a ratio");
-        /// Weigh each logical micro-batch by its share of the update's trained tokens.
+        /// Weigh each minibatch by its share of the update's trained tokens.
         use_valid_token_scale: bool = false, source("RLinf `use_valid_token_scale`");
-        /// Weight of the entropy bonus: the mean entropy of the trained tokens of each logical batch, whatever the
+        /// Weight of the entropy bonus: the mean entropy of the trained tokens of each minibatch, whatever the
         /// reduction.
         entropy_coef: f64 = 0.0, source("TRL `entropy_coef`, RLinf `entropy_bonus`"),
             also(&["entropy_bonus", "entropy_coeff"]), at_least(0.0);

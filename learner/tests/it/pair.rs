@@ -16,8 +16,8 @@ use exporters::{ExportOptions, export};
 use learner::{
     LearnerError,
     model::{LoadOptions, load},
+    pair::{Outcome, run},
     publish::Publisher,
-    run::{Outcome, run},
 };
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
