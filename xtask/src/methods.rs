@@ -72,13 +72,17 @@ fn methods(host: &Host) -> Result<Vec<Method>> {
 }
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-/// Columns, each with the metrics that may fill it: methods count in different ways what they clip.
+/// Columns, each with the metrics that may fill it: methods count in different ways what they clip. The keys are spelt out
+/// since this crate builds before any other; a test holds them against the catalogue of metrics.
 const COLUMNS: [(&str, &[&str]); 4] = [
     ("entropy", &["entropy"]),
     ("length", &["completions/mean_length"]),
     ("clipped", &["clip_ratio/region_mean", "policy/clipfrac_avg", "actor/pg_clipfrac", "cispo_clip_ratio"]),
     ("gradient", &["grad_norm"]),
 ];
+
+/// The share of problems solved, as `rollout eval` calls it.
+const ACCURACY: &str = "avg@1";
 
 /// What came of one run.
 struct Run {
@@ -146,7 +150,7 @@ fn accuracy(host: &Host, place: &Path, model: &Path) -> Result<f64> {
     let mut eval = host.command(host.binary("rollout"));
     eval.args(["eval", "--reward-funcs", "correctness", "--max-completion-length", "32", "--model"]).arg(model);
     eval.arg("--dataset").arg(place.join("warm/data/held_out.jsonl"));
-    number(&last_json(eval)?, "avg@1")
+    number(&last_json(eval)?, ACCURACY)
 }
 
 /// The JSON document on a command's last line.
@@ -238,6 +242,23 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert!(lines.iter().all(|line| cells(line) == cells(lines[0])), "{lines:?}");
         assert!(row.contains("**0.95** (0.90, 1.00)") && row.contains("0.500 → 0.250"), "{row}");
+    }
+
+    #[test]
+    fn columns_are_filled_by_declared_metrics_and_every_loss_that_clips_fills_one() {
+        use shared::metrics::catalogue;
+
+        for key in COLUMNS.iter().flat_map(|(_, keys)| *keys) {
+            assert!(catalogue::find(key).is_some(), "{key} is no metric");
+        }
+        assert!(catalogue::find(ACCURACY).is_some());
+        let (_, clipped) = COLUMNS.iter().find(|(name, _)| *name == "clipped").unwrap();
+        // Both sides together stand for these.
+        let sides = ["clip_ratio/low_mean", "clip_ratio/high_mean", "actor/pg_clipfrac_lower"];
+        for metric in catalogue::all().filter(|m| m.chart.is_some_and(|(chart, _)| chart.title == "Clip ratio")) {
+            let shown = clipped.contains(&metric.key) || sides.contains(&metric.key);
+            assert!(shown, "the table leaves out {}", metric.key);
+        }
     }
 
     #[test]

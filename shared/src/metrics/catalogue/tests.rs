@@ -65,6 +65,8 @@ fn what_a_text_refers_to_exists() {
         "perf/…",
         "rollout/…",
         "eval_",
+        "rollout eval",
+        "--correct-at",
     ];
     let options: BTreeSet<&str> = OPTIONS.iter().map(|option| option.key).collect();
     let check = |text: &str, allow_others: bool, at: &str| {
