@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     path::Path,
+    process::Command,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -19,7 +20,7 @@ fn device(test: &str) -> Option<Device> {
         Ok("cuda") => Some(Device::Cuda),
         Ok("tensorrt") => Some(Device::Tensorrt),
         _ => {
-            eprintln!("SKIPPED {test}: TANDEM_TEST_DEVICE is neither cuda nor tensorrt");
+            harness::skipped(test, "TANDEM_TEST_DEVICE is neither cuda nor tensorrt");
             None
         }
     }
@@ -168,7 +169,7 @@ fn a_device_takes_new_weights() {
 fn a_missing_device_is_one_clear_line() {
     let folder = shared::native::onnxruntime().unwrap().canonicalize().unwrap();
     if folder.with_file_name("libonnxruntime_providers_cuda.so").exists() {
-        eprintln!("SKIPPED a_missing_device_is_one_clear_line: this ONNX Runtime has the CUDA provider");
+        harness::skipped("a_missing_device_is_one_clear_line", "this ONNX Runtime has the CUDA provider");
         return;
     }
     let model = golden_model("llama");
@@ -179,4 +180,17 @@ fn a_missing_device_is_one_clear_line() {
         assert!(error.contains(library) && error.contains("cargo xtask setup --cuda"), "{error}");
         assert!(!error.contains('\n'), "{error}");
     }
+}
+
+/// What a machine without a device leaves untested must be seen, also where the harness hides what passing tests print.
+#[test]
+fn a_skipped_test_says_so() {
+    let name = "a_device_takes_new_weights";
+    let run = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env_remove("TANDEM_TEST_DEVICE")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && said.contains(&format!("SKIPPED {name}: ")), "{said}");
 }

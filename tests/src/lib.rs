@@ -43,10 +43,15 @@ pub fn data_dir(test: &str) -> Option<PathBuf> {
     if found.is_none() {
         let required = std::env::var_os("TANDEM_REQUIRE_DATA").is_some();
         assert!(!required, "TANDEM_REQUIRE_DATA is set and TANDEM_DATA_DIR does not name a folder");
-        // Not `eprintln!`, whose output the test harness keeps to itself when a test passes.
-        let _ = writeln!(std::io::stderr(), "SKIPPED {test}: TANDEM_DATA_DIR does not name a folder");
+        skipped(test, "TANDEM_DATA_DIR does not name a folder");
     }
     found
+}
+
+/// Says in one visible line that a test is skipped, and why.
+pub fn skipped(test: &str, reason: &str) {
+    // Not `eprintln!`, whose output the test harness keeps to itself when a test passes.
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
 }
 
 /// A binary of the workspace, built beside the running test.
