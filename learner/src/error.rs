@@ -38,6 +38,9 @@ pub enum LearnerError {
     /// The sampler breaks the contract, or is gone.
     #[error("{0}")]
     Peer(String),
+    /// A reward function fails on everything. It would do so again, so that starting again is of no use.
+    #[error("{0}")]
+    Reward(String),
     /// libtorch refused an operation. Most of its refusals are panics, of which [`crate::refusal`] makes the same.
     #[error("{}", crate::refusal::one_line(.0))]
     Torch(String),

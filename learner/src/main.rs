@@ -6,8 +6,11 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use learner::commands::{bench, init, logprobs, replay, reward_model, run, score, sft};
-use shared::{command_line, logging, tell};
+use learner::{
+    commands::{bench, init, logprobs, replay, reward_model, run, score, sft},
+    error::LearnerError,
+};
+use shared::{command_line, exit::HOPELESS, logging, tell};
 
 /// Trains language models over libtorch.
 #[derive(Debug, Parser)]
@@ -64,7 +67,10 @@ fn program() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             tell!("error: {error:#}");
-            ExitCode::FAILURE
+            match error.downcast_ref() {
+                Some(LearnerError::Reward(_)) => ExitCode::from(HOPELESS),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

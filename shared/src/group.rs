@@ -2,9 +2,14 @@
 
 mod contrast;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{GroupId, PolicyVersion, PromptId};
+use crate::{
+    config::RewardFailure,
+    ids::{GroupId, PolicyVersion, PromptId},
+};
 
 pub use contrast::Contrast;
 
@@ -73,8 +78,8 @@ pub enum RewardOutcome {
     Steps(Vec<StepScore>),
     /// The function abstains: it is left out of the weighted sum (TRL's `None`).
     NotApplicable,
-    /// The function failed, ran out of time or returned something that is no finite number. Treated like
-    /// `NotApplicable` in the sum, but counted and reported: a failure is never a score of 0.
+    /// The function failed, ran out of time or returned something that is no finite number; [`RewardFailure`] says what
+    /// that does to the completion. The reason is for people.
     Failed(String),
 }
 
@@ -89,9 +94,43 @@ impl RewardOutcome {
             Self::NotApplicable | Self::Failed(_) => None,
         }
     }
+
+    /// Whether the function failed.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        matches!(self, Self::Failed(_))
+    }
 }
 
-/// The weighted sum of the scores, with the functions that abstained or failed left out (TRL's `nansum` over
+impl RewardFailure {
+    /// Whether a completion of which the functions said this has no reward because one of them failed.
+    #[must_use]
+    pub fn excludes(self, outcomes: &[RewardOutcome]) -> bool {
+        self == Self::Exclude && outcomes.iter().any(RewardOutcome::has_failed)
+    }
+
+    /// What the functions said of one completion, as it counts: with this rule applied to those that failed.
+    #[must_use]
+    pub fn settle(self, outcomes: &[RewardOutcome]) -> Cow<'_, [RewardOutcome]> {
+        if !outcomes.iter().any(RewardOutcome::has_failed) {
+            return Cow::Borrowed(outcomes);
+        }
+        let settled = |outcome: &RewardOutcome| match self {
+            Self::Exclude => RewardOutcome::NotApplicable,
+            Self::Zero if outcome.has_failed() => RewardOutcome::Score(0.0),
+            Self::Zero | Self::SkipFunction => outcome.clone(),
+        };
+        Cow::Owned(outcomes.iter().map(settled).collect())
+    }
+
+    /// What a completion earns in all: the [`weighted_sum`] of its settled scores.
+    #[must_use]
+    pub fn reward(self, outcomes: &[RewardOutcome], weights: impl IntoIterator<Item = f64>) -> Option<f64> {
+        weighted_sum(self.settle(outcomes).iter().map(RewardOutcome::score), weights)
+    }
+}
+
+/// The weighted sum of the scores, without the functions that have none (TRL's `nansum` over
 /// `rewards_per_func * reward_weights`). `None` when no function gave a score: such a completion cannot be ranked.
 ///
 /// `scores` and `weights` have one entry per function.
@@ -181,5 +220,34 @@ impl RolloutGroup {
     #[must_use]
     pub fn begin(&self) -> u64 {
         self.cursor.saturating_sub(1 + self.dropped.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Correct and well formed, against wrong and well formed: with a failure of the first function nothing is known.
+    #[test]
+    fn a_failed_function_takes_the_reward_away_unless_it_is_told_otherwise() {
+        use RewardOutcome::{Failed, NotApplicable, Score, Steps};
+        let steps = || Steps(vec![StepScore { end: 1, score: 0.5 }]);
+        let reward = |rule: RewardFailure, outcomes: &[RewardOutcome]| rule.reward(outcomes, [1.0, 5.0, 2.0]);
+        let failed = [Failed("no result within 10 s".into()), NotApplicable, Score(0.5)];
+        assert_eq!(reward(RewardFailure::Exclude, &failed), None);
+        assert_eq!(reward(RewardFailure::Zero, &failed), Some(1.0));
+        assert_eq!(reward(RewardFailure::SkipFunction, &failed), Some(1.0));
+        assert_eq!(RewardFailure::Zero.settle(&failed)[0], Score(0.0));
+        assert!(RewardFailure::Exclude.excludes(&failed) && !RewardFailure::Zero.excludes(&failed));
+        let alone = [Failed("no".into()), NotApplicable, NotApplicable];
+        assert_eq!(reward(RewardFailure::Zero, &alone), Some(0.0), "a score of 0 and not none at all");
+        assert_eq!(reward(RewardFailure::SkipFunction, &alone), None);
+        // Abstaining is no failure, whatever the rule.
+        let abstains = [steps(), NotApplicable, Score(-1.0)];
+        for rule in [RewardFailure::Exclude, RewardFailure::Zero, RewardFailure::SkipFunction] {
+            assert_eq!(reward(rule, &abstains), Some(-1.5));
+            assert_eq!(reward(rule, &[NotApplicable, NotApplicable, NotApplicable]), None);
+            assert!(!rule.excludes(&abstains));
+        }
     }
 }

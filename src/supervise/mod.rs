@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Error, Result, bail};
-use shared::exit::ENDED_BY_SIGNAL;
+use shared::exit::{ENDED_BY_SIGNAL, HOPELESS};
 
 pub use process::{Process, Spec, describe};
 
@@ -303,10 +303,11 @@ impl Member {
         let advanced = steps > self.steps_at_start;
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.
         let decided = status.code().is_some() && !ended_by_signal(status);
-        let error = (decided && !advanced).then(|| error_line(&lines, status));
+        let hopeless = status.code() == Some(HOPELESS.into());
+        let error = (hopeless || decided && !advanced).then(|| error_line(&lines, status));
         let early = self.restarts == 0 && self.process.as_ref().is_some_and(|p| p.age() < limits.early);
         if let Some(error) = &error
-            && (early || self.last_error.as_ref() == Some(error))
+            && (hopeless || early || self.last_error.as_ref() == Some(error))
         {
             bail!("{name}: {error} (log: {log})");
         }

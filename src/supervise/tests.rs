@@ -147,6 +147,16 @@ fn an_error_after_steps_is_a_crash_until_it_repeats_itself() {
 }
 
 #[test]
+fn an_error_that_would_come_again_is_not_repeated_however_many_steps_were_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo life >> lives; echo 5 > steps; sleep 0.3; echo 'error: the reward is dead' >&2; exit 3";
+    let (outcome, _) = pair(dir.path(), learner, "sleep 30");
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("learner: the reward is dead"), "{error}");
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 1);
+}
+
+#[test]
 fn an_interrupt_ends_the_learner_first_and_the_sampler_after_it() {
     let dir = tempfile::tempdir().unwrap();
     let learner = "trap 'sleep 0.2; echo learner >> order; touch done; exit 143' TERM; touch interrupt1; while :; do sleep 0.02; done";

@@ -1,6 +1,6 @@
 //! What a user gets wrong is refused with one clear line and a non-zero exit, by every binary that can notice it.
 
-use std::{fs, os::unix::process::CommandExt, path::PathBuf, process::Command};
+use std::{fs, os::unix::process::CommandExt, path::PathBuf, process::Command, thread, time::Duration};
 
 use harness::{
     binary,
@@ -238,6 +238,56 @@ fn a_full_disk_is_named_and_leaves_nothing_half_written() {
     assert_named(&[finished.refusal().to_owned()], &["File too large"]);
     let visible: Vec<_> = fs::read_dir(bench.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!visible.iter().any(|name| name.to_string_lossy().starts_with(".tmp-")), "{visible:?}");
+}
+
+/// Whatever is wrong with a reward program, from the first step on or later: a run that would learn nothing of what was
+/// asked for ends, and says of which function and why.
+#[test]
+fn a_reward_that_always_fails_ends_the_run() {
+    let bench = Bench::new();
+    let list = |rows: &str| format!("while read line; do echo '{rows}'; done");
+    for (script, reason) in [
+        ("echo 'SyntaxError: invalid syntax' >&2; exit 1".to_owned(), "ended"),
+        (list("[1]"), "answered 1 entries for 2 completions"),
+        (list("ready"), "answered `ready`"),
+    ] {
+        fs::write(bench.path("reward.sh"), script).unwrap();
+        for more in [&[][..], &["--dynamic_sampling"], &["--reward_failure=skip_function"]] {
+            let _ = fs::remove_dir_all(bench.path("run"));
+            let args = [TRAIN.1, &["--reward_funcs", "format,command:run=sh reward.sh"], more].concat();
+            let message = bench.refusal(TRAIN.0, &args);
+            let words = ["reward function `command` failed on all 4 completions of step 1", reason, "rollout.log"];
+            assert_named(&[message], &words);
+        }
+    }
+}
+
+/// The steps before the first of which nothing was scored are kept, and nothing is tried a second time.
+#[test]
+fn a_reward_that_breaks_later_ends_the_run_with_a_checkpoint() {
+    let bench = Bench::new();
+    fs::write(
+        bench.path("reward.sh"),
+        "while read line; do if [ -e broken ]; then echo no; else echo '[0, 1]'; fi; done",
+    )
+    .unwrap();
+    let more = ["--reward_funcs", "command:run=sh reward.sh", "--max_steps", "100000", "--save_steps", "100000"];
+    let (metrics, broken) = (bench.path("run/metrics.jsonl"), bench.path("broken"));
+    let breaker = thread::spawn(move || {
+        while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 3 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        fs::write(broken, "").unwrap();
+    });
+    let finished = bench.run(TRAIN.0, &[TRAIN.1, &more].concat());
+    breaker.join().unwrap();
+    assert_named(
+        &[finished.refusal().to_owned()],
+        &["reward function `command` failed on all 4 completions", "answered `no`"],
+    );
+    assert!(!finished.stderr.contains("restarting"), "{}", finished.stderr);
+    let steps = fs::read_to_string(bench.path("run/metrics.jsonl")).unwrap().lines().count();
+    assert!(steps >= 3 && bench.path(&format!("run/checkpoint-{steps}")).is_dir(), "{steps}");
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use shared::{
     RewardOutcome,
-    config::{AdvantageEstimator as Estimator, MultiObjectiveAggregation, ScaleRewards, TrainConfig},
+    config::{
+        AdvantageEstimator as Estimator, LoneAdvantage, MultiObjectiveAggregation, RewardFailure, ScaleRewards,
+        StepDeviation, TrainConfig,
+    },
     methods::CreditUnit,
     weighted_sum,
 };
@@ -11,8 +14,8 @@ use super::{
     estimators,
     gae::{gae, normalise, rewards_to_go, whiten},
     moments::{Moments, is_zero, members, pick},
-    outcome::{Lone, Normalised, grpo, normalize_then_sum},
-    process::{Deviation, process},
+    outcome::{Normalised, grpo, normalize_then_sum},
+    process::process,
 };
 use crate::ragged::Ragged;
 
@@ -34,18 +37,18 @@ pub struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    fn scores(&self) -> Vec<Option<f64>> {
-        self.outcomes.iter().map(|outcome| if self.valid { outcome.score() } else { None }).collect()
+    fn scores(&self, failure: RewardFailure) -> Vec<Option<f64>> {
+        failure.settle(self.outcomes).iter().map(|outcome| outcome.score().filter(|_| self.valid)).collect()
     }
 
-    fn reward(&self) -> Option<f64> {
-        weighted_sum(self.scores(), self.weights.iter().copied())
+    fn reward(&self, failure: RewardFailure) -> Option<f64> {
+        weighted_sum(self.scores(failure), self.weights.iter().copied())
     }
 
     /// Steps of one reward function as (last token, reward); a score of the whole completion is one step that ends with
     /// it.
-    fn steps(&self, function: usize) -> Vec<(usize, f64)> {
-        match self.outcomes.get(function) {
+    fn steps(&self, function: usize, failure: RewardFailure) -> Vec<(usize, f64)> {
+        match failure.settle(self.outcomes).get(function) {
             Some(RewardOutcome::Score(score)) if self.valid => vec![(self.tokens.saturating_sub(1), *score)],
             Some(RewardOutcome::Steps(steps)) if self.valid => {
                 steps.iter().map(|step| (step.end as usize, step.score)).collect()
@@ -64,10 +67,14 @@ pub struct CreditOptions {
     pub scale: ScaleRewards,
     /// How several reward functions are combined.
     pub aggregation: MultiObjectiveAggregation,
+    /// What a function that failed does to a completion.
+    pub failure: RewardFailure,
     /// Added to standard deviations.
     pub eps: f64,
     /// The rule for a completion without company, of grpo.
-    pub lone: Lone,
+    pub lone: LoneAdvantage,
+    /// Divisor of rewards of steps.
+    pub deviation: StepDeviation,
     /// γ of gae and reinforce_plus_plus.
     pub gamma: f64,
     /// λ of gae.
@@ -84,8 +91,10 @@ impl CreditOptions {
             estimator: config.advantage_estimator,
             scale: config.scale_rewards,
             aggregation: config.multi_objective_aggregation,
-            eps: config.advantage_estimator.spec().epsilon,
-            lone: Lone::Itself,
+            failure: config.reward_failure,
+            eps: config.advantage_epsilon.unwrap_or(config.advantage_estimator.spec().epsilon),
+            lone: config.lone_advantage,
+            deviation: config.step_deviation,
             gamma: config.gamma,
             lam: config.lam,
             normalize: config.normalize_advantages,
@@ -96,7 +105,7 @@ impl CreditOptions {
 /// What a generation batch earned, before the step looks at it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RewardSummary {
-    /// Weighted reward of each completion; `None` when every function abstained.
+    /// Weighted reward of each completion; `None` when every function abstained, or where one that failed excludes it.
     pub rewards: Vec<Option<f64>>,
     /// Standard deviation that goes with each completion: the one it is scaled by, else that of its group. NaN where
     /// there is none, and for rewards of steps.
@@ -113,10 +122,10 @@ impl RewardSummary {
     /// The summary of a batch.
     #[must_use]
     pub fn new(options: &CreditOptions, samples: &[Sample<'_>]) -> Self {
-        let rewards: Vec<Option<f64>> = samples.iter().map(Sample::reward).collect();
+        let rewards: Vec<Option<f64>> = samples.iter().map(|sample| sample.reward(options.failure)).collect();
         let all = Moments::of(&rewards);
         let (stds, zero_std) = match options.estimator.spec().unit {
-            CreditUnit::Step => (vec![f64::NAN; samples.len()], process_zero_std(samples)),
+            CreditUnit::Step => (vec![f64::NAN; samples.len()], process_zero_std(samples, options.failure)),
             CreditUnit::Completion | CreditUnit::Token => {
                 let stds = trl(options, samples, &rewards).stds;
                 let zero_std = stds.iter().map(|&std| is_zero(std)).collect();
@@ -155,7 +164,7 @@ pub fn credit(
 ) -> Credit {
     let batch = Batch {
         samples,
-        rewards: samples.iter().map(Sample::reward).collect(),
+        rewards: samples.iter().map(|sample| sample.reward(options.failure)).collect(),
         groups: samples.iter().map(|sample| sample.group).collect(),
         penalties,
         values,
@@ -265,7 +274,7 @@ fn trl(options: &CreditOptions, samples: &[Sample<'_>], rewards: &[Option<f64>])
     match options.aggregation {
         MultiObjectiveAggregation::SumThenNormalize => grpo(rewards, &groups, options.scale, options.eps, options.lone),
         MultiObjectiveAggregation::NormalizeThenSum => {
-            let scores: Vec<Vec<Option<f64>>> = samples.iter().map(Sample::scores).collect();
+            let scores: Vec<Vec<Option<f64>>> = samples.iter().map(|sample| sample.scores(options.failure)).collect();
             let weights = samples.first().map_or(&[][..], |sample| &sample.weights);
             normalize_then_sum(&scores, weights, &groups, options.eps)
         }
@@ -286,8 +295,9 @@ fn process_advantages(options: &CreditOptions, samples: &[Sample<'_>]) -> Ragged
     let mut sums = Ragged::filled(0.0, lengths.iter().copied());
     for rows in groups_of(samples) {
         for function in 0..functions(samples) {
-            let steps: Vec<Vec<(usize, f64)>> = rows.iter().map(|&row| samples[row].steps(function)).collect();
-            let found = process(&steps, &pick(&lengths, &rows), Deviation::Unbiased, options.eps);
+            let steps: Vec<Vec<(usize, f64)>> =
+                rows.iter().map(|&row| samples[row].steps(function, options.failure)).collect();
+            let found = process(&steps, &pick(&lengths, &rows), options.deviation, options.eps);
             for (&row, advantages) in rows.iter().zip(found.advantages.rows()) {
                 let weight = samples[row].weights[function];
                 sums[row].iter_mut().zip(advantages).for_each(|(sum, advantage)| *sum += weight * advantage);
@@ -298,12 +308,12 @@ fn process_advantages(options: &CreditOptions, samples: &[Sample<'_>]) -> Ragged
 }
 
 /// A group teaches nothing when the steps of every function that scored any are all rewarded alike.
-fn process_zero_std(samples: &[Sample<'_>]) -> Vec<bool> {
+fn process_zero_std(samples: &[Sample<'_>], failure: RewardFailure) -> Vec<bool> {
     let mut zero = vec![false; samples.len()];
     for rows in groups_of(samples) {
         let contrasts: Vec<bool> = (0..functions(samples))
             .filter_map(|function| {
-                let steps = rows.iter().flat_map(|&row| samples[row].steps(function));
+                let steps = rows.iter().flat_map(|&row| samples[row].steps(function, failure));
                 let rewards: Vec<Option<f64>> = steps.map(|(_, reward)| Some(reward)).collect();
                 (!rewards.is_empty()).then(|| rewards.len() > 1 && !is_zero(Moments::of(&rewards).std))
             })

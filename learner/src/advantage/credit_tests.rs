@@ -100,6 +100,50 @@ fn a_completion_without_a_reward_changes_nothing_for_the_others() {
     }
 }
 
+/// With a timeout of the first function, the second one's score alone says nothing: a right and well formed answer would
+/// count as a wrong one.
+#[test]
+fn a_completion_with_a_failed_function_is_as_if_it_had_not_been_sampled() {
+    use RewardOutcome::{Failed, NotApplicable, Score};
+    let outcomes = [
+        [Score(1.0), Score(0.2)],
+        [Score(0.0), Score(0.2)],
+        [Score(1.0), Score(0.1)],
+        [Failed("no result within 10 s".into()), Score(0.2)],
+    ];
+    fn sample(outcomes: &[RewardOutcome; 2]) -> Sample<'_> {
+        Sample { group: 0, tokens: 2, valid: true, trained: true, outcomes, weights: vec![1.0, 0.5] }
+    }
+    let all: Vec<Sample<'_>> = outcomes.iter().map(sample).collect();
+    for (estimator, aggregation) in [
+        (Estimator::Grpo, MultiObjectiveAggregation::SumThenNormalize),
+        (Estimator::Grpo, MultiObjectiveAggregation::NormalizeThenSum),
+        (Estimator::Process, MultiObjectiveAggregation::SumThenNormalize),
+        (Estimator::Rloo, MultiObjectiveAggregation::SumThenNormalize),
+        (Estimator::Gae, MultiObjectiveAggregation::SumThenNormalize),
+        (Estimator::ReinforcePlusPlus, MultiObjectiveAggregation::SumThenNormalize),
+    ] {
+        let exclude = CreditOptions { aggregation, ..options(estimator) };
+        let of = |failure, samples: &[Sample<'_>]| {
+            credit(&CreditOptions { failure, ..exclude }, samples, None, None).advantages
+        };
+        assert_eq!(exclude.failure, RewardFailure::Exclude, "the default");
+        let found = of(RewardFailure::Exclude, &all);
+        assert_eq!(found.values()[..6], *of(RewardFailure::Exclude, &all[..3]).values(), "{estimator:?}");
+        assert_eq!(found[3], [0.0; 2], "{estimator:?}");
+        let summary = RewardSummary::new(&exclude, &all);
+        assert_eq!((summary.rewards[3], summary.zero_std[3]), (None, false), "{estimator:?}");
+        // As 0, and as an abstention.
+        for (failure, outcome) in [(RewardFailure::Zero, Score(0.0)), (RewardFailure::SkipFunction, NotApplicable)] {
+            let mut plain = outcomes.clone();
+            plain[3][0] = outcome;
+            let plain: Vec<Sample<'_>> = plain.iter().map(sample).collect();
+            assert_eq!(of(failure, &all), of(RewardFailure::Exclude, &plain), "{estimator:?} {failure:?}");
+        }
+        assert_ne!(of(RewardFailure::SkipFunction, &all), found, "{estimator:?}");
+    }
+}
+
 #[test]
 fn the_penalty_lowers_the_reward_of_a_sequence_by_its_sum() {
     let outcomes = scores(&SCORES);

@@ -2,19 +2,12 @@
 //! (`GRPOTrainer._generate_and_score_completions`): weighted sum of the reward functions in which abstentions are left
 //! out, centring on the group's mean, scaling by a standard deviation with n − 1.
 
-use shared::{config::ScaleRewards, weighted_sum};
+use shared::{
+    config::{LoneAdvantage, ScaleRewards},
+    weighted_sum,
+};
 
 use super::moments::{Moments, members, pick};
-
-/// What a completion is compared with when it is the only one of its group that has a reward. Training follows TRL; verl's
-/// rule is there so that its figures for grpo can be checked in every case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lone {
-    /// With itself: advantage 0 (TRL).
-    Itself,
-    /// With nothing: it keeps its reward (verl: mean 0, standard deviation 1).
-    Nothing,
-}
 
 /// Advantages with what they were divided by.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,13 +22,19 @@ pub struct Normalised {
 /// Reward minus the group's mean, over a standard deviation plus `eps` (DeepSeekMath eq. 3; Dr. GRPO without scaling).
 /// `groups[i]` names the group of completion i.
 #[must_use]
-pub fn grpo(rewards: &[Option<f64>], groups: &[usize], scale: ScaleRewards, eps: f64, lone: Lone) -> Normalised {
+pub fn grpo(
+    rewards: &[Option<f64>],
+    groups: &[usize],
+    scale: ScaleRewards,
+    eps: f64,
+    lone: LoneAdvantage,
+) -> Normalised {
     let all = Moments::of(rewards);
     let batch_std = if rewards.len() > 1 { all.std } else { 0.0 };
     let mut found = Normalised { advantages: vec![0.0; rewards.len()], stds: vec![f64::NAN; rewards.len()] };
     for rows in members(groups) {
         let own = Moments::of(&pick(rewards, &rows));
-        let alone = lone == Lone::Nothing && own.count == 1;
+        let alone = lone == LoneAdvantage::Reward && own.count == 1;
         let group_std = match rows.len() {
             _ if alone => 1.0,
             1 => 0.0,
@@ -62,14 +61,14 @@ pub fn normalize_then_sum(scores: &[Vec<Option<f64>>], weights: &[f64], groups: 
     let normalised: Vec<Vec<Option<f64>>> = (0..weights.len())
         .map(|function| {
             let column: Vec<Option<f64>> = scores.iter().map(|row| row[function]).collect();
-            let found = grpo(&column, groups, ScaleRewards::Group, eps, Lone::Itself);
+            let found = grpo(&column, groups, ScaleRewards::Group, eps, LoneAdvantage::Zero);
             column.iter().zip(found.advantages).map(|(score, advantage)| score.map(|_| advantage)).collect()
         })
         .collect();
     let sum = |row: usize| weighted_sum(normalised.iter().map(|column| column[row]), weights.iter().copied());
     let sums: Vec<Option<f64>> = (0..scores.len()).map(sum).collect();
     // The whole batch as one group.
-    grpo(&sums, &vec![0; sums.len()], ScaleRewards::Group, eps, Lone::Itself)
+    grpo(&sums, &vec![0; sums.len()], ScaleRewards::Group, eps, LoneAdvantage::Zero)
 }
 
 fn zero_if_nan(value: f64) -> f64 {

@@ -1,18 +1,10 @@
 //! Process supervision (DeepSeekMath, section 4.1.3): rewards of steps, normalised over all steps of all completions of a
 //! group; a token's advantage is the sum of the normalised rewards of the steps that end at or after it.
 
+use shared::config::StepDeviation;
+
 use super::moments::Moments;
 use crate::ragged::Ragged;
-
-/// Which standard deviation step rewards are divided by. Training has n − 1; the formula of the paper is checked with both,
-/// since it leaves open which is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deviation {
-    /// With n − 1, as everywhere in TRL; 0 for a single step.
-    Unbiased,
-    /// With n, numpy's default.
-    Population,
-}
 
 /// Step rewards of a group after normalisation, and what became of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,13 +22,18 @@ pub struct ProcessAdvantages {
 /// Advantages of the completions of one group. `steps[i]` lists (index of the step's last token, reward) of completion i,
 /// which has `lengths[i]` tokens.
 #[must_use]
-pub fn process(steps: &[Vec<(usize, f64)>], lengths: &[usize], deviation: Deviation, eps: f64) -> ProcessAdvantages {
+pub fn process(
+    steps: &[Vec<(usize, f64)>],
+    lengths: &[usize],
+    deviation: StepDeviation,
+    eps: f64,
+) -> ProcessAdvantages {
     let all: Vec<Option<f64>> = steps.iter().flatten().map(|&(_, reward)| Some(reward)).collect();
     let Moments { mean, std, count } = Moments::of(&all);
     let std = match (count, deviation) {
         (1, _) => 0.0,
-        (_, Deviation::Unbiased) => std,
-        (_, Deviation::Population) => std * ((count as f64 - 1.0) / count as f64).sqrt(),
+        (_, StepDeviation::Unbiased) => std,
+        (_, StepDeviation::Population) => std * ((count as f64 - 1.0) / count as f64).sqrt(),
     };
     let normalise = |reward: f64| if std + eps == 0.0 { 0.0 } else { (reward - mean) / (std + eps) };
     let normalised: Ragged<f64> = steps.iter().map(|own| own.iter().map(|&(_, reward)| normalise(reward))).collect();

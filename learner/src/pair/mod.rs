@@ -2,6 +2,7 @@
 
 mod collector;
 mod completions;
+mod failures;
 mod ledger;
 mod link;
 
@@ -13,7 +14,7 @@ use std::{
 
 use exporters::ensure_export;
 use shared::{
-    ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
+    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
     metrics::{self, Metric, MetricRecord, MetricsFile},
@@ -21,6 +22,7 @@ use shared::{
 use tch::Device;
 
 pub use collector::Collector;
+use failures::Failures;
 pub use link::Link;
 
 use crate::{
@@ -137,6 +139,7 @@ impl<'a> Run<'a> {
                 return Ok(Outcome::Stopped);
             };
             let waited = start.elapsed();
+            self.look_at_failures(&groups, link)?;
             if self.config.save_step_batches {
                 checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
             }
@@ -156,6 +159,30 @@ impl<'a> Run<'a> {
             }
         }
         Ok(Outcome::Finished)
+    }
+
+    /// Says which reward functions failed in a step, and ends the run where one has failed on everything: what would be
+    /// trained on then is not what was asked for. The steps before it are kept.
+    fn look_at_failures(&mut self, groups: &[RolloutGroup], link: &Link) -> Result<(), LearnerError> {
+        let step = self.state.step + 1;
+        for failures in failures::of(groups) {
+            let Failures { name, failed, asked, reason } = &failures;
+            if !failures.everywhere() || !self.config.reward_failure_stops {
+                tracing::warn!(
+                    "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
+                );
+                continue;
+            }
+            if self.durable < self.state.step {
+                self.save(link)?;
+            }
+            return Err(LearnerError::Reward(format!(
+                "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what it \
+                 printed is in {}; correct it, or set `reward_failure_stops` to false to train without it",
+                self.run_dir.log("rollout").display()
+            )));
+        }
+        Ok(())
     }
 
     fn advance(&mut self, batch: &StepBatch<'_>) {

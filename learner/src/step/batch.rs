@@ -16,6 +16,8 @@ pub struct Row<'a> {
     pub completion: &'a Completion,
     /// Whether it counts at all: not aborted and not stale.
     pub valid: bool,
+    /// Whether a reward function that failed takes it out of baseline and loss (`reward_failure` exclude).
+    pub excluded: bool,
     /// Whether its tokens are part of the loss.
     pub trained: bool,
 }
@@ -56,8 +58,8 @@ impl<'a> StepBatch<'a> {
     /// Builds the batch from the groups of a step, which must be in prompt order.
     ///
     /// `version` is the learner's policy version. Groups further behind it than `max_staleness` are counted and left
-    /// out of baseline and loss, as are aborted completions; truncated ones leave the loss with
-    /// `mask_truncated_completions` but stay in the baseline.
+    /// out of baseline and loss, as are aborted completions and those on which a reward function failed; truncated ones
+    /// leave the loss with `mask_truncated_completions` but stay in the baseline.
     #[must_use]
     pub fn new(groups: &'a [RolloutGroup], config: &TrainConfig, version: PolicyVersion) -> Self {
         let staleness: Vec<u64> = groups.iter().map(|group| version.0.saturating_sub(group.policy_version.0)).collect();
@@ -66,7 +68,8 @@ impl<'a> StepBatch<'a> {
             for completion in &group.completions {
                 let valid = completion.is_usable() && age <= config.max_staleness;
                 let cut = config.mask_truncated_completions && completion.finish_reason == FinishReason::Length;
-                rows.push(Row { group, completion, valid, trained: valid && !cut });
+                let excluded = config.reward_failure.excludes(&completion.rewards);
+                rows.push(Row { group, completion, valid, excluded, trained: valid && !excluded && !cut });
             }
         }
         let stale = groups
@@ -90,10 +93,10 @@ impl<'a> StepBatch<'a> {
         self.rows.iter().filter(|row| row.valid)
     }
 
-    /// Completion tokens of all valid rows (TRL `num_items_in_batch`).
+    /// Completion tokens of all rows that may be trained on, truncated ones included (TRL `num_items_in_batch`).
     #[must_use]
     pub fn completion_tokens(&self) -> usize {
-        self.valid().map(|row| row.completion.token_ids.len()).sum()
+        self.valid().filter(|row| !row.excluded).map(|row| row.completion.token_ids.len()).sum()
     }
 
     /// Dataset position after this batch.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shared::{
-    FinishReason, RewardOutcome,
+    FinishReason,
     metrics::{self, Metric, MetricRecord},
 };
 
@@ -37,6 +37,7 @@ pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
     record.count(metrics::SAMPLE_DROPPED_STALE, batch.stale as u64);
     let aborted = batch.rows.iter().filter(|r| r.completion.finish_reason == FinishReason::Aborted).count();
     record.count(metrics::SAMPLE_ABORTED, aborted as u64);
+    record.count(metrics::SAMPLE_REWARD_FAILED, batch.valid().filter(|row| row.excluded).count() as u64);
     let times = &stats.times;
     record.set(metrics::PERF_FWD_BWD_S, times.forward_backward.as_secs_f64());
     record.set(metrics::PERF_OLD_LOGPS_S, times.old_logprobs.as_secs_f64());
@@ -54,9 +55,8 @@ fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
         for ((name, _), outcome) in row.group.reward_names.iter().zip(&row.completion.rewards) {
             let (scores, failed, abstained) = by_function.entry(name).or_default();
             scores.push(outcome.score());
-            let has_failed = matches!(outcome, RewardOutcome::Failed(_));
-            *failed += u64::from(has_failed);
-            *abstained += u64::from(!has_failed && outcome.score().is_none());
+            *failed += u64::from(outcome.has_failed());
+            *abstained += u64::from(!outcome.has_failed() && outcome.score().is_none());
         }
     }
     for (name, (scores, failed, abstained)) in by_function {

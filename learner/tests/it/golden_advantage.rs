@@ -5,8 +5,7 @@ use learner::{
     advantage::{
         CreditOptions, KlController, RewardSummary, Sample, credit,
         gae::{gae, whiten},
-        outcome::Lone,
-        process::{Deviation, process},
+        process::process,
     },
     kl,
     ragged::Ragged,
@@ -14,7 +13,9 @@ use learner::{
 use serde_json::{Value, json};
 use shared::{
     RewardOutcome,
-    config::{self, AdvantageEstimator, KlEstimator, MultiObjectiveAggregation, ScaleRewards, TrainConfig},
+    config::{
+        self, AdvantageEstimator, KlEstimator, LoneAdvantage, MultiObjectiveAggregation, ScaleRewards, TrainConfig,
+    },
 };
 
 use crate::support::figures::{matrix, number, numbers};
@@ -63,10 +64,6 @@ fn spread(values: &[f64], mask: &[f64]) -> Vec<f64> {
     mask.iter().map(|&mask| if mask > 0.0 { *values.next().unwrap() } else { 0.0 }).collect()
 }
 
-fn options(estimator: AdvantageEstimator) -> CreditOptions {
-    CreditOptions::from_config(&TrainConfig { advantage_estimator: estimator, ..TrainConfig::default() })
-}
-
 #[test]
 fn golden_advantages_outcome() {
     let params = ["num_generations", "scale_rewards", "aggregation", "reward_weights", "eps"];
@@ -75,10 +72,13 @@ fn golden_advantages_outcome() {
         let (name, params, expected) = (&case["name"], &case["params"], &case["expected"]);
         let aggregation: MultiObjectiveAggregation = serde_json::from_value(params["aggregation"].clone()).unwrap();
         let scale: ScaleRewards = serde_json::from_value(params["scale_rewards"].clone()).unwrap();
-        let options =
-            CreditOptions { scale, aggregation, eps: number(&params["eps"]), ..options(AdvantageEstimator::Grpo) };
-        let default = CreditOptions::from_config(&TrainConfig::default());
-        assert_eq!((default.eps, default.lone), (1e-4, Lone::Itself), "what training uses");
+        let options = CreditOptions::from_config(&TrainConfig {
+            scale_rewards: scale,
+            multi_objective_aggregation: aggregation,
+            advantage_epsilon: Some(number(&params["eps"])),
+            ..TrainConfig::default()
+        });
+        assert_eq!(CreditOptions::from_config(&TrainConfig::default()).eps, 1e-4, "TRL's is the default");
         let outcomes: Vec<Vec<RewardOutcome>> = matrix(&case["inputs"]["rewards_per_func"])
             .into_iter()
             .map(|row| {
@@ -123,11 +123,12 @@ fn golden_advantages_process() {
         cases("advantages_process.json", "advantages_process", &["std", "eps"], &["steps", "lengths"], &expected)
     {
         let (name, expected) = (&case["name"], &case["expected"]);
-        let deviation = match case["params"]["std"].as_str().unwrap() {
-            "unbiased" => Deviation::Unbiased,
-            "population" => Deviation::Population,
-            other => panic!("{name}: unknown std {other}"),
-        };
+        let CreditOptions { deviation, eps, .. } = CreditOptions::from_config(&TrainConfig {
+            advantage_estimator: AdvantageEstimator::Process,
+            step_deviation: serde_json::from_value(case["params"]["std"].clone()).unwrap(),
+            advantage_epsilon: Some(number(&case["params"]["eps"])),
+            ..TrainConfig::default()
+        });
         let steps: Vec<Vec<(usize, f64)>> = case["inputs"]["steps"]
             .as_array()
             .unwrap()
@@ -135,7 +136,7 @@ fn golden_advantages_process() {
             .map(|row| matrix(row).iter().map(|step| (step[0] as usize, step[1])).collect())
             .collect();
         let lengths = sizes(&case["inputs"]["lengths"]);
-        let found = process(&steps, &lengths, deviation, number(&case["params"]["eps"]));
+        let found = process(&steps, &lengths, deviation, eps);
         for (found, expected) in found.normalised.rows().zip(matrix(&expected["normalised"])) {
             assert_list(name, "normalised", found, &expected);
         }
@@ -156,13 +157,16 @@ fn golden_advantages_verl() {
             "grpo_nostd" => (AdvantageEstimator::Grpo, ScaleRewards::None),
             known => (serde_json::from_value(known.into()).unwrap(), ScaleRewards::Group),
         };
-        let options = CreditOptions {
-            scale,
-            eps: number(&params["eps"]),
+        let eps = number(&params["eps"]);
+        let config = TrainConfig {
+            advantage_estimator: estimator,
+            scale_rewards: scale,
+            lone_advantage: LoneAdvantage::Reward,
+            advantage_epsilon: Some(eps),
             gamma: number(&params["gamma"]),
-            lone: Lone::Nothing,
-            ..options(estimator)
+            ..TrainConfig::default()
         };
+        let options = CreditOptions::from_config(&config);
         let (mask, lengths) = (matrix(&inputs["mask"]), sizes(&inputs["lengths"]));
         for (mask, &length) in mask.iter().zip(&lengths) {
             let ones = mask.iter().take_while(|&&m| m == 1.0).count();

@@ -283,6 +283,34 @@ fn a_silent_sampler_ends_the_run_with_a_clear_error() {
 }
 
 #[test]
+fn a_reward_that_fails_on_everything_ends_the_run_and_loses_no_step() {
+    let folder = Folder::new();
+    let manners = Manners { fails_from: Some(3), ..Manners::default() };
+    let config = folder.config();
+    let (sampler, learner) = memory::pair(4);
+    let _sampler = support::sampler(sampler, config.clone(), manners);
+    let run_dir = folder.run_dir("run");
+    let failed = run(&run_dir, &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    assert!(matches!(failed, LearnerError::Reward(_)), "{failed}");
+    let message = failed.to_string();
+    for words in ["reward function `a` failed on all 12 completions of step 4", "Traceback: NameError;", "rollout.log"]
+    {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    assert_eq!(run_dir.checkpoints().unwrap(), [2, 3], "nothing is lost");
+    assert_eq!(metrics::read(&run_dir.metrics()).unwrap().len(), 3);
+
+    let lenient = TrainConfig { reward_failure_stops: false, ..config };
+    train(&run_dir, &lenient, manners);
+    let records = metrics::read(&run_dir.metrics()).unwrap();
+    for (step, record) in records.iter().enumerate() {
+        let failed = Some(if step < 3 { 0.0 } else { 12.0 });
+        assert_eq!(record.get(metrics::REWARDS_FAILED.of("a")), failed);
+        assert_eq!(record.get(metrics::SAMPLE_REWARD_FAILED), failed);
+    }
+}
+
+#[test]
 fn what_the_learner_cannot_do_is_refused() {
     let folder = Folder::new();
     for (config, word) in [

@@ -3,15 +3,16 @@
 use learner::{
     advantage::{CreditOptions, credit},
     model::{LoadOptions, Parameters, load},
-    step::{Carried, StepBatch, TrainedStep, Trainer},
+    step::{Carried, StepBatch, TrainedStep, Trainer, record},
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
-    config::{LossType, TrainConfig},
+    config::{LossType, RewardFailure, TrainConfig},
     methods::{
         loss::{CLIP_HIGH, CLIP_REGION, PG_CLIP},
         metric::OFF_POLICY,
     },
+    metrics,
 };
 use tch::{Kind, Tensor};
 
@@ -63,6 +64,36 @@ fn aborted_and_stale_completions_are_never_trained_on() {
         assert_eq!(largest_difference(&clean, &step(&config, &poisoned).0), 0.0);
         assert!(largest_difference(&clean, &step(&config, &groups).0) > 0.0);
         assert_eq!(stats.inputs.old_logprobs.rows().filter(|logprobs| logprobs.is_empty()).count(), 4);
+    }
+}
+
+/// Neither what the other functions say of it nor how long it is: it is in no baseline, no loss and no divisor. With a
+/// critic and a KL term there would be something to learn from completions without an advantage too.
+#[test]
+fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
+    for loss_type in [LossType::Dapo, LossType::Grpo] {
+        let config = TrainConfig { warmup_steps: 0, beta: 0.1, loss_type, ..config() };
+        let mut groups = support::groups(&config, 3);
+        groups[1].completions[2].rewards =
+            vec![RewardOutcome::Failed("no result within 10 s".into()), RewardOutcome::Score(0.7)];
+        let (clean, _) = step(&config, &groups);
+        let mut poisoned = groups.clone();
+        let completion = &mut poisoned[1].completions[2];
+        completion.token_ids = vec![7; 5];
+        completion.logprobs = vec![completion.logprobs[0]; 5];
+        completion.rewards[1] = RewardOutcome::Score(-1e9);
+        // The length of a row that is only looked at may change how others are packed, and so the last bits of a sum.
+        assert!(largest_difference(&clean, &step(&config, &poisoned).0) < 1e-12, "{loss_type:?}");
+        let batch = StepBatch::new(&poisoned, &config, PolicyVersion(3));
+        assert!(batch.rows[6].valid && batch.rows[6].excluded && !batch.rows[6].trained);
+        assert_eq!(batch.rewards.rewards[6], None);
+        let mut aborted = groups.clone();
+        aborted[1].completions[2].finish_reason = FinishReason::Aborted;
+        assert!(largest_difference(&clean, &step(&config, &aborted).0) < 1e-12, "{loss_type:?}");
+        let zero = TrainConfig { reward_failure: RewardFailure::Zero, ..config.clone() };
+        assert!(largest_difference(&clean, &step(&zero, &groups).0) > 0.0, "{loss_type:?}");
+        let (_, stats) = step(&config, &groups);
+        assert_eq!(record(&batch, &stats).get(metrics::SAMPLE_REWARD_FAILED), Some(1.0));
     }
 }
 

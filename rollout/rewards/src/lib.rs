@@ -1,8 +1,8 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`command`] those of another process. [`RewardPool`] runs them beside generation, and [`weighted_sum`] makes one number
-//! of their scores. `docs/rewards.md` describes them for users.
+//! [`command`] those of another process. [`RewardPool`] runs them beside generation. `docs/rewards.md` describes
+//! them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
 //! [`Entry`](registry::Entry) that is added to the registry there.
@@ -14,7 +14,6 @@ mod pool;
 pub mod registry;
 pub mod rules;
 pub mod steps;
-mod total;
 
 #[cfg(test)]
 mod testing;
@@ -26,7 +25,6 @@ use shared::{FinishReason, RewardOutcome};
 
 pub use pool::{Call, RewardPool, ScoredGroup};
 pub use registry::{Registry, RewardError, RewardFunction};
-pub use total::weighted_sum;
 
 /// What rewards need to know of the policy's tokenizer.
 pub trait PolicyTokenizer: std::fmt::Debug + Send + Sync {

@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use rollout_rewards::{RewardFunction, weighted_sum};
+use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
-use shared::{RewardOutcome, TokenLogprob, atomic};
+use shared::{RewardOutcome, TokenLogprob, atomic, config::RewardFailure};
 
 use super::complete::{Completions, Sample};
 use crate::data::{Dataset, PromptRow};
@@ -26,6 +26,11 @@ impl Scoring {
     /// Of these functions.
     pub fn new(functions: &[RewardFunction], weights: Vec<f64>) -> Self {
         Self { names: functions.iter().map(|f| f.name().to_owned()).collect(), weights }
+    }
+
+    /// What a completion earns in all; one on which a function failed earns nothing, as in training by default.
+    pub fn reward(&self, outcomes: &[RewardOutcome]) -> Option<f64> {
+        RewardFailure::Exclude.reward(outcomes, self.weights.iter().copied())
     }
 
     /// One line per function that failed somewhere: how often, and why the first time.
@@ -112,7 +117,7 @@ fn row(prompt: &PromptRow, index: usize, sample: &Sample, scoring: &Scoring) -> 
         return row;
     }
     let named = scoring.names.iter().zip(&sample.rewards);
-    row["reward"] = weighted_sum(&sample.rewards, &scoring.weights).into();
+    row["reward"] = scoring.reward(&sample.rewards).into();
     row["rewards"] =
         named.clone().map(|(name, outcome)| (name.clone(), outcome.score().into())).collect::<Map<_, Value>>().into();
     let steps: Map<String, Value> = named

@@ -6,9 +6,9 @@ use std::{
 };
 
 use anyhow::Context;
-use rollout_rewards::weighted_sum;
 use shared::{
-    FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step,
+    Completion, FinishReason, GroupId, PolicyVersion, RewardOutcome, RolloutGroup, RunDir, Step,
+    config::RewardFailure,
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 
@@ -18,12 +18,20 @@ use crate::{
     engine::{Engine, FinishedSequence},
 };
 
+/// How the scores of an evaluation are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Judging {
+    /// The first reward function's score from which a completion counts as correct.
+    pub correct_at: f64,
+    /// What a reward function that failed does to a completion.
+    pub failure: RewardFailure,
+}
+
 /// Evaluates every so many versions and appends the figures to `eval.jsonl`.
 pub struct Evaluation {
     dataset: Dataset,
     assembly: Assembly,
-    /// The first reward function's score from which a completion counts as correct.
-    correct_at: f64,
+    judging: Judging,
     every: u64,
     total_steps: u64,
     path: PathBuf,
@@ -51,14 +59,14 @@ impl Evaluation {
         run_dir: &RunDir,
         dataset: Dataset,
         assembly: Assembly,
-        correct_at: f64,
+        judging: Judging,
         every: u64,
         total_steps: u64,
         newest: PolicyVersion,
     ) -> anyhow::Result<Self> {
         let path = run_dir.eval();
         let (file, last) = open(&path, newest)?;
-        Ok(Self { dataset, assembly, correct_at, every: every.max(1), total_steps, path, file, last, round: None })
+        Ok(Self { dataset, assembly, judging, every: every.max(1), total_steps, path, file, last, round: None })
     }
 
     /// The learner was restarted and makes the versions after `newest` anew: they are evaluated again.
@@ -131,7 +139,7 @@ impl Evaluation {
             return Ok(());
         }
         let mut round = self.round.take().expect("it was just looked at");
-        let mut record = figures(round.version, &mut round.done, self.correct_at);
+        let mut record = figures(round.version, &mut round.done, self.judging);
         record.set(metrics::EVAL_SECONDS, round.begun.elapsed().as_secs_f64());
         if round.lost {
             tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
@@ -152,7 +160,7 @@ impl Evaluation {
 
 /// The record of one evaluation, to the last digit the same in whatever order scoring ended; keys are TRL's with its
 /// prefix `eval_`.
-fn figures(version: PolicyVersion, groups: &mut [RolloutGroup], correct_at: f64) -> MetricRecord {
+fn figures(version: PolicyVersion, groups: &mut [RolloutGroup], judging: Judging) -> MetricRecord {
     groups.sort_by_key(|group| group.id);
     let names = groups.first().map(|g| g.reward_names.as_slice()).unwrap_or_default();
     let weights: Vec<f64> = names.iter().map(|(_, weight)| *weight).collect();
@@ -160,14 +168,17 @@ fn figures(version: PolicyVersion, groups: &mut [RolloutGroup], correct_at: f64)
     let mut record = MetricRecord::default();
     record.count(metrics::STEP, version.0);
     record.count(metrics::EVAL_PROMPTS, groups.len() as u64);
-    record.set(metrics::EVAL_REWARD, mean(completions().filter_map(|c| weighted_sum(&c.rewards, &weights))));
+    let reward = |c: &Completion| judging.failure.reward(&c.rewards, weights.iter().copied());
+    record.set(metrics::EVAL_REWARD, mean(completions().filter_map(reward)));
     // Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
-    let correct = |score: f64| f64::from(u8::from(score >= correct_at - 1e-9));
+    let correct = |score: f64| f64::from(u8::from(score >= judging.correct_at - 1e-9));
     let first = || completions().filter_map(|c| c.rewards.first()?.score());
     record.set(metrics::EVAL_ACCURACY, mean(first().map(correct)));
     for (index, (name, _)) in names.iter().enumerate() {
         let scores = completions().filter_map(|c| c.rewards.get(index)?.score());
         record.set(metrics::EVAL_REWARDS_MEAN.of(name), mean(scores));
+        let failed = completions().filter(|c| c.rewards.get(index).is_some_and(RewardOutcome::has_failed));
+        record.count(metrics::EVAL_REWARDS_FAILED.of(name), failed.count() as u64);
     }
     record.set(metrics::EVAL_COMPLETIONS_MEAN_LENGTH, mean(completions().map(|c| c.token_ids.len() as f64)));
     let clipped = |reason| f64::from(u8::from(reason == FinishReason::Length));
@@ -197,9 +208,13 @@ fn due(last: Option<u64>, version: u64, every: u64, total_steps: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, RewardOutcome, testing};
+    use shared::testing;
 
     use super::*;
+
+    fn judging(correct_at: f64) -> Judging {
+        Judging { correct_at, failure: RewardFailure::Exclude }
+    }
 
     fn group(index: u32, tokens: usize, finish_reason: FinishReason, rewards: Vec<RewardOutcome>) -> RolloutGroup {
         let completion = Completion { finish_reason, rewards, ..testing::completion(0, vec![0; tokens]) };
@@ -224,15 +239,16 @@ mod tests {
         let mut groups = [
             group(0, 2, FinishReason::Stop, vec![Score(2.0), Score(1.0)]),
             group(1, 4, FinishReason::Length, vec![Score(0.0), NotApplicable]),
-            group(2, 6, FinishReason::Stop, vec![RewardOutcome::Failed("late".into()), NotApplicable]),
+            group(2, 6, FinishReason::Stop, vec![RewardOutcome::Failed("late".into()), Score(1.0)]),
         ];
-        let record = figures(PolicyVersion(3), &mut groups, 1.5);
+        let record = figures(PolicyVersion(3), &mut groups, judging(1.5));
         for (key, value) in [
             ("step", 3.0),
             ("eval_prompts", 3.0),
             ("eval_reward", 1.25),
             ("eval_accuracy", 0.5),
             ("eval_rewards/correctness/mean", 1.0),
+            ("eval_rewards/correctness/failed", 1.0),
             ("eval_rewards/format/mean", 1.0),
             ("eval_completions/mean_length", 4.0),
             ("eval_completions/clipped_ratio", 1.0 / 3.0),
@@ -244,8 +260,9 @@ mod tests {
     #[test]
     fn the_order_in_which_scores_arrive_does_not_show() {
         let of = |index, score| group(index, 2, FinishReason::Stop, vec![RewardOutcome::Score(score)]);
-        let reward =
-            |mut groups: [RolloutGroup; 3]| figures(PolicyVersion(3), &mut groups, 1.0).get(metrics::EVAL_REWARD);
+        let reward = |mut groups: [RolloutGroup; 3]| {
+            figures(PolicyVersion(3), &mut groups, judging(1.0)).get(metrics::EVAL_REWARD)
+        };
         let [a, b, c] = [of(0, 0.1), of(1, 0.2), of(2, 0.3)];
         // A sum of these from the other end has another last digit.
         assert_eq!(reward([c.clone(), b.clone(), a.clone()]), reward([a, b, c]));

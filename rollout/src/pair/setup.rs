@@ -21,7 +21,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     assembly::Assembly,
-    evaluation::Evaluation,
+    evaluation::{Evaluation, Judging},
     inherited,
     link::{Link, LinkEvent},
     order::PromptOrder,
@@ -128,6 +128,7 @@ impl Inputs {
             dynamic_sampling: config.dynamic_sampling.then(|| DynamicSampling {
                 max_attempts: config.dynamic_sampling_max_attempts,
                 contrast: config.contrast(),
+                failure: config.reward_failure,
             }),
         });
         plan.observe(first);
@@ -220,8 +221,8 @@ impl Inputs {
             return Ok(None);
         };
         let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() })?;
-        let correct_at = self.rewards[0].reward().correct_at();
-        Evaluation::new(run_dir, dataset.clone(), assembly, correct_at, every, total_steps, newest).map(Some)
+        let judging = Judging { correct_at: self.rewards[0].reward().correct_at(), failure: config.reward_failure };
+        Evaluation::new(run_dir, dataset.clone(), assembly, judging, every, total_steps, newest).map(Some)
     }
 }
 

@@ -26,6 +26,33 @@ choices! {
         SequenceMask = "sequence_mask",
     }
 
+    /// What a reward function that failed on a completion does to it.
+    RewardFailure {
+        /// The completion has no reward: it is in no baseline, no loss and no contrast, as if it had not been sampled.
+        Exclude = "exclude",
+        /// The function's score is 0.
+        Zero = "zero",
+        /// The function is left out of the completion's sum, as where it abstains. With several functions, the completion
+        /// is then compared with others that have more functions' scores.
+        SkipFunction = "skip_function",
+    }
+
+    /// Advantage of a completion that nothing in its group can be compared with.
+    LoneAdvantage {
+        /// 0 (TRL).
+        Zero = "zero",
+        /// Its reward, as if the others' mean were 0 and their deviation 1 (verl).
+        Reward = "reward",
+    }
+
+    /// Which standard deviation the rewards of steps are divided by. DeepSeekMath leaves it open.
+    StepDeviation {
+        /// With n − 1, as everywhere in TRL; 0 for a single step.
+        Unbiased = "unbiased",
+        /// With n, numpy's default.
+        Population = "population",
+    }
+
     /// Learning-rate schedule. transformers `lr_scheduler_type`.
     LrSchedulerType {
         /// The peak rate throughout.

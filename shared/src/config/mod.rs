@@ -28,7 +28,8 @@ pub mod reference;
 mod validate;
 
 pub use choices::{
-    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LrSchedulerType, RolloutDtype, WeightSwap,
+    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RewardFailure,
+    RolloutDtype, StepDeviation, WeightSwap,
 };
 pub use declare::{Bounds, Choice, ChoiceSpec, Kind, OptionSpec, OptionValue, Source, UnknownChoice};
 pub use options::{OPTIONS, TrainConfig};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    KvDtype, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RolloutDtype, ScaleRewards,
-    WeightSwap, declare::options,
+    KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RewardFailure,
+    RolloutDtype, ScaleRewards, StepDeviation, WeightSwap, declare::options,
 };
 
 /// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
@@ -41,6 +41,12 @@ options! {
         /// completion, or for all of a prompt where the function sees them together (`command`, `model`,
         /// `relative_length`). More is kinder to slow functions, and a hanging one holds its group up for longer.
         reward_timeout: f64 = 10.0, above(0.0), at_most(YEAR), because("seconds, at most a year");
+        /// What becomes of a completion on which a reward function failed: raised an error, ran out of time, or gave no
+        /// number. Abstaining is no failure.
+        reward_failure: RewardFailure = RewardFailure::Exclude;
+        /// End the run with an error when a reward function fails on every completion of a step; false = go on without
+        /// it.
+        reward_failure_stops: bool = true, keeps_results;
     }
 
     "Generation" {
@@ -86,7 +92,8 @@ options! {
             absent("`per_device_train_batch_size` × `steps_per_generation`"), trl, at_least(1.0);
         /// Passes over the training prompts; `max_steps` wins.
         num_train_epochs: f64 = 3.0, trl, also(&["total_epochs"]), above(0.0);
-        /// Number of steps (generation batches).
+        /// Number of steps: generation batches with all their optimiser updates. TRL counts the updates, also for
+        /// `save_steps`, `eval_steps` and `ref_model_sync_steps`.
         max_steps: Option<u64> = None, absent("as many as `num_train_epochs` makes"), trl,
             also(&["total_training_steps"]), at_least(1.0);
         /// Optimisation passes over each generation batch (μ).
@@ -103,6 +110,15 @@ options! {
         /// What centred rewards are divided by (with `advantage_estimator` grpo; grpo_passk has `group` and `none`).
         scale_rewards: ScaleRewards = ScaleRewards::Group,
             source("TRL `scale_rewards`, verl `norm_adv_by_std_in_grpo`");
+        /// Added to the standard deviations that rewards are divided by (`advantage_estimator` grpo, grpo_passk and
+        /// process).
+        advantage_epsilon: Option<f64> = None,
+            absent("1e-4 for grpo and process, as in TRL, and 1e-6 for grpo_passk, as in verl"),
+            source("verl's argument `epsilon`, 1e-6 for grpo too"), at_least(0.0);
+        /// Advantage of the only completion of a group that has a reward, with `advantage_estimator` grpo.
+        lone_advantage: LoneAdvantage = LoneAdvantage::Zero, source("TRL; `reward` is verl's rule");
+        /// Standard deviation that rewards of steps are divided by, with `advantage_estimator` process.
+        step_deviation: StepDeviation = StepDeviation::Unbiased, source("DeepSeekMath section 4.1.3");
         /// How several reward functions become one advantage.
         multi_objective_aggregation: MultiObjectiveAggregation = MultiObjectiveAggregation::SumThenNormalize, trl;
         /// Whiten the advantages over all trained tokens of the generation batch.
@@ -208,7 +224,7 @@ options! {
         sync_ref_model: bool = false, trl;
         /// Share of the policy in the new reference.
         ref_model_mixup_alpha: f64 = 0.6, trl, at_least(0.0), at_most(1.0);
-        /// Steps between two moves of the reference.
+        /// Steps (generation batches) between two moves of the reference; in TRL, optimiser updates.
         ref_model_sync_steps: u64 = 512, trl, at_least(1.0);
     }
 
@@ -238,7 +254,7 @@ options! {
         learning_rate: f64 = 1e-6, trl, at_least(0.0);
         /// Schedule after the warm-up.
         lr_scheduler_type: LrSchedulerType = LrSchedulerType::Linear, trl;
-        /// Optimiser updates of linear warm-up; wins over `warmup_ratio`.
+        /// Optimiser updates (not steps) of linear warm-up, as in TRL; wins over `warmup_ratio`.
         warmup_steps: u64 = 0, trl;
         /// Share of all updates spent warming up.
         warmup_ratio: f64 = 0.0, trl, at_least(0.0), at_most(1.0);
@@ -265,7 +281,8 @@ options! {
         /// Where the sampler computes. A GPU is many times faster than the CPU; the sampler then computes in fp16.
         rollout_device: Device = Device::Cpu;
         /// What the sampler's linear layers compute in. A rounded model (`int8`, `bf16`) takes less memory and samples
-        /// faster; the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers.
+        /// faster; the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers, for
+        /// long completions best token by token (`importance_sampling_mode` token_truncate).
         rollout_dtype: RolloutDtype = RolloutDtype::Auto;
         /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and samples long
         /// completions faster with VNNI; the price is a `mismatch_kl` above 0, which the importance correction answers.
@@ -310,11 +327,12 @@ options! {
     "Bookkeeping" {
         /// Seed of everything random: the same seed gives the same completions, whatever the batch size or the threads.
         seed: u64 = 42, trl;
-        /// Steps between checkpoints.
+        /// Steps (generation batches) between checkpoints; in TRL, optimiser updates.
         save_steps: u64 = 500, trl, at_least(1.0), keeps_results;
         /// Keep this many checkpoints, the oldest go.
         save_total_limit: Option<u32> = None, absent("all"), trl, at_least(1.0), keeps_results;
-        /// Steps between evaluations on `eval_dataset`, the last version included.
+        /// Steps (generation batches) between evaluations on `eval_dataset`, the last version included; in TRL, optimiser
+        /// updates.
         eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), keeps_results;
         /// Steps between progress lines when not on a terminal.
         logging_steps: u64 = 1, trl, at_least(1.0), keeps_results;

@@ -1,6 +1,9 @@
 //! Whether a group teaches anything: the test by which dynamic sampling keeps it or replaces it.
 
-use super::{Completion, DroppedGroup, RewardOutcome, RolloutGroup, weighted_sum};
+use std::borrow::Cow;
+
+use super::{DroppedGroup, RewardOutcome, RolloutGroup, weighted_sum};
+use crate::config::RewardFailure;
 
 /// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;
@@ -17,20 +20,20 @@ pub enum Contrast {
 }
 
 impl RolloutGroup {
-    /// Whether the rewards differ, so that some advantage is not 0. Aborted and empty completions are left out, as they
-    /// are from the baseline.
+    /// Whether the rewards differ, so that some advantage is not 0. Aborted and empty completions and those that `failure`
+    /// excludes are left out, as they are from the baseline.
     #[must_use]
-    pub fn has_contrast(&self, contrast: Contrast) -> bool {
+    pub fn has_contrast(&self, contrast: Contrast, failure: RewardFailure) -> bool {
+        let settled = self.settled(failure);
         let of_function = |scores: fn(&RewardOutcome, &mut Vec<f64>)| {
             (0..self.reward_names.len()).any(|function| {
                 let mut found = Vec::new();
-                let outcomes = self.usable().filter_map(|completion| completion.rewards.get(function));
-                outcomes.for_each(|outcome| scores(outcome, &mut found));
+                settled.iter().filter_map(|row| row.get(function)).for_each(|outcome| scores(outcome, &mut found));
                 differ(&found)
             })
         };
         match contrast {
-            Contrast::Total => differ(&self.weighted_rewards()),
+            Contrast::Total => differ(&self.weighted_rewards(failure)),
             Contrast::AnyFunction => of_function(|outcome, found| found.extend(outcome.score())),
             Contrast::Steps => of_function(|outcome, found| match outcome {
                 RewardOutcome::Steps(steps) => found.extend(steps.iter().map(|step| step.score)),
@@ -41,8 +44,8 @@ impl RolloutGroup {
 
     /// The record of this group as one that was not used.
     #[must_use]
-    pub fn as_dropped(&self, stale: bool) -> DroppedGroup {
-        let rewards = self.weighted_rewards();
+    pub fn as_dropped(&self, stale: bool, failure: RewardFailure) -> DroppedGroup {
+        let rewards = self.weighted_rewards(failure);
         let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
         DroppedGroup {
             prompt_id: self.prompt_id,
@@ -52,16 +55,17 @@ impl RolloutGroup {
         }
     }
 
-    fn usable(&self) -> impl Iterator<Item = &Completion> {
-        self.completions.iter().filter(|completion| completion.is_usable())
+    /// What the functions said of the usable completions, as it counts.
+    fn settled(&self, failure: RewardFailure) -> Vec<Cow<'_, [RewardOutcome]>> {
+        let usable = self.completions.iter().filter(|completion| completion.is_usable());
+        usable.map(|completion| failure.settle(&completion.rewards)).collect()
     }
 
-    /// Weighted sums of the usable completions that any function has scored.
-    fn weighted_rewards(&self) -> Vec<f64> {
+    /// What the usable completions earn that have a reward.
+    fn weighted_rewards(&self, failure: RewardFailure) -> Vec<f64> {
         let weights = || self.reward_names.iter().map(|(_, weight)| *weight);
-        let sum =
-            |completion: &Completion| weighted_sum(completion.rewards.iter().map(RewardOutcome::score), weights());
-        self.usable().filter_map(sum).collect()
+        let settled = self.settled(failure);
+        settled.iter().filter_map(|row| weighted_sum(row.iter().map(RewardOutcome::score), weights())).collect()
     }
 }
 
@@ -78,7 +82,7 @@ fn differ(values: &[f64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FinishReason, GroupId, PromptId, StepScore, testing};
+    use crate::{Completion, FinishReason, GroupId, PromptId, StepScore, testing};
 
     fn group(rewards: Vec<Vec<RewardOutcome>>) -> RolloutGroup {
         let of = |(rewards, sample)| Completion { rewards, ..testing::completion(sample, vec![1, 2]) };
@@ -97,14 +101,20 @@ mod tests {
     #[test]
     fn equal_totals_of_unequal_functions_have_contrast_only_per_function() {
         let cancelling = scores(&[[2.0, 0.0], [0.0, 1.0]]);
-        assert!(!cancelling.has_contrast(Contrast::Total));
-        assert!(cancelling.has_contrast(Contrast::AnyFunction));
+        assert!(!cancelling.has_contrast(Contrast::Total, RewardFailure::Exclude));
+        assert!(cancelling.has_contrast(Contrast::AnyFunction, RewardFailure::Exclude));
         let flat = scores(&[[1.0, 0.1]; 3]);
-        assert!(!flat.has_contrast(Contrast::Total) && !flat.has_contrast(Contrast::AnyFunction));
+        assert!(
+            !flat.has_contrast(Contrast::Total, RewardFailure::Exclude)
+                && !flat.has_contrast(Contrast::AnyFunction, RewardFailure::Exclude)
+        );
         let usable = scores(&[[1.0, 0.1], [1.0, 0.1], [1.0, 0.2]]);
-        assert!(usable.has_contrast(Contrast::Total) && usable.has_contrast(Contrast::AnyFunction));
+        assert!(
+            usable.has_contrast(Contrast::Total, RewardFailure::Exclude)
+                && usable.has_contrast(Contrast::AnyFunction, RewardFailure::Exclude)
+        );
         // Rounding is no contrast.
-        assert!(!scores(&[[0.1 + 0.2, 0.0], [0.3, 0.0]]).has_contrast(Contrast::Total));
+        assert!(!scores(&[[0.1 + 0.2, 0.0], [0.3, 0.0]]).has_contrast(Contrast::Total, RewardFailure::Exclude));
     }
 
     #[test]
@@ -112,14 +122,32 @@ mod tests {
         use RewardOutcome::{NotApplicable, Score};
         let mut two = scores(&[[1.0, 0.0], [0.0, 0.0]]);
         two.completions[1].finish_reason = FinishReason::Aborted;
-        assert!(!two.has_contrast(Contrast::Total));
+        assert!(!two.has_contrast(Contrast::Total, RewardFailure::Exclude));
         let mut two = scores(&[[1.0, 0.0], [0.0, 0.0]]);
         two.completions[0].token_ids.clear();
-        assert!(!two.has_contrast(Contrast::Total));
+        assert!(!two.has_contrast(Contrast::Total, RewardFailure::Exclude));
         let one_scored = group(vec![vec![Score(1.0), NotApplicable], vec![NotApplicable, NotApplicable]]);
-        assert!(!one_scored.has_contrast(Contrast::Total));
+        assert!(!one_scored.has_contrast(Contrast::Total, RewardFailure::Exclude));
         let abstaining = group(vec![vec![Score(1.0), Score(1.0)], vec![Score(1.0), NotApplicable]]);
-        assert!(abstaining.has_contrast(Contrast::Total), "an abstention is left out of the sum");
+        assert!(
+            abstaining.has_contrast(Contrast::Total, RewardFailure::Exclude),
+            "an abstention is left out of the sum"
+        );
+    }
+
+    /// DAPO's contrast is one of rewards; a timeout that leaves the format's score alone is none.
+    #[test]
+    fn a_failed_function_makes_no_contrast() {
+        use RewardOutcome::{Failed, Score};
+        let late = || vec![Failed("no result within 10 s".into()), Score(1.0)];
+        let group = group(vec![vec![Score(1.0), Score(1.0)], vec![Score(1.0), Score(1.0)], late()]);
+        for contrast in [Contrast::Total, Contrast::AnyFunction, Contrast::Steps] {
+            assert!(!group.has_contrast(contrast, RewardFailure::Exclude), "{contrast:?}");
+            assert!(group.has_contrast(contrast, RewardFailure::Zero), "{contrast:?}");
+        }
+        assert!(group.has_contrast(Contrast::Total, RewardFailure::SkipFunction));
+        assert_eq!(group.as_dropped(false, RewardFailure::Exclude).reward, Some(3.0));
+        assert_eq!(group.as_dropped(false, RewardFailure::Zero).reward, Some(8.0 / 3.0));
     }
 
     #[test]
@@ -129,16 +157,18 @@ mod tests {
             vec![RewardOutcome::Steps(steps.collect()), RewardOutcome::NotApplicable]
         };
         let same_means = group(vec![steps([0.0, 1.0]), steps([1.0, 0.0])]);
-        assert!(!same_means.has_contrast(Contrast::Total));
-        assert!(same_means.has_contrast(Contrast::Steps));
-        assert!(!group(vec![steps([1.0, 1.0]), steps([1.0, 1.0])]).has_contrast(Contrast::Steps));
+        assert!(!same_means.has_contrast(Contrast::Total, RewardFailure::Exclude));
+        assert!(same_means.has_contrast(Contrast::Steps, RewardFailure::Exclude));
+        assert!(
+            !group(vec![steps([1.0, 1.0]), steps([1.0, 1.0])]).has_contrast(Contrast::Steps, RewardFailure::Exclude)
+        );
     }
 
     #[test]
     fn a_dropped_group_leaves_its_reward_and_its_tokens() {
-        let found = scores(&[[1.0, 0.5], [1.0, 0.5]]).as_dropped(false);
+        let found = scores(&[[1.0, 0.5], [1.0, 0.5]]).as_dropped(false, RewardFailure::Exclude);
         assert_eq!(found, DroppedGroup { prompt_id: PromptId(3), reward: Some(2.0), tokens: 4, stale: false });
-        let silent = group(vec![vec![RewardOutcome::NotApplicable; 2]]).as_dropped(true);
+        let silent = group(vec![vec![RewardOutcome::NotApplicable; 2]]).as_dropped(true, RewardFailure::Exclude);
         assert_eq!(silent, DroppedGroup { prompt_id: PromptId(3), reward: None, tokens: 2, stale: true });
     }
 }

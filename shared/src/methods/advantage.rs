@@ -40,9 +40,9 @@ choices! {
 
     /// Divisor of the centred rewards. TRL `scale_rewards`.
     ScaleRewards {
-        /// The group's standard deviation (n − 1), plus 1e-4.
+        /// The group's standard deviation (n − 1), plus `advantage_epsilon`.
         Group = "group",
-        /// The whole batch's standard deviation, plus 1e-4.
+        /// The whole batch's standard deviation, plus `advantage_epsilon`.
         Batch = "batch",
         /// None: centred rewards as they are.
         None = "none",
@@ -135,6 +135,7 @@ impl AdvantageEstimator {
                     MultiObjectiveAggregation::SumThenNormalize,
                     MultiObjectiveAggregation::NormalizeThenSum,
                 ],
+                options: &["advantage_epsilon", "lone_advantage"],
                 ..GROUP_BASELINE
             },
             Self::Rloo => &AdvantageSpec {
@@ -178,6 +179,7 @@ impl AdvantageEstimator {
                 source: "Pass@k policy optimisation; verl `grpo_passk`",
                 scales: &[ScaleRewards::Group, ScaleRewards::None],
                 no_kl_in_reward: Some("only looks at the best completions"),
+                options: &["advantage_epsilon"],
                 ..GROUP_BASELINE
             },
             Self::Process => &AdvantageSpec {
@@ -189,6 +191,7 @@ impl AdvantageEstimator {
                 no_kl_in_reward: Some("takes its rewards step by step"),
                 contrast: Contrast::Steps,
                 recipe: &["reward_funcs=correctness,format,step_arithmetic"],
+                options: &["advantage_epsilon", "step_deviation"],
                 ..GROUP_BASELINE
             },
             Self::Gae => &AdvantageSpec {

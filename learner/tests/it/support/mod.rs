@@ -103,6 +103,8 @@ pub struct Manners {
     pub untidy: bool,
     /// Maps this version for ever.
     pub pinned: Option<u64>,
+    /// From this step on, the first reward function fails on everything.
+    pub fails_from: Option<u64>,
 }
 
 /// A sampler that sends what the learner's status asks for until the run is finished; returns the last status.
@@ -136,6 +138,11 @@ pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) ->
 
 fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manners) {
     let mut list = groups(config, step);
+    if manners.fails_from.is_some_and(|first| step >= first) {
+        let rewards =
+            list.iter_mut().flat_map(|group| &mut group.completions).map(|completion| &mut completion.rewards);
+        rewards.for_each(|rewards| rewards[0] = RewardOutcome::Failed("Traceback:\n  NameError".into()));
+    }
     if manners.untidy {
         list.reverse();
         list.extend(list.clone());

@@ -1,6 +1,5 @@
 //! The figures of an evaluation.
 
-use rollout_rewards::weighted_sum;
 use serde_json::{Map, Value};
 use shared::{
     FinishReason,
@@ -40,7 +39,7 @@ pub fn figures(completions: &Completions, scoring: &Scoring, correct_at: f64) ->
         record.set(metrics::PASS.of(j), mean(correct.iter().map(|&c| pass_at_k(k, c, j))));
     }
     let samples = || completions.rows.iter().flatten();
-    record.set(metrics::EVAL_REWARD, mean(samples().filter_map(|s| weighted_sum(&s.rewards, &scoring.weights))));
+    record.set(metrics::EVAL_REWARD, mean(samples().filter_map(|s| scoring.reward(&s.rewards))));
     for (index, name) in scoring.names.iter().enumerate() {
         record.set(metrics::EVAL_REWARDS_MEAN.of(name), mean(samples().filter_map(|s| s.rewards[index].score())));
     }

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, ops::RangeBounds};
 
-use shared::{Contrast, GroupId, PolicyVersion, RolloutGroup, Step};
+use shared::{Contrast, GroupId, PolicyVersion, RolloutGroup, Step, config::RewardFailure};
 
 use super::{EVERY, newer_than};
 
@@ -23,6 +23,8 @@ pub struct DynamicSampling {
     pub max_attempts: u32,
     /// What has to differ for a group to be usable.
     pub contrast: Contrast,
+    /// What a reward function that failed does to a completion.
+    pub failure: RewardFailure,
 }
 
 /// Where the next group goes.
@@ -172,7 +174,7 @@ impl Candidates {
         };
         if position < self.next.cursor || too_new(&group, self.next) || newer_than(&group, newest) {
             self.pool.remove(&position);
-        } else if group.has_contrast(self.sampling.contrast) {
+        } else if group.has_contrast(self.sampling.contrast, self.sampling.failure) {
             *candidate = Candidate::Usable(group);
         } else {
             *candidate = Candidate::Flat(group);
@@ -191,7 +193,7 @@ impl Candidates {
             };
             let stale = self.too_old(group);
             if (stale || !usable) && self.can_pass(position) {
-                dropped.push(group.as_dropped(stale));
+                dropped.push(group.as_dropped(stale, self.sampling.failure));
                 position += 1;
             } else if stale {
                 // The step needs this position: it is made again, of newer weights.

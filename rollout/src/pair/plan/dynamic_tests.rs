@@ -2,7 +2,7 @@
 //! synchronous run goes on with the same groups.
 
 use proptest::prelude::*;
-use shared::{Completion, Contrast, PromptId, RewardOutcome, rng, testing};
+use shared::{Completion, Contrast, PromptId, RewardOutcome, config::RewardFailure, rng, testing};
 
 use super::*;
 
@@ -15,7 +15,11 @@ fn options(groups_per_step: u32, max_staleness: u64) -> PlanOptions {
         max_staleness,
         max_unsent: groups_per_step as usize,
         kept_bytes: 1 << 20,
-        dynamic_sampling: Some(DynamicSampling { max_attempts: ATTEMPTS, contrast: Contrast::Total }),
+        dynamic_sampling: Some(DynamicSampling {
+            max_attempts: ATTEMPTS,
+            contrast: Contrast::Total,
+            failure: RewardFailure::Exclude,
+        }),
     }
 }
 
@@ -363,7 +367,7 @@ proptest! {
 #[test]
 fn the_engine_stays_busy_while_failures_are_replaced() {
     let prompts = Prompts { seed: 1, flat: 60 };
-    let generous = DynamicSampling { max_attempts: 20, contrast: Contrast::Total };
+    let generous = DynamicSampling { max_attempts: 20, contrast: Contrast::Total, failure: RewardFailure::Exclude };
     let mut world = World::new(PlanOptions { dynamic_sampling: Some(generous), ..options(4, 0) }, prompts);
     world.happen(12);
     for _ in 0..4 {

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{word, words};
-use crate::config::{AdvantageEstimator, Choice, KvDtype, LossType, RolloutDtype, TrainConfig};
+use crate::config::{
+    AdvantageEstimator, Choice, Device, ImportanceSamplingMode, KvDtype, LossType, RolloutDtype, TrainConfig,
+};
 
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
@@ -67,6 +69,14 @@ impl TrainConfig {
             self.eval_dataset.is_some() && self.eval_steps.is_none(),
             "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent".into(),
         );
+        if let Some(rounding) = self.rounding().filter(|_| self.corrects_sequences()) {
+            let mode = word(self.importance_sampling_mode);
+            list.push(format!(
+                "{rounding} rounds the log-prob of each token, and `importance_sampling_mode` {mode} gathers that over a \
+                 completion: by our figures the weight of one of 512 tokens is about e^1 or e^-1 from rounding alone; \
+                 token_truncate or token_mask weigh each token"
+            ));
+        }
         for key in self.options_without_effect() {
             let (losses, estimators) = (LossType::with_option(key), AdvantageEstimator::with_option(key));
             let (option, own, others) = if losses.is_empty() {
@@ -88,6 +98,24 @@ impl TrainConfig {
         let own = [self.loss_type.spec().options, self.advantage_estimator.spec().options].concat();
         keys.into_iter().filter(|key| !own.contains(key) && self.is_set(key)).collect()
     }
+
+    /// What makes the sampler compute in other precision than the learner, if anything does.
+    fn rounding(&self) -> Option<&'static str> {
+        match (self.rollout_device, self.rollout_dtype, self.kv_dtype) {
+            (Device::Cuda | Device::Tensorrt, _, _) => Some("`rollout_device` (fp16)"),
+            (Device::Cpu, RolloutDtype::Int8 | RolloutDtype::Bf16, _) => Some("`rollout_dtype`"),
+            (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Int8) => Some("`kv_dtype`"),
+            (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Auto) => None,
+        }
+    }
+
+    /// Whether completions are weighed by a ratio of all their tokens.
+    fn corrects_sequences(&self) -> bool {
+        use ImportanceSamplingMode::{SequenceMask, SequenceTruncate};
+        self.importance_sampling_correction
+            && self.decoupled_objective
+            && matches!(self.importance_sampling_mode, SequenceMask | SequenceTruncate)
+    }
 }
 
 #[cfg(test)]
@@ -101,9 +129,24 @@ mod tests {
     }
 
     #[test]
+    fn a_rounded_sampler_is_not_remarked_on_where_tokens_are_weighed() {
+        for mode in [ImportanceSamplingMode::TokenTruncate, ImportanceSamplingMode::TokenMask] {
+            let rounded = TrainConfig {
+                rollout_dtype: RolloutDtype::Int8,
+                kv_dtype: KvDtype::Int8,
+                importance_sampling_mode: mode,
+                ..valid()
+            };
+            assert_eq!(rounded.warnings(), Vec::<String>::new());
+        }
+        let close = TrainConfig { rollout_dtype: RolloutDtype::Bf16x3, ..valid() };
+        assert_eq!(close.warnings(), Vec::<String>::new());
+    }
+
+    #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 17] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -122,6 +165,14 @@ mod tests {
                 (c.rollout_dtype, c.importance_sampling_correction) = (RolloutDtype::Int8, false);
             }),
             ("kv_dtype", |c| (c.kv_dtype, c.importance_sampling_correction) = (KvDtype::Int8, false)),
+            ("rollout_dtype", |c| c.rollout_dtype = RolloutDtype::Int8),
+            ("rollout_dtype", |c| {
+                (c.rollout_dtype, c.importance_sampling_mode) =
+                    (RolloutDtype::Bf16, ImportanceSamplingMode::SequenceTruncate);
+            }),
+            ("kv_dtype", |c| (c.kv_dtype, c.rollout_dtype) = (KvDtype::Int8, RolloutDtype::Bf16x3)),
+            ("rollout_device", |c| c.rollout_device = Device::Cuda),
+            ("importance_sampling_mode", |c| c.rollout_device = Device::Tensorrt),
             ("eval_dataset", |c| c.eval_dataset = Some("eval.jsonl".into())),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),
         ];

@@ -51,4 +51,10 @@ section! {
     ///
     /// 0. The reason is in `logs/rollout.log`.
     metric SAMPLE_ABORTED = "sample/aborted" { unit: Count, source: "Tandem, after verl's `response/aborted_ratio`" }
+
+    /// Completions without a reward because one of their reward functions failed (`reward_failure` exclude). They are not
+    /// trained on.
+    ///
+    /// 0. `rewards/{name}/failed` says of which function; the reasons are in the log and with the completions.
+    metric SAMPLE_REWARD_FAILED = "sample/reward_failed" { unit: Count, source: "Tandem" }
 }

@@ -48,6 +48,11 @@ section! {
     /// As `rewards/{name}/mean`.
     family EVAL_REWARDS_MEAN = "eval_rewards/{name}/mean" { unit: Points, source: "TRL" }
 
+    /// Completions for which the function failed.
+    ///
+    /// As `rewards/{name}/failed`.
+    family EVAL_REWARDS_FAILED = "eval_rewards/{name}/failed" { unit: Count, source: "Tandem" }
+
     /// Mean length of the completions.
     ///
     /// As `completions/mean_length`.
