@@ -82,6 +82,12 @@ struct Round {
 pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
     let config = layers::load(Some(&args.config), &layers::parse_overrides(&args.overrides)?)?;
+    if config.beta == 0.0 {
+        output::tell(
+            "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing back, \
+             unlike in iterative GRPO (DeepSeekMath has 0.04)",
+        );
+    }
     let root = std::path::absolute(&config.output_dir)?;
     fs::create_dir_all(&root).with_context(|| format!("`output_dir` {}", root.display()))?;
     let start = args.reward_model.clone().unwrap_or_else(|| config.model.clone());

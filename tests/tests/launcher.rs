@@ -228,9 +228,10 @@ fn a_signal_ends_the_tools_of_iterate_as_well() {
         row(3, 1.0)
     );
     let stage = Stage::new(&learner, &rollout);
-    for (signal, code) in [(libc::SIGTERM, 143), (libc::SIGINT, 130)] {
+    for (signal, code, beta) in [(libc::SIGTERM, 143, "0"), (libc::SIGINT, 130, "0.04")] {
         let mut command = Command::new(stage.path("tandem"));
         command.current_dir(stage.dir.path()).args(["iterate", "run.toml", "--rounds=1", "--judge=correctness"]);
+        command.args(["--", "--beta", beta]);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for(&stage.path("sampling"));
         // SAFETY: sends a signal to a child that has not been waited for.
@@ -240,6 +241,7 @@ fn a_signal_ends_the_tools_of_iterate_as_well() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{stderr}");
         assert!(stderr.contains("interrupted by SIG"), "{stderr}");
+        assert_eq!(stderr.contains("there is no reference policy"), beta == "0", "{stderr}");
         assert!(stage.path("run/round-1/round.json").exists(), "{stderr}");
         for mark in ["sampling", "terminated"] {
             fs::remove_file(stage.path(mark)).unwrap();

@@ -252,7 +252,7 @@ fn train(case: &Value, budget: usize) {
             assert_close(name, &found, &numbers(&after["value"]), WEIGHT_TOLERANCE);
         }
     }
-    let (after, _) = logprobs(&decoder, &prompts, &completions, 1.0, budget);
+    let (after, _) = logprobs(&decoder, &prompts, &completions, number("temperature"), budget);
     for (row, own) in after.iter().enumerate() {
         assert_close("logps after", own, &numbers(&expected["completion_logps_after"][row]), LOGIT_TOLERANCE);
     }

@@ -1,11 +1,15 @@
 //! The parts of the objective against golden figures: KL estimators, reductions, importance weights, defaults.
 
 use learner::{
-    kl, loss::reduction::Aggregation, mismatch::Correction, ragged::Ragged, step::Mismatch, verl::LOG_RATIO_BOUND,
+    kl,
+    loss::reduction::{Normaliser, update_weights},
+    mismatch::Correction,
+    ragged::Ragged,
+    step::Mismatch,
 };
 use serde_json::{Value, json};
 use shared::{
-    config::{ImportanceSamplingMode, TrainConfig},
+    config::{ImportanceSamplingMode, LossAggregation, TrainConfig},
     metrics::MetricRecord,
 };
 use tch::{Kind, Tensor};
@@ -53,19 +57,30 @@ fn golden_loss_aggregation() {
         let (params, inputs, expected) = (&case["params"], &case["inputs"], &case["expected"]);
         let given = |key: &str| params.get(key).and_then(optional);
         let width = inputs["mask"][0].as_array().unwrap().len() as f64;
-        let aggregation = Aggregation {
-            mode: serde_json::from_value(params["mode"].clone()).unwrap(),
-            batch_num_tokens: given("batch_num_tokens"),
-            global_batch_size: given("global_batch_size"),
-            loss_scale_factor: given("loss_scale_factor").unwrap_or(width),
-            dp_size: given("dp_size").unwrap_or(1.0),
+        let config = TrainConfig {
+            loss_aggregation: Some(serde_json::from_value(params["mode"].clone()).unwrap()),
+            loss_scale_factor: given("loss_scale_factor"),
+            ..TrainConfig::default()
         };
         let lengths = lengths(&inputs["mask"]);
-        let weights: Vec<f64> = aggregation
-            .weights(&lengths)
+        // Tokens and sequences that verl counts beside those of the case are with other workers: here, further rows of
+        // the update.
+        let mut all = lengths.clone();
+        let sequences = lengths.iter().filter(|&&length| length > 0).count();
+        all.extend(given("batch_num_tokens").map(|tokens| tokens as usize - lengths.iter().sum::<usize>()));
+        all.extend(given("global_batch_size").map_or(Vec::new(), |size| vec![1; size as usize - sequences]));
+        let tokens = all.iter().sum::<usize>() as f64;
+        let normaliser =
+            Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: tokens, max_completion_length: width };
+        // verl multiplies the loss of each worker by their number, which the mean of their gradients takes back. It does
+        // not with the constant divisor.
+        let constant = config.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm);
+        let workers = given("dp_size").filter(|_| !constant).unwrap_or(1.0);
+        let weights: Vec<f64> = update_weights(&config, &all, all.len(), &normaliser)
+            .losses
             .into_iter()
             .zip(&lengths)
-            .flat_map(|(weight, &length)| vec![weight; length])
+            .flat_map(|(weight, &length)| vec![weight * workers; length])
             .collect();
         let losses = rows(&inputs["loss"], &inputs["mask"]).concat();
         let value: f64 = losses.iter().zip(&weights).map(|(loss, weight)| loss * weight).sum();
@@ -135,13 +150,13 @@ fn golden_verl_rollout_is() {
             "sequence" => ImportanceSamplingMode::SequenceTruncate,
             other => panic!("there is no level {other}"),
         };
-        let correction = Correction {
-            mode,
-            clip_max: number(&params["threshold"]),
-            clip_min: None,
-            log_ratio_bound: Some(LOG_RATIO_BOUND),
-            batch_normalize: params["batch_normalize"].as_bool().unwrap(),
-        };
+        let correction = Correction::from_config(&TrainConfig {
+            importance_sampling_mode: mode,
+            importance_sampling_clip_max: number(&params["threshold"]),
+            importance_sampling_batch_normalize: params["batch_normalize"].as_bool().unwrap(),
+            ..TrainConfig::default()
+        })
+        .unwrap();
         let log_ratios: Ragged<f64> = rows(&inputs["log_ratio"], &inputs["mask"]).into_iter().collect();
         let weights = correction.weights(&log_ratios);
         let lengths: Vec<usize> = log_ratios.lengths().collect();
@@ -151,16 +166,33 @@ fn golden_verl_rollout_is() {
     }
 }
 
-/// The golden file already has the defaults that differ on purpose as they are here.
+/// Where our default is not TRL's, as README says: what a step logs, and the choice that a run can be told apart without.
+fn differing_defaults() -> Value {
+    json!({
+        // Progress lines; the metrics of every step are on disk.
+        "logging_steps": 1,
+        // On disk, not on the terminal.
+        "log_completions": true,
+        // -1 there and absent here: as many as the epochs have.
+        "max_steps": null,
+        // Absent there and empty here: all weights are 1.
+        "reward_weights": [],
+    })
+}
+
+/// The golden file has TRL's own defaults, those of the Trainer that it sets no others for included.
 #[test]
 fn golden_trl_defaults() {
     let golden = harness::golden("trl_1.16_defaults.json");
     let own = serde_json::to_value(TrainConfig::default()).unwrap();
     let golden = golden.as_object().unwrap();
     assert!(!golden.is_empty());
-    for (key, expected) in golden {
+    let differing = differing_defaults();
+    for (key, theirs) in golden {
         let name = key.replace("vllm_importance_sampling", "importance_sampling");
         let found = own.get(&name).unwrap_or_else(|| panic!("there is no option {name}"));
+        let expected = differing.get(&name).unwrap_or(theirs);
+        assert!(expected != theirs || !differing.as_object().unwrap().contains_key(&name), "{name} does not differ");
         // Numbers compare as such: a single-precision 0.9 is written in full.
         let equal = match (found.as_f64(), expected.as_f64()) {
             (Some(f), Some(e)) => (f - e).abs() <= 1e-7 * e.abs(),
