@@ -16,7 +16,7 @@ use shared::atomic;
 use crate::output;
 use dialect::Dialect;
 use rules::Rule;
-use translate::Translation;
+use translate::{Recounted, Translation};
 
 /// Words of `tandem import-config`.
 #[derive(Debug, clap::Args)]
@@ -48,7 +48,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let entries = read::read(&args.file).with_context(name)?;
     let dialect = args.from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
     let translation = translate::translate(&entries, dialect.rules());
-    let toml = format!("# From {} of {}.\n{}", name(), dialect.name(), translation.to_toml());
+    let filled = translation.filled_in().join(", ");
+    let defaults =
+        if filled.is_empty() { String::new() } else { format!("# Defaults of {}: {filled}.\n", dialect.name()) };
+    let toml = format!("# From {} of {}.\n{defaults}{}", name(), dialect.name(), translation.to_toml());
     match &args.output {
         None => output::print(toml.trim_end()),
         Some(path) => atomic::write(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
@@ -61,13 +64,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn account(translation: &Translation, dialect: Dialect) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("writing to a String");
-    line(format!("{} options taken over from {}:", translation.mapped.len(), dialect.name()));
+    let filled = translation.filled_in();
+    line(format!("{} options taken over from {}:", translation.mapped.len() - filled.len(), dialect.name()));
     for (key, option) in &translation.mapped {
         match key.as_str() {
-            "" => line(format!("  {option} (a default of {} that differs from ours)", dialect.name())),
+            "" => {}
             key if key == option => line(format!("  {option}")),
             key => line(format!("  {key} -> {option}")),
         }
+    }
+    if !filled.is_empty() {
+        line(format!("{} defaults of {} that differ from ours filled in:", filled.len(), dialect.name()));
+    }
+    for default in filled {
+        line(format!("  {default}"));
+    }
+    for Recounted { option, count, theirs, ours } in &translation.recounted {
+        let [there, here] = count.words();
+        let per_step = translation.config.updates_per_step();
+        line(format!("{option}: {theirs} {there} are {ours} {here} of {per_step} updates each, rounded up"));
     }
     if !translation.combined.is_empty() {
         line(format!("{} keys looked at together:", translation.combined.len()));

@@ -9,10 +9,17 @@ use super::rules::{
 };
 
 /// RLinf's keys.
-pub const RULES: Rules = Rules { keys: KEYS, ours: false, implied: IMPLIED, combine };
+pub const RULES: Rules = Rules { keys: KEYS, ours: false, implied: IMPLIED, counts: &[], combine };
 
-/// RLinf's defaults that differ from ours and change what is trained.
-const IMPLIED: &[(&str, &str)] = &[("loss_type", "grpo"), ("importance_sampling_correction", "false")];
+/// What RLinf does without being asked, and the values that its documentation gives to keys that its code has no default
+/// for (`megatron_actor_worker.py`: the KL term is added as it is).
+const IMPLIED: &[(&str, &str)] = &[
+    ("loss_type", "grpo"),
+    ("importance_sampling_correction", "false"),
+    ("use_bias_correction_kl", "false"),
+    ("normalize_advantages", "true"),
+    ("early_stop_imp_ratio", "5.0"),
+];
 
 const PARALLEL: Rule = Hint("one device learns and one samples; there is no sharding and no offloading");
 const MEMORY: Rule = Hint("memory is bounded by micro_batch_tokens and never changes a gradient");
@@ -31,8 +38,8 @@ const KEYS: &[(&str, Rule)] = &[
     ("algorithm.loss_agg_func", To("loss_aggregation")),
     ("algorithm.kl_beta", To("beta")),
     ("algorithm.kl_penalty_type", To("kl_estimator")),
-    ("algorithm.ratio_clip_eps", To("epsilon")),
-    ("algorithm.clip_ratio_low", To("epsilon")),
+    ("algorithm.ratio_clip_eps", Combined),
+    ("algorithm.clip_ratio_low", Combined),
     ("algorithm.clip_ratio_high", To("epsilon_high")),
     ("algorithm.clip_ratio_c", Combined),
     ("algorithm.entropy_bonus", To("entropy_coef")),
@@ -100,7 +107,8 @@ const KEYS: &[(&str, Rule)] = &[
     ("defaults", Hint("files that it includes are not read; give the composed configuration")),
 ];
 
-/// Batch sizes count prompts in RLinf and completions here; its dual clip is our `loss_type` vanilla.
+/// Batch sizes count prompts in RLinf and completions here; its dual clip is our `loss_type` vanilla, and its GRPO adds 1e-6
+/// to deviations (`advantages.py`).
 fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     let mut set = |key: &str, value: Value| options.push((key.to_owned(), value));
@@ -116,7 +124,14 @@ fn combine(get: Lookup<'_>) -> Options {
         set("per_device_train_batch_size", update.into());
         set("gradient_accumulation_steps", 1.into());
     }
-    if let Some(bound) = get("algorithm.clip_ratio_c").filter(|bound| !bound.is_null()) {
+    if get("algorithm.adv_type").is_none_or(|kind| kind.as_str().is_some_and(|kind| kind.ends_with("grpo"))) {
+        set("advantage_epsilon", 1e-6.into());
+    }
+    let given = |key: &str| get(key).filter(|value| !value.is_null());
+    if let Some(low) = given("algorithm.clip_ratio_low").or_else(|| given("algorithm.ratio_clip_eps")) {
+        set("epsilon", low);
+    }
+    if let Some(bound) = given("algorithm.clip_ratio_c") {
         set("loss_type", "vanilla".into());
         set("clip_ratio_c", bound);
     }

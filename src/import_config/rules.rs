@@ -16,6 +16,35 @@ pub enum Rule {
     Hint(&'static str),
 }
 
+/// What an option counts in another system and something else here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// Optimiser updates there, generation batches here.
+    Updates,
+    /// Generation batches there, optimiser updates here.
+    Batches,
+}
+
+impl Count {
+    /// A number of theirs as one of ours, when a generation batch has so many updates; rounded up, so that a run is not
+    /// shorter than it was.
+    pub fn convert(self, theirs: u64, updates_per_step: u64) -> u64 {
+        match self {
+            Self::Updates => theirs.div_ceil(updates_per_step),
+            Self::Batches => theirs.saturating_mul(updates_per_step),
+        }
+    }
+
+    /// What is counted there, and what is here.
+    pub fn words(self) -> [&'static str; 2] {
+        let words = ["optimiser updates", "generation batches"];
+        match self {
+            Self::Updates => words,
+            Self::Batches => [words[1], words[0]],
+        }
+    }
+}
+
 /// Values on their way into `run.toml`: options in the order in which they were found.
 pub type Options = Vec<(String, Value)>;
 
@@ -31,6 +60,8 @@ pub struct Rules {
     pub ours: bool,
     /// Options that stand for defaults that differ from ours, for keys that are not given.
     pub implied: &'static [(&'static str, &'static str)],
+    /// Options that are counted in something else there.
+    pub counts: &'static [(&'static str, Count)],
     /// Options that follow from several keys.
     pub combine: fn(Lookup<'_>) -> Options,
 }
@@ -83,6 +114,9 @@ mod tests {
             }
             for (name, value) in rules.implied {
                 config::layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();
+            }
+            for (name, _) in rules.counts {
+                assert!(config::option(name).is_some(), "{name}");
             }
         }
     }

@@ -3,7 +3,8 @@
 use std::fs;
 
 use shared::config::{
-    AdvantageEstimator, KlEstimator, LossAggregation, LossType, LrSchedulerType, ScaleRewards, TrainConfig, layers,
+    AdvantageEstimator, KlEstimator, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, ScaleRewards,
+    TrainConfig, layers,
 };
 
 use super::*;
@@ -88,12 +89,36 @@ fn a_config_of_trl() {
     assert_eq!((config.beta, config.epsilon_high), (0.04, Some(0.28)));
     assert_eq!(config.importance_sampling_clip_max, 2.0);
     assert_eq!(config.logging_steps, 1);
+    assert_eq!((config.updates_per_step(), config.save_steps), (1, 50), "an update is a step here");
     config.validate().unwrap();
     assert!(reason(&found, "use_vllm").contains("ONNX Runtime"));
     assert!(reason(&found, "vllm_gpu_memory_utilization").contains("ONNX Runtime"));
     assert_eq!(reason(&found, "unheard_of_option"), "not known");
     let toml = found.to_toml();
     assert!(!toml.contains("max_steps") && toml.contains("\ntemperature = 0.9\n"), "{toml}");
+}
+
+/// The Trainer counts optimiser updates. With two passes over each of 4 updates, 8 of them are one of our steps; 100 are
+/// 12.5 of them.
+#[test]
+fn steps_of_trl_are_optimiser_updates() {
+    let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nsteps_per_generation: 8\n\
+                num_iterations: 2\nmax_steps: 100\neval_steps: 16\nwarmup_steps: 10\nbeta: 0.1\n\
+                sync_ref_model: true\n";
+    let (dialect, found) = import(text);
+    let config = &found.config;
+    assert_eq!(config.updates_per_step(), 8);
+    assert_eq!((config.max_steps, config.eval_steps, config.warmup_steps), (Some(13), Some(2), 10));
+    assert_eq!((config.save_steps, config.ref_model_sync_steps), (63, 64), "defaults of TRL's, 500 and 512");
+    let shown = account(&found, dialect);
+    for words in [
+        "max_steps: 100 optimiser updates are 13 generation batches of 8 updates each, rounded up",
+        "2 defaults of TRL that differ from ours filled in:\n  save_steps = 63\n  ref_model_sync_steps = 64\n",
+    ] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let (_, plain) = import("max_steps: 100\n");
+    assert_eq!((plain.config.max_steps, plain.recounted.len()), (Some(100), 0));
 }
 
 #[test]
@@ -145,6 +170,7 @@ fn a_command_of_verl() {
     assert_eq!(dialect, Dialect::Verl);
     let config = &found.config;
     assert_eq!(config.advantage_estimator, AdvantageEstimator::Grpo);
+    assert_eq!((config.advantage_epsilon, config.lone_advantage), (Some(1e-6), LoneAdvantage::Reward));
     assert_eq!((config.loss_type, config.loss_aggregation), (LossType::Vanilla, Some(LossAggregation::TokenMean)));
     assert_eq!((config.num_generations, config.groups_per_step()), (5, 256));
     assert_eq!((config.per_device_train_batch_size, config.updates_per_step()), (320, 4));
@@ -160,6 +186,10 @@ fn a_command_of_verl() {
     let shown = account(&found, dialect);
     assert!(shown.contains("algorithm.adv_estimator -> advantage_estimator\n"), "{shown}");
     assert!(shown.contains("before training: `dataset` is missing"), "{shown}");
+    assert!(
+        shown.contains("defaults of verl that differ from ours filled in:\n  loss_type = \"vanilla\"\n"),
+        "{shown}"
+    );
 }
 
 const RLINF: &str = "\
@@ -217,7 +247,27 @@ fn a_config_of_rlinf() {
     assert!(config.normalize_advantages && config.max_steps.is_none());
     assert!(reason(&found, "defaults").contains("composed"));
     assert!(reason(&found, "cluster.num_nodes").contains("sharding"));
+    assert!(!config.use_bias_correction_kl, "RLinf adds the KL term as it is");
     assert!(reason(&found, "algorithm.shuffle_rollout").contains("always shuffled"));
+}
+
+#[test]
+fn what_a_config_of_rlinf_does_not_say_is_as_rlinf_documents_it() {
+    let silent = "runner: {max_epochs: 1}\nalgorithm: {group_size: 4, kl_beta: 0.1, ratio_clip_eps: 0.3}\n";
+    let (dialect, found) = import(silent);
+    let config = &found.config;
+    assert_eq!((config.normalize_advantages, config.early_stop_imp_ratio), (true, Some(5.0)));
+    assert_eq!((config.use_bias_correction_kl, config.epsilon), (false, 0.3));
+    assert_eq!(config.advantage_epsilon, Some(1e-6));
+    let shown = account(&found, dialect);
+    for default in ["normalize_advantages = true", "early_stop_imp_ratio = 5.0", "use_bias_correction_kl = false"] {
+        assert!(shown.contains(&format!("\n  {default}\n")), "{default}: {shown}");
+    }
+    let told = "runner: {max_epochs: 1}\nalgorithm: {clip_ratio_low: 0.1, ratio_clip_eps: 0.3, normalize_advantages: false, \
+                early_stop_imp_ratio: null}\n";
+    let (_, found) = import(told);
+    assert_eq!((found.config.normalize_advantages, found.config.early_stop_imp_ratio), (false, None));
+    assert_eq!(found.config.epsilon, 0.1, "the bound of its own wins, wherever it stands");
 }
 
 #[test]
@@ -229,6 +279,12 @@ fn a_yaml_of_verl_means_what_its_overrides_mean() {
     let config = &found.config;
     assert_eq!((config.advantage_estimator, config.loss_type), (AdvantageEstimator::Rloo, LossType::VerlCispo));
     assert_eq!((config.epsilon, config.epsilon_high, config.top_k, config.lam), (0.3, Some(4.0), 0, 0.9));
+    // verl's schedule moves once for a batch of 16 × 4 completions, which here are 4 updates.
+    let (_, found) = import(
+        "data.train_batch_size=16 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=4 \
+         actor_rollout_ref.actor.optim.lr_warmup_steps=10",
+    );
+    assert_eq!((found.config.updates_per_step(), found.config.warmup_steps), (4, 40));
 }
 
 #[test]

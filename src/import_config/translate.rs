@@ -6,7 +6,7 @@ use toml::Table;
 
 use super::{
     read::Entry,
-    rules::{Options, Rule, Rules},
+    rules::{Count, Options, Rule, Rules},
 };
 
 /// What has become of a foreign configuration.
@@ -18,8 +18,23 @@ pub struct Translation {
     pub mapped: Vec<(String, String)>,
     /// Keys that were looked at together: what they lead to is among `mapped` as [`TOGETHER`].
     pub combined: Vec<String>,
+    /// Options that count something else here.
+    pub recounted: Vec<Recounted>,
     /// Keys without a counterpart, with the reason or the way.
     pub left_out: Vec<(String, String)>,
+}
+
+/// An option whose number was converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recounted {
+    /// The option.
+    pub option: &'static str,
+    /// What it counts there and here.
+    pub count: Count,
+    /// The number there.
+    pub theirs: u64,
+    /// The number here.
+    pub ours: u64,
 }
 
 /// In place of a foreign key, for an option that follows from several.
@@ -29,8 +44,13 @@ const UNKNOWN: &str = "not known";
 
 /// Translates every key; what our own loader refuses is left out with its reason.
 pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
-    let mut translation =
-        Translation { config: TrainConfig::default(), mapped: Vec::new(), combined: Vec::new(), left_out: Vec::new() };
+    let mut translation = Translation {
+        config: TrainConfig::default(),
+        mapped: Vec::new(),
+        combined: Vec::new(),
+        recounted: Vec::new(),
+        left_out: Vec::new(),
+    };
     let mut overrides = layers::Overrides::new();
     for (option, value) in rules.implied {
         translation.take(&mut overrides, "", option, &Value::from(*value));
@@ -57,6 +77,7 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     let unused = load(&overrides).options_without_effect();
     translation.mapped.retain(|(from, option)| !from.is_empty() || !unused.contains(&option.as_str()));
     overrides.retain(|(option, _)| translation.mapped.iter().any(|(_, taken)| taken == option));
+    translation.recount(&mut overrides, rules.counts);
     translation.config = load(&overrides);
     translation
 }
@@ -64,7 +85,9 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
 impl Translation {
     fn take(&mut self, overrides: &mut layers::Overrides, key: &str, option: &str, value: &Value) {
         let Some(text) = text(value) else {
-            // Absent there and here.
+            // Absent there and here, whatever the default would be.
+            overrides.retain(|(known, _)| known != option);
+            self.mapped.retain(|(from, known)| !(from.is_empty() && known == option));
             self.mapped.push((key.to_owned(), format!("{option} (absent)")));
             return;
         };
@@ -78,6 +101,36 @@ impl Translation {
             }
             Err(error) => self.leave_out(key, &error.to_string()),
         }
+    }
+
+    /// Converts what counts something else here, where an update and a generation batch are not the same. A default of theirs
+    /// that is ours too becomes another number as well, and is filled in.
+    fn recount(&mut self, overrides: &mut layers::Overrides, counts: &[(&'static str, Count)]) {
+        let config = layers::load(None, overrides).expect("each option was accepted by itself");
+        let per_step = config.updates_per_step();
+        let values = serde_json::to_value(&config).expect("a configuration is serialisable");
+        for &(option, count) in counts {
+            let idle = option == "ref_model_sync_steps" && !config.sync_ref_model;
+            let Some(theirs) = values[option].as_u64().filter(|_| !idle && per_step > 1) else { continue };
+            let ours = count.convert(theirs, per_step);
+            if ours == theirs {
+                continue;
+            }
+            overrides.retain(|(known, _)| known != option);
+            overrides.push((option.to_owned(), ours.to_string()));
+            if !self.mapped.iter().any(|(_, known)| known == option) {
+                self.mapped.push((String::new(), option.to_owned()));
+            }
+            self.recounted.push(Recounted { option, count, theirs, ours });
+        }
+    }
+
+    /// Options that stand for defaults of theirs, with their values as `run.toml` has them.
+    pub fn filled_in(&self) -> Vec<String> {
+        let toml = layers::to_toml(&self.config);
+        let line =
+            |option: &String| toml.lines().find(|line| line.split(" = ").next() == Some(option)).map(str::to_owned);
+        self.mapped.iter().filter(|(from, _)| from.is_empty()).filter_map(|(_, option)| line(option)).collect()
     }
 
     fn leave_out(&mut self, key: &str, reason: &str) {

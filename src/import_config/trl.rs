@@ -3,12 +3,21 @@
 use serde_json::Value;
 
 use super::rules::{
+    Count,
     Rule::{self, Convert, Hint},
     Rules, limit, top_k,
 };
 
-/// TRL's keys are ours, but for these.
-pub const RULES: Rules = Rules { keys: KEYS, ours: true, implied: &[], combine: |_| Vec::new() };
+/// TRL's keys are ours, but for these; and the defaults are the same where they change what is trained.
+pub const RULES: Rules = Rules { keys: KEYS, ours: true, implied: &[], counts: COUNTS, combine: |_| Vec::new() };
+
+/// The Trainer's step is an optimiser update. (Its warm-up is counted in updates here too.)
+const COUNTS: &[(&str, Count)] = &[
+    ("max_steps", Count::Updates),
+    ("save_steps", Count::Updates),
+    ("eval_steps", Count::Updates),
+    ("ref_model_sync_steps", Count::Updates),
+];
 
 const PRECISION: Rule = Hint("the learner computes in float32");
 const ENGINE: Rule = Hint("the sampler is ONNX Runtime in a process of its own; see rollout_device and max_num_seqs");

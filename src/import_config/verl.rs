@@ -4,13 +4,16 @@ use serde_json::Value;
 use shared::config::LossType;
 
 use super::rules::{
-    Lookup, Options,
+    Count, Lookup, Options,
     Rule::{self, Combined, Convert, Hint, Option as To},
     Rules, limit, one_path, top_k,
 };
 
 /// verl's keys.
-pub const RULES: Rules = Rules { keys: KEYS, ours: false, implied: IMPLIED, combine };
+pub const RULES: Rules = Rules { keys: KEYS, ours: false, implied: IMPLIED, counts: COUNTS, combine };
+
+/// verl's schedule moves once for a generation batch, however many updates it has.
+const COUNTS: &[(&str, Count)] = &[("warmup_steps", Count::Batches)];
 
 /// verl's defaults that differ from ours and change what is trained.
 const IMPLIED: &[(&str, &str)] = &[
@@ -138,6 +141,10 @@ fn combine(get: Lookup<'_>) -> Options {
     }
     if let Some(low) = actor("clip_ratio_low").or_else(|| actor("clip_ratio")) {
         set("epsilon", low);
+    }
+    if get("algorithm.adv_estimator").is_some_and(|estimator| estimator == "grpo") {
+        set("advantage_epsilon", 1e-6.into());
+        set("lone_advantage", "reward".into());
     }
     if get("algorithm.norm_adv_by_std_in_grpo") == Some(false.into()) {
         set("scale_rewards", "none".into());
