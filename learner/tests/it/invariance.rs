@@ -8,18 +8,16 @@ use proptest::prelude::*;
 use shared::{
     ModelDir, PolicyVersion, RolloutGroup,
     config::{
+        Choice,
         ImportanceSamplingLevel::{self, Sequence, Token},
         ImportanceSamplingMode, KlEstimator, LossAggregation,
-        LossType::{self, *},
+        LossType::{self, Bnpo},
         TrainConfig,
     },
 };
 use tch::{Kind, Tensor};
 
 use crate::support;
-
-const LOSS_TYPES: [LossType; 13] =
-    [Grpo, Bnpo, DrGrpo, Dapo, Luspo, Cispo, Sapo, Vespo, Vanilla, Gspo, VerlCispo, GeoMean, Gpg];
 
 fn config() -> TrainConfig {
     // Not clipped: gradients are compared at the size that they have.
@@ -78,7 +76,7 @@ struct Options(TrainConfig);
 
 fn options() -> impl Strategy<Value = Options> {
     let method = (
-        prop::sample::select(LOSS_TYPES.to_vec()),
+        prop::sample::select(LossType::ALL.to_vec()),
         prop::sample::select(vec![Token, Sequence]),
         prop::option::weighted(0.3, 1.2f64..2.0),
         prop::option::weighted(0.3, 0.0f64..0.2),
@@ -203,7 +201,7 @@ fn accumulation_changes_nothing() {
         };
         step(&config, &groups(&config, 3), Kind::Double).0
     };
-    for loss_type in LOSS_TYPES.into_iter().filter(|&loss_type| loss_type != Bnpo) {
+    for loss_type in LossType::ALL.iter().copied().filter(|&loss_type| loss_type != Bnpo) {
         for level in [Token, Sequence] {
             let whole = of(loss_type, level, 12);
             for per_device in [4, 1] {

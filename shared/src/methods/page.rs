@@ -15,6 +15,7 @@ const HEAD: &str = "\
 Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): what it is, which
 options it reads, what it counts and where it comes from. [configuration.md](configuration.md) describes the options,
 [metrics.md](metrics.md) the metrics, and [methods.md](methods.md) shows what each method does to a small task.
+[extending.md](extending.md) says how to add one.
 ";
 
 /// The page as Markdown.

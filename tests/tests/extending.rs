@@ -1,0 +1,130 @@
+//! The example of `docs/extending.md`: its patch applies to the tree as it is, builds, and the new loss trains.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use harness::{
+    cli,
+    tiny_model::{self, SMALL},
+    training::json_lines,
+};
+
+const PATCH: &str = "docs/extending/topr.patch";
+
+/// Crates of the workspace that the programs are made of. The patched ones are compiled without optimisation, which is soon
+/// done, over dependencies that are already there.
+const CRATES: &[&str] = &["shared", "exporters", "rollout-kernels", "rollout-rewards", "rollout", "learner", "tandem"];
+
+/// Folders that are no sources.
+const OUTPUTS: &[&str] = &["target", ".git", ".native", "runs"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn copy(from: &Path, to: &Path, put: &dyn Fn(&Path, &Path) -> io::Result<()>, wanted: &dyn Fn(&str) -> bool) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if !wanted(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target, put, wanted);
+        } else {
+            put(&entry.path(), &target).unwrap_or_else(|e| panic!("{}: {e}", target.display()));
+        }
+    }
+}
+
+/// A copy of the sources with the patch of the page applied.
+fn patched(place: &Path) -> PathBuf {
+    let tree = place.join("tree");
+    let put = |from: &Path, to: &Path| fs::copy(from, to).map(|_| ());
+    copy(&root(), &tree, &put, &|name| !OUTPUTS.contains(&name));
+    std::os::unix::fs::symlink(root().join(".native"), tree.join(".native")).unwrap();
+    let mut apply = Command::new("git");
+    apply.args(["apply", "--whitespace=error"]).arg(root().join(PATCH)).current_dir(&tree);
+    // Not as a part of the repository that the copy lies in.
+    apply.env("GIT_CEILING_DIRECTORIES", place);
+    let _ = cli::finish(apply).success();
+    tree
+}
+
+/// Builds the programs of the copy, and returns the folder that they are in. What was compiled of other people's crates is
+/// linked from the folder of this test.
+fn built(place: &Path, tree: &Path) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let profile = own.ancestors().nth(2).unwrap();
+    let name = profile.file_name().unwrap().to_str().unwrap();
+    let target = place.join("target");
+    let foreign = |file: &str| {
+        let bare = file.strip_prefix("lib").unwrap_or(file).replace('_', "-");
+        !CRATES.iter().any(|krate| bare.strip_prefix(krate).is_some_and(|rest| rest.starts_with(['-', '.'])))
+    };
+    for folder in ["deps", "build", ".fingerprint"] {
+        copy(&profile.join(folder), &target.join(name).join(folder), &|from, to| fs::hard_link(from, to), &foreign);
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "build",
+        "--offline",
+        "--locked",
+        "--workspace",
+        "--bin",
+        "tandem",
+        "--bin",
+        "rollout",
+        "--bin",
+        "learner",
+    ]);
+    cargo.args(if name == "debug" { &[][..] } else { &["--release"] });
+    for krate in CRATES {
+        cargo
+            .arg("--config")
+            .arg(format!("profile.{}.package.{krate}.opt-level=0", if name == "debug" { "dev" } else { name }));
+    }
+    cargo.current_dir(tree).env("CARGO_TARGET_DIR", &target);
+    let _ = cli::finish(cargo).success();
+    target.join(name)
+}
+
+#[test]
+fn the_example_loss_of_the_page_is_added_in_four_files_and_trains() {
+    let patch = fs::read_to_string(root().join(PATCH)).unwrap();
+    let files: Vec<&str> = patch.lines().filter_map(|line| line.strip_prefix("+++ b/")).collect();
+    assert!(files.len() <= 4, "{files:?}");
+    let page = fs::read_to_string(root().join("docs/extending.md")).unwrap();
+    for file in files {
+        assert!(page.contains(&format!("(../{file})")), "docs/extending.md does not name {file}");
+    }
+
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let tree = patched(place.path());
+    let programs = built(place.path(), &tree);
+    let dir = place.path();
+    SMALL.write(&dir.join("model"), 5);
+    tiny_model::write_tokenizer(&dir.join("model"));
+    let rows: String = (1..=6).map(|n| format!("{{\"prompt\": \"{n}=\"}}\n")).collect();
+    fs::write(dir.join("prompts.jsonl"), rows).unwrap();
+    fs::write(
+        dir.join("run.toml"),
+        "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\nreward_funcs = [\"length:target=12\"]\n\
+         loss_type = \"topr\"\ntopr_cap = 0.9\nmax_steps = 3\nnum_generations = 4\ngeneration_batch_size = 16\n\
+         per_device_train_batch_size = 8\nnum_iterations = 2\nmax_completion_length = 16\nlearning_rate = 1e-2\n",
+    )
+    .unwrap();
+    let mut train = Command::new(programs.join("tandem"));
+    train.arg("train").arg(dir.join("run.toml")).env("TANDEM_CACHE_DIR", dir.join("cache"));
+    let _ = cli::finish(train).success();
+    let capped: Vec<f64> = json_lines(&dir.join("run/metrics.jsonl"))
+        .iter()
+        .map(|record| record["topr/capped_frac"].as_f64().unwrap_or_else(|| panic!("{record}")))
+        .collect();
+    assert_eq!(capped.len(), 3);
+    // On policy every ratio is 1 and above the cap, so that every token with a negative advantage counts.
+    assert!(capped.iter().all(|&share| share > 0.0 && share < 1.0), "{capped:?}");
+}
