@@ -1,16 +1,19 @@
 //! The sampler: continuous batching over ONNX Runtime. Prompts go in, scored groups of completions come out.
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
-//! token), [`reward`] (completions to scores), [`pair`] (the half of the training pair that runs in this process).
-//! [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's
+//! token), [`reward`] (completions to scores), [`assembly`] (sequences to scored groups), [`evaluation`] (groups to metrics),
+//! [`pair`] (the half of the training pair that runs in this process). [`commands`] holds one file per subcommand,
+//! [`trace`] records a timeline of all of it. The arithmetic of the engine's
 //! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
 
 // What is told may find nobody who reads it: see `shared::command_line`.
 #![warn(clippy::print_stderr)]
 
+pub mod assembly;
 pub mod commands;
 pub mod data;
 pub mod engine;
+pub mod evaluation;
 pub mod pair;
 pub mod reward;
 pub mod sampling;

@@ -12,7 +12,7 @@ use crate::error::LearnerError;
 
 /// Gathers groups by step and index; copies and leftovers of earlier steps are dropped, early ones wait.
 ///
-/// With dynamic sampling, which prompt a group was made of depends on the groups before it: a group counts once it
+/// With dynamic sampling, which prompt a group was made of depends on the groups before it. So a group counts once it
 /// follows on, without a gap, from what has arrived. One that does not (a sampler that was killed left it behind) gives
 /// way to what the next sampler sends in its place.
 #[derive(Debug)]
@@ -80,13 +80,8 @@ impl Collector {
     }
 
     fn arrived(&self, step: Step, cursor: u64) -> Arrived {
-        let groups = self.waiting.get(&step);
-        let all = || groups.into_iter().flatten();
-        if !self.dynamic_sampling {
-            return Arrived { indices: all().map(|(index, _)| *index).collect(), next_cursor: 0 };
-        }
         let mut arrived = Arrived { indices: Vec::new(), next_cursor: cursor };
-        for ((index, group), expected) in all().zip(0..) {
+        for ((index, group), expected) in self.waiting.get(&step).into_iter().flatten().zip(0..) {
             if *index != expected || group.begin() != arrived.next_cursor {
                 break;
             }
@@ -110,11 +105,8 @@ impl Collector {
             return Ok(());
         }
         let known = id.step == step && arrived.indices.binary_search(&id.index).is_ok();
-        let groups = self.waiting.entry(id.step).or_default();
-        if self.dynamic_sampling && !known {
-            groups.insert(id.index, group);
-        } else {
-            groups.entry(id.index).or_insert(group);
+        if !known {
+            self.waiting.entry(id.step).or_default().insert(id.index, group);
         }
         Ok(())
     }
@@ -159,7 +151,7 @@ impl Collector {
 struct Arrived {
     /// Ascending.
     indices: Vec<u32>,
-    /// Where the first group that is missing begins (dynamic sampling).
+    /// Dataset position at which the first group that is missing begins.
     next_cursor: u64,
 }
 

@@ -1,19 +1,21 @@
 //! `rollout eval`: avg@k and pass@k on a dataset.
 
-mod score;
-
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
-use shared::{SamplingParams, metrics};
+use serde_json::{Map, Value};
+use shared::{SamplingParams, config::RewardFailure, metrics};
 
 use super::{
-    complete::Job,
+    complete::Generation,
     flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
     print,
-    rows::{self, Scoring},
+    rows,
 };
-use crate::data::Tokenizer;
+use crate::{
+    data::Tokenizer,
+    evaluation::{self, Judging},
+};
 
 /// Flags of `rollout eval`.
 #[derive(Debug, clap::Args)]
@@ -66,7 +68,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
     let correct_at = args.correct_at.unwrap_or_else(|| first.reward().correct_at());
     ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
-    let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
+    let judging = Judging { correct_at, failure: RewardFailure::Exclude };
     if let Some(output) = &args.output {
         rows::check_writable("--output", output)?;
         rows::require_other("--dataset", &args.dataset, "--output", output)?;
@@ -74,23 +76,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = args.prompt.model()?;
     let tokenizer = Tokenizer::open(&model)?;
     let dataset = args.prompt.dataset(&args.dataset, &tokenizer)?;
-    let mut pool = args.rewards.pool(functions, &dataset, args.batching.threads()?)?;
-    let job = Job { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
+    let scoring = args.rewards.scoring(functions, &dataset, args.batching.threads()?)?;
+    let generation =
+        Generation { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
     args.trace.start()?;
-    let mut engine = job.engine(&model, &args.batching)?;
-    let completions = job.complete(&mut engine, pool.as_mut())?;
+    let mut engine = generation.engine(&model, &args.batching)?;
+    let completed = generation.complete(&mut engine, scoring)?;
     args.trace.write()?;
     if let Some(output) = &args.output {
-        rows::write(output, &dataset, &completions, &scoring)?;
+        rows::write(output, &completed.groups)?;
     }
-    let record = score::figures(&completions, &scoring, correct_at);
+    let record = evaluation::record(&completed.groups, judging, completed.seconds);
     let mut answer = record.values().clone();
     answer.insert("num_generations".into(), args.num_generations.into());
-    answer.insert("temperature".into(), job.sampling.temperature.into());
-    answer.insert("seed".into(), job.sampling.seed.into());
-    let failures = scoring.failures(&completions);
+    answer.insert("temperature".into(), generation.sampling.temperature.into());
+    answer.insert("seed".into(), generation.sampling.seed.into());
+    let failures = rows::failures(&completed.groups);
     failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
-    shared::tell!("{}", score::table(&answer).trim_end());
+    shared::tell!("{}", table(&answer).trim_end());
     print(&answer.into())?;
     ensure!(
         failures.is_empty() || record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0),
@@ -98,4 +101,28 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         failures[0]
     );
     Ok(())
+}
+
+/// The metrics as an aligned table, a line each.
+fn table(values: &Map<String, Value>) -> String {
+    let width = values.keys().map(String::len).max().unwrap_or(0);
+    let line = |(key, value): (&String, &Value)| match value.as_f64() {
+        Some(number) if value.is_f64() => format!("{key:width$}  {number:.4}\n"),
+        Some(_) => format!("{key:width$}  {value}\n"),
+        None => format!("{key:width$}  -\n"),
+    };
+    values.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_aligned() {
+        let values = serde_json::json!({ "pass@2": 0.5, "eval_prompts": 3, "eval_reward": null });
+        let table = table(values.as_object().unwrap());
+        let lines: std::collections::BTreeSet<&str> = table.lines().collect();
+        assert_eq!(lines, ["pass@2        0.5000", "eval_prompts  3", "eval_reward   -"].into());
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use rollout_rewards::{RewardFunction, RewardPool};
+use rollout_rewards::RewardFunction;
 use shared::{
     ModelDir, SamplingParams,
     config::{self, Choice, ChoiceSpec, Device, KvDtype, RolloutDtype, TrainConfig},
@@ -16,6 +16,7 @@ use shared::{
 
 use super::rows::check_writable;
 use crate::{
+    assembly::Scoring,
     data::{Dataset, PromptOptions, Tokenizer},
     engine::types::{EngineOptions, Kernels},
     reward, trace,
@@ -315,22 +316,25 @@ impl RewardFlags {
         if self.reward_weights.is_empty() { vec![1.0; functions] } else { self.reward_weights.clone() }
     }
 
-    /// A pool for the functions, which must be able to score the dataset; `None` without functions.
+    /// What scores a dataset's completions, which the functions must be able to do; `None` without functions.
     ///
     /// # Errors
     /// When a function needs a column that no row has, or threads cannot be started.
-    pub fn pool(
+    pub fn scoring(
         &self,
         functions: Vec<RewardFunction>,
         dataset: &Dataset,
         threads: usize,
-    ) -> anyhow::Result<Option<RewardPool>> {
+    ) -> anyhow::Result<Option<Scoring>> {
         if functions.is_empty() {
             return Ok(None);
         }
         let check = |function: &RewardFunction| function.check(dataset.path(), dataset.columns());
         functions.iter().try_for_each(check).context("--reward-funcs")?;
         let deadline = Duration::from_secs_f64(self.reward_timeout);
-        reward::pool(functions, threads, deadline).map(Some).context("threads for the reward functions")
+        let names = functions.iter().map(|function| function.name().to_owned());
+        let names = names.zip(self.weights(functions.len())).collect();
+        let pool = reward::pool(functions, threads, deadline).context("threads for the reward functions")?;
+        Ok(Some(Scoring { pool, names }))
     }
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use shared::SamplingParams;
 
 use super::{
-    complete::Job,
+    complete::Generation,
     flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
     progress::rate,
-    rows::{self, Scoring},
+    rows,
 };
 use crate::data::Tokenizer;
 
@@ -50,29 +50,29 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.sampling.params(SamplingParams::default().temperature)?;
     let functions = args.rewards.functions()?;
-    let scoring = Scoring::new(&functions, args.rewards.weights(functions.len()));
     rows::check_writable("--output", &args.output)?;
     rows::require_other("--prompts", &args.prompts, "--output", &args.output)?;
     let model = args.prompt.model()?;
     let tokenizer = Tokenizer::open(&model)?;
     let dataset = args.prompt.dataset(&args.prompts, &tokenizer)?;
-    let mut pool = args.rewards.pool(functions, &dataset, args.batching.threads()?)?;
-    let job = Job { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
+    let scoring = args.rewards.scoring(functions, &dataset, args.batching.threads()?)?;
+    let generation =
+        Generation { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
     args.trace.start()?;
-    let mut engine = job.engine(&model, &args.batching)?;
-    let completions = job.complete(&mut engine, pool.as_mut())?;
+    let mut engine = generation.engine(&model, &args.batching)?;
+    let completed = generation.complete(&mut engine, scoring)?;
     args.trace.write()?;
-    rows::write(&args.output, &dataset, &completions, &scoring)?;
-    for failure in scoring.failures(&completions) {
+    rows::write(&args.output, &completed.groups)?;
+    for failure in rows::failures(&completed.groups) {
         shared::tell!("warning: {failure}");
     }
     shared::tell!(
         "{} completions of {} prompts, {} tokens in {:.2} s ({:.0} tokens/s), written to {}",
         dataset.len() * args.num_generations as usize,
         dataset.len(),
-        completions.tokens,
-        completions.seconds,
-        rate(completions.tokens, completions.seconds),
+        completed.tokens,
+        completed.seconds,
+        rate(completed.tokens, completed.seconds),
         args.output.display()
     );
     Ok(())

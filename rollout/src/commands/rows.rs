@@ -7,44 +7,23 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
-use shared::{RewardOutcome, TokenLogprob, atomic, config::RewardFailure};
+use shared::{Completion, RewardOutcome, RolloutGroup, TokenLogprob, atomic, config::RewardFailure};
 
-use super::complete::{Completions, Sample};
-use crate::data::{Dataset, PromptRow};
-
-/// Names and weights of the reward functions.
-pub struct Scoring {
-    /// Names, in the order of the outcomes.
-    pub names: Vec<String>,
-    /// Weights, likewise.
-    pub weights: Vec<f64>,
-}
-
-impl Scoring {
-    /// Of these functions.
-    pub fn new(functions: &[RewardFunction], weights: Vec<f64>) -> Self {
-        Self { names: functions.iter().map(|f| f.name().to_owned()).collect(), weights }
-    }
-
-    /// What a completion earns in all; one on which a function failed earns nothing, as in training by default.
-    pub fn reward(&self, outcomes: &[RewardOutcome]) -> Option<f64> {
-        RewardFailure::Exclude.reward(outcomes, self.weights.iter().copied())
-    }
-
-    /// One line per function that failed somewhere: how often, and why the first time.
-    pub fn failures(&self, completions: &Completions) -> Vec<String> {
-        let of_function = |(index, name): (usize, &String)| {
-            let mut reasons = completions.rows.iter().flatten().filter_map(|sample| match &sample.rewards[index] {
-                RewardOutcome::Failed(reason) => Some(reason),
-                _ => None,
-            });
-            let first = reasons.next()?;
-            Some(format!("reward function `{name}` failed {} times, first: {first}", 1 + reasons.count()))
-        };
-        self.names.iter().enumerate().filter_map(of_function).collect()
-    }
+/// One line per reward function that failed somewhere: how often, and why the first time.
+#[must_use]
+pub fn failures(groups: &[RolloutGroup]) -> Vec<String> {
+    let names = groups.first().map(|group| group.reward_names.as_slice()).unwrap_or_default();
+    let completions = || groups.iter().flat_map(|group| &group.completions);
+    let of_function = |(index, (name, _)): (usize, &(String, f64))| {
+        let mut reasons = completions().filter_map(|completion| match &completion.rewards[index] {
+            RewardOutcome::Failed(reason) => Some(reason),
+            _ => None,
+        });
+        let first = reasons.next()?;
+        Some(format!("reward function `{name}` failed {} times, first: {first}", 1 + reasons.count()))
+    };
+    names.iter().enumerate().filter_map(of_function).collect()
 }
 
 /// Refuses, before any work is done, an output that could not be written after it.
@@ -82,11 +61,11 @@ pub fn require_other(read_flag: &str, read: &Path, flag: &str, written: &Path) -
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write(path: &Path, dataset: &Dataset, completions: &Completions, scoring: &Scoring) -> anyhow::Result<()> {
+pub fn write(path: &Path, groups: &[RolloutGroup]) -> anyhow::Result<()> {
     atomic::write_with(path, |file| {
-        for (prompt, samples) in dataset.rows().iter().zip(&completions.rows) {
-            for (index, sample) in samples.iter().enumerate() {
-                serde_json::to_writer(&mut *file, &row(prompt, index, sample, scoring)).map_err(io::Error::from)?;
+        for group in groups {
+            for completion in &group.completions {
+                serde_json::to_writer(&mut *file, &row(group, completion)).map_err(io::Error::from)?;
                 file.write_all(b"\n")?;
             }
         }
@@ -97,27 +76,29 @@ pub fn write(path: &Path, dataset: &Dataset, completions: &Completions, scoring:
 
 /// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are
 /// also those under the distribution that the tokens were drawn from, and the sizes of its support.
-fn row(prompt: &PromptRow, index: usize, sample: &Sample, scoring: &Scoring) -> Value {
-    let logprobs: Vec<f32> = sample.logprobs.iter().map(|l| l.logprob).collect();
+fn row(group: &RolloutGroup, completion: &Completion) -> Value {
+    let logprobs: Vec<f32> = completion.logprobs.iter().map(|l| l.logprob).collect();
     let mut row = json!({
-        "prompt_id": prompt.prompt_id,
-        "sample": index,
-        "prompt": prompt.prompt_text,
-        "prompt_ids": prompt.prompt_ids.as_ref(),
-        "token_ids": sample.token_ids,
-        "text": sample.text,
-        "finish_reason": sample.finish_reason.as_str(),
+        "prompt_id": group.prompt_id,
+        "sample": completion.sample,
+        "prompt": group.prompt_text,
+        "prompt_ids": group.prompt_ids,
+        "token_ids": completion.token_ids,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.as_str(),
         "logprobs": logprobs,
     });
-    if sample.logprobs.iter().any(|l| l.kept_count > 0) {
-        row["sampling_logprobs"] = sample.logprobs.iter().map(TokenLogprob::sampling_logprob).collect();
-        row["kept_counts"] = sample.logprobs.iter().map(|l| l.kept_count).collect();
+    if completion.logprobs.iter().any(|l| l.kept_count > 0) {
+        row["sampling_logprobs"] = completion.logprobs.iter().map(TokenLogprob::sampling_logprob).collect();
+        row["kept_counts"] = completion.logprobs.iter().map(|l| l.kept_count).collect();
     }
-    if scoring.names.is_empty() {
+    if group.reward_names.is_empty() {
         return row;
     }
-    let named = scoring.names.iter().zip(&sample.rewards);
-    row["reward"] = scoring.reward(&sample.rewards).into();
+    let weights = group.reward_names.iter().map(|(_, weight)| *weight);
+    let named = group.reward_names.iter().map(|(name, _)| name).zip(&completion.rewards);
+    // One on which a function failed earns nothing, as in training by default.
+    row["reward"] = RewardFailure::Exclude.reward(&completion.rewards, weights).into();
     row["rewards"] =
         named.clone().map(|(name, outcome)| (name.clone(), outcome.score().into())).collect::<Map<_, Value>>().into();
     let steps: Map<String, Value> = named

@@ -1,9 +1,9 @@
 //! Which group is made next, which is handed over next, and which is kept: the sampler's half of the hand-over contract,
 //! without engine, channel or clock.
 //!
-//! A group's identity, (step, index), and its dataset position follow from the learner's status alone, so a plan can be
-//! thrown away and built again from the next status: that is all a restarted sampler does. With dynamic sampling they
-//! follow from the status and from which groups are usable: then [`candidates`] decides.
+//! A group's identity, (step, index), and its dataset position follow from the learner's status and from which groups are
+//! usable ([`candidates`] decides), so a plan can be thrown away and built again from the next status: that is all a
+//! restarted sampler does.
 
 mod candidates;
 
@@ -26,34 +26,26 @@ pub struct PlanOptions {
     /// Bytes of groups that are kept although the learner has trained on them, for the case that it falls back to a
     /// checkpoint. What does not fit is made again in that case.
     pub kept_bytes: usize,
-    /// Replace groups whose rewards do not differ.
+    /// Which groups are replaced by those of further prompts; without it every group is usable.
     pub dynamic_sampling: Option<DynamicSampling>,
 }
 
-/// A group to be made.
+/// How far the hand-over of a group is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Admission {
-    /// Its place in the run; with dynamic sampling the first one that is open, and the group gets its own when it is
-    /// known to be usable.
-    pub id: GroupId,
-    /// Its position in the endless sequence of prompts, from 0.
-    pub position: u64,
+enum Progress {
+    /// Finished, to be handed over.
+    Unsent,
+    /// With the thread that sends.
+    Sending,
+    /// In the channel or at the learner.
+    Sent,
 }
 
-/// Newest version whose tokens count: every one, until the learner loses some.
-const EVERY: PolicyVersion = PolicyVersion(u64::MAX);
-
+/// A group that has its place in the run.
 #[derive(Debug)]
-enum State {
-    /// In the engine, or being scored. Tokens of versions after the given one come from weights that the learner has
-    /// lost since then.
-    InWork(PolicyVersion),
-    /// Finished, to be handed over.
-    Unsent(Arc<RolloutGroup>),
-    /// With the thread that sends.
-    Sending(Arc<RolloutGroup>),
-    /// In the channel or at the learner.
-    Sent(Arc<RolloutGroup>),
+struct Placed {
+    group: Arc<RolloutGroup>,
+    progress: Progress,
 }
 
 /// The groups of a run as the sampler sees them.
@@ -61,19 +53,18 @@ enum State {
 pub struct Plan {
     options: PlanOptions,
     learner: Option<LearnerStatus>,
-    groups: BTreeMap<GroupId, State>,
+    candidates: Candidates,
+    placed: BTreeMap<GroupId, Placed>,
+    /// Bytes of all groups that are placed.
     kept_bytes: usize,
-    candidates: Option<Candidates>,
 }
 
 impl Plan {
     /// An empty plan: nothing is admitted before the first status of the learner.
     #[must_use]
     pub fn new(options: PlanOptions) -> Self {
-        let candidates = options
-            .dynamic_sampling
-            .map(|sampling| Candidates::new(sampling, options.groups_per_step, options.max_staleness));
-        Self { options, learner: None, groups: BTreeMap::new(), kept_bytes: 0, candidates }
+        let candidates = Candidates::new(options.dynamic_sampling, options.groups_per_step, options.max_staleness);
+        Self { options, learner: None, candidates, placed: BTreeMap::new(), kept_bytes: 0 }
     }
 
     /// The learner's newest status.
@@ -89,161 +80,76 @@ impl Plan {
     /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not.
     pub fn observe(&mut self, status: LearnerStatus) -> Option<PolicyVersion> {
         let restarted = self.learner.as_ref().is_some_and(|old| old.incarnation != status.incarnation);
-        let durable = PolicyVersion(status.durable_step.0);
-        let newest = (restarted && self.options.max_staleness > 0).then_some(durable);
+        let durable = status.durable_step;
+        let newest = (restarted && self.options.max_staleness > 0).then_some(PolicyVersion(durable.0));
         if let Some(newest) = newest {
-            self.forget(newest);
+            self.candidates.forget(newest);
         }
-        for (id, state) in &mut self.groups {
-            let arrived = received(&status, *id);
-            match state {
+        self.release(|group| group.id.step < durable || newest.is_some_and(|newest| newer_than(group, newest)));
+        for (id, placed) in &mut self.placed {
+            let arrived = id.step == status.step && status.received.binary_search(&id.index).is_ok();
+            placed.progress = match placed.progress {
                 // One that is being sent right now reaches the new process: its place in the channel came first.
-                State::Sent(group) if restarted && !arrived => *state = State::Unsent(group.clone()),
-                State::Unsent(group) if arrived => *state = State::Sent(group.clone()),
-                _ => {}
-            }
+                Progress::Sent if restarted && !arrived => Progress::Unsent,
+                Progress::Unsent if arrived => Progress::Sent,
+                as_before => as_before,
+            };
         }
-        let durable = GroupId { step: status.durable_step, index: 0 };
-        let kept = self.groups.split_off(&durable);
-        for (id, state) in std::mem::replace(&mut self.groups, kept) {
-            match state {
-                State::InWork(_) => drop(self.groups.insert(id, state)),
-                State::Unsent(group) | State::Sending(group) | State::Sent(group) => self.release(&group),
-            }
-        }
-        if self.candidates.is_some() {
-            self.follow(&status);
-        }
+        let next = self.next_place(&status);
+        self.release(|group| group.id >= next.id);
+        self.candidates.go_on_from(next);
         self.learner = Some(status);
-        self.fit();
+        self.place();
         newest
     }
 
-    /// The versions after `newest` are lost: what was made with them is made again.
-    fn forget(&mut self, newest: PolicyVersion) {
-        if let Some(candidates) = &mut self.candidates {
-            candidates.forget(newest);
+    /// The first place that has no group: behind what the learner has received and what follows on from it here. A group's
+    /// place depends on those before it, so placed groups that do not follow on are of no use.
+    fn next_place(&self, status: &LearnerStatus) -> Place {
+        let size = self.options.groups_per_step;
+        let mut place = Place::first(status.step, status.cursor);
+        if let Some(last) = status.received.last() {
+            place.id.index = *last;
+            place = place.after(status.next_cursor, size);
         }
-        let mut released = 0;
-        self.groups.retain(|_, state| match state {
-            State::InWork(counts) => {
-                *counts = newest.min(*counts);
-                true
-            }
-            State::Unsent(group) | State::Sending(group) | State::Sent(group) => {
-                let lost = newer_than(group, newest);
-                released += if lost { size(group) } else { 0 };
-                !lost
-            }
-        });
-        self.kept_bytes -= released;
-    }
-
-    /// With dynamic sampling, a group's place depends on those before it. What the learner has received is what counts:
-    /// placed groups that do not follow on from it are forgotten.
-    fn follow(&mut self, status: &LearnerStatus) {
-        let arrived = status.received.len() as u32;
-        let mut place = Place { id: GroupId { step: status.step, index: 0 }, ..Place::default() };
-        (place.cursor, place.step_begin) = (status.cursor, status.cursor);
-        if arrived > 0 {
-            place.id.index = arrived - 1;
-            place = place.after(status.next_cursor, self.options.groups_per_step);
-        }
-        while let Some(State::Unsent(group) | State::Sending(group) | State::Sent(group)) = self.groups.get(&place.id)
+        while let Some(Placed { group, .. }) = self.placed.get(&place.id)
             && group.begin() == place.cursor
         {
-            place = place.after(group.cursor, self.options.groups_per_step);
+            place = place.after(group.cursor, size);
         }
-        for state in self.groups.split_off(&place.id).into_values() {
-            if let State::Unsent(group) | State::Sending(group) | State::Sent(group) = state {
-                self.release(&group);
-            }
-        }
-        if let Some(candidates) = &mut self.candidates {
-            candidates.go_on_from(place);
-        }
-        self.place();
+        place
     }
 
     /// Gives candidates their places as far as they are known.
     fn place(&mut self) {
-        while let Some(group) = self.candidates.as_mut().and_then(Candidates::place) {
+        while let Some(group) = self.candidates.place() {
             self.kept_bytes += size(&group);
-            self.groups.insert(group.id, State::Unsent(Arc::new(group)));
+            self.placed.insert(group.id, Placed { group: Arc::new(group), progress: Progress::Unsent });
         }
-    }
-
-    /// The next group to begin with weights of the given version, if one may be begun. It counts as in work until
-    /// [`Plan::finish`] or [`Plan::give_up`].
-    pub fn admit(&mut self, version: PolicyVersion) -> Option<Admission> {
-        let Some(candidates) = &self.candidates else {
-            let admission = self.next(version)?;
-            self.groups.insert(admission.id, State::InWork(EVERY));
-            return Some(admission);
-        };
-        let admission = self.next_candidate(candidates, version)?;
-        self.candidates.as_mut()?.begin(admission.position);
-        Some(admission)
-    }
-
-    fn next_candidate(&self, candidates: &Candidates, version: PolicyVersion) -> Option<Admission> {
-        let status = self.learner.as_ref().filter(|s| !s.finished && version <= s.version)?;
-        let end = Step((version.0 + self.options.max_staleness + 1).min(status.total_steps));
-        let position = candidates.wanted(end)?;
-        let Place { id, cursor, .. } = candidates.next();
-        // As without dynamic sampling: only what is beyond the step that the learner waits for may be held up.
-        let urgent = candidates.taking(cursor..position) < candidates.places(status.step.next());
-        let held = self.unsent() + candidates.waiting();
-        (urgent || held < self.options.max_unsent).then_some(Admission { id, position })
-    }
-
-    fn next(&self, version: PolicyVersion) -> Option<Admission> {
-        // Weights that the learner does not have come from before its restart: nothing new is made from them.
-        let status = self.learner.as_ref().filter(|s| !s.finished && version <= s.version)?;
-        let first = status.step.0.max(version.0);
-        let end = (version.0 + self.options.max_staleness + 1).min(status.total_steps);
-        (first..end)
-            .flat_map(|step| (0..self.options.groups_per_step).map(move |index| GroupId { step: Step(step), index }))
-            .find(|id| !self.groups.contains_key(id) && !received(status, *id))
-            // The step that the learner waits for is never held up, or both would wait for each other.
-            .filter(|id| id.step == status.step || self.unsent() < self.options.max_unsent)
-            .map(|id| Admission { id, position: self.position(status, id) })
-    }
-
-    fn position(&self, status: &LearnerStatus, id: GroupId) -> u64 {
-        let steps = id.step.0 - status.step.0;
-        status.cursor + steps * u64::from(self.options.groups_per_step) + u64::from(id.index)
-    }
-
-    /// A group in work is complete and waits to be handed over.
-    pub fn finish(&mut self, group: RolloutGroup) {
-        if let Some(candidates) = &mut self.candidates {
-            candidates.finish(group.cursor - 1, group);
-            self.place();
-            self.fit();
-            return;
-        }
-        let id = group.id;
-        let Some(state) = self.groups.get_mut(&id) else {
-            return;
-        };
-        let lost = matches!(state, State::InWork(newest) if newer_than(&group, *newest));
-        if lost || self.learner.as_ref().is_some_and(|s| id.step < s.durable_step) {
-            self.groups.remove(&id);
-            return;
-        }
-        self.kept_bytes += size(&group);
-        *state = State::Unsent(Arc::new(group));
         self.fit();
     }
 
-    /// A group in work will not be completed: it is admitted again later.
-    pub fn give_up(&mut self, admission: Admission) {
-        if let Some(candidates) = &mut self.candidates {
-            candidates.give_up(admission.position);
-        } else if matches!(self.groups.get(&admission.id), Some(State::InWork(_))) {
-            self.groups.remove(&admission.id);
+    /// The position of the next prompt, in the endless sequence of them, to begin a group of with weights of the given
+    /// version, if one may be begun. It counts as in work until [`Plan::finish`].
+    pub fn admit(&mut self, version: PolicyVersion) -> Option<u64> {
+        // Weights that the learner does not have come from before its restart: nothing new is made from them.
+        let status = self.learner.as_ref().filter(|s| !s.finished && version <= s.version)?;
+        let end = Step((version.0 + self.options.max_staleness + 1).min(status.total_steps));
+        let position = self.candidates.wanted(end)?;
+        // The step that the learner waits for is never held up, or both would wait for each other.
+        let urgent = self.candidates.taking_before(position) < self.candidates.places(status.step.next());
+        if !urgent && self.unsent() >= self.options.max_unsent {
+            return None;
         }
+        self.candidates.begin(position);
+        Some(position)
+    }
+
+    /// A group in work is complete. Its id is given to it when all before it are known, and with it what was dropped on
+    /// the way to it.
+    pub fn finish(&mut self, group: RolloutGroup) {
+        self.candidates.finish(group);
+        self.place();
     }
 
     /// The next group to hand over; it counts as being sent until [`Plan::sent`].
@@ -252,26 +158,19 @@ impl Plan {
     /// them.
     pub fn send(&mut self) -> Option<Arc<RolloutGroup>> {
         let status = self.learner.as_ref()?;
-        let first = GroupId { step: status.step, index: 0 };
-        let state = self
-            .groups
-            .range_mut(first..)
-            .map(|(_, state)| state)
-            .find(|state| matches!(state, State::Unsent(group) if group.policy_version <= status.version))?;
-        let State::Unsent(group) = state else {
-            return None;
-        };
-        let group = group.clone();
-        *state = State::Sending(group.clone());
-        Some(group)
+        let waiting = self.placed.range_mut(GroupId { step: status.step, index: 0 }..).map(|(_, placed)| placed);
+        let known = |placed: &&mut Placed| placed.group.policy_version <= status.version;
+        let next = waiting.filter(known).find(|placed| placed.progress == Progress::Unsent)?;
+        next.progress = Progress::Sending;
+        Some(next.group.clone())
     }
 
     /// The channel has taken a group.
     pub fn sent(&mut self, id: GroupId) {
-        if let Some(state) = self.groups.get_mut(&id)
-            && let State::Sending(group) = state
+        if let Some(placed) = self.placed.get_mut(&id)
+            && placed.progress == Progress::Sending
         {
-            *state = State::Sent(group.clone());
+            placed.progress = Progress::Sent;
         }
         self.fit();
     }
@@ -282,14 +181,10 @@ impl Plan {
         let Some(status) = &self.learner else {
             return 0;
         };
+        let waits =
+            |placed: &Placed| placed.progress != Progress::Sent && placed.group.policy_version <= status.version;
         let first = GroupId { step: status.step, index: 0 };
-        self.groups
-            .range(first..)
-            .filter(|(_, state)| match state {
-                State::Unsent(group) | State::Sending(group) => group.policy_version <= status.version,
-                State::InWork(_) | State::Sent(_) => false,
-            })
-            .count()
+        self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }
 
     /// Bytes of all finished groups that are held.
@@ -298,30 +193,29 @@ impl Plan {
         self.kept_bytes
     }
 
-    fn release(&mut self, group: &RolloutGroup) {
-        self.kept_bytes -= size(group);
+    fn release(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {
+        let kept_bytes = &mut self.kept_bytes;
+        self.placed.retain(|_, placed| {
+            let goes = goes(&placed.group);
+            *kept_bytes -= if goes { size(&placed.group) } else { 0 };
+            !goes
+        });
     }
 
     /// Drops groups that were trained on, the oldest first, until the rest fits.
     fn fit(&mut self) {
-        let Some(step) = self.learner.as_ref().map(|s| s.step) else {
+        let Some(step) = self.learner.as_ref().map(|status| status.step) else {
             return;
         };
         while self.kept_bytes > self.options.kept_bytes {
-            let trained =
-                |(id, state): &(&GroupId, &State)| id.step < step && matches!(state, State::Sent(_) | State::Unsent(_));
-            let Some(id) = self.groups.iter().find(trained).map(|(id, _)| *id) else {
+            let trained = self.placed.range(..GroupId { step, index: 0 });
+            let Some(id) = trained.filter(|(_, placed)| placed.progress != Progress::Sending).map(|(id, _)| *id).next()
+            else {
                 return;
             };
-            if let Some(State::Sent(group) | State::Unsent(group)) = self.groups.remove(&id) {
-                self.release(&group);
-            }
+            self.release(|group| group.id == id);
         }
     }
-}
-
-fn received(status: &LearnerStatus, id: GroupId) -> bool {
-    id.step == status.step && status.received.binary_search(&id.index).is_ok()
 }
 
 /// Whether any of a group's tokens were sampled from weights after `newest`.
@@ -350,3 +244,5 @@ fn size(group: &RolloutGroup) -> usize {
 mod dynamic_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod world;

@@ -20,16 +20,17 @@ use shared::{
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
-    assembly::Assembly,
-    evaluation::{Evaluation, Judging},
+    evaluation::Evaluation,
     inherited,
     link::{Link, LinkEvent},
     order::PromptOrder,
     plan::{DynamicSampling, Plan, PlanOptions},
-    sampler::{Ended, Sampler, silent},
+    step_loop::{Ended, StepLoop, silent},
     weights::WeightFollower,
 };
 use crate::{
+    assembly::{Assembly, Scoring},
+    evaluation::Judging,
     data::{Dataset, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, positions_of},
     reward, trace,
@@ -67,7 +68,7 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     if config.rollout_trace {
         trace::start();
     }
-    let result = inputs.sampler(run_dir, &config, &model, link, first, stop)?.run();
+    let result = inputs.step_loop(run_dir, &config, &model, link, first, stop)?.run();
     trace::write(&run_dir.trace()).context("trace of the sampler")?;
     result
 }
@@ -100,7 +101,7 @@ impl Inputs {
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })
     }
 
-    fn sampler(
+    fn step_loop(
         self,
         run_dir: &RunDir,
         config: &TrainConfig,
@@ -108,7 +109,7 @@ impl Inputs {
         link: Link,
         first: LearnerStatus,
         stop: Arc<AtomicBool>,
-    ) -> anyhow::Result<Sampler> {
+    ) -> anyhow::Result<StepLoop> {
         let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let engine = self.engine(&weights, first.version, config, model)?;
@@ -132,11 +133,11 @@ impl Inputs {
             }),
         });
         plan.observe(first);
-        Ok(Sampler {
+        Ok(StepLoop {
             plan,
             order: PromptOrder::new(self.dataset.len(), config.shuffle_dataset, config.seed),
             num_generations: config.num_generations,
-            assembly: self.assembly(config, config.sampling())?,
+            assembly: self.assembly(config, config.sampling(), config.num_generations)?,
             evaluation,
             dataset: self.dataset,
             engine,
@@ -203,11 +204,17 @@ impl Inputs {
         std::iter::once(&self.dataset).chain(&self.eval_dataset)
     }
 
-    fn assembly(&self, config: &TrainConfig, sampling: SamplingParams) -> anyhow::Result<Assembly> {
+    fn assembly(
+        &self,
+        config: &TrainConfig,
+        sampling: SamplingParams,
+        num_generations: u32,
+    ) -> anyhow::Result<Assembly> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let deadline = Duration::from_secs_f64(config.reward_timeout);
         let pool = reward::pool(self.rewards.clone(), cores, deadline).context("threads of the reward functions")?;
-        Ok(Assembly::new(self.tokenizer.clone(), sampling, pool, config.weighted_rewards()))
+        let scoring = Scoring { pool, names: config.weighted_rewards() };
+        Ok(Assembly::new(self.tokenizer.clone(), sampling, num_generations, Some(scoring)))
     }
 
     fn evaluation(
@@ -220,7 +227,7 @@ impl Inputs {
         let (Some(dataset), Some(every)) = (&self.eval_dataset, config.eval_steps) else {
             return Ok(None);
         };
-        let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() })?;
+        let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() }, 1)?;
         let judging = Judging { correct_at: self.rewards[0].reward().correct_at(), failure: config.reward_failure };
         Evaluation::new(run_dir, dataset.clone(), assembly, judging, every, total_steps, newest).map(Some)
     }

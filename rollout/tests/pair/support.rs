@@ -210,7 +210,9 @@ impl Learner<'_> {
 
     pub fn speak(&mut self) {
         let of_step = self.groups.keys().filter(|id| id.step == self.status.step);
-        self.status.received = of_step.map(|id| id.index).collect();
+        let in_a_row = of_step.zip(0..).take_while(|(id, expected)| id.index == *expected);
+        self.status.received = in_a_row.map(|(id, _)| id.index).collect();
+        self.status.next_cursor = self.status.cursor + self.status.received.len() as u64;
         self.end.publish_status(&self.status).unwrap();
     }
 

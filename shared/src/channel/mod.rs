@@ -50,10 +50,9 @@ pub struct LearnerStatus {
     pub cursor: u64,
     /// Every step before this one is in a checkpoint; its groups need not be kept any longer.
     pub durable_step: Step,
-    /// Indices of the groups of `step` that have arrived, ascending. With `dynamic_sampling`, only as far as they follow
-    /// one another without a gap.
+    /// Indices of the groups of `step` that have arrived, ascending, as far as they follow one another without a gap.
     pub received: Vec<u32>,
-    /// With `dynamic_sampling`: dataset position at which the first group that has not arrived begins.
+    /// Dataset position at which the first group that has not arrived begins.
     pub next_cursor: u64,
     /// Number of steps of the whole run.
     pub total_steps: u64,

@@ -1,20 +1,20 @@
-//! DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose rewards do not differ are replaced by groups of
-//! further prompts until the batch is full.
+//! From positions in the endless order of prompts to places in the run.
 //!
-//! What is begun here is a *candidate*: a position in the endless order of prompts. Candidates get their place in the
-//! run, (step, index), in order of their positions, each one once all before it are known. So a batch is the first
-//! `groups_per_step` usable groups in prompt order, whichever are finished first. A candidate is begun only when a place
-//! is left for it should everything in work turn out usable: each failure leads to one replacement, at once, and no
-//! usable group is left over.
+//! What is begun is a *candidate*: a position. Candidates get their place, (step, index), in order of their positions, each
+//! one once all before it are known. So a batch is the first `groups_per_step` usable groups in prompt order, whichever are
+//! finished first. A candidate is begun only when a place is left for it should everything in work turn out usable: each
+//! failure leads to one replacement, at once, and no usable group is left over.
 //!
-//! A step may use up a budget of positions. A group without contrast is passed over as long as the rest of the budget
-//! could still fill the step, and put into the batch otherwise.
+//! With DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), groups that teach nothing are replaced by groups of further
+//! prompts until the batch is full. A step may use up a budget of positions: such a group is passed over as long as the rest
+//! of the budget could still fill the step, and put into the batch otherwise. Without dynamic sampling every group is usable,
+//! and a step uses up as many positions as it has groups.
 
-use std::{collections::BTreeMap, ops::RangeBounds};
+use std::{collections::BTreeMap, ops::Range};
 
 use shared::{Contrast, GroupId, PolicyVersion, RolloutGroup, Step, config::RewardFailure};
 
-use super::{EVERY, newer_than};
+use super::newer_than;
 
 /// Settings of dynamic sampling.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct DynamicSampling {
 }
 
 /// Where the next group goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     /// Its place in the run.
     pub id: GroupId,
@@ -39,6 +39,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// The first place of a step that begins at `cursor`.
+    pub(super) fn first(step: Step, cursor: u64) -> Self {
+        Self { id: GroupId { step, index: 0 }, cursor, step_begin: cursor }
+    }
+
     /// The place after a group that ends at `cursor`.
     pub(super) fn after(self, cursor: u64, groups_per_step: u32) -> Self {
         if self.id.index + 1 < groups_per_step {
@@ -50,18 +55,22 @@ impl Place {
 
 #[derive(Debug)]
 enum Candidate {
-    /// In the engine, or being scored; see [`super::State::InWork`].
+    /// In the engine, or being scored. Tokens of versions after the given one come from weights that the learner has
+    /// lost since then.
     InWork(PolicyVersion),
-    /// Its rewards differ.
+    /// Finished, and worth training on.
     Usable(RolloutGroup),
-    /// Its rewards do not differ.
+    /// Finished, and without contrast.
     Flat(RolloutGroup),
 }
+
+/// Newest version whose tokens count: every one, until the learner loses some.
+const EVERY: PolicyVersion = PolicyVersion(u64::MAX);
 
 /// Candidates that have no place in the run yet, and the place that is given away next.
 #[derive(Debug)]
 pub(super) struct Candidates {
-    sampling: DynamicSampling,
+    sampling: Option<DynamicSampling>,
     groups_per_step: u32,
     max_staleness: u64,
     next: Place,
@@ -69,13 +78,9 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    pub(super) fn new(sampling: DynamicSampling, groups_per_step: u32, max_staleness: u64) -> Self {
-        Self { sampling, groups_per_step, max_staleness, next: Place::default(), pool: BTreeMap::new() }
-    }
-
-    /// The place that is given away next.
-    pub(super) fn next(&self) -> Place {
-        self.next
+    pub(super) fn new(sampling: Option<DynamicSampling>, groups_per_step: u32, max_staleness: u64) -> Self {
+        let next = Place::first(Step(0), 0);
+        Self { sampling, groups_per_step, max_staleness, next, pool: BTreeMap::new() }
     }
 
     /// Goes on from a place that the learner's status and the groups already placed lead to.
@@ -103,7 +108,7 @@ impl Candidates {
     pub(super) fn wanted(&self, end: Step) -> Option<u64> {
         let position = (self.next.cursor..).find(|position| !self.pool.contains_key(position))?;
         let open = self.places(end);
-        let mut before = self.taking(self.next.cursor..position);
+        let mut before = self.taking_before(position);
         if position >= self.step_end() {
             // What is left of the budget of this step fills it, one way or the other.
             let filled = self.places(self.next.id.step.next().min(end));
@@ -119,20 +124,18 @@ impl Candidates {
         (end.0.saturating_sub(id.step.0) * groups).saturating_sub(u64::from(id.index))
     }
 
-    /// Candidates that are usable, or may yet turn out to be.
-    pub(super) fn taking(&self, positions: impl RangeBounds<u64>) -> u64 {
+    /// Candidates before a position that are usable, or may yet turn out to be.
+    pub(super) fn taking_before(&self, position: u64) -> u64 {
+        self.taking(self.next.cursor..position)
+    }
+
+    fn taking(&self, positions: Range<u64>) -> u64 {
         let takes = |candidate: &Candidate| match candidate {
             Candidate::InWork(_) => true,
             Candidate::Usable(group) => !self.too_old(group),
             Candidate::Flat(_) => false,
         };
         self.pool.range(positions).filter(|(_, candidate)| takes(candidate)).count() as u64
-    }
-
-    /// Usable groups that wait for the ones before them.
-    pub(super) fn waiting(&self) -> usize {
-        let waits = |candidate: &&Candidate| matches!(candidate, Candidate::Usable(group) if !self.too_old(group));
-        self.pool.values().filter(waits).count()
     }
 
     fn too_old(&self, group: &RolloutGroup) -> bool {
@@ -143,7 +146,8 @@ impl Candidates {
     /// used up too much of it, then as much is added as the step needs.
     fn step_end(&self) -> u64 {
         let Place { cursor, step_begin, .. } = self.next;
-        let budget = u64::from(self.sampling.max_attempts) * u64::from(self.groups_per_step);
+        let attempts = self.sampling.map_or(1, |sampling| sampling.max_attempts);
+        let budget = u64::from(attempts) * u64::from(self.groups_per_step);
         (step_begin + budget).max(cursor + self.open())
     }
 
@@ -157,32 +161,22 @@ impl Candidates {
         self.pool.insert(position, Candidate::InWork(EVERY));
     }
 
-    /// A position will not be completed: it is begun again later.
-    pub(super) fn give_up(&mut self, position: u64) {
-        if matches!(self.pool.get(&position), Some(Candidate::InWork(_))) {
-            self.pool.remove(&position);
-        }
-    }
-
     /// The group of a position is complete.
-    pub(super) fn finish(&mut self, position: u64, group: RolloutGroup) {
-        let Some(candidate) = self.pool.get_mut(&position) else {
-            return;
-        };
-        let Candidate::InWork(newest) = *candidate else {
+    pub(super) fn finish(&mut self, group: RolloutGroup) {
+        let position = group.cursor - 1;
+        let Some(Candidate::InWork(newest)) = self.pool.remove(&position) else {
             return;
         };
         if position < self.next.cursor || too_new(&group, self.next) || newer_than(&group, newest) {
-            self.pool.remove(&position);
-        } else if group.has_contrast(self.sampling.contrast, self.sampling.failure) {
-            *candidate = Candidate::Usable(group);
-        } else {
-            *candidate = Candidate::Flat(group);
+            return;
         }
+        let usable = self.sampling.is_none_or(|sampling| group.has_contrast(sampling.contrast, sampling.failure));
+        self.pool.insert(position, if usable { Candidate::Usable(group) } else { Candidate::Flat(group) });
     }
 
     /// The next group that can be given its place, with its id, its cursor and what was dropped on the way to it.
     pub(super) fn place(&mut self) -> Option<RolloutGroup> {
+        let failure = self.sampling.map(|sampling| sampling.failure).unwrap_or_default();
         let mut dropped = Vec::new();
         let mut position = self.next.cursor;
         loop {
@@ -193,7 +187,7 @@ impl Candidates {
             };
             let stale = self.too_old(group);
             if (stale || !usable) && self.can_pass(position) {
-                dropped.push(group.as_dropped(stale, self.sampling.failure));
+                dropped.push(group.as_dropped(stale, failure));
                 position += 1;
             } else if stale {
                 // The step needs this position: it is made again, of newer weights.

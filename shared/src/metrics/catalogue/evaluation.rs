@@ -15,30 +15,30 @@ section! {
     /// `pass@{k}`.
     ///
     /// As `eval_prompts`. Fewer: a reward failed; `rollout eval` says why.
-    metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem", when: "rollout eval" }
+    metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem" }
 
     /// The first reward function's score from which a completion counts as correct.
     ///
     /// The full score of the function, unless `--correct-at` says otherwise.
-    metric EVAL_CORRECT_AT = "eval_correct_at" { unit: Points, source: "Tandem", when: "rollout eval" }
+    metric EVAL_CORRECT_AT = "eval_correct_at" { unit: Points, source: "Tandem" }
 
     /// Share of correct completions, k for each prompt.
     ///
     /// Rises with training.
-    family AVG = "avg@{k}" { unit: Share, source: "verl `val-core/…/mean@k`", when: "rollout eval" }
+    family AVG = "avg@{k}" { unit: Share, source: "verl `val-core/…/mean@k`" }
 
     /// Chance that at least one of k completions of a prompt is correct, estimated without bias from all of them (Chen et al.
     /// 2021, eq. 1).
     ///
     /// Above `avg@{k}`. The distance is what training can still gain; it shrinks as the policy settles on one answer.
-    family PASS = "pass@{k}" { unit: Share, source: "verl `val-core/…/best@k`", when: "rollout eval" }
+    family PASS = "pass@{k}" { unit: Share, source: "verl `val-core/…/best@k`" }
 
     /// Mean reward of the completions.
     ///
     /// Rises with `reward`, of which it is the greedy counterpart on prompts that are not trained on.
     metric EVAL_REWARD = "eval_reward" { unit: Points, source: "TRL" }
 
-    /// Share of completions that the first reward function takes for correct.
+    /// Share of completions that the first reward function takes for correct; `avg@{k}`, whatever k is.
     ///
     /// Rises. Falling while `reward` rises: the policy exploits a reward, or has learnt its prompts by heart.
     metric EVAL_ACCURACY = "eval_accuracy" { unit: Share, source: "Tandem", chart: EVALUATION "accuracy" }
@@ -66,7 +66,7 @@ section! {
     /// Completion tokens.
     ///
     /// As `completions/num_tokens`.
-    metric EVAL_NUM_TOKENS = "eval_num_tokens" { unit: Tokens, source: "Tandem", when: "rollout eval" }
+    metric EVAL_NUM_TOKENS = "eval_num_tokens" { unit: Tokens, source: "Tandem" }
 
     /// How long the evaluation took.
     ///
@@ -76,5 +76,5 @@ section! {
     /// Completion tokens per second.
     ///
     /// Near `rollout/tokens_per_s`.
-    metric EVAL_TOKENS_PER_S = "eval_tokens_per_s" { unit: TokensPerSecond, source: "Tandem", when: "rollout eval" }
+    metric EVAL_TOKENS_PER_S = "eval_tokens_per_s" { unit: TokensPerSecond, source: "Tandem" }
 }

@@ -10,10 +10,9 @@ use std::{
 
 use anyhow::Context;
 use crossbeam::channel::Select;
-use shared::channel::LearnerStatus;
+use shared::{GroupId, Step, channel::LearnerStatus};
 
 use super::{
-    assembly::{Assembly, Order},
     evaluation::Evaluation,
     link::{Link, LinkEvent},
     order::PromptOrder,
@@ -21,6 +20,7 @@ use super::{
     weights::WeightFollower,
 };
 use crate::{
+    assembly::Assembly,
     data::Dataset,
     engine::{Engine, FinishedSequence},
     trace::{self, Event},
@@ -30,6 +30,9 @@ use crate::{
 const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// Wait while a session is being built or rewards are being computed, which wake nobody up.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
+
+/// The id of a group until the plan gives it its place.
+const UNPLACED: GroupId = GroupId { step: Step(u64::MAX), index: u32::MAX };
 
 /// Why a sampler has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +44,7 @@ pub enum Ended {
 }
 
 /// Everything that the step loop works with.
-pub struct Sampler {
+pub struct StepLoop {
     /// Which group comes next.
     pub plan: Plan,
     /// Which prompt a group is made of.
@@ -64,7 +67,7 @@ pub struct Sampler {
     pub stop: Arc<AtomicBool>,
 }
 
-impl Sampler {
+impl StepLoop {
     /// Works until the learner says that the run is over, or a signal ends it.
     ///
     /// # Errors
@@ -191,18 +194,12 @@ impl Sampler {
         // One group in waiting is enough to fill the slots of a step.
         let full = self.engine.options().max_num_seqs + self.num_generations as usize;
         while self.engine.running() + self.engine.waiting() < full {
-            let Some(admission) = self.plan.admit(self.engine.version()) else {
+            let Some(position) = self.plan.admit(self.engine.version()) else {
                 return Ok(());
             };
-            let (epoch, row) = self.order.at(admission.position);
-            let order = Order {
-                id: admission.id,
-                row: &self.dataset.rows()[row],
-                epoch,
-                cursor: admission.position + 1,
-                num_generations: self.num_generations,
-            };
-            self.engine.add_group(self.assembly.begin(order))?;
+            let (epoch, row) = self.order.at(position);
+            let row = &self.dataset.rows()[row];
+            self.engine.add_group(self.assembly.begin(UNPLACED, row, epoch, position + 1))?;
         }
         Ok(())
     }

@@ -1,0 +1,163 @@
+//! Groups in the making: from the engine's sequences over text and rewards to a [`RolloutGroup`]. There is no other way, for
+//! training, evaluation and `rollout generate` alike.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use anyhow::Context;
+use rollout_rewards::{RewardPool, ScoredGroup};
+use shared::{Completion, GroupId, PolicyVersion, RolloutGroup, SamplingParams};
+
+use crate::{
+    data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
+    engine::{FinishedSequence, GroupRequest},
+};
+
+/// The functions that score completions.
+pub struct Scoring {
+    /// What runs them.
+    pub pool: RewardPool,
+    /// Their names with their weights, in the pool's order.
+    pub names: Vec<(String, f64)>,
+}
+
+/// Collects sequences, decodes them, has complete groups scored while the engine goes on, and hands them out.
+pub struct Assembly {
+    tokenizer: Tokenizer,
+    sampling: Arc<SamplingParams>,
+    stop_criterion: Option<StopCriterionFactory>,
+    num_generations: u32,
+    scoring: Option<Scoring>,
+    open: HashMap<u64, Open>,
+    /// Complete groups that nobody scores.
+    unscored: VecDeque<u64>,
+    next_tag: u64,
+}
+
+struct Open {
+    group: RolloutGroup,
+    row: PromptRow,
+}
+
+impl Assembly {
+    /// An empty assembly for groups of `num_generations`. Without `scoring` completions have no rewards.
+    #[must_use]
+    pub fn new(tokenizer: Tokenizer, sampling: SamplingParams, num_generations: u32, scoring: Option<Scoring>) -> Self {
+        let stop_criterion = tokenizer.stop_criterion(&sampling.stop);
+        Self {
+            tokenizer,
+            sampling: Arc::new(sampling),
+            stop_criterion,
+            num_generations,
+            scoring,
+            open: HashMap::new(),
+            unscored: VecDeque::new(),
+            next_tag: 0,
+        }
+    }
+
+    /// Begins a group of a prompt drawn in `epoch`; `cursor` are the dataset positions used up once it is consumed. The
+    /// request is for the engine.
+    pub fn begin(&mut self, id: GroupId, row: &PromptRow, epoch: u32, cursor: u64) -> GroupRequest {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let group = RolloutGroup {
+            id,
+            prompt_id: row.prompt_id,
+            epoch,
+            prompt_ids: row.prompt_ids.to_vec(),
+            prompt_text: row.prompt_text.clone(),
+            completions: Vec::with_capacity(self.num_generations as usize),
+            reward_names: self.scoring.as_ref().map(|scoring| scoring.names.clone()).unwrap_or_default(),
+            policy_version: PolicyVersion(u64::MAX),
+            cursor,
+            dropped: Vec::new(),
+            filler: false,
+            generation_seconds: 0.0,
+        };
+        self.open.insert(tag, Open { group, row: row.clone() });
+        GroupRequest {
+            tag,
+            prompt_id: row.prompt_id,
+            epoch,
+            prompt_ids: row.prompt_ids.clone(),
+            num_generations: self.num_generations,
+            sampling: self.sampling.clone(),
+            lengths: None,
+            stop_criterion: self.stop_criterion.clone(),
+        }
+    }
+
+    /// Takes a sequence that has ended; the last one of a group sends it to the reward functions.
+    ///
+    /// # Errors
+    /// When the tokens cannot be decoded.
+    pub fn add(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
+        let Open { group, row } =
+            self.open.get_mut(&sequence.tag).context("the engine returned a sequence that nobody asked for")?;
+        let text = self.tokenizer.decode(&sequence.token_ids)?;
+        let oldest = sequence.versions.iter().map(|(_, version)| *version).min();
+        group.policy_version = oldest.map_or(group.policy_version, |v| v.min(group.policy_version));
+        group.generation_seconds = group.generation_seconds.max(sequence.total_seconds);
+        group.completions.push(Completion {
+            sample: sequence.sample,
+            token_ids: sequence.token_ids,
+            logprobs: sequence.logprobs,
+            versions: sequence.versions,
+            text,
+            finish_reason: sequence.finish_reason,
+            rewards: Vec::new(),
+        });
+        if group.completions.len() < self.num_generations as usize {
+            return Ok(());
+        }
+        group.completions.sort_unstable_by_key(|completion| completion.sample);
+        match &mut self.scoring {
+            Some(Scoring { pool, .. }) => {
+                let completions = group.completions.iter();
+                let seen = completions.map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
+                pool.submit(sequence.tag, row.reward_input(seen));
+            }
+            None => self.unscored.push_back(sequence.tag),
+        }
+        Ok(())
+    }
+
+    /// A group that is complete, rewards included, if there is one.
+    pub fn finished(&mut self) -> Option<RolloutGroup> {
+        let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.try_recv());
+        self.take(scored)
+    }
+
+    /// As [`Assembly::finished`], but waits for groups that are being scored; none when there are no complete ones left.
+    pub fn wait(&mut self) -> Option<RolloutGroup> {
+        let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.recv());
+        self.take(scored)
+    }
+
+    fn take(&mut self, scored: Option<ScoredGroup>) -> Option<RolloutGroup> {
+        let Some(ScoredGroup { tag, outcomes, .. }) = scored else {
+            let tag = self.unscored.pop_front()?;
+            return self.open.remove(&tag).map(|open| open.group);
+        };
+        let mut group = self.open.remove(&tag).expect("the pool returns what was submitted").group;
+        for (completion, outcomes) in group.completions.iter_mut().zip(outcomes) {
+            completion.rewards = outcomes;
+        }
+        Some(group)
+    }
+
+    /// Nothing is in the engine or being scored.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Groups that are being scored.
+    #[must_use]
+    pub fn scoring(&self) -> usize {
+        self.scoring.as_ref().map_or(0, |scoring| scoring.pool.pending())
+    }
+}
