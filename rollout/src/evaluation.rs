@@ -113,10 +113,8 @@ mod tests {
     use RewardOutcome::{Failed, NotApplicable, Score};
 
     fn group(index: u32, completions: Vec<(Vec<RewardOutcome>, usize, FinishReason)>) -> RolloutGroup {
-        let completions = completions.into_iter().zip(0..).map(|((rewards, tokens, finish_reason), sample)| Completion {
-            finish_reason,
-            rewards,
-            ..testing::completion(sample, vec![0; tokens])
+        let completions = completions.into_iter().zip(0..).map(|((rewards, tokens, finish_reason), sample)| {
+            Completion { finish_reason, rewards, ..testing::completion(sample, vec![0; tokens]) }
         });
         RolloutGroup {
             reward_names: vec![("correctness".into(), 0.5), ("format".into(), 1.0)],

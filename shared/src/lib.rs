@@ -20,6 +20,7 @@ pub mod model_config;
 pub mod model_dir;
 pub mod native;
 pub mod rng;
+pub mod rows;
 pub mod run_dir;
 pub mod sampling;
 pub mod testing;

@@ -157,6 +157,7 @@ python3 -m verl.trainer.main_ppo \\
     algorithm.use_kl_in_reward=False \\
     +algorithm.filter_groups.enable=True \\
     +algorithm.filter_groups.max_num_gen_batches=10 \\
+    +algorithm.filter_groups.metric=seq_final_reward \\
     trainer.logger='[\"console\",\"wandb\"]' \\
     trainer.n_gpus_per_node=8 \\
     trainer.save_freq=20 \\
@@ -177,6 +178,7 @@ fn a_command_of_verl() {
     assert_eq!((config.beta, config.kl_estimator), (0.001, KlEstimator::K3));
     assert_eq!((config.epsilon, config.epsilon_high), (0.2, Some(0.28)));
     assert_eq!((config.dynamic_sampling, config.dynamic_sampling_max_attempts), (true, 10));
+    assert_eq!(config.filter_groups_metric.as_deref(), Some("reward"));
     assert_eq!((config.save_steps, config.eval_steps, config.num_train_epochs), (20, Some(5), 15.0));
     assert!(!config.importance_sampling_correction, "verl corrects nothing unless told to");
     assert_eq!(config.weight_decay, 0.01, "a default of verl's");

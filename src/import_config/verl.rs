@@ -45,7 +45,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("algorithm.kl_ctrl.target_kl", To("kl_target")),
     ("algorithm.filter_groups.enable", To("dynamic_sampling")),
     ("algorithm.filter_groups.max_num_gen_batches", Convert("dynamic_sampling_max_attempts", attempts)),
-    ("algorithm.filter_groups.metric", Hint("groups are compared by the rewards they are trained on")),
+    ("algorithm.filter_groups.metric", Convert("filter_groups_metric", filter_metric)),
     ("algorithm.rollout_correction.rollout_is", Combined),
     ("algorithm.rollout_correction.rollout_is_threshold", Combined),
     ("algorithm.rollout_correction.rollout_is_batch_normalize", Combined),
@@ -182,6 +182,16 @@ fn attempts(value: &Value) -> Result<Value, &'static str> {
         return Ok(value.clone());
     }
     Err("without a limit, hopeless prompts would be tried for ever; the default limit stays")
+}
+
+/// verl compares the standard deviation of what is named; `acc` is whether answers are right, which is our default.
+fn filter_metric(value: &Value) -> Result<Value, &'static str> {
+    match value.as_str() {
+        Some("acc") => Ok(Value::Null),
+        None if value.is_null() => Ok(Value::Null),
+        Some("score" | "seq_reward" | "seq_final_reward") => Ok("reward".into()),
+        _ => Err("no metric of this name; groups are kept when some answers are right, but not all"),
+    }
 }
 
 fn frequency(value: &Value) -> Result<Value, &'static str> {

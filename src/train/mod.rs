@@ -10,8 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::builder::StyledStr;
+use rollout_rewards::filter::FilterMetric;
 use serde::Serialize;
 use shared::{
     RunDir,
@@ -125,6 +126,11 @@ pub struct Summary {
 /// Resolves the configuration, runs the pair to its end and writes the report.
 pub fn train(config: TrainConfig) -> Result<Trained> {
     let config = resolve::resolve(config)?;
+    if config.dynamic_sampling {
+        let metric = FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs)
+            .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
+        output::tell(format_args!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs)));
+    }
     for warning in config.warnings() {
         output::tell(format_args!("warning: {warning}"));
     }

@@ -1,15 +1,12 @@
 //! From the words of the command line to a configuration with nothing left open.
 
-use std::{
-    fs::File,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use shared::{
     ModelDir,
     config::{ConfigError, TrainConfig, layers},
+    rows::count_rows,
 };
 
 use crate::import_config;
@@ -75,9 +72,9 @@ pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
     if let Some(path) = &config.critic_model {
         ModelDir::open(path).context("`critic_model`")?;
     }
-    let rows = count_rows(&config.dataset).context("`dataset`")?;
+    let rows = rows_of(&config.dataset).context("`dataset`")?;
     if let Some(path) = &config.eval_dataset {
-        count_rows(path).context("`eval_dataset`")?;
+        rows_of(path).context("`eval_dataset`")?;
     }
     config.max_steps = Some(config.total_steps(rows));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -87,18 +84,12 @@ pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
     Ok(config)
 }
 
-/// Number of rows of a JSONL file; empty lines are no rows.
-fn count_rows(path: &Path) -> Result<u64> {
-    let name = || path.display().to_string();
-    let file = File::open(path).with_context(name)?;
-    let mut rows = 0;
-    for line in BufReader::new(file).split(b'\n') {
-        rows += u64::from(!line.with_context(name)?.trim_ascii().is_empty());
+/// Number of rows of a dataset, which has some.
+fn rows_of(path: &Path) -> Result<u64> {
+    match count_rows(path)? {
+        0 => bail!("{}: holds no rows", path.display()),
+        rows => Ok(rows),
     }
-    if rows == 0 {
-        bail!("{}: holds no rows", path.display());
-    }
-    Ok(rows)
 }
 
 #[cfg(test)]

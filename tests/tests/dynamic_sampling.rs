@@ -84,6 +84,28 @@ fn hopeless_prompts_are_trained_on_with_a_warning_and_the_run_goes_on() {
     assert_eq!(log.matches("are still without contrast").count(), 4, "one warning a step: {log}");
 }
 
+/// No answer is right, so a group teaches nothing, whatever else its completions are rewarded for.
+#[test]
+fn groups_whose_answers_are_all_wrong_are_dropped_although_their_rewards_differ() {
+    let dir = bench();
+    let of = |name: &str, more: &str| {
+        let all = "reward_funcs = [\"correctness\", \"finished\"]\nmax_steps = 3";
+        let run = train(dir.path(), name, &config(dir.path(), &format!("{all}\n{more}")));
+        assert_balanced(&run);
+        let log = fs::read_to_string(run.run.join("logs/rollout.log")).unwrap();
+        (run.curve("dynamic_sampling/filler").iter().sum::<f64>(), log)
+    };
+    let (filler, log) = of("answers", "");
+    assert_eq!(filler, 3.0 * GROUPS, "none is worth training on");
+    let said = "dynamic sampling keeps groups with some but not all completions right by `correctness`";
+    assert!(log.contains(said), "{log}");
+    for (name, more) in [("sum", "filter_groups_metric = \"reward\""), ("form", "filter_groups_metric = \"finished\"")]
+    {
+        let (filler, log) = of(name, more);
+        assert_eq!(filler, 0.0, "{more}: {log}");
+    }
+}
+
 #[test]
 fn usable_groups_made_ahead_are_carried_to_later_steps() {
     let dir = bench();

@@ -39,8 +39,8 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
     if filler > 0 {
         tracing::warn!(
             "step {step}: dynamic sampling has tried {generated} prompts (`dynamic_sampling_max_attempts` {}), and {filler} \
-             of the {} groups trained on are still without contrast: their completions all earn the same and teach \
-             nothing; are the prompts far too hard or too easy, or is a reward function constant?",
+             of the {} groups trained on are still without contrast: their completions are all right or all wrong, or \
+             all earn the same; are the prompts far too hard or too easy, or is a reward function constant?",
             config.dynamic_sampling_max_attempts,
             groups.len()
         );

@@ -18,6 +18,7 @@ use shared::{
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
     metrics::{self, Metric, MetricRecord, MetricsFile},
+    rows::count_rows,
 };
 use tch::Device;
 
@@ -114,7 +115,7 @@ impl<'a> Run<'a> {
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().parameters())?;
         Ok(Self {
             metrics: MetricsFile::open(&run_dir.metrics(), state.step)?,
-            prompts: count_rows(&config.dataset)?,
+            prompts: count_rows(&config.dataset).map_err(|e| LearnerError::Config(format!("`dataset`: {e}")))?,
             durable: state.step,
             sampler: SamplerStatus::default(),
             config,
@@ -278,13 +279,6 @@ fn going_on(path: &Path, config: &TrainConfig, saved: &TrainerState) {
         tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
     }
     tracing::info!("going on from {} after step {}", path.display(), saved.step);
-}
-
-/// Rows of a JSONL file.
-fn count_rows(dataset: &Path) -> Result<u64, LearnerError> {
-    let text = std::fs::read_to_string(dataset)
-        .map_err(|e| LearnerError::content(dataset, format!("the dataset cannot be read: {e}")))?;
-    Ok(text.lines().filter(|line| !line.trim().is_empty()).count() as u64)
 }
 
 /// What the sampler did since the last record.

@@ -1,8 +1,8 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`command`] those of another process. [`RewardPool`] runs them beside generation. `docs/rewards.md` describes
-//! them for users.
+//! [`command`] those of another process. [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling
+//! goes by. `docs/rewards.md` describes them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
 //! [`Entry`](registry::Entry) that is added to the registry there.
@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod filter;
 mod pool;
 pub mod registry;
 pub mod rules;
@@ -128,7 +129,7 @@ pub trait Reward: Send + Sync {
         usize::MAX
     }
 
-    /// The score from which a completion counts as correct in `rollout eval`.
+    /// The score from which a completion counts as correct, in an evaluation and for dynamic sampling.
     fn correct_at(&self) -> f64 {
         1.0
     }

@@ -63,6 +63,8 @@ pub struct Entry {
     pub name: &'static str,
     /// What it rewards, in one line.
     pub about: &'static str,
+    /// Whether it says if a completion's answer is right, which is what dynamic sampling goes by.
+    pub judges: bool,
     /// Columns of the dataset that it reads; on a row with none of them it abstains. Empty = it needs none.
     pub columns: &'static [&'static str],
     /// Its parameters.
@@ -179,6 +181,13 @@ impl Registry {
         specs.iter().map(|spec| self.function(spec)).collect()
     }
 
+    /// Whether `name` or `name:key=value:…` says if a completion's answer is right: one that gets at least
+    /// [`Reward::correct_at`] is. Unknown functions do not.
+    #[must_use]
+    pub fn judges(&self, spec: &str) -> bool {
+        self.find(bare_name(spec)).is_ok_and(|entry| entry.judges)
+    }
+
     fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
         let bare = name.strip_suffix("_reward").unwrap_or(name);
         if let Some(entry) = self.entries().find(|e| e.name == name || e.name == bare) {
@@ -192,6 +201,11 @@ impl Registry {
             .map(|(_, name)| name.to_owned());
         Err(RewardError::Unknown { name: name.to_owned(), suggestion, known: self.entries().map(|e| e.name).collect() })
     }
+}
+
+/// The name in `name:key=value:…`.
+pub(crate) fn bare_name(spec: &str) -> &str {
+    spec.split(':').next().unwrap_or(spec)
 }
 
 /// The parts between colons; `\:` is a colon of a part.

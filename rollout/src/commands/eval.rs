@@ -9,8 +9,7 @@ use shared::{SamplingParams, config::RewardFailure, metrics};
 use super::{
     complete::Generation,
     flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
-    print,
-    rows,
+    print, rows,
 };
 use crate::{
     data::Tokenizer,

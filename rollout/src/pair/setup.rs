@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use crossbeam::channel::RecvTimeoutError;
-use rollout_rewards::RewardFunction;
+use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
@@ -30,9 +30,9 @@ use super::{
 };
 use crate::{
     assembly::{Assembly, Scoring},
-    evaluation::Judging,
     data::{Dataset, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, positions_of},
+    evaluation::Judging,
     reward, trace,
 };
 
@@ -126,11 +126,7 @@ impl Inputs {
             max_staleness: config.max_staleness,
             max_unsent: config.groups_per_step() as usize,
             kept_bytes: KEPT_BYTES,
-            dynamic_sampling: config.dynamic_sampling.then(|| DynamicSampling {
-                max_attempts: config.dynamic_sampling_max_attempts,
-                contrast: config.contrast(),
-                failure: config.reward_failure,
-            }),
+            dynamic_sampling: self.dynamic_sampling(config)?,
         });
         plan.observe(first);
         Ok(StepLoop {
@@ -145,6 +141,21 @@ impl Inputs {
             link,
             stop,
         })
+    }
+
+    fn dynamic_sampling(&self, config: &TrainConfig) -> anyhow::Result<Option<DynamicSampling>> {
+        if !config.dynamic_sampling {
+            return Ok(None);
+        }
+        let metric = FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs)
+            .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
+        tracing::info!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs));
+        let contrast = metric.contrast(&self.rewards, config.contrast());
+        Ok(Some(DynamicSampling {
+            max_attempts: config.dynamic_sampling_max_attempts,
+            contrast,
+            failure: config.reward_failure,
+        }))
     }
 
     fn engine(

@@ -70,14 +70,19 @@ options! {
         repetition_penalty: f32 = 1.0, trl, above(0.0);
         /// Texts that end a completion, which saves the tokens that would follow.
         stop: Vec<String> = Vec::new();
-        /// Replace groups whose completions all earn the same, which teach nothing, by groups of further prompts until
-        /// the batch is full (DAPO section 3.2). A step then uses up more prompts, so that a given number of steps
+        /// Replace groups that teach nothing (see `filter_groups_metric`) by groups of further prompts until the batch
+        /// is full (DAPO section 3.2). A step then uses up more prompts, so that a given number of steps
         /// takes more epochs.
         dynamic_sampling: bool = false, source("verl `filter_groups.enable`");
         /// With `dynamic_sampling`: at most this many times `generation_batch_size` completions are sampled for one
         /// step; then groups without contrast fill the batch and the run goes on with a warning.
         dynamic_sampling_max_attempts: u32 = 10, source("verl `filter_groups.max_num_gen_batches`"),
             also(&["max_num_gen_batches"]), at_least(1.0);
+        /// With `dynamic_sampling`: what decides whether a group teaches something. A function of `reward_funcs` that
+        /// judges answers: some of its completions are right, but not all (DAPO eq. 11). Another function: its scores
+        /// differ. `reward`: the rewards differ, as advantages are made of them. Absent = the first function that
+        /// judges answers, else `reward`; the start of a run says which.
+        filter_groups_metric: Option<String> = None, source("verl `filter_groups.metric`");
     }
 
     "Batch and schedule" {

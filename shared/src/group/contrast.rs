@@ -8,8 +8,8 @@ use crate::config::RewardFailure;
 /// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;
 
-/// What has to differ within a group, depending on how advantages are made of its rewards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What has to differ within a group, depending on what it is judged by and on how advantages are made of its rewards.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Contrast {
     /// The completions' weighted rewards.
     Total,
@@ -17,28 +17,41 @@ pub enum Contrast {
     AnyFunction,
     /// The scores that any one function gave to steps, over all steps of the group (`advantage_estimator` process).
     Steps,
+    /// The scores of one function, by its index.
+    Function(usize),
+    /// Whether completions are right: some get at least `at` from a function, and some less (DAPO, arXiv:2503.14476, eq. 11:
+    /// 0 < number correct < G).
+    Correct {
+        /// Index of the function.
+        function: usize,
+        /// Score of a right answer.
+        at: f64,
+    },
 }
 
+/// Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
+const ROUNDING: f64 = 1e-9;
+
 impl RolloutGroup {
-    /// Whether the rewards differ, so that some advantage is not 0. Aborted and empty completions and those that `failure`
+    /// Whether the group teaches something by the given test. Aborted and empty completions and those that `failure`
     /// excludes are left out, as they are from the baseline.
     #[must_use]
     pub fn has_contrast(&self, contrast: Contrast, failure: RewardFailure) -> bool {
         let settled = self.settled(failure);
-        let of_function = |scores: fn(&RewardOutcome, &mut Vec<f64>)| {
-            (0..self.reward_names.len()).any(|function| {
-                let mut found = Vec::new();
-                settled.iter().filter_map(|row| row.get(function)).for_each(|outcome| scores(outcome, &mut found));
-                differ(&found)
-            })
-        };
+        let outcomes = |function: usize| settled.iter().filter_map(move |row| row.get(function));
+        let scores = |function| outcomes(function).filter_map(RewardOutcome::score).collect::<Vec<f64>>();
+        let mut functions = 0..self.reward_names.len();
         match contrast {
             Contrast::Total => differ(&self.weighted_rewards(failure)),
-            Contrast::AnyFunction => of_function(|outcome, found| found.extend(outcome.score())),
-            Contrast::Steps => of_function(|outcome, found| match outcome {
-                RewardOutcome::Steps(steps) => found.extend(steps.iter().map(|step| step.score)),
-                other => found.extend(other.score()),
-            }),
+            Contrast::AnyFunction => functions.any(|function| differ(&scores(function))),
+            Contrast::Steps => functions
+                .any(|function| differ(&outcomes(function).flat_map(RewardOutcome::step_scores).collect::<Vec<f64>>())),
+            Contrast::Function(function) => differ(&scores(function)),
+            Contrast::Correct { function, at } => {
+                let scores = scores(function);
+                let correct = scores.iter().filter(|score| **score >= at - ROUNDING).count();
+                0 < correct && correct < scores.len()
+            }
         }
     }
 
@@ -66,6 +79,16 @@ impl RolloutGroup {
         let weights = || self.reward_names.iter().map(|(_, weight)| *weight);
         let settled = self.settled(failure);
         settled.iter().filter_map(|row| weighted_sum(row.iter().map(RewardOutcome::score), weights())).collect()
+    }
+}
+
+impl RewardOutcome {
+    /// The score of each step, or the one score.
+    fn step_scores(&self) -> Vec<f64> {
+        match self {
+            Self::Steps(steps) => steps.iter().map(|step| step.score).collect(),
+            other => other.score().into_iter().collect(),
+        }
     }
 }
 
@@ -115,6 +138,24 @@ mod tests {
         );
         // Rounding is no contrast.
         assert!(!scores(&[[0.1 + 0.2, 0.0], [0.3, 0.0]]).has_contrast(Contrast::Total, RewardFailure::Exclude));
+    }
+
+    #[test]
+    fn answers_that_are_all_wrong_or_all_right_make_no_contrast_whatever_else_is_rewarded() {
+        let correct = Contrast::Correct { function: 0, at: 1.5 };
+        let format = Contrast::Function(1);
+        let rule = RewardFailure::Exclude;
+        for (rows, usable) in [
+            ([[0.0, 0.2], [0.0, 0.8], [0.0, 0.0]], false),
+            ([[2.0, 0.8], [1.5, 0.2], [1.5 - 1e-12, 0.0]], false),
+            ([[2.0, 0.8], [0.0, 0.2], [0.0, 0.0]], true),
+        ] {
+            let group = scores(&rows);
+            assert_eq!(group.has_contrast(correct, rule), usable, "{rows:?}");
+            assert!(group.has_contrast(format, rule) && group.has_contrast(Contrast::Total, rule));
+        }
+        let abstaining = group(vec![vec![RewardOutcome::NotApplicable; 2]; 2]);
+        assert!(!abstaining.has_contrast(correct, rule) && !abstaining.has_contrast(format, rule));
     }
 
     #[test]

@@ -238,7 +238,7 @@ impl ScaleRewards {
 }
 
 /// What there is to know of a way to combine several rewards besides its formula.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MultiObjectiveSpec {
     /// What `scale_rewards` may be.
     pub scales: &'static [ScaleRewards],

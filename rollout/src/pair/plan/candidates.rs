@@ -176,7 +176,7 @@ impl Candidates {
 
     /// The next group that can be given its place, with its id, its cursor and what was dropped on the way to it.
     pub(super) fn place(&mut self) -> Option<RolloutGroup> {
-        let failure = self.sampling.map(|sampling| sampling.failure).unwrap_or_default();
+        let failure = self.sampling.map_or(RewardFailure::Exclude, |sampling| sampling.failure);
         let mut dropped = Vec::new();
         let mut position = self.next.cursor;
         loop {

@@ -150,6 +150,7 @@ impl Reward for ModelReward {
 pub(super) const ENTRY: Entry = Entry {
     name: "model",
     about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
+    judges: false,
     columns: &[],
     parameters: &[
         Parameter { name: "path", default: None, about: "Hugging Face directory of the model" },

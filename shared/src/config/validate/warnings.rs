@@ -66,6 +66,10 @@ impl TrainConfig {
                 .into(),
         );
         warn(
+            self.filter_groups_metric.is_some() && !self.dynamic_sampling,
+            "`filter_groups_metric` has no effect without `dynamic_sampling`".into(),
+        );
+        warn(
             self.eval_dataset.is_some() && self.eval_steps.is_none(),
             "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent".into(),
         );
@@ -146,7 +150,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 17] = [
+        let cases: [(&str, Change); 18] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -173,6 +177,7 @@ mod tests {
             ("kv_dtype", |c| (c.kv_dtype, c.rollout_dtype) = (KvDtype::Int8, RolloutDtype::Bf16x3)),
             ("rollout_device", |c| c.rollout_device = Device::Cuda),
             ("importance_sampling_mode", |c| c.rollout_device = Device::Tensorrt),
+            ("filter_groups_metric", |c| c.filter_groups_metric = Some("reward".into())),
             ("eval_dataset", |c| c.eval_dataset = Some("eval.jsonl".into())),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),
         ];

@@ -1,0 +1,104 @@
+//! What dynamic sampling goes by.
+
+use shared::Contrast;
+
+use super::{Registry, RewardFunction, registry::bare_name};
+
+/// The value of `filter_groups_metric` that means the weighted sum of all functions.
+const SUM: &str = "reward";
+
+/// What decides whether a group teaches something. DAPO (arXiv:2503.14476, eq. 11) keeps a group when some of its
+/// completions are right, but not all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilterMetric {
+    /// A function, by its index, that judges answers: some are right, and some are not.
+    Judge(usize),
+    /// Another function: its scores differ.
+    Scores(usize),
+    /// The rewards, as advantages are made of them, differ.
+    Sum,
+}
+
+impl FilterMetric {
+    /// The metric that `filter_groups_metric` names among the reward functions; without a name the first function that
+    /// judges answers, else the sum.
+    ///
+    /// # Errors
+    /// When no function has that name.
+    pub fn choose(name: Option<&str>, functions: &[String]) -> Result<Self, String> {
+        let judges = |spec: &String| Registry::default().judges(spec);
+        match name {
+            Some(SUM) => Ok(Self::Sum),
+            Some(name) => {
+                let index =
+                    functions.iter().position(|spec| spec == name || bare_name(spec) == name).ok_or_else(|| {
+                        let known: Vec<&str> = functions.iter().map(String::as_str).chain([SUM]).collect();
+                        format!("`{name}` is none of the reward functions; there are {}", known.join(", "))
+                    })?;
+                Ok(if judges(&functions[index]) { Self::Judge(index) } else { Self::Scores(index) })
+            }
+            None => Ok(functions.iter().position(judges).map_or(Self::Sum, Self::Judge)),
+        }
+    }
+
+    /// The test of a group; `of_sum` is that of the rewards.
+    #[must_use]
+    pub fn contrast(self, functions: &[RewardFunction], of_sum: Contrast) -> Contrast {
+        match self {
+            Self::Judge(function) => Contrast::Correct { function, at: functions[function].reward().correct_at() },
+            Self::Scores(function) => Contrast::Function(function),
+            Self::Sum => of_sum,
+        }
+    }
+
+    /// Which groups are kept, in words.
+    #[must_use]
+    pub fn describe(self, functions: &[String]) -> String {
+        match self {
+            Self::Judge(index) => format!("groups with some but not all completions right by `{}`", functions[index]),
+            Self::Scores(index) => format!("groups whose scores by `{}` differ", functions[index]),
+            Self::Sum => "groups whose rewards differ".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(metric: Option<&str>, functions: &[&str]) -> Result<FilterMetric, String> {
+        FilterMetric::choose(metric, &functions.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_first_function_that_judges_answers_decides_unless_another_one_is_named() {
+        let functions = ["format", "correctness", "gsm8k"];
+        let of = |metric| choose(metric, &functions).unwrap();
+        assert_eq!(of(None), FilterMetric::Judge(1));
+        assert_eq!(of(Some("gsm8k")), FilterMetric::Judge(2));
+        assert_eq!(of(Some("format")), FilterMetric::Scores(0));
+        assert_eq!(of(Some("reward")), FilterMetric::Sum);
+        assert_eq!(choose(None, &["format", "finished", "command:run=x"]), Ok(FilterMetric::Sum));
+    }
+
+    #[test]
+    fn a_function_is_named_with_or_without_its_parameters() {
+        let functions = ["finished", "sentence_share:word=dog", "accuracy_reward"];
+        for name in ["sentence_share", "sentence_share:word=dog"] {
+            assert_eq!(choose(Some(name), &functions), Ok(FilterMetric::Scores(1)));
+        }
+        assert_eq!(choose(None, &functions), Ok(FilterMetric::Judge(2)));
+        let error = choose(Some("acuracy"), &functions).unwrap_err();
+        assert!(error.contains("`acuracy`") && error.contains("finished, sentence_share:word=dog"), "{error}");
+    }
+
+    #[test]
+    fn right_is_what_the_function_calls_right() {
+        let specs = ["correctness".to_owned(), "format".to_owned()];
+        let functions = Registry::default().functions(&specs).unwrap();
+        let of = |metric: FilterMetric| metric.contrast(&functions, Contrast::Steps);
+        assert_eq!(of(FilterMetric::Judge(0)), Contrast::Correct { function: 0, at: 1.5 });
+        assert_eq!(of(FilterMetric::Scores(1)), Contrast::Function(1));
+        assert_eq!(of(FilterMetric::Sum), Contrast::Steps);
+    }
+}
