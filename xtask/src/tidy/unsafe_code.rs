@@ -32,7 +32,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("src/supervise/process.rs", "sends signals"),
     ("src/train/directory.rs", "passes a lock on to children"),
     ("tests/tests/", "sends signals and sets limits"),
-    ("rollout/tests/pair/", "sends signals and passes a lock on"),
+    ("rollout/tests/it/pair/", "sends signals and passes a lock on"),
 ];
 
 /// What `unsafe` looks like in code. Put together here so that this file passes its own check.

@@ -10,7 +10,7 @@ use std::{
 
 use shared::{PolicyVersion, Step, config::TrainConfig};
 
-use crate::support::{Run, STUCK};
+use super::support::{Run, STUCK};
 
 #[test]
 fn a_silent_learner_is_an_error_and_a_signal_is_none() {

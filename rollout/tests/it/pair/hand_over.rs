@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, thread, time::Duration};
 
 use shared::{RolloutGroup, config::WeightSwap};
 
-use crate::support::{Run, assert_same, synchronous_run};
+use super::support::{Run, assert_same, synchronous_run};
 
 #[test]
 fn a_synchronous_run_is_the_same_whatever_the_batch_size_and_whoever_is_killed() {

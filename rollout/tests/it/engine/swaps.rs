@@ -4,7 +4,7 @@ use exporters::{Checkpoint, ExportOptions, export};
 use rollout::engine::{Engine, EngineError, EngineOptions, WeightSource};
 use shared::{ModelDir, PolicyVersion};
 
-use crate::support::{MODES, exported, finish, golden_model, greedy, group, options, outcome, trained, write};
+use super::support::{MODES, exported, finish, golden_model, greedy, group, options, outcome, trained, write};
 
 #[test]
 fn new_weights_are_taken_up_between_steps() {

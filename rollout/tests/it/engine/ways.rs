@@ -8,7 +8,7 @@ use shared::{
     config::{KvDtype, RolloutDtype},
 };
 
-use crate::support::{Nth, exported, finish, golden_model, group, mixed_groups, options, outcome, trained};
+use super::support::{Nth, exported, finish, golden_model, group, mixed_groups, options, outcome, trained};
 
 #[test]
 fn candidates_give_the_completions_of_full_logits() {

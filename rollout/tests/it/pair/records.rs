@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harness::timeline::Timeline;
 use shared::metrics::{self, catalogue};
 
-use crate::support::Run;
+use super::support::Run;
 
 #[test]
 fn versions_are_evaluated_once_the_last_one_included() {

@@ -8,7 +8,7 @@ use shared::{
     config::{KvDtype, RolloutDtype},
 };
 
-use crate::support::{MODES, exported, finish, golden_model, greedy, group, mixed_groups, options, outcome, trained};
+use super::support::{MODES, exported, finish, golden_model, greedy, group, mixed_groups, options, outcome, trained};
 
 #[test]
 fn completions_do_not_depend_on_batching_threads_or_arrival() {

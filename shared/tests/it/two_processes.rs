@@ -160,7 +160,7 @@ impl Drop for Peer {
 
 fn start(role: &str, run_dir: &Path) -> Peer {
     let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "peer", "--nocapture"])
+        .args(["--exact", "two_processes::peer", "--nocapture"])
         .env(ROLE, role)
         .env(RUN_DIR, run_dir)
         .stdout(Stdio::null())

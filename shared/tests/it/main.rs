@@ -1,0 +1,3 @@
+//! What the crate does across processes.
+
+mod two_processes;
