@@ -175,7 +175,7 @@ fn a_command_of_verl() {
     assert_eq!((config.loss_type, config.loss_aggregation), (LossType::Vanilla, Some(LossAggregation::TokenMean)));
     assert_eq!((config.num_generations, config.groups_per_step()), (5, 256));
     assert_eq!((config.per_device_train_batch_size, config.updates_per_step()), (320, 4));
-    assert_eq!((config.beta, config.kl_estimator), (0.001, KlEstimator::K3));
+    assert_eq!((config.beta, config.kl_estimator), (0.001, Some(KlEstimator::K3)));
     assert_eq!((config.epsilon, config.epsilon_high), (0.2, Some(0.28)));
     assert_eq!((config.dynamic_sampling, config.dynamic_sampling_max_attempts), (true, 10));
     assert_eq!(config.filter_groups_metric.as_deref(), Some("reward"));

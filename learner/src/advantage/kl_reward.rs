@@ -38,7 +38,7 @@ impl KlController {
     pub fn from_config(config: &TrainConfig) -> Option<Self> {
         (config.use_kl_in_reward && config.beta != 0.0).then_some(Self {
             coef: config.beta,
-            estimator: config.kl_estimator,
+            estimator: config.kl_estimator_in_use(),
             kind: config.kl_controller,
             target: config.kl_target,
             horizon: config.kl_horizon,

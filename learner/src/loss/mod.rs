@@ -13,15 +13,19 @@ pub mod entropy;
 pub mod masks;
 mod metrics;
 mod objective;
+pub mod old_policy;
 pub mod policy;
 pub mod ratio;
 pub mod reduction;
 mod rows;
 mod tokens;
 
-use shared::methods::{
-    ImportanceWeights, LossMetric,
-    metric::{KL, LOW_ENTROPY, OFF_POLICY},
+use shared::{
+    config::KlEstimator,
+    methods::{
+        ImportanceWeights, LossMetric,
+        metric::{KL, LOW_ENTROPY, OFF_POLICY},
+    },
 };
 use tch::{Kind, Tensor};
 
@@ -90,12 +94,18 @@ impl Objective {
         }
         if self.beta != 0.0 {
             let reference_N = tokens.ref_logprobs_N.as_ref().expect("a KL term has reference log-probs");
-            let mut kl_N = kl::estimate(config.kl_estimator, logprobs_N, reference_N, self.spec.kl_bounded);
+            let mut kl_N = kl::estimate(config.kl_estimator_in_use(), logprobs_N, reference_N, self.spec.kl_bounded);
             if config.use_bias_correction_kl {
                 kl_N *= &ratio_N;
             }
             loss_N += &kl_N * self.beta;
             metrics.push((KL, kl_N.detach()));
+        }
+        if self.old_policy_kl_coef != 0.0 {
+            let current_N = logprobs_N.detach();
+            let old_N = tokens.old_logprobs_N.as_ref().unwrap_or(&current_N);
+            // Of the old policy's samples, the divergence from it to the current one: r − 1 − log r.
+            loss_N += kl::estimate(KlEstimator::K3, old_N, logprobs_N, self.spec.kl_bounded) * self.old_policy_kl_coef;
         }
         TokenLoss { loss_N, active_N, ratio_N: ratio_N.detach(), metrics }
     }

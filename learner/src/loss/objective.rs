@@ -22,6 +22,8 @@ pub struct Objective {
     pub entropy_coef: f64,
     /// Weight of the KL term in the loss; 0 = none.
     pub beta: f64,
+    /// Weight of the penalty on the distance from the old policy, as it is now; 0 = none.
+    pub old_policy_kl_coef: f64,
 }
 
 impl Objective {
@@ -35,6 +37,7 @@ impl Objective {
             log_ratio_bound: spec.log_ratio_bound,
             entropy_coef: config.entropy_coef,
             beta: if config.use_kl_in_reward { 0.0 } else { config.beta },
+            old_policy_kl_coef: config.old_policy_kl_coef,
             config: Arc::new(config.clone()),
         }
     }
@@ -56,6 +59,7 @@ impl Objective {
     #[must_use]
     pub fn trains(&self, advantages: &[f64]) -> bool {
         self.beta != 0.0
+            || self.old_policy_kl_coef != 0.0
             || self.entropy_coef != 0.0
             || self.scope() == Scope::Minibatch
             || advantages.iter().any(|&advantage| advantage != 0.0)

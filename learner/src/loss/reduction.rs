@@ -53,10 +53,13 @@ pub fn update_weights(
             let share = rows.iter().sum::<usize>() as f64 / total;
             vec![share * minibatches.len() as f64; rows.len()]
         });
-        for ((loss, entropy), scale) in losses.iter_mut().zip(&mut entropies).zip(scales) {
-            *loss *= scale;
-            *entropy *= scale;
+        let scales: Vec<f64> = scales.collect();
+        let scale = |weights: &mut [f64]| weights.iter_mut().zip(&scales).for_each(|(weight, scale)| *weight *= scale);
+        // Where all tokens weigh the same already, lengths would count twice. The bonus is a mean of each minibatch.
+        if !reduction.is_token_mean() {
+            scale(&mut losses);
         }
+        scale(&mut entropies);
     }
     RowWeights { losses, entropies }
 }
@@ -104,41 +107,30 @@ pub fn entropy_weights(lengths: &[usize], normaliser: &Normaliser) -> Vec<f64> {
     vec![1.0 / (tokens * normaliser.accumulation); lengths.len()]
 }
 
-/// verl's reductions, over all completions of an optimiser update (`agg_loss`).
-///
-/// Training is one worker that sees all of them ([`Aggregation::new`]). The figures of several workers are fields, as they
-/// are arguments in verl, so that each of its cases can be checked.
+/// verl's reductions, over all completions of an optimiser update (`agg_loss`): one worker sees all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Aggregation {
-    /// What is summed and what averaged.
-    pub mode: LossAggregation,
-    /// Tokens to divide by, where they are not those at hand.
-    pub batch_num_tokens: Option<f64>,
-    /// Sequences to divide by, where they are not those at hand.
-    pub global_batch_size: Option<f64>,
-    /// Divisor of `seq-mean-token-sum-norm`.
-    pub loss_scale_factor: f64,
-    /// Workers whose gradients are averaged afterwards.
-    pub dp_size: f64,
+    mode: LossAggregation,
+    scale_factor: f64,
 }
 
 impl Aggregation {
-    /// Over what is at hand, on one worker.
+    /// `scale_factor` is the divisor of `seq-mean-token-sum-norm`.
     #[must_use]
-    pub fn new(mode: LossAggregation, loss_scale_factor: f64) -> Self {
-        Self { mode, batch_num_tokens: None, global_batch_size: None, loss_scale_factor, dp_size: 1.0 }
+    pub fn new(mode: LossAggregation, scale_factor: f64) -> Self {
+        Self { mode, scale_factor }
     }
 
     /// Weight of each row's tokens. Unlike in TRL's reductions, a row without tokens is no sequence.
     #[must_use]
     pub fn weights(&self, lengths: &[usize]) -> Vec<f64> {
-        let tokens = self.batch_num_tokens.unwrap_or(lengths.iter().sum::<usize>() as f64);
-        let sequences = self.global_batch_size.unwrap_or(lengths.iter().filter(|&&length| length > 0).count() as f64);
+        let tokens = lengths.iter().sum::<usize>() as f64;
+        let sequences = lengths.iter().filter(|&&length| length > 0).count() as f64;
         let weight = |length: usize| match self.mode {
-            LossAggregation::TokenMean => self.dp_size / tokens,
-            LossAggregation::SeqMeanTokenSum => self.dp_size / sequences,
-            LossAggregation::SeqMeanTokenMean => self.dp_size / (sequences * (length as f64 + EPSILON)),
-            LossAggregation::SeqMeanTokenSumNorm => 1.0 / self.loss_scale_factor,
+            LossAggregation::TokenMean => 1.0 / tokens,
+            LossAggregation::SeqMeanTokenSum => 1.0 / sequences,
+            LossAggregation::SeqMeanTokenMean => 1.0 / (sequences * (length as f64 + EPSILON)),
+            LossAggregation::SeqMeanTokenSumNorm => 1.0 / self.scale_factor,
         };
         lengths.iter().map(|&length| weight(length)).collect()
     }
@@ -173,6 +165,19 @@ mod tests {
             let accumulation = 3usize.div_ceil(minibatch_rows) as f64;
             let normaliser = Normaliser { accumulation, ..NORMALISER };
             let found = update_weights(&config, &[1, 3, 6], minibatch_rows, &normaliser);
+            assert!(found.losses.iter().chain(&found.entropies).all(|w| (w - 0.1).abs() < 1e-12), "{found:?}");
+        }
+    }
+
+    /// RLinf's DAPO page has both: its token mean is one of each micro-batch, of which the scale makes one of all. Ours is
+    /// one of all from the beginning.
+    #[test]
+    fn the_valid_token_scale_does_not_weigh_lengths_twice() {
+        let token_mean = TrainConfig { loss_aggregation: Some(LossAggregation::TokenMean), ..TrainConfig::default() };
+        for config in [token_mean, TrainConfig::default()] {
+            let config = TrainConfig { use_valid_token_scale: true, ..config };
+            let normaliser = Normaliser { accumulation: 3.0, generation_tokens: 10.0, ..NORMALISER };
+            let found = update_weights(&config, &[1, 3, 6], 1, &normaliser);
             assert!(found.losses.iter().chain(&found.entropies).all(|w| (w - 0.1).abs() < 1e-12), "{found:?}");
         }
     }

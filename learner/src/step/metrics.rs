@@ -30,6 +30,9 @@ pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
     stats.measures.record(&mut record);
     record.count(metrics::EARLY_STOPPED_BATCHES, stats.early_stopped);
     record.extend(stats.credit.clone());
+    if let Some((kl, coef)) = stats.old_policy {
+        record.set(metrics::ACTOR_OLD_POLICY_KL, kl).set(metrics::ACTOR_OLD_POLICY_KL_COEFF, coef);
+    }
     mismatch(batch, step, &mut record);
     record
         .set(metrics::SAMPLE_STALENESS_MEAN, batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);

@@ -10,15 +10,17 @@ use shared::{config::TrainConfig, rng};
 use tch::Device;
 
 use super::{
-    CreditAssigner, Forward, Row, StepBatch, StepInputs, StepMetrics,
+    CreditAssigner, Forward, Mean, Row, StepBatch, StepInputs, StepMetrics,
     passes::{Pass, Totals},
 };
 use crate::{
     device::wait_for,
     error::LearnerError,
+    kl::k3_value,
     loss::{
         Objective,
         entropy::{EntropyController, EntropyState},
+        old_policy::OldPolicyPenalty,
         reduction::{Normaliser, RowWeights, update_weights},
     },
     mismatch::Correction,
@@ -53,6 +55,9 @@ pub struct Carried {
     /// Coefficient of the entropy bonus, where it is adaptive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entropy: Option<EntropyState>,
+    /// Weight of the penalty on the distance from the old policy, which may adapt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_policy_kl_coef: Option<f64>,
 }
 
 /// The policy being trained, with everything an update needs.
@@ -61,6 +66,7 @@ pub struct Trainer {
     config: Arc<TrainConfig>,
     objective: Objective,
     entropy: EntropyController,
+    old_policy: Option<OldPolicyPenalty>,
     correction: Option<Correction>,
     truncation: Option<Truncation>,
     policy: Trained<Decoder>,
@@ -87,6 +93,7 @@ impl Trainer {
         Ok(Self {
             objective: Objective::from_config(config),
             entropy: EntropyController::from_config(config),
+            old_policy: OldPolicyPenalty::from_config(config),
             correction: Correction::from_config(config),
             truncation: Truncation::of(&config.sampling()),
             credit: CreditAssigner::from_config(config),
@@ -124,7 +131,12 @@ impl Trainer {
     /// What a checkpoint holds of it besides models and optimisers.
     #[must_use]
     pub fn carried(&self) -> Carried {
-        Carried { updates: self.policy.updates(), kl_coef: self.credit.kl_coef(), entropy: self.entropy.state() }
+        Carried {
+            updates: self.policy.updates(),
+            kl_coef: self.credit.kl_coef(),
+            entropy: self.entropy.state(),
+            old_policy_kl_coef: self.old_policy.map(|penalty| penalty.coef),
+        }
     }
 
     /// Goes on from a checkpoint, given the states of the policy's optimiser and, where it holds one, of the critic's.
@@ -138,6 +150,9 @@ impl Trainer {
         critic: Option<&OptimizerState>,
     ) -> Result<(), LearnerError> {
         self.entropy.restore(carried.entropy);
+        if let (Some(penalty), Some(coef)) = (&mut self.old_policy, carried.old_policy_kl_coef) {
+            penalty.coef = coef;
+        }
         self.credit.restore(carried, critic)?;
         self.policy.restore(carried.updates, policy)
     }
@@ -173,7 +188,11 @@ impl Trainer {
                 if trains_policy {
                     let pass = Pass {
                         config: &config,
-                        objective: &Objective { entropy_coef: self.entropy.applied(), ..self.objective.clone() },
+                        objective: &Objective {
+                            entropy_coef: self.entropy.applied(),
+                            old_policy_kl_coef: self.old_policy.map_or(0.0, |penalty| penalty.coef),
+                            ..self.objective.clone()
+                        },
                         batch,
                         forward: &forward,
                         inputs: &mut inputs,
@@ -190,6 +209,9 @@ impl Trainer {
             }
         }
         metrics.credit = assignment.record(&inputs.advantages);
+        if trains_policy {
+            self.measure_distance(batch, &forward, &inputs, &mut metrics)?;
+        }
         self.sync_reference(step + 1);
         Ok(TrainedStep { inputs, metrics })
     }
@@ -279,6 +301,27 @@ impl Trainer {
         valid.sort_unstable();
         let found = forward.evaluate(self.policy.model(), &valid)?;
         inputs.remember(&valid, &found.logprobs.gather(&valid));
+        metrics.times.old_logprobs += start.elapsed();
+        Ok(())
+    }
+
+    /// How far the updates of a step have taken the policy, where a penalty is on that; its weight follows.
+    fn measure_distance(
+        &mut self,
+        batch: &StepBatch<'_>,
+        forward: &Forward<'_>,
+        inputs: &StepInputs,
+        metrics: &mut StepMetrics,
+    ) -> Result<(), LearnerError> {
+        let Some(penalty) = &mut self.old_policy else { return Ok(()) };
+        let start = Instant::now();
+        let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].trained).collect();
+        let now = forward.evaluate(self.policy.model(), &rows)?.logprobs;
+        let mut distance = Mean::default();
+        let tokens = rows.iter().flat_map(|&row| now[row].iter().zip(&inputs.old_logprobs[row]));
+        distance.extend(&tokens.map(|(now, old)| k3_value(now - old)).collect::<Vec<f64>>());
+        metrics.old_policy = Some((distance.get(), penalty.coef));
+        penalty.observe(distance.get());
         metrics.times.old_logprobs += start.elapsed();
         Ok(())
     }

@@ -241,6 +241,25 @@ fn golden_adaptive_kl() {
     }
 }
 
+/// Without an estimator, the penalty in the reward is PPO's and verl's β (logprob − ref_logprob), of either sign.
+#[test]
+fn golden_penalty_in_the_reward_is_k1_where_nothing_else_is_asked_for() {
+    let config = TrainConfig { use_kl_in_reward: true, beta: 0.5, ..TrainConfig::default() };
+    let controller = KlController::from_config(&config).unwrap();
+    let inputs = ["logps", "ref_logps", "weights"];
+    let all = cases("kl_estimators.json", "kl_estimator", &["estimator"], &inputs, &["kl", "grad_of_weighted_sum"]);
+    let of_k1: Vec<&Value> = all.iter().filter(|case| case["params"]["estimator"] == "k1").collect();
+    assert!(!of_k1.is_empty());
+    for case in of_k1 {
+        let ragged = |key: &str| matrix(&case["inputs"][key]).into_iter().collect::<Ragged<f64>>();
+        let found = controller.penalise(&ragged("logps"), &ragged("ref_logps"));
+        for (row, expected) in matrix(&case["expected"]["kl"]).iter().enumerate() {
+            let expected: Vec<f64> = expected.iter().map(|kl| 0.5 * kl).collect();
+            assert_list(&case["name"], "penalty", &found.penalties[row], &expected);
+        }
+    }
+}
+
 #[test]
 fn golden_kl_estimators_in_the_reward() {
     let inputs = ["logps", "ref_logps", "weights"];

@@ -121,7 +121,7 @@ fn options() -> impl Strategy<Value = Options> {
             entropy_coef,
             loss_aggregation: aggregation,
             beta,
-            kl_estimator,
+            kl_estimator: Some(kl_estimator),
             use_valid_token_scale: scale,
             normalize_advantages: normalise,
             importance_sampling_correction: correct,

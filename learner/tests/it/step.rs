@@ -97,6 +97,50 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
     }
 }
 
+/// The first update of a step is at the old policy, where the penalty has no gradient; later ones are pulled back to it.
+#[test]
+fn a_penalty_on_the_distance_from_the_old_policy_holds_a_step_back() {
+    let plain = TrainConfig {
+        warmup_steps: 0,
+        learning_rate: 1e-2,
+        num_iterations: 4,
+        per_device_train_batch_size: 12,
+        gradient_accumulation_steps: 1,
+        ..config()
+    };
+    let of = |coef: f64, num_iterations: u32| {
+        let config = TrainConfig { old_policy_kl_coef: coef, num_iterations, ..plain.clone() };
+        let groups = support::groups(&config, 3);
+        let (weights, step) = step(&config, &groups);
+        let record = record(&StepBatch::new(&groups, &config, PolicyVersion(3)), &step);
+        (weights, record.get(metrics::ACTOR_OLD_POLICY_KL), record.get(metrics::ACTOR_OLD_POLICY_KL_COEFF))
+    };
+    assert!(largest_difference(&of(0.0, 1).0, &of(100.0, 1).0) < 1e-12);
+    let (loose, tight) = (of(1e-9, 4), of(100.0, 4));
+    assert_eq!((of(0.0, 4).1, tight.2), (None, Some(100.0)));
+    assert!(tight.1.unwrap() > 0.0 && 2.0 * tight.1.unwrap() < loose.1.unwrap(), "{:?} and {:?}", tight.1, loose.1);
+}
+
+/// Two steps of one trainer: the weight of the second follows from the distance of the first, and a checkpoint holds it.
+#[test]
+fn the_weight_of_the_penalty_is_carried_from_step_to_step() {
+    let config =
+        TrainConfig { warmup_steps: 0, old_policy_kl_coef: 0.5, old_policy_kl_target: Some(1e-12), ..config() };
+    let trainer = || {
+        let model = ModelDir::open(&config.model).unwrap();
+        Trainer::new(&config, load(&model, LoadOptions::default()).unwrap(), None).unwrap()
+    };
+    let mut first = trainer();
+    let groups = support::groups(&config, 3);
+    let step = first.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3).unwrap();
+    assert!(step.metrics.old_policy.unwrap().0 > 1.5e-12);
+    let carried = first.carried();
+    assert_eq!(carried.old_policy_kl_coef, Some(1.0));
+    let mut second = trainer();
+    second.restore(&carried, &first.policy().state(), None).unwrap();
+    assert_eq!(second.carried().old_policy_kl_coef, Some(1.0));
+}
+
 #[test]
 fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     let mut config = TrainConfig { warmup_steps: 0, mask_truncated_completions: true, ..config() };

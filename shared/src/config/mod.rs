@@ -133,6 +133,12 @@ impl TrainConfig {
         self.reward_funcs.iter().enumerate().map(|(i, spec)| (shown(spec), weight(i))).collect()
     }
 
+    /// Estimator of the KL penalty: the one that is asked for, or the sources' own where the penalty goes.
+    #[must_use]
+    pub fn kl_estimator_in_use(&self) -> KlEstimator {
+        self.kl_estimator.unwrap_or(if self.use_kl_in_reward { KlEstimator::K1 } else { KlEstimator::K3 })
+    }
+
     /// Threads of (sampler, learner) on a machine with `cores` cores.
     #[must_use]
     pub fn threads(&self, cores: usize) -> (usize, usize) {

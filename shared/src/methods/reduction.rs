@@ -36,6 +36,24 @@ pub enum Reduction {
 }
 
 impl Reduction {
+    /// Whether every token of an update weighs the same already, whatever minibatch it is in.
+    #[must_use]
+    pub fn is_token_mean(self) -> bool {
+        match self {
+            Self::GenerationTokenMean | Self::Aggregation(LossAggregation::TokenMean) => true,
+            Self::CompletionMean
+            | Self::MinibatchTokenMean
+            | Self::LengthConstant
+            | Self::CompletionSum
+            | Self::UpdateMean
+            | Self::Aggregation(
+                LossAggregation::SeqMeanTokenSum
+                | LossAggregation::SeqMeanTokenMean
+                | LossAggregation::SeqMeanTokenSumNorm,
+            ) => false,
+        }
+    }
+
     /// The reduction in a few words, for tables.
     #[must_use]
     pub fn about(self) -> &'static str {

@@ -129,6 +129,10 @@ impl TrainConfig {
         require(
             self.beta != 0.0 || !self.sync_ref_model,
             "`sync_ref_model` needs `beta` above 0: without a KL penalty there is no reference policy to move",
+        )?;
+        require(
+            self.old_policy_kl_target.is_none() || self.old_policy_kl_coef > 0.0,
+            "`old_policy_kl_target` leads the weight of a penalty that is off: set `old_policy_kl_coef`, where it begins",
         )
     }
 }
@@ -259,6 +263,9 @@ mod tests {
     fn a_reference_policy_is_there_only_with_beta() {
         refused("`use_kl_in_reward` needs `beta`", |c| c.use_kl_in_reward = true);
         refused("`sync_ref_model` needs `beta`", |c| c.sync_ref_model = true);
+        refused("`old_policy_kl_target` leads the weight", |c| c.old_policy_kl_target = Some(0.01));
+        refused("`old_policy_kl_target`", |c| (c.old_policy_kl_coef, c.old_policy_kl_target) = (1.0, Some(0.0)));
+        accepted(|c| (c.old_policy_kl_coef, c.old_policy_kl_target) = (1.0, Some(0.01)));
         refused("`kl_controller` adaptive", |c| (c.beta, c.kl_controller) = (0.1, KlController::Adaptive));
         refused("`kl_target`", |c| c.kl_target = 0.0);
         accepted(|c| {

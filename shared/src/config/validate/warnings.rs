@@ -6,6 +6,7 @@ use super::{word, words};
 use crate::config::{
     AdvantageEstimator, Choice, Device, ImportanceSamplingMode, KvDtype, LossType, RolloutDtype, TrainConfig,
 };
+use crate::methods::Reduction;
 
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
@@ -34,15 +35,24 @@ impl TrainConfig {
             self.normalize_advantages && self.advantage_estimator.spec().whitens,
             format!("`normalize_advantages` adds nothing: `advantage_estimator` {estimator} whitens by itself"),
         );
-        if let Some(reason) = self.kl_estimator.spec().idle_in_loss {
+        let kl_estimator = self.kl_estimator_in_use();
+        if let Some(reason) = kl_estimator.spec().idle_in_loss {
             warn(
                 self.beta > 0.0 && !self.use_kl_in_reward && !self.use_bias_correction_kl,
                 format!(
                     "`kl_estimator` {} in the loss {reason}; use k2, k3 or k1+, or `use_kl_in_reward`",
-                    word(self.kl_estimator)
+                    word(kl_estimator)
                 ),
             );
         }
+        let reduction = self.loss_aggregation.map_or(self.loss_type.spec().reduction, Reduction::Aggregation);
+        warn(
+            self.use_valid_token_scale && reduction.is_token_mean(),
+            format!(
+                "`use_valid_token_scale` leaves the policy term as it is: its reduction ({}) weighs all tokens alike already",
+                reduction.about()
+            ),
+        );
         warn(
             self.num_iterations > 4,
             format!(
@@ -125,7 +135,7 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{KlEstimator, validate::testing::valid};
+    use crate::config::{KlEstimator, LossAggregation, validate::testing::valid};
 
     #[test]
     fn the_defaults_are_not_remarked_on() {
@@ -150,7 +160,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 18] = [
+        let cases: [(&str, Change); 20] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -159,9 +169,14 @@ mod tests {
             }),
             ("gamma", |c| c.gamma = 0.9),
             ("kl_estimator", |c| {
-                (c.beta, c.kl_estimator, c.use_bias_correction_kl) = (0.1, KlEstimator::K1, false);
+                (c.beta, c.kl_estimator, c.use_bias_correction_kl) = (0.1, Some(KlEstimator::K1), false);
             }),
             ("num_iterations", |c| c.num_iterations = 8),
+            ("use_valid_token_scale", |c| {
+                (c.use_valid_token_scale, c.loss_type) = (true, LossType::Grpo);
+                c.loss_aggregation = Some(LossAggregation::TokenMean);
+            }),
+            ("use_valid_token_scale", |c| c.use_valid_token_scale = true),
             ("importance_sampling_correction", |c| {
                 (c.max_staleness, c.importance_sampling_correction) = (2, false);
             }),

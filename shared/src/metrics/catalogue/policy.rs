@@ -123,4 +123,14 @@ section! {
     metric LOW_ENTROPY_MASKED_FRAC = "low_entropy_masked_frac" {
         unit: Share, source: "Tandem", when: "`top_entropy_quantile` below 1"
     }
+
+    /// KL divergence per token of a step's last policy from the one that it began with.
+    ///
+    /// Near `old_policy_kl_target`, where one is set: the weight of the penalty sees to that.
+    metric ACTOR_OLD_POLICY_KL = "actor/old_policy_kl" { unit: Nats, source: "Tandem, after PPO, section 4", when: "`old_policy_kl_coef` above 0" }
+
+    /// Weight of the penalty on that divergence in the step.
+    ///
+    /// Settles when `old_policy_kl_target` can be met; one that goes on doubling means that the learning rate is too high.
+    metric ACTOR_OLD_POLICY_KL_COEFF = "actor/old_policy_kl_coeff" { unit: Number, source: "Tandem, after PPO, section 4", when: "`old_policy_kl_coef` above 0" }
 }
