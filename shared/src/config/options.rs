@@ -80,9 +80,9 @@ options! {
             also(&["max_num_gen_batches"]), at_least(1.0);
         /// With `dynamic_sampling`: what decides whether a group teaches something. A function of `reward_funcs` that
         /// judges answers: some of its completions are right, but not all (DAPO eq. 11). Another function: its scores
-        /// differ. `reward`: the rewards differ, as advantages are made of them. Absent = the first function that
-        /// judges answers, else `reward`; the start of a run says which.
-        filter_groups_metric: Option<String> = None, source("verl `filter_groups.metric`");
+        /// differ. `reward`: the rewards differ, as advantages are made of them. The start of a run says which.
+        filter_groups_metric: Option<String> = None, absent("the first function that judges answers, else `reward`"),
+            source("verl `filter_groups.metric`");
     }
 
     "Batch and schedule" {
