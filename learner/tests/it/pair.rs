@@ -235,6 +235,7 @@ fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
     ];
     let mut runs: Vec<TrainConfig> = losses.into_iter().map(|loss| of(&|c| c.loss_type = loss)).collect();
     runs.push(of(&|c| (c.beta, c.entropy_coef) = (0.04, 0.01)));
+    runs.push(of(&|c| c.old_policy_kl_coef = 0.1));
     runs.push(of(&|c| (c.off_policy_mask_threshold, c.top_entropy_quantile) = (Some(0.5), 0.5)));
     runs.push(of(&|c| c.importance_sampling_mode = ImportanceSamplingMode::TokenMask));
     runs.push(of(&|c| (c.top_k, c.dynamic_sampling) = (8, true)));

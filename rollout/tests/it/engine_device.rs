@@ -187,7 +187,7 @@ fn a_missing_device_is_one_clear_line() {
 fn a_skipped_test_says_so() {
     let name = "a_device_takes_new_weights";
     let run = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name])
+        .args(["--exact", &format!("engine_device::{name}")])
         .env_remove("TANDEM_TEST_DEVICE")
         .output()
         .unwrap();
