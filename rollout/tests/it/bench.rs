@@ -173,6 +173,8 @@ fn what_cannot_be_done_is_one_clear_line() {
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);
     refused(&cache.path().join("none"), &["--completion-length", "7"], &["--model", "no such directory"]);
     refused(&model, &["--completion-length", "7", "--kernels", "own"], &["--kernels", "'own'"]);
+    let unknown = bench(&model, cache.path(), &["--completion-length", "7", "--kernels", "own"]);
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("[possible values: packed, stock]"));
     refused(&model, &["--completion-length", "7", "--cuda-graphs"], &["--cuda-graphs needs --device cuda"]);
     let compare = |flags: &'static str| ["--completion-length", "7", "--compare", flags];
     refused(&model, &compare("--max-num-sequences 3"), &["--compare", "--max-num-sequences"]);
