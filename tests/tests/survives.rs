@@ -16,9 +16,12 @@ use harness::{
 };
 
 const STEPS: u64 = 40;
-/// How long a run may take whose steps are all made, two starts of processes on a busy machine included. It is far below
-/// `peer_timeout`, the time after which one process gives the other up.
-const SOON: Duration = Duration::from_secs(30);
+/// How long a run may go on whose steps are all made, a start of the pair not counted: a process that died is started again,
+/// and how long that takes is a matter of the machine. `peer_timeout`, the time after which one process gives the other
+/// up, is 300 s.
+const SOON: Duration = Duration::from_secs(5);
+/// How often a run may be late before it is the run's fault, and not that of whatever else the machine is busy with.
+const ATTEMPTS: usize = 3;
 
 /// A folder with a model and prompts, in which several runs of the same configuration can be made.
 struct Bench {
@@ -137,18 +140,32 @@ const SHORT: [&str; 2] = ["--max_steps", "4"];
 const EVALUATED: [&str; 4] = ["--eval_steps", "100", "--eval_dataset", "prompts.jsonl"];
 
 impl Bench {
-    /// Waits for the end of a run whose steps are all made.
-    fn ends_soon(&self, run: &mut Child) {
+    /// Starts a new run; how long its pair takes to make the first step.
+    fn start_measured(&self, run: &str, more: &[&str]) -> (Child, Duration) {
+        let begin = Instant::now();
+        let child = self.start(run, more);
+        self.wait_for_step(run, 1);
+        (child, begin.elapsed())
+    }
+
+    /// Whether a run whose steps are all made ends in order within [`SOON`], but for a start of the pair.
+    fn ends_soon(&self, run: &mut Child, start: Duration) -> bool {
         let begin = Instant::now();
         let status = loop {
             if let Some(status) = run.try_wait().unwrap() {
                 break status;
             }
-            assert!(begin.elapsed() < SOON, "{}", fs::read_to_string(self.path("stderr")).unwrap());
+            if begin.elapsed() > SOON + start {
+                println!("still running after {:.2?}; a start takes {start:.2?}", begin.elapsed());
+                run.kill().unwrap();
+                let _ = run.wait().unwrap();
+                return false;
+            }
             thread::sleep(Duration::from_millis(5));
         };
-        println!("ended after {:.2} s", begin.elapsed().as_secs_f64());
+        println!("ended after {:.2?}; a start takes {start:.2?}", begin.elapsed());
         assert!(status.success(), "{}", fs::read_to_string(self.path("stderr")).unwrap());
+        true
     }
 
     fn evaluated(&self, run: &str) -> Vec<u64> {
@@ -156,19 +173,30 @@ impl Bench {
     }
 }
 
+/// Tries again what only a busy machine may make late.
+fn in_time(what: &str, attempt: impl Fn() -> bool) {
+    assert!((0..ATTEMPTS).any(|_| attempt()), "{what}: late {ATTEMPTS} times in a row");
+}
+
 #[test]
 fn a_finished_run_that_is_resumed_ends_at_once() {
     for more in [&[][..], &EVALUATED[..]] {
-        let bench = Bench::new();
-        let _ = cli::finish(bench.command("run", &[&SHORT, more].concat())).success();
-        let mut run = bench.start("run", &[&SHORT, more, &["--resume_from_checkpoint", "latest"]].concat());
-        bench.ends_soon(&mut run);
-        let said = fs::read_to_string(bench.path("stderr")).unwrap();
-        assert!(!said.contains("may be evaluating") || !more.is_empty(), "{said}");
-        // More steps may be made of it later.
-        let more = [more, &["--max_steps", "5", "--resume_from_checkpoint", "latest"]].concat();
-        let _ = cli::finish(bench.command("run", &more)).success();
-        assert!(bench.path("run/checkpoint-5").exists());
+        in_time("a finished run", || {
+            let bench = Bench::new();
+            let (mut run, start) = bench.start_measured("run", &[&SHORT, more].concat());
+            assert!(run.wait().unwrap().success());
+            let mut run = bench.start("run", &[&SHORT, more, &["--resume_from_checkpoint", "latest"]].concat());
+            if !bench.ends_soon(&mut run, start) {
+                return false;
+            }
+            let said = fs::read_to_string(bench.path("stderr")).unwrap();
+            assert!(!said.contains("may be evaluating") || !more.is_empty(), "{said}");
+            // More steps may be made of it later.
+            let more = [more, &["--max_steps", "5", "--resume_from_checkpoint", "latest"]].concat();
+            let _ = cli::finish(bench.command("run", &more)).success();
+            assert!(bench.path("run/checkpoint-5").exists());
+            true
+        });
     }
 }
 
@@ -177,22 +205,27 @@ fn a_finished_run_that_is_resumed_ends_at_once() {
 fn a_process_killed_when_all_steps_are_made_does_not_hold_up_the_end() {
     for program in ["learner", "rollout"] {
         for more in [&[][..], &EVALUATED[..]] {
-            let bench = Bench::new();
-            let mut run = bench.start("run", &[&SHORT, more].concat());
-            if program == "learner" {
-                while !bench.path("run/checkpoint-4").exists() {
-                    thread::sleep(Duration::from_millis(1));
+            in_time(program, || {
+                let bench = Bench::new();
+                let (mut run, start) = bench.start_measured("run", &[&SHORT, more].concat());
+                if program == "learner" {
+                    while !bench.path("run/checkpoint-4").exists() {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                } else {
+                    bench.wait_for_step("run", 4);
                 }
-            } else {
-                bench.wait_for_step("run", 4);
-            }
-            let found = children(run.id(), program);
-            assert_eq!(found.len(), 1, "{program}");
-            kill(found[0]);
-            bench.ends_soon(&mut run);
-            if !more.is_empty() {
-                assert_eq!(bench.evaluated("run"), [0, 4], "{program}");
-            }
+                let found = children(run.id(), program);
+                assert_eq!(found.len(), 1, "{program}");
+                kill(found[0]);
+                if !bench.ends_soon(&mut run, start) {
+                    return false;
+                }
+                if !more.is_empty() {
+                    assert_eq!(bench.evaluated("run"), [0, 4], "{program}");
+                }
+                true
+            });
         }
     }
 }

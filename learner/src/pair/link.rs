@@ -219,7 +219,11 @@ impl<E: LearnerEnd> Worker<E> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{GroupId, testing};
+    use shared::{
+        GroupId,
+        channel::{SamplerEnd, memory},
+        testing,
+    };
 
     use super::*;
 
@@ -253,5 +257,23 @@ mod tests {
         }
         let error = link.receive(Duration::ZERO).unwrap_err().to_string();
         assert!(error.contains("the memory is gone"), "{error}");
+    }
+
+    /// A synchronous sampler waits for each version: it must hear of it when it is there, not when the status would have
+    /// been repeated anyway.
+    #[test]
+    fn a_status_that_has_changed_is_sent_at_once() {
+        const NEWS: u64 = 20;
+        let (mut sampler, end) = memory::pair(1);
+        let link = Link::start(end, LearnerStatus::default(), 1, Duration::from_secs(60));
+        let begin = Instant::now();
+        for cursor in 1..=NEWS {
+            link.announce(|status| status.cursor = cursor);
+            while sampler.learner_status().unwrap().is_none_or(|status| status.cursor != cursor) {
+                assert!(begin.elapsed() < Duration::from_secs(60), "the thread says nothing");
+                thread::yield_now();
+            }
+        }
+        assert!(begin.elapsed() < STATUS_INTERVAL * NEWS as u32 / 2, "{:?} for {NEWS} changes", begin.elapsed());
     }
 }
