@@ -11,6 +11,7 @@ use harness::{
     tiny_model::{self, SMALL},
     training::json_lines,
 };
+use serde_json::Value;
 
 const PATCH: &str = "docs/extending/topr.patch";
 
@@ -112,19 +113,26 @@ fn the_example_loss_of_the_page_is_added_in_four_files_and_trains() {
     fs::write(dir.join("prompts.jsonl"), rows).unwrap();
     fs::write(
         dir.join("run.toml"),
-        "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\nreward_funcs = [\"length:target=12\"]\n\
-         loss_type = \"topr\"\ntopr_cap = 0.9\nmax_steps = 3\nnum_generations = 4\ngeneration_batch_size = 16\n\
-         per_device_train_batch_size = 8\nnum_iterations = 2\nmax_completion_length = 16\nlearning_rate = 1e-2\n",
+        "model = \"model\"\ndataset = \"prompts.jsonl\"\nreward_funcs = [\"length:target=12\"]\nloss_type = \"topr\"\n\
+         max_steps = 3\nnum_generations = 4\ngeneration_batch_size = 16\nper_device_train_batch_size = 16\n\
+         max_completion_length = 16\nlearning_rate = 1e-2\n",
     )
     .unwrap();
-    let mut train = Command::new(programs.join("tandem"));
-    train.arg("train").arg(dir.join("run.toml")).env("TANDEM_CACHE_DIR", dir.join("cache"));
-    let _ = cli::finish(train).success();
-    let capped: Vec<f64> = json_lines(&dir.join("run/metrics.jsonl"))
-        .iter()
-        .map(|record| record["topr/capped_frac"].as_f64().unwrap_or_else(|| panic!("{record}")))
-        .collect();
-    assert_eq!(capped.len(), 3);
-    // On policy every ratio is 1 and above the cap, so that every token with a negative advantage counts.
-    assert!(capped.iter().all(|&share| share > 0.0 && share < 1.0), "{capped:?}");
+    let capped = |cap: &str| -> Vec<f64> {
+        let run = dir.join(format!("run-{cap}"));
+        let mut train = Command::new(programs.join("tandem"));
+        train.arg("train").arg(dir.join("run.toml")).arg("--output_dir").arg(&run);
+        train.args(["--topr_cap", cap]).env("TANDEM_CACHE_DIR", dir.join("cache"));
+        let _ = cli::finish(train).success();
+        let records = json_lines(&run.join("metrics.jsonl"));
+        assert_eq!(records.len(), 3);
+        let number =
+            |record: &Value, key: &str| record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"));
+        assert!(records.iter().all(|record| number(record, "grad_norm") > 0.0), "nothing is trained: {records:?}");
+        records.iter().map(|record| number(record, "topr/capped_frac")).collect()
+    };
+    // With one update a step every ratio is 1. A lower cap then counts each token with a negative advantage, a higher one none.
+    let (low, high) = (capped("0.9"), capped("1.5"));
+    assert!(low.iter().all(|&share| share > 0.0 && share < 1.0), "{low:?}");
+    assert_eq!(high, [0.0; 3]);
 }
