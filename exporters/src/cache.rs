@@ -105,7 +105,7 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     part(&fs::read(&config).map_err(|e| ExportError::io(&config, e))?);
     part(&options.positions(model.config())?.to_le_bytes());
     part(options.dtype.to_string().as_bytes());
-    for (_, content) in checkpoint.files() {
+    for content in checkpoint.files() {
         part(content);
     }
     Ok(hasher.finalize().to_hex()[..32].to_string())

@@ -25,8 +25,6 @@ const LM_HEAD: &str = "lm_head.weight";
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<MappedFile>,
-    /// In the order of [`ModelConfig::parameters`].
-    names: Vec<String>,
     tensors: HashMap<String, Tensor>,
 }
 
@@ -53,30 +51,13 @@ impl Checkpoint {
     /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
     /// missing, unknown or of another shape (by name).
     pub fn open(model: &ModelDir) -> Result<Self, ExportError> {
-        let mut checkpoint = Self { files: Vec::new(), names: Vec::new(), tensors: HashMap::new() };
-        for path in weight_files(model.path())? {
-            checkpoint.add_file(path)?;
-        }
-        checkpoint.check_shards(model.path())?;
-        checkpoint.check(model.config(), model.path())?;
+        let dir = model.path();
+        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        let (files, shard_of) = weight_files(dir)?;
+        files.into_iter().try_for_each(|file| checkpoint.add_file(file))?;
+        checkpoint.check_shards(&shard_of, dir)?;
+        checkpoint.check(model.config(), dir)?;
         Ok(checkpoint)
-    }
-
-    /// Names of the parameters, in the model's order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.iter().map(String::as_str)
-    }
-
-    /// Shape of a parameter, row-major.
-    #[must_use]
-    pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|t| t.shape.as_slice())
-    }
-
-    /// Element type in the file.
-    #[must_use]
-    pub fn dtype(&self, name: &str) -> Option<Dtype> {
-        self.tensors.get(name).map(|t| t.dtype)
     }
 
     /// The values of a parameter, row-major.
@@ -84,16 +65,14 @@ impl Checkpoint {
     /// # Errors
     /// An unknown name.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, ExportError> {
-        let tensor = self.tensors.get(name).ok_or_else(|| ExportError::Values {
-            name: name.into(),
-            message: "the checkpoint has no parameter of that name".into(),
-        })?;
+        let unknown = || ExportError::values(name, "the checkpoint has no parameter of that name");
+        let tensor = self.tensors.get(name).ok_or_else(unknown)?;
         Ok(values::decode(self.bytes(tensor), tensor.dtype))
     }
 
-    /// The weight files with their contents, in a fixed order.
-    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
-        self.files.iter().map(|f| (f.path.as_path(), &f.map[..]))
+    /// The contents of the weight files, in a fixed order.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &[u8]> {
+        self.files.iter().map(|f| &f.map[..])
     }
 
     fn bytes(&self, tensor: &Tensor) -> &[u8] {
@@ -135,12 +114,10 @@ impl Checkpoint {
             self.drop_redundant_head(dir)?;
         }
         self.tensors.retain(|name, _| !is_inverse_frequencies(name));
-        for (name, shape) in config.parameters() {
-            self.check_parameter(&name, &shape, dir)?;
-            self.names.push(name);
-        }
-        let known: BTreeSet<&str> = self.names.iter().map(String::as_str).collect();
-        match self.tensors.keys().filter(|name| !known.contains(name.as_str())).min() {
+        let parameters = config.parameters();
+        parameters.iter().try_for_each(|(name, shape)| self.check_parameter(name, shape, dir))?;
+        let known: BTreeSet<&String> = parameters.iter().map(|(name, _)| name).collect();
+        match self.tensors.keys().filter(|name| !known.contains(name)).min() {
             None => Ok(()),
             Some(extra) => Err(ExportError::content(
                 dir,
@@ -177,11 +154,8 @@ impl Checkpoint {
     }
 
     /// Every tensor of the index must be in the shard it names.
-    fn check_shards(&self, dir: &Path) -> Result<(), ExportError> {
-        let Some(index) = ShardIndex::read(dir)? else {
-            return Ok(());
-        };
-        for (name, shard) in &index.weight_map {
+    fn check_shards(&self, shard_of: &BTreeMap<String, String>, dir: &Path) -> Result<(), ExportError> {
+        for (name, shard) in shard_of {
             let found = self.tensors.get(name).map(|t| &self.files[t.file].path);
             if found != Some(&dir.join(shard)) && !is_inverse_frequencies(name) {
                 let message = format!("names tensor {name} in {shard}, which does not have it");
@@ -199,43 +173,33 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-impl ShardIndex {
-    /// None when the weights are one file.
-    fn read(dir: &Path) -> Result<Option<Self>, ExportError> {
-        let path = dir.join(INDEX);
-        if dir.join(SINGLE).is_file() || !path.is_file() {
-            return Ok(None);
-        }
-        let text = fs::read(&path).map_err(|e| ExportError::io(&path, e))?;
-        let index: Self = serde_json::from_slice(&text)
-            .map_err(|e| ExportError::content(&path, format!("not a safetensors index: {e}")))?;
-        let outside = |name: &&String| Path::new(name).file_name() != Some(name.as_ref());
-        match index.weight_map.values().find(outside) {
-            Some(name) => Err(ExportError::content(&path, format!("`{name}` is not the name of a file beside it"))),
-            None => Ok(Some(index)),
-        }
-    }
-}
-
-/// The weight files of a directory; as transformers does, one file goes before shards.
-fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ExportError> {
-    let single = dir.join(SINGLE);
+/// The weight files of a directory, and the one of each tensor where they are shards; as transformers does, one file goes
+/// before shards.
+fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ExportError> {
+    let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
     if single.is_file() {
-        return Ok(vec![single]);
+        return Ok((vec![single], BTreeMap::new()));
     }
-    let Some(index) = ShardIndex::read(dir)? else {
+    if !index.is_file() {
         let message = format!(
             "no {SINGLE} and no {INDEX}; weights in another format are converted by transformers' save_pretrained"
         );
         return Err(ExportError::content(dir, message));
-    };
-    let shards: BTreeSet<&String> = index.weight_map.values().collect();
-    Ok(shards.into_iter().map(|name| dir.join(name)).collect())
+    }
+    let text = fs::read(&index).map_err(|e| ExportError::io(&index, e))?;
+    let ShardIndex { weight_map } = serde_json::from_slice(&text)
+        .map_err(|e| ExportError::content(&index, format!("not a safetensors index: {e}")))?;
+    let shards: BTreeSet<&String> = weight_map.values().collect();
+    if let Some(name) = shards.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+        return Err(ExportError::content(&index, format!("`{name}` is not the name of a file beside it")));
+    }
+    Ok((shards.into_iter().map(|name| dir.join(name)).collect(), weight_map))
 }
 
-fn map(path: &Path) -> Result<Mmap, ExportError> {
+/// Maps a file of weights.
+pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
     let file = File::open(path).map_err(|e| ExportError::io(path, e))?;
-    // SAFETY: the mapping is read-only and private to `Checkpoint`. Files of weights are written once and replaced by
+    // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and replaced by
     // renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with SIGBUS.
     unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))
 }

@@ -60,6 +60,10 @@ impl ExportError {
         Self::Io(io::Error::new(source.kind(), format!("{}: {source}", path.display())))
     }
 
+    pub(crate) fn values(name: &str, message: impl Into<String>) -> Self {
+        Self::Values { name: name.into(), message: message.into() }
+    }
+
     pub(crate) fn content(path: &Path, message: impl Into<String>) -> Self {
         Self::Content { path: path.display().to_string(), message: message.into() }
     }

@@ -77,42 +77,40 @@ pub(crate) fn write_export(
     let graph = decoder::decoder(config, &tensors, options.dtype).encode_to_vec();
     let mut manifest = None;
     atomic::write_dir(out, |dir| {
-        write_model(dir, &graph)?;
-        let data_blake3 = layout::write_data(&dir.join(DATA_FILE), &tensors, |tensor| {
+        let give = |tensor: &TensorEntry| {
             Ok(Values::Floats(match tensor.role {
                 TensorRole::Parameter => checkpoint.read_f32(&tensor.name)?.into(),
                 TensorRole::Constant if tensor.name == ROTARY_COS => tables.0.as_slice().into(),
                 TensorRole::Constant => tables.1.as_slice().into(),
             }))
-        })?;
-        let written = describe(PolicyVersion(0), tensors.clone(), data_blake3, &graph);
-        written.write(dir)?;
-        manifest = Some(written);
+        };
+        manifest = Some(fill(dir, PolicyVersion(0), &tensors, &graph, give)?);
         Ok::<_, ExportError>(())
     })?;
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
 
-/// Writes `model.onnx`.
-pub(crate) fn write_model(dir: &Path, graph: &[u8]) -> Result<(), ExportError> {
-    Ok(atomic::write(&dir.join(MODEL_FILE), graph)?)
-}
-
-/// The manifest of a folder.
-pub(crate) fn describe(
+/// Writes the three files of a version into a folder: the graph, the tensors, which `give` passes on one by one, and the
+/// manifest.
+pub(crate) fn fill<'a>(
+    dir: &Path,
     version: PolicyVersion,
-    tensors: Vec<TensorEntry>,
-    data_blake3: String,
+    tensors: &[TensorEntry],
     graph: &[u8],
-) -> WeightManifest {
-    WeightManifest {
+    give: impl FnMut(&TensorEntry) -> Result<Values<'a>, ExportError>,
+) -> Result<WeightManifest, ExportError> {
+    let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, give)?;
+    atomic::write(&dir.join(MODEL_FILE), graph)?;
+    let manifest = WeightManifest {
         format: MANIFEST_FORMAT,
         version,
-        data_length: layout::data_length(&tensors),
+        data_length: layout::data_length(tensors),
         data_blake3,
         model_blake3: blake3::hash(graph).to_hex().to_string(),
-        tensors,
-    }
+        tensors: tensors.to_vec(),
+    };
+    manifest.write(dir)?;
+    Ok(manifest)
 }
 
 /// What `config.json` allows and the graph does not.

@@ -47,27 +47,33 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(
 pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
     write_safetensors(&config, &dir.join("model.safetensors"), read)?;
-    copy_companions(model, dir, |path, content| as_scorer(path, as_float32(path, content)?, model))
+    copy_companions(model, dir, |config| {
+        as_float32(config);
+        as_scorer(config, model.config().architecture);
+        true
+    })
 }
 
-fn copy_companions(
-    model: &ModelDir,
-    dir: &Path,
-    rewrite: impl Fn(&Path, Vec<u8>) -> Result<Vec<u8>, ExportError>,
-) -> Result<(), ExportError> {
+/// Copies everything beside the weights; `rewrite` changes `config.json` and says whether it did.
+fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) -> bool) -> Result<(), ExportError> {
     for source in model.companions() {
         let name = source.file_name().expect("a companion is a file of the model directory");
-        let content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
-        let content = if name == "config.json" { rewrite(&source, content)? } else { content };
+        let mut content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
+        if name == "config.json" {
+            let mut config = serde_json::from_slice(&content)
+                .map_err(|e| ExportError::content(&source, format!("is not valid JSON: {e}")))?;
+            if rewrite(&mut config) {
+                content = format!("{config:#}\n").into_bytes();
+            }
+        }
         atomic::write(&dir.join(name), &content)?;
     }
     Ok(())
 }
 
 /// `config.json` of a sequence classifier with one label.
-fn as_scorer(path: &Path, content: Vec<u8>, model: &ModelDir) -> Result<Vec<u8>, ExportError> {
-    let mut config = parse(path, &content)?;
-    let family = match model.config().architecture {
+fn as_scorer(config: &mut Value, architecture: Architecture) {
+    let family = match architecture {
         Architecture::Llama => "Llama",
         Architecture::Qwen2 => "Qwen2",
         Architecture::Qwen3 => "Qwen3",
@@ -78,17 +84,6 @@ fn as_scorer(path: &Path, content: Vec<u8>, model: &ModelDir) -> Result<Vec<u8>,
     if let Some(config) = config.as_object_mut() {
         config.remove("num_labels");
     }
-    Ok(pretty(&config))
-}
-
-fn parse(path: &Path, content: &[u8]) -> Result<Value, ExportError> {
-    serde_json::from_slice(content).map_err(|e| ExportError::content(path, format!("is not valid JSON: {e}")))
-}
-
-fn pretty(config: &Value) -> Vec<u8> {
-    let mut text = serde_json::to_vec_pretty(config).expect("a parsed configuration is valid JSON");
-    text.push(b'\n');
-    text
 }
 
 /// Writes a published version back as a Hugging Face directory that transformers loads.
@@ -116,11 +111,7 @@ fn write_safetensors(config: &ModelConfig, path: &Path, read: TensorSource<'_>) 
         file.write_all(&header).map_err(|e| ExportError::io(path, e))?;
         for (name, shape) in &parameters {
             let values = read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?;
-            let needed: usize = shape.iter().product();
-            if values.len() != needed {
-                let message = format!("has {} values, but shape {shape:?} needs {needed}", values.len());
-                return Err(ExportError::Values { name: name.clone(), message });
-            }
+            values::check_length(name, shape, shape.iter().product::<usize>() as u64, values.len())?;
             let bytes = values::encode(name, &values, shared::Dtype::Fp32)?;
             file.write_all(&bytes).map_err(|e| ExportError::io(path, e))?;
         }
@@ -148,10 +139,8 @@ fn safetensors_header(parameters: &[(String, Vec<usize>)]) -> (Vec<u8>, u64) {
     ([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat(), end as u64)
 }
 
-/// `config.json` with the element type (`torch_dtype`, in transformers 5 `dtype`) set to float32; untouched when it
-/// states no other.
-fn as_float32(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, ExportError> {
-    let mut config = parse(path, &content)?;
+/// Sets the element type (`torch_dtype`, in transformers 5 `dtype`) to float32; returns whether another one was stated.
+fn as_float32(config: &mut Value) -> bool {
     let mut changed = false;
     for key in ["torch_dtype", "dtype"] {
         if let Some(dtype) = config.get_mut(key).filter(|v| v.as_str() != Some("float32")) {
@@ -159,8 +148,5 @@ fn as_float32(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, ExportError> {
             changed = true;
         }
     }
-    if !changed {
-        return Ok(content);
-    }
-    Ok(pretty(&config))
+    changed
 }

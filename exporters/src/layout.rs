@@ -99,13 +99,14 @@ fn make_pieces<'a>(
         end = tensor.offset + tensor.length;
         let mut taken = pieces.send(Piece::Bytes(gap.into())).is_ok();
         let size = tensor.dtype.size();
+        let check = |found| values::check_length(&tensor.name, &tensor.shape, tensor.length / size as u64, found);
         match give(tensor)? {
             Values::Stored(bytes) => {
-                check_length(tensor, bytes.len() / size)?;
+                check(bytes.len() / size)?;
                 taken &= pieces.send(Piece::Bytes(bytes.into())).is_ok();
             }
             Values::Floats(values) => {
-                check_length(tensor, values.len())?;
+                check(values.len())?;
                 if tensor.dtype == Dtype::Fp32 {
                     taken &= pieces.send(Piece::Floats(values)).is_ok();
                 } else {
@@ -124,19 +125,10 @@ fn make_pieces<'a>(
 }
 
 fn put(piece: &Piece<'_>, file: &mut (impl Write + Send), hasher: &mut blake3::Hasher) -> io::Result<()> {
-    let bytes = match piece {
-        Piece::Bytes(bytes) => Cow::Borrowed(&**bytes),
-        Piece::Floats(values) => values::fp32_bytes(values),
+    let bytes: &[u8] = match piece {
+        Piece::Bytes(bytes) => bytes,
+        Piece::Floats(values) => bytemuck::cast_slice(values),
     };
-    let (_, written) = rayon::join(|| hasher.update_rayon(&bytes), || file.write_all(&bytes));
+    let (_, written) = rayon::join(|| hasher.update_rayon(bytes), || file.write_all(bytes));
     written
-}
-
-fn check_length(tensor: &TensorEntry, found: usize) -> Result<(), ExportError> {
-    let needed = tensor.length / tensor.dtype.size() as u64;
-    if found as u64 == needed {
-        return Ok(());
-    }
-    let message = format!("has {found} values, but shape {:?} needs {needed}", tensor.shape);
-    Err(ExportError::Values { name: tensor.name.clone(), message })
 }

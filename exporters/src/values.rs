@@ -1,7 +1,8 @@
 //! Elements of stored tensors: bytes to fp32 and back.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Debug};
 
+use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 use shared::Dtype;
@@ -17,17 +18,8 @@ pub(crate) fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// Little-endian bytes of fp32 values.
-#[cfg(target_endian = "little")]
-pub(crate) fn fp32_bytes(values: &[f32]) -> Cow<'_, [u8]> {
-    Cow::Borrowed(bytemuck::cast_slice(values))
-}
-
-/// Little-endian bytes of fp32 values.
-#[cfg(target_endian = "big")]
-pub(crate) fn fp32_bytes(values: &[f32]) -> Cow<'_, [u8]> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
+/// What is written is memory as it is.
+const _: () = assert!(cfg!(target_endian = "little"), "stored tensors are little-endian, and so must be the machine");
 
 /// Little-endian bytes of values, rounded to the nearest (ties to even), on all cores.
 ///
@@ -35,66 +27,46 @@ pub(crate) fn fp32_bytes(values: &[f32]) -> Cow<'_, [u8]> {
 /// A finite value beyond the range of the type: it would become infinite without a word.
 pub(crate) fn encode<'a>(name: &str, values: &'a [f32], dtype: Dtype) -> Result<Cow<'a, [u8]>, ExportError> {
     match dtype {
-        Dtype::Fp32 => Ok(fp32_bytes(values)),
-        Dtype::Fp16 => round(values, |rounded: &mut [f16], values| rounded.convert_from_f32_slice(values))
-            .map_err(|value| out_of_range(name, value, "fp16")),
-        Dtype::Bf16 => round(values, |rounded: &mut [bf16], values| rounded.convert_from_f32_slice(values))
-            .map_err(|value| out_of_range(name, value, "bf16")),
+        Dtype::Fp32 => return Ok(bytemuck::cast_slice(values).into()),
+        Dtype::Fp16 => round(values, f16::is_finite),
+        Dtype::Bf16 => round(values, bf16::is_finite),
     }
+    .map(Cow::Owned)
+    .map_err(|value| {
+        ExportError::values(name, format!("the value {value} is out of the range of {dtype}; export as fp32"))
+    })
 }
 
 /// Values that one core converts at once; they stay in its cache.
 const BLOCK: usize = 1 << 14;
 
-/// The bytes of values as `convert` rounds them, or the first finite value that it makes infinite.
-fn round<'a, T: Half>(values: &[f32], convert: impl Fn(&mut [T], &[f32]) + Sync) -> Result<Cow<'a, [u8]>, f32> {
+/// The bytes of values rounded to `T`, or the first finite value that this makes infinite.
+fn round<T: Pod + Send + Sync>(values: &[f32], is_finite: fn(T) -> bool) -> Result<Vec<u8>, f32>
+where
+    [T]: HalfFloatSliceExt,
+{
     let mut bytes = vec![0; values.len() * size_of::<T>()];
     let blocks = bytes.par_chunks_mut(BLOCK * size_of::<T>()).zip(values.par_chunks(BLOCK));
     let lost = blocks.filter_map(|(bytes, values)| {
-        let mut rounded = vec![T::default(); values.len()];
-        convert(&mut rounded, values);
-        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(&rounded) {
-            *bytes = value.little_endian();
-        }
-        let infinite = rounded.iter().fold(false, |infinite, v| infinite | !v.finite());
-        let lost = || values.iter().zip(&rounded).find(|(value, rounded)| value.is_finite() && !rounded.finite());
+        let mut rounded = vec![T::zeroed(); values.len()];
+        rounded.convert_from_f32_slice(values);
+        bytes.copy_from_slice(bytemuck::cast_slice(&rounded));
+        let infinite = rounded.iter().fold(false, |infinite, &v| infinite | !is_finite(v));
+        let lost = || values.iter().zip(&rounded).find(|(value, rounded)| value.is_finite() && !is_finite(**rounded));
         infinite.then(lost).flatten().map(|(&value, _)| value)
     });
     match lost.find_first(|_| true) {
-        None => Ok(bytes.into()),
+        None => Ok(bytes),
         Some(value) => Err(value),
     }
 }
 
-/// A type of two bytes.
-trait Half: Copy + Default + Send + Sync {
-    fn little_endian(self) -> [u8; 2];
-    fn finite(self) -> bool;
-}
-
-impl Half for f16 {
-    fn little_endian(self) -> [u8; 2] {
-        self.to_le_bytes()
+/// Refuses a tensor whose number of values is not that of its shape.
+pub(crate) fn check_length(name: &str, shape: &impl Debug, needed: u64, found: usize) -> Result<(), ExportError> {
+    if found as u64 == needed {
+        return Ok(());
     }
-
-    fn finite(self) -> bool {
-        self.is_finite()
-    }
-}
-
-impl Half for bf16 {
-    fn little_endian(self) -> [u8; 2] {
-        self.to_le_bytes()
-    }
-
-    fn finite(self) -> bool {
-        self.is_finite()
-    }
-}
-
-fn out_of_range(name: &str, value: f32, dtype: &str) -> ExportError {
-    let message = format!("the value {value} is out of the range of {dtype}; export as fp32");
-    ExportError::Values { name: name.into(), message }
+    Err(ExportError::values(name, format!("has {found} values, but shape {shape:?} needs {needed}")))
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! Version directories: the weights of one policy version with the graph they belong to.
 
-use std::{
-    fs::{self, File},
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use memmap2::Mmap;
 use shared::{
@@ -11,11 +8,7 @@ use shared::{
     manifest::{DATA_FILE, MODEL_FILE},
 };
 
-use crate::{
-    ExportError, SourceError, export,
-    layout::{self, Values},
-    values,
-};
+use crate::{ExportError, SourceError, checkpoint, export, layout::Values, values};
 
 /// Gives the fp32 values of a parameter by its Hugging Face name, row-major.
 pub type TensorSource<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>;
@@ -51,18 +44,13 @@ pub fn fill_version(
     read: TensorSource<'_>,
 ) -> Result<WeightManifest, ExportError> {
     let base = VersionDir::open(base)?;
-    let tensors = &base.manifest.tensors;
-    let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, |tensor| match tensor.role {
+    export::fill(dir, version, &base.manifest.tensors, &base.graph, |tensor| match tensor.role {
         TensorRole::Constant => Ok(Values::Stored(base.bytes(tensor))),
         TensorRole::Parameter => match read(&tensor.name) {
             Ok(values) => Ok(Values::Floats(values.into())),
             Err(source) => Err(ExportError::Tensor { name: tensor.name.clone(), source }),
         },
-    })?;
-    export::write_model(dir, &base.graph)?;
-    let manifest = export::describe(version, tensors.clone(), data_blake3, &base.graph);
-    manifest.write(dir)?;
-    Ok(manifest)
+    })
 }
 
 /// An export or version directory, opened for reading.
@@ -85,12 +73,7 @@ impl VersionDir {
         if blake3::hash(&graph).to_hex().as_str() != manifest.model_blake3 {
             return Err(ExportError::content(&model_path, "is not the graph that the manifest was written for"));
         }
-        let data_path = dir.join(DATA_FILE);
-        let file = File::open(&data_path).map_err(|e| ExportError::io(&data_path, e))?;
-        // SAFETY: the mapping is read-only; a version's data file is written once under a temporary name and never
-        // changed in place.
-        let data = unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(&data_path, e))?;
-        Ok(Self { manifest, graph, data })
+        Ok(Self { manifest, graph, data: checkpoint::map(&dir.join(DATA_FILE))? })
     }
 
     /// The manifest.
@@ -104,10 +87,8 @@ impl VersionDir {
     /// # Errors
     /// An unknown name.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, ExportError> {
-        let tensor = self.manifest.tensor(name).ok_or_else(|| ExportError::Values {
-            name: name.into(),
-            message: "the manifest has no tensor of that name".into(),
-        })?;
+        let unknown = || ExportError::values(name, "the manifest has no tensor of that name");
+        let tensor = self.manifest.tensor(name).ok_or_else(unknown)?;
         Ok(values::decode(self.bytes(tensor), tensor.dtype))
     }
 

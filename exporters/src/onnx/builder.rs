@@ -13,7 +13,7 @@ const IR_VERSION: i64 = 10;
 /// Version of the ai.onnx operator set.
 const OPSET: i64 = 21;
 /// Domain of ONNX Runtime's own operators.
-const MICROSOFT: &str = "com.microsoft";
+pub(crate) const MICROSOFT: &str = "com.microsoft";
 const MICROSOFT_OPSET: i64 = 1;
 
 /// A length in the shape of an input or output.
@@ -50,13 +50,13 @@ impl GraphBuilder {
             dims: tensor.shape.iter().map(|&n| n as i64).collect(),
             data_type: data_type(tensor.dtype) as i32,
             name: tensor.name.clone(),
-            raw_data: None,
             external_data: vec![
                 entry("location", DATA_FILE.into()),
                 entry("offset", tensor.offset.to_string()),
                 entry("length", tensor.length.to_string()),
             ],
             data_location: Some(DataLocation::External as i32),
+            raw_data: None,
         });
     }
 
@@ -67,31 +67,19 @@ impl GraphBuilder {
             data_type: DataType::Int64 as i32,
             name: name.into(),
             raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-            external_data: Vec::new(),
-            data_location: None,
+            ..TensorProto::default()
         });
         name.to_string()
     }
 
     /// An ai.onnx node with one output, which is named like the node.
     pub fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[AttributeProto]) -> String {
-        self.push("", op, name, inputs, &[name], attributes);
+        self.operator("", op, name, inputs, &[name], attributes);
         name.to_string()
     }
 
-    /// A node of ONNX Runtime's own operator set.
-    pub(crate) fn microsoft(
-        &mut self,
-        op: &str,
-        name: &str,
-        inputs: &[&str],
-        outputs: &[&str],
-        attributes: &[AttributeProto],
-    ) {
-        self.push(MICROSOFT, op, name, inputs, outputs, attributes);
-    }
-
-    fn push(
+    /// A node of the operator set of `domain`.
+    pub(crate) fn operator(
         &mut self,
         domain: &str,
         op: &str,

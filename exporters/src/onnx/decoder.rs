@@ -8,7 +8,7 @@
 use shared::{Architecture, Dtype, Head, ModelConfig, TensorEntry};
 
 use super::{
-    builder::{Dim, GraphBuilder, data_type, float, int},
+    builder::{Dim, GraphBuilder, MICROSOFT, data_type, float, int},
     proto::{DataType, ModelProto},
 };
 
@@ -174,7 +174,8 @@ impl<'a> Decoder<'a> {
         let epsilon = float("epsilon", self.config.rms_norm_eps as f32);
         // The second and third outputs (mean and inverse deviation) are only for training.
         let outputs = [name, "", "", &sum];
-        self.graph.microsoft(
+        self.graph.operator(
+            MICROSOFT,
             "SkipSimplifiedLayerNormalization",
             name,
             &[output, residual, gamma],
@@ -230,7 +231,7 @@ impl<'a> Decoder<'a> {
 
     fn rotate(&mut self, name: &str, input: &str, positions: &str) -> String {
         let inputs = [input, positions, ROTARY_COS, ROTARY_SIN];
-        self.graph.microsoft("RotaryEmbedding", name, &inputs, &[name], &[int("interleaved", 0)]);
+        self.graph.operator(MICROSOFT, "RotaryEmbedding", name, &inputs, &[name], &[int("interleaved", 0)]);
         name.into()
     }
 
@@ -259,7 +260,7 @@ impl<'a> Decoder<'a> {
             int("rotary_interleaved", 0),
         ];
         let outputs = [name.as_str(), &present[0], &present[1]];
-        self.graph.microsoft("GroupQueryAttention", &name, &inputs, &outputs, &attributes);
+        self.graph.operator(MICROSOFT, "GroupQueryAttention", &name, &inputs, &outputs, &attributes);
         name
     }
 

@@ -39,9 +39,7 @@ fn write_index(model: &TestModel, map: &BTreeMap<String, String>) {
 fn assert_values(model: &TestModel) {
     let checkpoint = Checkpoint::open(&model.open()).unwrap();
     let expected: Vec<_> = model.config().parameters();
-    assert_eq!(checkpoint.names().collect::<Vec<_>>(), expected.iter().map(|(n, _)| n).collect::<Vec<_>>());
     for (name, shape) in &expected {
-        assert_eq!(checkpoint.shape(name), Some(shape.as_slice()));
         assert_eq!(checkpoint.read_f32(name).unwrap(), values(name, shape), "{name}");
     }
 }
@@ -166,7 +164,7 @@ fn a_tied_models_own_head_must_equal_the_embedding() {
     bytes[start..start + 2048].copy_from_slice(&embedding);
     fs::write(&path, bytes).unwrap();
     let checkpoint = Checkpoint::open(&model.open()).unwrap();
-    assert!(checkpoint.shape("lm_head.weight").is_none());
+    assert!(checkpoint.read_f32("lm_head.weight").is_err());
     let expected = values("model.embed_tokens.weight", &[32, 16]);
     assert_eq!(checkpoint.read_f32("model.embed_tokens.weight").unwrap(), expected);
 }
