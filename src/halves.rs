@@ -40,11 +40,13 @@ pub const COMMANDS: &[Delegated] = &[
     learner("init", "Write random weights into a model directory that has none"),
 ];
 
-/// The command that the words name, if a half carries it out, and what follows its name.
+/// The command that the words name, if a half carries it out, and what follows its name. The version is that of this
+/// program, which names the command as it was called.
 pub fn delegated(words: &[OsString]) -> Option<(&'static Delegated, Vec<OsString>)> {
     let find = |name: &OsString| COMMANDS.iter().find(|command| name == command.name);
     match words {
         [help, name, ..] if help == "help" => Some((find(name)?, vec!["--help".into()])),
+        [_, version] if version == "--version" || version == "-V" => None,
         [name, words @ ..] => Some((find(name)?, words.to_vec())),
         [] => None,
     }

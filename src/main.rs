@@ -91,7 +91,11 @@ fn program() -> Result<ExitCode> {
 /// What clap knows: our own commands and, for help and for the nearest name of a misspelt one, those of the halves.
 fn command_line() -> clap::Command {
     let of_halves = halves::COMMANDS.iter().map(|command| clap::Command::new(command.name).about(command.about));
-    help::grouped(Cli::command().subcommands(of_halves))
+    let named = |command: clap::Command| {
+        let name = format!("tandem {}", command.get_name());
+        command.display_name(name)
+    };
+    help::grouped(Cli::command().subcommands(of_halves).mut_subcommands(named))
 }
 
 fn run(command: Command) -> Result<ExitCode> {

@@ -47,6 +47,13 @@ fn every_command_explains_itself() {
     for (name, _) in listed {
         let help = cli::run("tandem", [&name, "--help"]).success().stdout;
         assert!(help.contains(&format!("Usage: tandem {name}")), "{help}");
+        if name == "help" {
+            continue;
+        }
+        for flag in ["--version", "-V"] {
+            let version = cli::run("tandem", [&name, flag]).success().stdout;
+            assert!(version.starts_with(&format!("tandem {name} 0.")) && version.lines().count() == 1, "{version}");
+        }
     }
 }
 
