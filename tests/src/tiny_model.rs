@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde_json::{Map, Value, json};
@@ -23,6 +23,46 @@ pub struct Qwen2 {
     pub num_attention_heads: usize,
     /// Key and value heads.
     pub num_key_value_heads: usize,
+}
+
+/// The smallest model that has everything: a layer and two heads over [`CHARACTERS`].
+pub const TINY: Qwen2 = Qwen2 {
+    vocab_size: CHARACTERS,
+    hidden_size: 32,
+    intermediate_size: 48,
+    num_hidden_layers: 1,
+    num_attention_heads: 2,
+    num_key_value_heads: 1,
+};
+
+/// A folder with the directory of a [`TINY`] model in it, `model`, for a test to spoil.
+#[derive(Debug)]
+pub struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    /// A new folder, which goes with this.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    pub fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir().expect("a temporary folder") };
+        TINY.write(&place.path("model"), 1);
+        place
+    }
+
+    /// What is called so in it.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes the model's `config.json` with these changes.
+    pub fn change_config(&self, changes: &Value) {
+        let mut config = TINY.config();
+        config.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+        fs::write(self.path("model/config.json"), config.to_string()).expect("a writable folder");
+    }
 }
 
 impl Qwen2 {

@@ -5,28 +5,18 @@ use std::{fs, os::unix::process::CommandExt, path::PathBuf, process::Command, th
 use harness::{
     binary,
     cli::{self, Finished},
-    tiny_model::{self, Qwen2},
+    tiny_model::{self, Place, Qwen2, TINY},
 };
 use serde_json::json;
 
-const TINY: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 32,
-    intermediate_size: 48,
-    num_hidden_layers: 1,
-    num_attention_heads: 2,
-    num_key_value_heads: 1,
-};
-
 /// A model, its inputs and a configuration, all of them good, for a test to spoil one of them.
 struct Bench {
-    dir: tempfile::TempDir,
+    place: Place,
 }
 
 impl Bench {
     fn new() -> Self {
-        let bench = Self { dir: tempfile::tempdir().unwrap() };
-        TINY.write(&bench.path("model"), 1);
+        let bench = Self { place: Place::new() };
         tiny_model::write_tokenizer(&bench.path("model"));
         fs::write(bench.path("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n").unwrap();
         let tokens = json!({"prompt_ids": [5, 6], "completion_ids": [7, 0]});
@@ -37,7 +27,7 @@ impl Bench {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.place.path(name)
     }
 
     fn write_config(&self, more: &str) {
@@ -53,7 +43,7 @@ impl Bench {
 
     fn command(&self, name: &str, args: &[&str]) -> Command {
         let mut command = Command::new(binary(name));
-        command.args(args).current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
+        command.args(args).current_dir(self.path("")).env("TANDEM_CACHE_DIR", self.path("cache"));
         command
     }
 
@@ -159,12 +149,11 @@ fn a_corrupt_safetensors_file_is_named() {
 fn an_unsupported_model_is_refused_with_key_and_value() {
     let bench = Bench::new();
     for (key, value) in [("model_type", json!("mixtral")), ("hidden_act", json!("gelu_new"))] {
-        let mut config = TINY.config();
-        config[key] = value.clone();
+        let mut changes = json!({key: value});
         if key == "model_type" {
-            config["architectures"] = json!(["MixtralForCausalLM"]);
+            changes["architectures"] = json!(["MixtralForCausalLM"]);
         }
-        fs::write(bench.path("model/config.json"), config.to_string()).unwrap();
+        bench.place.change_config(&changes);
         assert_named(&bench.refusals_of_the_model(), &[value.as_str().unwrap()]);
     }
 }
@@ -236,7 +225,7 @@ fn a_full_disk_is_named_and_leaves_nothing_half_written() {
     }
     let finished = with_full_disk(bench.command(TRAIN.0, TRAIN.1), 16);
     assert_named(&[finished.refusal().to_owned()], &["File too large"]);
-    let visible: Vec<_> = fs::read_dir(bench.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let visible: Vec<_> = fs::read_dir(bench.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!visible.iter().any(|name| name.to_string_lossy().starts_with(".tmp-")), "{visible:?}");
 }
 

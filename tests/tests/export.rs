@@ -8,39 +8,20 @@ use std::{
 
 use harness::{
     cli::{self, Finished},
-    tiny_model::{self, Qwen2},
+    tiny_model::{Place, Qwen2, TINY},
 };
-use serde_json::{Value, json};
-
-const TINY: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 32,
-    intermediate_size: 48,
-    num_hidden_layers: 1,
-    num_attention_heads: 2,
-    num_key_value_heads: 1,
-};
+use serde_json::json;
 
 /// A folder with the directory of a model in it.
-struct Place {
-    dir: tempfile::TempDir,
-}
+struct Exports(Place);
 
-impl Place {
+impl Exports {
     fn new() -> Self {
-        let place = Self { dir: tempfile::tempdir().unwrap() };
-        TINY.write(&place.path("model"), 1);
-        place
+        Self(Place::new())
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn change(&self, changes: &Value) {
-        let mut config = TINY.config();
-        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        fs::write(self.path("model/config.json"), config.to_string()).unwrap();
+        self.0.path(name)
     }
 
     fn files(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -63,7 +44,7 @@ impl Place {
 
 #[test]
 fn there_and_back() {
-    let place = Place::new();
+    let place = Exports::new();
     let (onnx, hf) = (place.path("onnx"), place.path("hf"));
     let exported = place.export(&onnx, &[]).success().stdout;
     assert!(exported.starts_with("exported ") && exported.contains("up to 2048 tokens"), "{exported}");
@@ -97,7 +78,7 @@ fn help_names_everything() {
 
 #[test]
 fn a_folder_with_other_content_is_left_alone() {
-    let place = Place::new();
+    let place = Exports::new();
     let before = place.files("model");
     let error = place.refusal(&place.path("model"));
     assert!(error.contains("the folder is not an export (it has `"), "{error}");
@@ -112,7 +93,7 @@ fn a_folder_with_other_content_is_left_alone() {
 
 #[test]
 fn an_output_that_cannot_be_written_is_one_clear_line() {
-    let place = Place::new();
+    let place = Exports::new();
     fs::write(place.path("file"), "").unwrap();
     assert!(place.refusal(&place.path("file")).contains("file: Not a directory"));
     assert!(place.refusal(&place.path("file/below")).contains("file/below: Not a directory"));
@@ -124,28 +105,28 @@ fn an_output_that_cannot_be_written_is_one_clear_line() {
 fn a_model_too_large_for_the_disk_is_refused_before_anything_is_written() {
     // Rotary tables of 2^31 rows, 512 TiB, need no large input.
     let wide = Qwen2 { hidden_size: 1 << 16, num_attention_heads: 1, ..TINY };
-    let place = Place::new();
+    let place = Exports::new();
     wide.write_sparse(&place.path("model"));
     let mut config = wide.config();
     config["max_position_embeddings"] = i32::MAX.into();
     fs::write(place.path("model/config.json"), config.to_string()).unwrap();
     let finished = place.export(&place.path("onnx"), &["--max-positions", &i32::MAX.to_string()]);
     let error = finished.refusal();
-    assert!(error.contains(&place.dir.path().display().to_string()), "{error}");
+    assert!(error.contains(&place.path("").display().to_string()), "{error}");
     assert!(error.contains("MiB are needed, the file system has"), "{error}");
-    assert_eq!(fs::read_dir(place.dir.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1);
 }
 
 #[test]
 fn what_cannot_be_exported_is_one_line_with_key_and_value() {
-    let place = Place::new();
+    let place = Exports::new();
     let out = place.path("onnx");
     for (changes, expected) in [
         (json!({"model_type": "gpt2"}), "`model_type` = \"gpt2\""),
         (json!({"use_sliding_window": true, "sliding_window": 4096}), "`use_sliding_window` = true"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type` = \"yarn\""),
     ] {
-        place.change(&changes);
+        place.0.change_config(&changes);
         let error = place.refusal(&out);
         assert!(error.contains(expected), "{error}");
         assert!(!out.exists());
@@ -156,7 +137,7 @@ fn what_cannot_be_exported_is_one_line_with_key_and_value() {
 
 #[test]
 fn a_corrupt_header_is_one_line_with_the_file() {
-    let place = Place::new();
+    let place = Exports::new();
     let path = place.path("model/model.safetensors");
     let mut content = fs::read(&path).unwrap();
     content[8] = b'#';

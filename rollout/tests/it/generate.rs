@@ -13,14 +13,7 @@ use harness::{
 };
 use serde_json::{Value, json};
 
-const TINY: Qwen2 = Qwen2 {
-    vocab_size: tiny_model::CHARACTERS,
-    hidden_size: 32,
-    intermediate_size: 48,
-    num_hidden_layers: 2,
-    num_attention_heads: 2,
-    num_key_value_heads: 1,
-};
+const TINY: Qwen2 = Qwen2 { num_hidden_layers: 2, ..tiny_model::TINY };
 
 /// A folder with a random model of characters and a file of prompts.
 struct Place {
