@@ -130,33 +130,26 @@ struct Worker<E> {
 
 impl<E: SamplerEnd> Worker<E> {
     fn run(&mut self) {
-        let end = loop {
-            match self.turn() {
-                Ok(Turn::Go) => {}
-                Ok(Turn::End) => return,
-                Ok(Turn::Silent) => break LinkEvent::Silent(self.timeout.as_secs_f64()),
-                Err(error) => break LinkEvent::Failed(error),
-            }
-        };
-        let _ = self.report.send(end);
+        while !self.stop.load(Ordering::Relaxed) {
+            let end = match self.turn() {
+                Ok(()) if self.over() || self.silence.length() <= self.timeout => continue,
+                Ok(()) => LinkEvent::Silent(self.timeout.as_secs_f64()),
+                Err(error) => LinkEvent::Failed(error),
+            };
+            let _ = self.report.send(end);
+            return;
+        }
     }
 
-    fn turn(&mut self) -> Result<Turn, ChannelError> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Ok(Turn::End);
-        }
+    fn turn(&mut self) -> Result<(), ChannelError> {
         if Instant::now() >= self.next_status {
             self.speak()?;
         }
         self.listen()?;
-        if !self.over() && self.silence.length() > self.timeout {
-            return Ok(Turn::Silent);
-        }
         if self.in_hand.is_none() {
             self.in_hand = self.to_send.recv_timeout(POLL).ok();
         }
-        self.send()?;
-        Ok(Turn::Go)
+        self.send()
     }
 
     fn speak(&mut self) -> Result<(), ChannelError> {
@@ -199,12 +192,6 @@ impl<E: SamplerEnd> Worker<E> {
         }
         Ok(())
     }
-}
-
-enum Turn {
-    Go,
-    End,
-    Silent,
 }
 
 #[cfg(test)]

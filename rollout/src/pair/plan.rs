@@ -21,7 +21,8 @@ pub struct PlanOptions {
     pub groups_per_step: u32,
     /// How many versions older than its step a group's weights may be; 0 = exactly the step's version.
     pub max_staleness: u64,
-    /// Finished groups that may wait for the learner before no new ones are begun.
+    /// Groups that have their place and may wait for the learner before no new ones are begun; how many wait for their
+    /// place, `max_staleness` bounds.
     pub max_unsent: usize,
     /// Bytes of groups that are kept although the learner has trained on them, for the case that it falls back to a
     /// checkpoint. What does not fit is made again in that case.
@@ -187,12 +188,6 @@ impl Plan {
         self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }
 
-    /// Bytes of all finished groups that are held.
-    #[must_use]
-    pub fn held_bytes(&self) -> usize {
-        self.kept_bytes
-    }
-
     fn release(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {
         let kept_bytes = &mut self.kept_bytes;
         self.placed.retain(|_, placed| {
@@ -245,4 +240,4 @@ mod dynamic_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod world;
+mod world_tests;

@@ -59,103 +59,48 @@ pub enum Event {
     },
 }
 
-/// A line of the timeline, by its number in the file. Events of one track nest or follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Track {
-    Whole,
-    Steps,
-    Prefill,
-    Decode,
-    Sampler,
-    KvCopies,
-    LoadWeights,
-    SwapWeights,
-    Rewards(usize),
-}
-
-impl Track {
-    /// `tid` of the file, which is also the order of display.
-    pub fn number(self) -> usize {
-        match self {
-            Self::Whole => 1,
-            Self::Steps => 2,
-            Self::Prefill => 3,
-            Self::Decode => 4,
-            Self::Sampler => 5,
-            Self::KvCopies => 6,
-            Self::LoadWeights => 7,
-            Self::SwapWeights => 8,
-            Self::Rewards(thread) => 9 + thread,
-        }
-    }
-
-    pub fn name(self) -> String {
-        match self {
-            Self::Whole => "generation".into(),
-            Self::Steps => "engine steps".into(),
-            Self::Prefill => "prefill".into(),
-            Self::Decode => "decode".into(),
-            Self::Sampler => "sampler".into(),
-            Self::KvCopies => "KV copies".into(),
-            Self::LoadWeights => "weights: load".into(),
-            Self::SwapWeights => "weights: swap".into(),
-            Self::Rewards(thread) => format!("rewards {thread}"),
-        }
-    }
+/// How an event is shown.
+pub(super) struct Shown {
+    /// Number of its line of the timeline, `tid` of the file, which is also the order of display. Events of one line nest or
+    /// follow each other.
+    pub track: usize,
+    pub track_name: String,
+    pub name: &'static str,
+    /// What the timeline shows of it when it is selected.
+    pub arguments: Vec<(&'static str, u64)>,
+    /// Values that are drawn as curves.
+    pub counters: Vec<(&'static str, u64)>,
 }
 
 impl Event {
-    pub(super) fn track(self) -> Track {
-        match self {
-            Self::Generate { .. } => Track::Whole,
-            Self::Step { .. } | Self::Wait => Track::Steps,
-            Self::Prefill { .. } => Track::Prefill,
-            Self::Decode { .. } => Track::Decode,
-            Self::Sample { .. } => Track::Sampler,
-            Self::KvCopy => Track::KvCopies,
-            Self::LoadWeights { .. } => Track::LoadWeights,
-            Self::SwapWeights { .. } => Track::SwapWeights,
-            Self::Reward { thread, .. } => Track::Rewards(thread),
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Generate { .. } => "generate",
-            Self::Step { .. } => "step",
-            Self::Wait => "wait",
-            Self::Prefill { .. } => "prefill",
-            Self::Decode { .. } => "decode",
-            Self::Sample { .. } => "sample",
-            Self::KvCopy => "copy",
-            Self::LoadWeights { .. } => "load",
-            Self::SwapWeights { .. } => "swap",
-            Self::Reward { .. } => "reward",
-        }
-    }
-
-    /// What the timeline shows of a selected event.
-    pub(super) fn arguments(self) -> Vec<(&'static str, u64)> {
-        match self {
-            Self::Generate { tokens } => vec![("tokens", tokens)],
-            Self::Prefill { tokens } => vec![("tokens", tokens as u64)],
-            Self::Decode { rows, positions } => vec![("rows", rows as u64), ("positions", positions)],
-            Self::Sample { rows } => vec![("rows", rows as u64)],
-            Self::Reward { function, completions, .. } => {
-                vec![("function", function as u64), ("completions", completions as u64)]
+    pub(super) fn shown(self) -> Shown {
+        let (track, track_name, name, arguments) = match self {
+            Self::Generate { tokens } => (1, "generation", "generate", vec![("tokens", tokens)]),
+            Self::Step { .. } => (2, "engine steps", "step", vec![]),
+            Self::Wait => (2, "engine steps", "wait", vec![]),
+            Self::Prefill { tokens } => (3, "prefill", "prefill", vec![("tokens", tokens as u64)]),
+            Self::Decode { rows, positions } => {
+                (4, "decode", "decode", vec![("rows", rows as u64), ("positions", positions)])
             }
-            Self::LoadWeights { version } | Self::SwapWeights { version } => vec![("version", version)],
-            Self::Step { .. } | Self::KvCopy | Self::Wait => vec![],
-        }
-    }
-
-    /// Values that are drawn as curves.
-    pub(super) fn counters(self) -> Vec<(&'static str, u64)> {
-        match self {
+            Self::Sample { rows } => (5, "sampler", "sample", vec![("rows", rows as u64)]),
+            Self::KvCopy => (6, "KV copies", "copy", vec![]),
+            Self::LoadWeights { version } => (7, "weights: load", "load", vec![("version", version)]),
+            Self::SwapWeights { version } => (8, "weights: swap", "swap", vec![("version", version)]),
+            Self::Reward { thread, function, completions } => {
+                let arguments = vec![("function", function as u64), ("completions", completions as u64)];
+                (9 + thread, "rewards", "reward", arguments)
+            }
+        };
+        let track_name = match self {
+            Self::Reward { thread, .. } => format!("{track_name} {thread}"),
+            _ => track_name.to_owned(),
+        };
+        let counters = match self {
             Self::Step { running, waiting, kv_bytes } => {
                 vec![("running", running as u64), ("waiting", waiting as u64), ("KV bytes", kv_bytes)]
             }
             _ => vec![],
-        }
+        };
+        Shown { track, track_name, name, arguments, counters }
     }
 }

@@ -7,14 +7,17 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::recording::{Recorded, Recording};
+use super::{
+    event::Shown,
+    recording::{Recorded, Recording},
+};
 
 /// Writes a recording.
 pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     let process = std::process::id();
     let events = recording.events();
-    let tracks: BTreeMap<usize, String> =
-        events.iter().map(|e| e.event.track()).map(|track| (track.number(), track.name())).collect();
+    let shown = || events.iter().map(|e| (e, e.event.shown()));
+    let tracks: BTreeMap<usize, String> = shown().map(|(_, shown)| (shown.track, shown.track_name)).collect();
     let metadata = |kind: &str, tid: usize, args: Value| json!({"ph": "M", "pid": process, "tid": tid, "name": kind, "args": args});
 
     write!(out, "{{\"otherData\":{},\"traceEvents\":[", json!({"dropped_events": recording.dropped()}))?;
@@ -23,29 +26,17 @@ pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<(
         write!(out, ",\n{}", metadata("thread_name", *tid, json!({"name": name})))?;
         write!(out, ",\n{}", metadata("thread_sort_index", *tid, json!({"sort_index": tid})))?;
     }
-    for recorded in &events {
-        write!(out, ",\n{}", complete(recorded, process))?;
-        for (name, value) in recorded.event.counters() {
-            let counter =
-                json!({"ph": "C", "pid": process, "name": name, "ts": micros(recorded.end), "args": {name: value}});
+    for (Recorded { begin, end, .. }, Shown { track, name, arguments, counters, .. }) in shown() {
+        let args: Map<String, Value> = arguments.into_iter().map(|(name, n)| (name.to_owned(), n.into())).collect();
+        let (ts, dur) = (micros(*begin), micros(end - begin));
+        let span = json!({"ph": "X", "pid": process, "tid": track, "name": name, "ts": ts, "dur": dur, "args": args});
+        write!(out, ",\n{span}")?;
+        for (name, value) in counters {
+            let counter = json!({"ph": "C", "pid": process, "name": name, "ts": micros(*end), "args": {name: value}});
             write!(out, ",\n{counter}")?;
         }
     }
     writeln!(out, "\n]}}")
-}
-
-fn complete(recorded: &Recorded, process: u32) -> Value {
-    let event = recorded.event;
-    let args: Map<String, Value> = event.arguments().into_iter().map(|(name, n)| (name.to_owned(), n.into())).collect();
-    json!({
-        "ph": "X",
-        "pid": process,
-        "tid": event.track().number(),
-        "name": event.name(),
-        "ts": micros(recorded.begin),
-        "dur": micros(recorded.end - recorded.begin),
-        "args": args,
-    })
 }
 
 fn micros(nanoseconds: u64) -> f64 {

@@ -37,7 +37,7 @@ impl Recording {
     /// The events in the order of their beginnings, those that contain others first.
     pub fn events(&self) -> Vec<Recorded> {
         let mut events: Vec<Recorded> = self.events.iter().copied().collect();
-        events.sort_by_key(|e| (e.begin, std::cmp::Reverse(e.end), e.event.track()));
+        events.sort_by_cached_key(|e| (e.begin, std::cmp::Reverse(e.end), e.event.shown().track));
         events
     }
 

@@ -58,10 +58,8 @@ enum Candidate {
     /// In the engine, or being scored. Tokens of versions after the given one come from weights that the learner has
     /// lost since then.
     InWork(PolicyVersion),
-    /// Finished, and worth training on.
-    Usable(RolloutGroup),
-    /// Finished, and without contrast.
-    Flat(RolloutGroup),
+    /// Finished. It is worth training on if it is usable, that is, has contrast.
+    Finished { group: RolloutGroup, usable: bool },
 }
 
 /// Newest version whose tokens count: every one, until the learner loses some.
@@ -89,7 +87,7 @@ impl Candidates {
         self.pool.retain(|position, candidate| match candidate {
             // Also what is no longer needed, so that it is not begun a second time should the learner fall back.
             Candidate::InWork(_) => true,
-            Candidate::Usable(group) | Candidate::Flat(group) => *position >= place.cursor && !too_new(group, place),
+            Candidate::Finished { group, .. } => *position >= place.cursor && !too_new(group, place),
         });
     }
 
@@ -100,7 +98,7 @@ impl Candidates {
                 *counts = newest.min(*counts);
                 true
             }
-            Candidate::Usable(group) | Candidate::Flat(group) => !newer_than(group, newest),
+            Candidate::Finished { group, .. } => !newer_than(group, newest),
         });
     }
 
@@ -132,8 +130,7 @@ impl Candidates {
     fn taking(&self, positions: Range<u64>) -> u64 {
         let takes = |candidate: &Candidate| match candidate {
             Candidate::InWork(_) => true,
-            Candidate::Usable(group) => !self.too_old(group),
-            Candidate::Flat(_) => false,
+            Candidate::Finished { group, usable } => *usable && !self.too_old(group),
         };
         self.pool.range(positions).filter(|(_, candidate)| takes(candidate)).count() as u64
     }
@@ -171,7 +168,7 @@ impl Candidates {
             return;
         }
         let usable = self.sampling.is_none_or(|sampling| group.has_contrast(sampling.contrast, sampling.failure));
-        self.pool.insert(position, if usable { Candidate::Usable(group) } else { Candidate::Flat(group) });
+        self.pool.insert(position, Candidate::Finished { group, usable });
     }
 
     /// The next group that can be given its place, with its id, its cursor and what was dropped on the way to it.
@@ -180,11 +177,7 @@ impl Candidates {
         let mut dropped = Vec::new();
         let mut position = self.next.cursor;
         loop {
-            let (group, usable) = match self.pool.get(&position)? {
-                Candidate::InWork(_) => return None,
-                Candidate::Usable(group) => (group, true),
-                Candidate::Flat(group) => (group, false),
-            };
+            let Some(Candidate::Finished { group, usable }) = self.pool.get(&position) else { return None };
             let stale = self.too_old(group);
             if (stale || !usable) && self.can_pass(position) {
                 dropped.push(group.as_dropped(stale, failure));
@@ -197,12 +190,8 @@ impl Candidates {
                 break;
             }
         }
-        let (group, filler) = match self.pool.remove(&position)? {
-            Candidate::InWork(_) => return None,
-            Candidate::Usable(group) => (group, false),
-            Candidate::Flat(group) => (group, true),
-        };
-        let group = RolloutGroup { id: self.next.id, cursor: position + 1, dropped, filler, ..group };
+        let Some(Candidate::Finished { group, usable }) = self.pool.remove(&position) else { return None };
+        let group = RolloutGroup { id: self.next.id, cursor: position + 1, dropped, filler: !usable, ..group };
         self.go_on_from(self.next.after(group.cursor, self.groups_per_step));
         Some(group)
     }

@@ -3,7 +3,7 @@
 use shared::{Contrast, config::RewardFailure};
 
 use super::{
-    world::{ATTEMPTS, Prompts, TOTAL, Taken, World, options},
+    world_tests::{ATTEMPTS, Prompts, TOTAL, Taken, World, options},
     *,
 };
 

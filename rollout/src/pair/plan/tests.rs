@@ -1,4 +1,4 @@
-//! The plan without dynamic sampling, case by case; [`super::world`] has every order of events.
+//! The plan without dynamic sampling, case by case; [`super::world_tests`] has every order of events.
 
 use shared::{PromptId, testing};
 
@@ -119,7 +119,7 @@ fn a_restarted_learner_gets_kept_groups_again_as_their_versions_come() {
     plan.observe(status(2, 1, 0));
     assert_eq!(make_all(&mut plan, 1), [id(1, 0), id(1, 1)]);
     plan.observe(status(2, 2, 2));
-    assert_eq!(plan.held_bytes(), 0, "durable steps are not kept");
+    assert_eq!(plan.kept_bytes, 0, "durable steps are not kept");
 }
 
 #[test]
@@ -145,14 +145,14 @@ fn what_was_trained_on_is_dropped_when_memory_runs_out_and_nothing_else() {
     for step in 0..4 {
         plan.observe(status(1, step, 0));
         make_all(&mut plan, step);
-        assert!(plan.held_bytes() <= one * 3);
+        assert!(plan.kept_bytes <= one * 3);
     }
     plan.observe(status(2, 0, 0));
     assert_eq!(make_all(&mut plan, 0), [id(0, 0), id(0, 1)], "made again");
     let mut tight = Plan::new(PlanOptions { kept_bytes: 0, ..OPTIONS });
     tight.observe(status(1, 0, 0));
     assert_eq!(make_all(&mut tight, 0).len(), 2, "what the learner still needs is held at any rate");
-    assert_eq!(tight.held_bytes(), one * 2);
+    assert_eq!(tight.kept_bytes, one * 2);
 }
 
 #[test]
