@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::json;
 use shared::RewardOutcome;
 
-use super::{Reward, RewardInput, Scope, registry::Parameters};
+use super::{Reward, RewardInput, Scope, entry::Parameters, failed};
 pub use process::end_all;
 use process::{AskError, Process};
 
@@ -61,7 +61,7 @@ impl Reward for CommandReward {
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
         let completions = input.completions.len();
         let found = self.ask(&request(input), input).and_then(|line| answer::outcomes(&line, completions));
-        found.unwrap_or_else(|reason| vec![RewardOutcome::Failed(reason); completions])
+        found.unwrap_or_else(|reason| failed(reason, completions))
     }
 
     fn scope(&self) -> Scope {

@@ -5,11 +5,12 @@
 //! goes by. `docs/rewards.md` describes them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
-//! [`Entry`](registry::Entry) that is added to the registry there.
+//! [`Entry`](entry::Entry) that is added to the registry there.
 
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod entry;
 pub mod filter;
 mod pool;
 pub mod registry;
@@ -41,7 +42,7 @@ pub trait PolicyTokenizer: std::fmt::Debug + Send + Sync {
 }
 
 /// A prompt with completions to be scored.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RewardInput {
     /// The prompt as text, chat template applied, without a prefill of the answer.
     pub prompt: Arc<str>,
@@ -60,29 +61,6 @@ pub struct RewardInput {
 }
 
 impl RewardInput {
-    /// Texts without tokens, for functions that need no more.
-    #[must_use]
-    pub fn of_texts<'a>(
-        prompt: &str,
-        columns: Map<String, Value>,
-        completions: impl IntoIterator<Item = &'a str>,
-    ) -> Self {
-        let completion = |text: &str| RewardCompletion {
-            text: text.to_owned(),
-            token_ids: Vec::new(),
-            finish_reason: FinishReason::Stop,
-        };
-        Self {
-            prompt: prompt.into(),
-            prompt_ids: Arc::new([]),
-            prefill: 0,
-            tokenizer: None,
-            deadline: None,
-            columns: Arc::new(columns),
-            completions: completions.into_iter().map(completion).collect(),
-        }
-    }
-
     /// A column as text; whole numbers are written out, since datasets store answers either way.
     #[must_use]
     pub fn text_column(&self, name: &str) -> Option<String> {
@@ -133,4 +111,9 @@ pub trait Reward: Send + Sync {
     fn correct_at(&self) -> f64 {
         1.0
     }
+}
+
+/// The outcomes of a call that failed as a whole.
+fn failed(reason: String, completions: usize) -> Vec<RewardOutcome> {
+    vec![RewardOutcome::Failed(reason); completions]
 }

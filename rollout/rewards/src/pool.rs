@@ -8,6 +8,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::JoinHandle,
@@ -18,7 +19,7 @@ use crossbeam::channel::{Receiver, Sender, at, never, select, unbounded};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shared::{RewardOutcome, StepScore};
 
-use super::{RewardFunction, RewardInput, Scope};
+use super::{RewardFunction, RewardInput, Scope, failed};
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
@@ -48,23 +49,15 @@ pub struct ScoredGroup {
     pub tag: u64,
     /// One list per completion, with one outcome per function, in the order of the functions.
     pub outcomes: Vec<Vec<RewardOutcome>>,
-    /// Seconds from submission to the last outcome.
-    pub seconds: f64,
 }
 
 /// Scores groups on threads of its own. Every group that is submitted comes back, whatever its functions do.
 #[derive(Debug)]
 pub struct RewardPool {
-    groups: Option<Sender<Submitted>>,
+    groups: Option<Sender<(u64, RewardInput)>>,
     scored: Receiver<ScoredGroup>,
     pending: usize,
     dispatcher: Option<JoinHandle<()>>,
-}
-
-struct Submitted {
-    tag: u64,
-    input: RewardInput,
-    at: Instant,
 }
 
 impl RewardPool {
@@ -88,9 +81,8 @@ impl RewardPool {
 
     /// Hands over a group; returns at once. The tag comes back with the scores.
     pub fn submit(&mut self, tag: u64, input: RewardInput) {
-        let group = Submitted { tag, input, at: Instant::now() };
         let groups = self.groups.as_ref().expect("the channel is open until the pool is dropped");
-        groups.send(group).expect("the dispatcher runs until the pool is dropped");
+        groups.send((tag, input)).expect("the dispatcher runs until the pool is dropped");
         self.pending += 1;
     }
 
@@ -150,7 +142,6 @@ struct Running {
 /// A group whose scores are being collected.
 struct Open {
     tag: u64,
-    submitted: Instant,
     outcomes: Vec<Vec<RewardOutcome>>,
     missing: usize,
 }
@@ -204,7 +195,7 @@ impl Dispatcher {
     }
 
     /// Works until the channel is closed.
-    fn run(&mut self, submitted: &Receiver<Submitted>) {
+    fn run(&mut self, submitted: &Receiver<(u64, RewardInput)>) {
         let notices = self.notices.1.clone();
         loop {
             self.start_items();
@@ -212,7 +203,7 @@ impl Dispatcher {
             let alarm = earliest.map_or_else(never, at);
             select! {
                 recv(submitted) -> group => match group {
-                    Ok(group) => self.open_group(group),
+                    Ok((tag, input)) => self.open_group(tag, input),
                     Err(_) => return,
                 },
                 recv(notices) -> notice => self.take(notice.expect("the dispatcher holds a sender")),
@@ -221,21 +212,25 @@ impl Dispatcher {
         }
     }
 
-    fn open_group(&mut self, Submitted { tag, input, at }: Submitted) {
+    fn open_group(&mut self, tag: u64, mut input: RewardInput) {
         let group = self.number();
         let queued = self.queue.len();
-        for function in 0..self.functions.len() {
-            self.queue.extend(match self.functions[function].reward().scope() {
-                Scope::Group => vec![Item { group, function, first: 0, input: input.clone() }],
-                Scope::Completion => {
-                    single(&input).enumerate().map(|(first, input)| Item { group, function, first, input }).collect()
+        let completions = mem::take(&mut input.completions);
+        let seeing = |completions| RewardInput { completions, ..input.clone() };
+        for (function, called) in self.functions.iter().enumerate() {
+            match called.reward().scope() {
+                Scope::Group => {
+                    self.queue.push_back(Item { group, function, first: 0, input: seeing(completions.clone()) });
                 }
-            });
+                Scope::Completion => self.queue.extend(completions.iter().enumerate().map(|(first, completion)| {
+                    Item { group, function, first, input: seeing(vec![completion.clone()]) }
+                })),
+            }
         }
         let empty = vec![RewardOutcome::NotApplicable; self.functions.len()];
-        let outcomes = vec![empty; input.completions.len()];
+        let outcomes = vec![empty; completions.len()];
         let missing = self.queue.len() - queued;
-        self.open.insert(group, Open { tag, submitted: at, outcomes, missing });
+        self.open.insert(group, Open { tag, outcomes, missing });
         self.close_if_complete(group);
     }
 
@@ -292,14 +287,14 @@ impl Dispatcher {
             self.lost.remove(&id);
             return;
         };
-        let outcomes = outcomes.and_then(|found| {
-            if found.len() == item.tokens.len() {
-                Ok(found)
-            } else {
-                Err(format!("returned {} outcomes for {} completions", found.len(), item.tokens.len()))
+        let completions = item.tokens.len();
+        let outcomes = match outcomes {
+            Ok(found) if found.len() == completions => found,
+            Ok(found) => {
+                failed(format!("returned {} outcomes for {completions} completions", found.len()), completions)
             }
-        });
-        let outcomes = outcomes.unwrap_or_else(|reason| vec![RewardOutcome::Failed(reason); item.tokens.len()]);
+            Err(reason) => failed(reason, completions),
+        };
         let group = self.open.get_mut(&item.group).expect("a group stays open until its last item");
         for (offset, outcome) in outcomes.into_iter().enumerate() {
             group.outcomes[item.first + offset][item.function] = checked(outcome, item.tokens[offset]);
@@ -313,9 +308,8 @@ impl Dispatcher {
             return;
         }
         if let Some(open) = self.open.remove(&group) {
-            let seconds = open.submitted.elapsed().as_secs_f64();
             // The receiver is gone only when the whole pool is.
-            let _ = self.results.send(ScoredGroup { tag: open.tag, outcomes: open.outcomes, seconds });
+            let _ = self.results.send(ScoredGroup { tag: open.tag, outcomes: open.outcomes });
         }
     }
 
@@ -360,19 +354,6 @@ fn given_up_at(deadline: Option<Instant>) -> Option<Instant> {
 
 fn thread_pool(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
     ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("reward-{i}")).build()
-}
-
-/// The group as inputs of one completion each.
-fn single(input: &RewardInput) -> impl Iterator<Item = RewardInput> + '_ {
-    input.completions.iter().map(|completion| RewardInput {
-        prompt: input.prompt.clone(),
-        columns: input.columns.clone(),
-        completions: vec![completion.clone()],
-        prompt_ids: input.prompt_ids.clone(),
-        prefill: input.prefill,
-        tokenizer: input.tokenizer.clone(),
-        deadline: input.deadline,
-    })
 }
 
 fn observed_call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec<RewardOutcome>, String> {

@@ -3,11 +3,15 @@
 //! A function is asked for as `name` or, with parameters, `name:key=value:key=value`; no comma or quote is needed, so
 //! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`.
 
-use std::{collections::BTreeMap, path::Path, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use serde_json::{Map, Value};
 
-use crate::{Reward, rules::ENTRIES};
+use crate::{
+    Reward,
+    entry::{Entry, Parameters},
+    rules::ENTRIES,
+};
 
 /// A reward function that cannot be made or used.
 #[derive(Debug, thiserror::Error)]
@@ -46,53 +50,12 @@ fn hint(suggestion: &Option<String>) -> String {
     suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default()
 }
 
-/// A parameter of a function.
-#[derive(Debug)]
-pub struct Parameter {
-    /// Its name.
-    pub name: &'static str,
-    /// Its value when not given; a parameter without one must be given.
-    pub default: Option<&'static str>,
-    /// What it means.
-    pub about: &'static str,
-}
-
-/// A function as the registry knows it.
-pub struct Entry {
-    /// Its name. The name with `_reward` appended is accepted too, as theLMbook and TRL call theirs.
-    pub name: &'static str,
-    /// What it rewards, in one line.
-    pub about: &'static str,
-    /// Whether it says if a completion's answer is right, which is what dynamic sampling goes by.
-    pub judges: bool,
-    /// Columns of the dataset that it reads; on a row with none of them it abstains. Empty = it needs none.
-    pub columns: &'static [&'static str],
-    /// Its parameters.
-    pub parameters: &'static [Parameter],
-    /// Makes the function.
-    pub build: fn(&Parameters) -> Result<Arc<dyn Reward>, String>,
-}
-
-/// Parameter values, defaults filled in.
-pub struct Parameters(BTreeMap<&'static str, String>);
-
-impl Parameters {
-    /// The value of a declared parameter.
-    ///
-    /// # Errors
-    /// When the value is not of the wanted type.
-    pub fn get<T: FromStr>(&self, name: &str) -> Result<T, String> {
-        let text = self.0.get(name).ok_or_else(|| format!("parameter `{name}` is missing"))?;
-        text.parse().map_err(|_| format!("parameter `{name}` has the unusable value `{text}`"))
-    }
-}
-
 /// A reward function ready for use.
 #[derive(Clone)]
 pub struct RewardFunction {
-    name: String,
-    columns: &'static [&'static str],
-    reward: Arc<dyn Reward>,
+    pub(crate) name: String,
+    pub(crate) columns: &'static [&'static str],
+    pub(crate) reward: Arc<dyn Reward>,
 }
 
 impl std::fmt::Debug for RewardFunction {
@@ -102,12 +65,6 @@ impl std::fmt::Debug for RewardFunction {
 }
 
 impl RewardFunction {
-    /// A function that is not in the registry.
-    #[must_use]
-    pub fn custom(name: impl Into<String>, reward: Arc<dyn Reward>) -> Self {
-        Self { name: name.into(), columns: &[], reward }
-    }
-
     /// The text that it was asked for with: its name in metrics and outputs.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -185,7 +142,7 @@ impl Registry {
     /// [`Reward::correct_at`] is. Unknown functions do not.
     #[must_use]
     pub fn judges(&self, spec: &str) -> bool {
-        self.find(bare_name(spec)).is_ok_and(|entry| entry.judges)
+        self.find(bare_name(spec)).is_ok_and(|entry| !entry.columns.is_empty())
     }
 
     fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
@@ -208,21 +165,13 @@ pub(crate) fn bare_name(spec: &str) -> &str {
     spec.split(':').next().unwrap_or(spec)
 }
 
-/// The parts between colons; `\:` is a colon of a part.
+/// The parts between colons; `\:` is a colon of a part, for which a character that no text has holds the place.
 fn split(settings: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut rest = settings;
-    while let Some(c) = rest.chars().next() {
-        let part = parts.last_mut().expect("there is always a part");
-        let (taken, width) = if rest.starts_with("\\:") { (':', 2) } else { (c, c.len_utf8()) };
-        rest = &rest[width..];
-        if taken == ':' && width == 1 { parts.push(String::new()) } else { part.push(taken) }
-    }
-    parts
+    settings.replace("\\:", "\0").split(':').map(|part| part.replace('\0', ":")).collect()
 }
 
 fn parameters(entry: &Entry, settings: &str) -> Result<Parameters, String> {
-    let known = || entry.parameters.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    let names = || entry.parameters.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
     let mut values: BTreeMap<&'static str, String> =
         entry.parameters.iter().filter_map(|p| Some((p.name, p.default?.to_owned()))).collect();
     for setting in split(settings).iter().filter(|s| !s.is_empty()) {
@@ -236,7 +185,7 @@ fn parameters(entry: &Entry, settings: &str) -> Result<Parameters, String> {
             .parameters
             .iter()
             .find(|p| p.name == key)
-            .ok_or_else(|| format!("unknown parameter `{key}`; there are {}", known()))?;
+            .ok_or_else(|| format!("unknown parameter `{key}`; there are {}", names()))?;
         values.insert(parameter.name, value.to_owned());
     }
     match entry.parameters.iter().find(|p| !values.contains_key(p.name)) {

@@ -75,7 +75,7 @@ mod tests {
         let input = RewardInput {
             tokenizer: Some(std::sync::Arc::new(ByteTokenizer)),
             prefill: prefill.len(),
-            ..RewardInput::of_texts("p", Default::default(), [])
+            ..RewardInput::default()
         };
         let steps = of_completion(&input, &completion, separator).unwrap();
         steps.into_iter().map(|step| (text[step.text].to_owned(), step.end)).collect()

@@ -1,6 +1,18 @@
 //! A tokenizer for tests: one token per byte.
 
-use crate::PolicyTokenizer;
+use shared::FinishReason;
+
+use crate::{PolicyTokenizer, RewardCompletion};
+
+/// Completions of one token per byte that ended by themselves.
+pub fn completions(texts: &[&str]) -> Vec<RewardCompletion> {
+    let completion = |text: &&str| RewardCompletion {
+        text: (*text).to_owned(),
+        token_ids: ByteTokenizer::encode(text),
+        finish_reason: FinishReason::Stop,
+    };
+    texts.iter().map(completion).collect()
+}
 
 /// A token without text.
 pub const SILENT: u32 = 256;

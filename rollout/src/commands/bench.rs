@@ -7,12 +7,12 @@ mod processor;
 mod report;
 pub(super) mod workload;
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
 use rollout_kernels::limits::Limits;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use shared::{Dtype, ModelDir, PolicyVersion, config::Device};
 
 use self::{
@@ -24,7 +24,7 @@ use super::{
     flags::{BatchingFlags, TraceFlags},
     print,
 };
-use crate::engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory};
+use crate::engine::{Engine, EngineOptions, WeightSource};
 
 /// Flags of `rollout bench`. Prompts are random tokens; completions are drawn from the full distribution at
 /// temperature 1 and go on past end-of-sequence tokens, so the work does not depend on the weights.
@@ -94,7 +94,8 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.compare.is_some() || args.compare_binary.is_some() {
-        return compare::run(args, &words_after_subcommand()?);
+        // What stands behind the name of the subcommand.
+        return compare::run(args, &text(shared::command_line::words().into_iter().skip(2))?);
     }
     let model = ModelDir::open(&args.model).context("--model")?;
     let workload = args.workload(&model)?;
@@ -126,41 +127,27 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             record.insert("swap_stall_seconds".into(), report.stall_seconds.into());
             record.insert("swap_first_token_seconds".into(), first_token_seconds.into());
         }
-        measured.push((measurement, options, engine.kernels(), record));
+        let work = Work::of(model.config(), dtype, &options);
+        measured.push((Account { measurement, work, max_num_seqs, kernels: engine.kernels(), limits: None }, record));
     }
     args.trace.write()?;
 
     // Afterwards, so that its memory does not count as the engine's.
-    let limits = match options.device {
-        Device::Cpu => Some(Limits::measure(options.threads, options.format()).context("limits of this machine")?),
-        Device::Cuda | Device::Tensorrt => None,
-    };
-    let accounts = measured.iter().map(|(measurement, options, kernels, _)| Account {
-        profile: &measurement.profile,
-        seconds: measurement.seconds,
-        work: Work::of(model.config(), dtype, options),
-        max_num_seqs: options.max_num_seqs,
-        kernels: *kernels,
-        limits,
-    });
-    let accounts: Vec<Account<'_>> = accounts.collect();
+    if options.device == Device::Cpu {
+        let limits = Limits::measure(options.threads, options.format()).context("limits of this machine")?;
+        measured.iter_mut().for_each(|(account, _)| account.limits = Some(limits));
+    }
     shared::tell!("{}", report::RATES);
-    measured.iter().zip(&accounts).for_each(|((m, ..), account)| shared::tell!("{}", report::rates(m, account)));
+    measured.iter().for_each(|(account, _)| shared::tell!("{}", report::rates(account)));
     shared::tell!("{}", report::SHARES);
-    accounts.iter().for_each(|account| shared::tell!("{}", report::shares(account)));
-    if let Some(Limits { gemm, read_bandwidth }) = limits {
+    measured.iter().for_each(|(account, _)| shared::tell!("{}", report::shares(account)));
+    if let Some(Limits { gemm, read_bandwidth }) = measured.first().and_then(|(account, _)| account.limits) {
         shared::tell!("limits of this machine: {:.0} GFLOP/s, {:.1} GB/s", gemm / 1e9, read_bandwidth / 1e9);
     }
 
-    let fields: Vec<_> = accounts.iter().map(Account::fields).collect();
-    let mut records: Vec<Value> = measured
-        .into_iter()
-        .zip(fields)
-        .map(|((.., mut record), fields)| {
-            record.extend(fields);
-            record.into()
-        })
-        .collect();
+    let record =
+        |(account, record): (Account, Map<String, Value>)| record.into_iter().chain(account.fields()).collect();
+    let mut records: Vec<Value> = measured.into_iter().map(record).collect();
     match records.pop() {
         Some(record) if args.sweep.is_none() => print(&record),
         last => print(&Value::Array(records.into_iter().chain(last).collect())),
@@ -174,9 +161,9 @@ pub(super) fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> an
         .with_context(|| format!("--model {}", model.path().display()))
 }
 
-/// The command line behind the name of the subcommand.
-fn words_after_subcommand() -> anyhow::Result<Vec<String>> {
-    let words = shared::command_line::words().into_iter().skip(2).map(|word| word.into_string());
+/// Words of a command line as texts.
+fn text(words: impl IntoIterator<Item = OsString>) -> anyhow::Result<Vec<String>> {
+    let words = words.into_iter().map(OsString::into_string);
     words.collect::<Result<_, _>>().map_err(|word| anyhow::anyhow!("{}: is not valid text", word.display()))
 }
 
@@ -220,17 +207,15 @@ impl Args {
         options: &EngineOptions,
         sequences: usize,
     ) -> anyhow::Result<Vec<usize>> {
-        if let Some(sizes) = &self.sweep {
-            ensure!(!sizes.contains(&0), "--sweep sizes must be at least 1");
-            let useful: Vec<usize> = sizes.iter().copied().filter(|&n| n <= sequences).collect();
-            ensure!(!useful.is_empty(), "every size of --sweep is above the {sequences} sequences of the workload");
-            return Ok(useful);
-        }
-        if self.batching.max_num_seqs.is_some() {
+        let Some(sizes) = &self.sweep else {
+            let mut options = options.clone();
+            self.batching.fit(&mut options, model, dtype)?;
             return Ok(vec![options.max_num_seqs]);
-        }
-        let available = available_memory(options.device)?;
-        Ok(vec![auto_max_num_seqs(model.config(), dtype, options, options.max_num_seqs, available)?])
+        };
+        ensure!(!sizes.contains(&0), "--sweep sizes must be at least 1");
+        let useful: Vec<usize> = sizes.iter().copied().filter(|&n| n <= sequences).collect();
+        ensure!(!useful.is_empty(), "every size of --sweep is above the {sequences} sequences of the workload");
+        Ok(useful)
     }
 }
 

@@ -1,16 +1,20 @@
 //! Completing every prompt of a dataset: what `generate` and `eval` have in common.
 
-use std::{iter, time::Instant};
+use std::{iter, path::Path, time::Instant};
 
 use anyhow::{Context, ensure};
-use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
+use rollout_rewards::RewardFunction;
 use shared::{GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step};
 
-use super::{flags::BatchingFlags, progress::Progress};
+use super::{
+    bench::export,
+    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
+    progress::Progress,
+};
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory},
+    engine::{Engine, EngineOptions, WeightSource},
     trace::{self, Event},
 };
 
@@ -24,40 +28,66 @@ pub struct Completed {
     pub seconds: f64,
 }
 
-/// What is to be completed, and how.
-pub struct Generation<'a> {
-    /// The prompts.
-    pub dataset: &'a Dataset,
-    /// The model's tokenizer.
-    pub tokenizer: &'a Tokenizer,
+/// Flags of the commands that complete a dataset.
+#[derive(Debug, clap::Args)]
+pub struct GenerationFlags {
     /// How tokens are drawn.
-    pub sampling: SamplingParams,
-    /// Completions per prompt.
-    pub num_generations: u32,
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    /// Sizes and resources.
+    #[command(flatten)]
+    pub batching: BatchingFlags,
+    /// Reward functions.
+    #[command(flatten)]
+    pub rewards: RewardFlags,
+    /// The timeline.
+    #[command(flatten)]
+    pub trace: TraceFlags,
 }
 
-impl Generation<'_> {
-    /// Exports the model if need be and starts an engine that fits.
+impl GenerationFlags {
+    /// Completes every prompt of the file `dataset` and has the functions score the completions.
     ///
     /// # Errors
-    /// A model that cannot be exported, flags out of range, a prompt that is too long, too little memory.
-    pub fn engine(&self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<Engine> {
+    /// A model, tokenizer or dataset that cannot be used, flags out of range, too little memory, what the engine reports.
+    pub fn complete(
+        &self,
+        prompt: &PromptFlags,
+        dataset: &Path,
+        functions: Vec<RewardFunction>,
+        sampling: SamplingParams,
+        num_generations: u32,
+    ) -> anyhow::Result<Completed> {
+        let model = prompt.model()?;
+        let tokenizer = Tokenizer::open(&model)?;
+        let dataset = prompt.dataset(dataset, &tokenizer)?;
+        let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
+        let generation = Generation { dataset, sampling, num_generations };
+        self.trace.start()?;
+        let mut engine = generation.engine(&model, &self.batching)?;
+        let completed = generation.complete(&mut engine, tokenizer, scoring)?;
+        self.trace.write()?;
+        Ok(completed)
+    }
+}
+
+/// What is to be completed, and how.
+struct Generation {
+    dataset: Dataset,
+    sampling: SamplingParams,
+    num_generations: u32,
+}
+
+impl Generation {
+    /// Exports the model if need be and starts an engine that fits.
+    fn engine(&self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<Engine> {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
         let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
         self.check_lengths(&options)?;
-        if batching.max_num_seqs.is_none() {
-            options.max_num_seqs = auto_max_num_seqs(
-                model.config(),
-                options.device.export_dtype(),
-                &options,
-                options.max_num_seqs,
-                available_memory(options.device)?,
-            )?;
-        }
-        let positions = (options.max_model_len > DEFAULT_MAX_POSITIONS).then_some(options.max_model_len);
-        let export = ExportOptions { dtype: options.device.export_dtype(), max_positions: positions };
-        let dir = ensure_export(model, &export).with_context(|| format!("--model {}", model.path().display()))?;
+        let dtype = options.device.export_dtype();
+        batching.fit(&mut options, model, dtype)?;
+        let dir = export(model, dtype, options.max_model_len)?;
         Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model, options)?)
     }
 
@@ -77,12 +107,14 @@ impl Generation<'_> {
     }
 
     /// Generates, and scores beside it.
-    ///
-    /// # Errors
-    /// What the engine reports.
-    pub fn complete(&self, engine: &mut Engine, scoring: Option<Scoring>) -> anyhow::Result<Completed> {
+    fn complete(
+        &self,
+        engine: &mut Engine,
+        tokenizer: Tokenizer,
+        scoring: Option<Scoring>,
+    ) -> anyhow::Result<Completed> {
         let rows = self.dataset.rows();
-        let mut assembly = Assembly::new(self.tokenizer.clone(), self.sampling.clone(), self.num_generations, scoring);
+        let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
         for (row, index) in rows.iter().zip(0..) {
             let id = GroupId { step: Step(0), index };
             engine

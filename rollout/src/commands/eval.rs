@@ -6,15 +6,8 @@ use anyhow::{Context, ensure};
 use serde_json::{Map, Value};
 use shared::{SamplingParams, config::RewardFailure, metrics};
 
-use super::{
-    complete::Generation,
-    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
-    print, rows,
-};
-use crate::{
-    data::Tokenizer,
-    evaluation::{self, Judging},
-};
+use super::{complete::GenerationFlags, flags::PromptFlags, print, rows};
+use crate::evaluation::{self, Judging};
 
 /// Flags of `rollout eval`.
 #[derive(Debug, clap::Args)]
@@ -37,18 +30,9 @@ pub struct Args {
     /// Also write the completions, as `rollout generate` does: some kilobytes each
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// How tokens are drawn.
+    /// How they are made and scored.
     #[command(flatten)]
-    pub sampling: SamplingFlags,
-    /// Sizes and resources.
-    #[command(flatten)]
-    pub batching: BatchingFlags,
-    /// Reward functions; the first decides what is correct.
-    #[command(flatten)]
-    pub rewards: RewardFlags,
-    /// The timeline.
-    #[command(flatten)]
-    pub trace: TraceFlags,
+    pub generation: GenerationFlags,
 }
 
 /// Runs the subcommand.
@@ -57,39 +41,30 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let greedy = args.num_generations == 1;
-    let sampling = args.sampling.params(if greedy { 0.0 } else { SamplingParams::default().temperature })?;
+    let sampling = args.generation.sampling.params(if greedy { 0.0 } else { SamplingParams::default().temperature })?;
+    let (temperature, seed) = (sampling.temperature, sampling.seed);
     ensure!(
         greedy || !sampling.greedy(),
         "--temperature 0 makes all {} completions of a prompt the same; leave --num-generations at 1",
         args.num_generations
     );
-    let functions = args.rewards.functions()?;
+    let functions = args.generation.rewards.functions()?;
     let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
     let correct_at = args.correct_at.unwrap_or_else(|| first.reward().correct_at());
     ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
     let judging = Judging { correct_at, failure: RewardFailure::Exclude };
     if let Some(output) = &args.output {
-        rows::check_writable("--output", output)?;
-        rows::require_other("--dataset", &args.dataset, "--output", output)?;
+        rows::check_output(output, "--dataset", &args.dataset)?;
     }
-    let model = args.prompt.model()?;
-    let tokenizer = Tokenizer::open(&model)?;
-    let dataset = args.prompt.dataset(&args.dataset, &tokenizer)?;
-    let scoring = args.rewards.scoring(functions, &dataset, args.batching.threads()?)?;
-    let generation =
-        Generation { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
-    args.trace.start()?;
-    let mut engine = generation.engine(&model, &args.batching)?;
-    let completed = generation.complete(&mut engine, scoring)?;
-    args.trace.write()?;
+    let completed = args.generation.complete(&args.prompt, &args.dataset, functions, sampling, args.num_generations)?;
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
     }
     let record = evaluation::record(&completed.groups, judging, completed.seconds);
     let mut answer = record.values().clone();
     answer.insert("num_generations".into(), args.num_generations.into());
-    answer.insert("temperature".into(), generation.sampling.temperature.into());
-    answer.insert("seed".into(), generation.sampling.seed.into());
+    answer.insert("temperature".into(), temperature.into());
+    answer.insert("seed".into(), seed.into());
     let failures = rows::failures(&completed.groups);
     failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
     shared::tell!("{}", table(&answer).trim_end());

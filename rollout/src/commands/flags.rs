@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use rollout_rewards::RewardFunction;
 use shared::{
-    ModelDir, SamplingParams,
+    Dtype, ModelDir, SamplingParams,
     config::{self, Choice, ChoiceSpec, Device, KvDtype, RolloutDtype, TrainConfig},
 };
 
@@ -18,7 +18,7 @@ use super::rows::check_writable;
 use crate::{
     assembly::Scoring,
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::types::{EngineOptions, Kernels},
+    engine::{EngineOptions, Kernels, auto_max_num_seqs, available_memory},
     reward, trace,
 };
 
@@ -214,6 +214,18 @@ impl BatchingFlags {
             hot_swap: false,
         })
     }
+
+    /// Fits `max_num_seqs` to the memory if the user did not set it.
+    ///
+    /// # Errors
+    /// When there is too little memory for one sequence.
+    pub fn fit(&self, options: &mut EngineOptions, model: &ModelDir, dtype: Dtype) -> anyhow::Result<()> {
+        if self.max_num_seqs.is_none() {
+            let available = available_memory(options.device)?;
+            options.max_num_seqs = auto_max_num_seqs(model.config(), dtype, options, options.max_num_seqs, available)?;
+        }
+        Ok(())
+    }
 }
 
 /// What a run does without being told.
@@ -329,8 +341,7 @@ impl RewardFlags {
         if functions.is_empty() {
             return Ok(None);
         }
-        let check = |function: &RewardFunction| function.check(dataset.path(), dataset.columns());
-        functions.iter().try_for_each(check).context("--reward-funcs")?;
+        reward::check(&functions, dataset).context("--reward-funcs")?;
         let deadline = Duration::from_secs_f64(self.reward_timeout);
         let names = functions.iter().map(|function| function.name().to_owned());
         let names = names.zip(self.weights(functions.len())).collect();

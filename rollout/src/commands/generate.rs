@@ -4,13 +4,7 @@ use std::path::PathBuf;
 
 use shared::SamplingParams;
 
-use super::{
-    complete::Generation,
-    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
-    progress::rate,
-    rows,
-};
-use crate::data::Tokenizer;
+use super::{complete::GenerationFlags, flags::PromptFlags, progress::rate, rows};
 
 /// Flags of `rollout generate`.
 #[derive(Debug, clap::Args)]
@@ -29,18 +23,9 @@ pub struct Args {
     #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,
-    /// How tokens are drawn.
+    /// How they are made and scored.
     #[command(flatten)]
-    pub sampling: SamplingFlags,
-    /// Sizes and resources.
-    #[command(flatten)]
-    pub batching: BatchingFlags,
-    /// Reward functions to score the completions with.
-    #[command(flatten)]
-    pub rewards: RewardFlags,
-    /// The timeline.
-    #[command(flatten)]
-    pub trace: TraceFlags,
+    pub generation: GenerationFlags,
 }
 
 /// Runs the subcommand.
@@ -48,28 +33,18 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let sampling = args.sampling.params(SamplingParams::default().temperature)?;
-    let functions = args.rewards.functions()?;
-    rows::check_writable("--output", &args.output)?;
-    rows::require_other("--prompts", &args.prompts, "--output", &args.output)?;
-    let model = args.prompt.model()?;
-    let tokenizer = Tokenizer::open(&model)?;
-    let dataset = args.prompt.dataset(&args.prompts, &tokenizer)?;
-    let scoring = args.rewards.scoring(functions, &dataset, args.batching.threads()?)?;
-    let generation =
-        Generation { dataset: &dataset, tokenizer: &tokenizer, sampling, num_generations: args.num_generations };
-    args.trace.start()?;
-    let mut engine = generation.engine(&model, &args.batching)?;
-    let completed = generation.complete(&mut engine, scoring)?;
-    args.trace.write()?;
+    let sampling = args.generation.sampling.params(SamplingParams::default().temperature)?;
+    let functions = args.generation.rewards.functions()?;
+    rows::check_output(&args.output, "--prompts", &args.prompts)?;
+    let completed = args.generation.complete(&args.prompt, &args.prompts, functions, sampling, args.num_generations)?;
     rows::write(&args.output, &completed.groups)?;
     for failure in rows::failures(&completed.groups) {
         shared::tell!("warning: {failure}");
     }
     shared::tell!(
         "{} completions of {} prompts, {} tokens in {:.2} s ({:.0} tokens/s), written to {}",
-        dataset.len() * args.num_generations as usize,
-        dataset.len(),
+        completed.groups.len() * args.num_generations as usize,
+        completed.groups.len(),
         completed.tokens,
         completed.seconds,
         rate(completed.tokens, completed.seconds),

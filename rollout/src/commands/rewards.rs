@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use rollout_rewards::registry::Entry;
+use anyhow::Context;
+use rollout_rewards::entry::Entry;
 
 use crate::reward::registry;
-use anyhow::Context;
 
 /// Flags of `rollout rewards`.
 #[derive(Debug, clap::Args)]

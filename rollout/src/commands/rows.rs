@@ -1,7 +1,7 @@
 //! Completions as JSONL rows.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File},
     io::{self, Write},
     path::Path,
 };
@@ -38,22 +38,19 @@ pub fn check_writable(flag: &str, path: &Path) -> anyhow::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(parent.is_dir(), "{flag} {}: no such folder: {}", path.display(), parent.display());
     let probe = parent.join(format!(".tmp-{}-probe", std::process::id()));
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&probe)
+    File::create(&probe)
         .and_then(|_| fs::remove_file(&probe))
         .with_context(|| format!("{flag} {}: cannot be written", path.display()))
 }
 
-/// Refuses to write over what is read.
+/// As [`check_writable`], of `--output`; refuses also to write over what is read.
 ///
 /// # Errors
-/// When both paths lead to one file.
-pub fn require_other(read_flag: &str, read: &Path, flag: &str, written: &Path) -> anyhow::Result<()> {
+/// As [`check_writable`], and when both paths lead to one file.
+pub fn check_output(written: &Path, read_flag: &str, read: &Path) -> anyhow::Result<()> {
+    check_writable("--output", written)?;
     let same = matches!((read.canonicalize(), written.canonicalize()), (Ok(a), Ok(b)) if a == b && b.is_file());
-    ensure!(!same, "{flag} {}: is the file of {read_flag}; name another one", written.display());
+    ensure!(!same, "--output {}: is the file of {read_flag}; name another one", written.display());
     Ok(())
 }
 
@@ -96,31 +93,25 @@ fn row(group: &RolloutGroup, completion: &Completion) -> Value {
         return row;
     }
     let weights = group.reward_names.iter().map(|(_, weight)| *weight);
-    let named = group.reward_names.iter().map(|(name, _)| name).zip(&completion.rewards);
     // One on which a function failed earns nothing, as in training by default.
     row["reward"] = RewardFailure::Exclude.reward(&completion.rewards, weights).into();
-    row["rewards"] =
-        named.clone().map(|(name, outcome)| (name.clone(), outcome.score().into())).collect::<Map<_, Value>>().into();
-    let steps: Map<String, Value> = named
-        .clone()
-        .filter_map(|(name, outcome)| match outcome {
-            RewardOutcome::Steps(steps) => {
-                Some((name.clone(), steps.iter().map(|s| json!([s.end, s.score])).collect::<Value>()))
+    let named = group.reward_names.iter().map(|(name, _)| name).zip(&completion.rewards);
+    let mut rewards = [("rewards", Map::new()), ("reward_steps", Map::new()), ("reward_errors", Map::new())];
+    let [(_, scores), (_, steps), (_, errors)] = &mut rewards;
+    for (name, outcome) in named {
+        scores.insert(name.clone(), outcome.score().into());
+        match outcome {
+            RewardOutcome::Steps(found) => {
+                steps.insert(name.clone(), found.iter().map(|s| json!([s.end, s.score])).collect());
             }
-            _ => None,
-        })
-        .collect();
-    if !steps.is_empty() {
-        row["reward_steps"] = steps.into();
+            RewardOutcome::Failed(reason) => {
+                errors.insert(name.clone(), reason.clone().into());
+            }
+            RewardOutcome::Score(_) | RewardOutcome::NotApplicable => {}
+        }
     }
-    let errors: Map<String, Value> = named
-        .filter_map(|(name, outcome)| match outcome {
-            RewardOutcome::Failed(reason) => Some((name.clone(), reason.clone().into())),
-            _ => None,
-        })
-        .collect();
-    if !errors.is_empty() {
-        row["reward_errors"] = errors.into();
+    for (key, by_function) in rewards.into_iter().filter(|(_, by_function)| !by_function.is_empty()) {
+        row[key] = by_function.into();
     }
     row
 }

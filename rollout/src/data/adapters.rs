@@ -88,11 +88,14 @@ fn text_or_chat(text: String, prefill: String, has_template: bool) -> Prompt {
     if !has_template {
         return Prompt::Text { text, prefill };
     }
-    let mut messages = vec![message("user", &text)];
-    if !prefill.is_empty() {
-        messages.push(message("assistant", &prefill));
-    }
-    Prompt::Messages(messages)
+    Prompt::Messages(turns(&text, &prefill))
+}
+
+/// A user message and, if the answer has a beginning, the assistant's.
+pub(super) fn turns(text: &str, prefill: &str) -> Vec<Value> {
+    let mut messages = vec![message("user", text)];
+    messages.extend((!prefill.is_empty()).then(|| message("assistant", prefill)));
+    messages
 }
 
 /// GSM8K keeps the solution and, after `####`, the answer in one column.

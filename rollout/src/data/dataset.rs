@@ -222,12 +222,7 @@ fn with_system_prompt(prompt: Prompt, system_prompt: Option<&str>) -> Result<Pro
     let Some(system_prompt) = system_prompt else { return Ok(prompt) };
     let mut messages = vec![adapters::message("system", system_prompt)];
     match prompt {
-        Prompt::Text { text, prefill } => {
-            messages.push(adapters::message("user", &text));
-            if !prefill.is_empty() {
-                messages.push(adapters::message("assistant", &prefill));
-            }
-        }
+        Prompt::Text { text, prefill } => messages.extend(adapters::turns(&text, &prefill)),
         Prompt::Messages(own) => messages.extend(own),
         Prompt::Ids(_) => return Err("a row of `prompt_ids` cannot take a system prompt".into()),
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Tokenizer;
 use crate::engine::types::StopCriterion;
 
-/// Makes a watch for each completion of a group.
+/// Makes a stop criterion for each completion of a group.
 pub type StopCriterionFactory = Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>;
 
 /// Decodes a growing sequence of tokens piece by piece, without decoding it from the start each time.
@@ -66,7 +66,7 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// A watch for the given texts, none of them empty.
+    /// A criterion for the given texts, none of them empty.
     #[must_use]
     pub fn new(tokenizer: Tokenizer, stop: Arc<[String]>) -> Self {
         let keep = stop.iter().map(String::len).max().unwrap_or(0);

@@ -60,8 +60,20 @@ impl PartialEq for Tokenizer {
 }
 
 impl PolicyTokenizer for Tokenizer {
+    /// Formally: the length of what the decoded prefix that ends with the token and the decoded whole have in common.
     fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, String> {
-        self.token_ends(ids).map_err(|e| e.to_string())
+        let text = self.decode(ids).map_err(|e| e.to_string())?;
+        let mut stream = TextStream::new(self.clone());
+        let mut settled = 0;
+        let end = |&id: &u32| {
+            let (piece, whole) = stream.push(id);
+            let end = settled + common_prefix(&piece, &text[settled..]);
+            if whole {
+                settled = end;
+            }
+            end
+        };
+        Ok(ids.iter().map(end).collect())
     }
 
     fn content(&self) -> [u8; 32] {
@@ -128,27 +140,6 @@ impl Tokenizer {
         Ok(tokens.map(|(&id, &(start, end))| TextToken { id, start, end }).collect())
     }
 
-    /// For each token, how many bytes of the decoded text there are once it was decoded; a character that was cut into
-    /// several tokens counts with the last of them. Formally: the length of what the decoded prefix that ends with the
-    /// token and the decoded whole have in common.
-    ///
-    /// # Errors
-    /// When the decoder of the tokenizer fails.
-    pub fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, TokenizerError> {
-        let text = self.decode(ids)?;
-        let mut stream = TextStream::new(self.clone());
-        let mut settled = 0;
-        let end = |&id: &u32| {
-            let (piece, whole) = stream.push(id);
-            let end = settled + common_prefix(&piece, &text[settled..]);
-            if whole {
-                settled = end;
-            }
-            end
-        };
-        Ok(ids.iter().map(end).collect())
-    }
-
     /// Text of token ids, special tokens left out.
     ///
     /// # Errors
@@ -190,7 +181,7 @@ impl Tokenizer {
         Ok(template.render_prompt(messages, variables)?)
     }
 
-    /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of watches for these stop strings, or `None`
+    /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of criteria for these stop strings, or `None`
     /// when there are none.
     #[must_use]
     pub fn stop_criterion(&self, stop: &[String]) -> Option<StopCriterionFactory> {

@@ -89,10 +89,7 @@ impl Inputs {
         let rewards = reward::registry().functions(&config.reward_funcs).context("`reward_funcs`")?;
         let load = |path| -> anyhow::Result<Dataset> {
             let dataset = Dataset::load(path, &tokenizer, &options)?;
-            rewards
-                .iter()
-                .try_for_each(|reward| reward.check(dataset.path(), dataset.columns()))
-                .context("`reward_funcs`")?;
+            reward::check(&rewards, &dataset).context("`reward_funcs`")?;
             Ok(dataset)
         };
         let dataset = load(&config.dataset).context("`dataset`")?;
@@ -187,7 +184,8 @@ impl Inputs {
         model: &ModelDir,
         manifest: &WeightManifest,
     ) -> anyhow::Result<EngineOptions> {
-        let longest = self.datasets().map(Dataset::longest_prompt).max().unwrap_or(0);
+        let datasets = self.eval_dataset.iter().chain([&self.dataset]);
+        let longest = datasets.map(Dataset::longest_prompt).max().unwrap_or(0);
         let limit = model.config().max_position_embeddings;
         let rows = positions_of(manifest, model.config());
         let max_model_len = max_model_len(config, longest, limit, rows)?;
@@ -209,10 +207,6 @@ impl Inputs {
             spinning: config.max_staleness == 0,
             hot_swap: true,
         })
-    }
-
-    fn datasets(&self) -> impl Iterator<Item = &Dataset> {
-        std::iter::once(&self.dataset).chain(&self.eval_dataset)
     }
 
     fn assembly(

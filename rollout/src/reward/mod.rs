@@ -6,15 +6,26 @@ pub mod model;
 use std::{sync::LazyLock, time::Duration};
 
 use rayon::ThreadPoolBuildError;
-use rollout_rewards::{Call, Registry, RewardFunction, RewardPool};
+use rollout_rewards::{Call, Registry, RewardError, RewardFunction, RewardPool};
 
-use crate::trace::{self, Event};
+use crate::{
+    data::Dataset,
+    trace::{self, Event},
+};
 
 /// Every function that can be asked for.
 #[must_use]
 pub fn registry() -> &'static Registry {
     static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::with(&[model::ENTRY]));
     &REGISTRY
+}
+
+/// Checks that each function can score at least one row of a dataset.
+///
+/// # Errors
+/// The first one that cannot, with the columns that it needs.
+pub fn check(functions: &[RewardFunction], dataset: &Dataset) -> Result<(), RewardError> {
+    functions.iter().try_for_each(|function| function.check(dataset.path(), dataset.columns()))
 }
 
 /// A [`RewardPool`] whose calls are shown in the timeline.

@@ -97,7 +97,7 @@ fn scores_are_those_of_transformers_at_every_token() {
                 prompt_ids: ids[..1].into(),
                 tokenizer: Some(Arc::new(tokenizer(&path))),
                 completions: (1..=ids.len()).map(|n| completion("", &ids[1..n])).collect(),
-                ..RewardInput::of_texts("", Default::default(), [])
+                ..RewardInput::default()
             };
             for batch in [1, 5, 32] {
                 let found = outcomes(&spec(&path, &format!(":batch={batch}:threads=1")), input.clone());
@@ -114,10 +114,11 @@ fn scores_are_those_of_transformers_at_every_token() {
 /// A group of texts over the model's own tokenizer.
 fn group(tokenizer: &Tokenizer, prompt: &str, texts: &[&str]) -> RewardInput {
     RewardInput {
+        prompt: prompt.into(),
         prompt_ids: tokenizer.encode(prompt, false).unwrap().into(),
         tokenizer: Some(Arc::new(tokenizer.clone())),
         completions: texts.iter().map(|text| completion(text, &tokenizer.encode(text, false).unwrap())).collect(),
-        ..RewardInput::of_texts(prompt, Default::default(), [])
+        ..RewardInput::default()
     }
 }
 
@@ -194,14 +195,7 @@ fn a_directory_without_a_reward_model_is_refused_at_the_start() {
 }
 
 fn tiny_policy() -> Qwen2 {
-    Qwen2 {
-        vocab_size: tiny_model::CHARACTERS,
-        hidden_size: 32,
-        intermediate_size: 48,
-        num_hidden_layers: 2,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-    }
+    Qwen2 { num_hidden_layers: 2, ..tiny_model::TINY }
 }
 
 #[test]

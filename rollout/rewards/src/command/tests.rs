@@ -9,7 +9,7 @@ use std::{
 use shared::StepScore;
 
 use super::*;
-use crate::{Registry, RewardCompletion, RewardFunction, RewardPool};
+use crate::{Registry, RewardCompletion, RewardFunction, RewardPool, testing};
 
 /// A shell program that runs `answer` for each line that it reads, which is in `$line`.
 fn program(answer: &str) -> String {
@@ -22,11 +22,9 @@ fn pool(specs: &[String], deadline: f64) -> RewardPool {
 }
 
 fn input(texts: &[&str]) -> RewardInput {
-    let mut input = RewardInput::of_texts("p", serde_json::Map::new(), texts.iter().copied());
-    for completion in &mut input.completions {
-        completion.token_ids = vec![1, 2, 3];
-    }
-    input
+    let mut completions = testing::completions(texts);
+    completions.iter_mut().for_each(|completion| completion.token_ids = vec![1, 2, 3]);
+    RewardInput { prompt: "p".into(), completions, ..RewardInput::default() }
 }
 
 /// The outcomes of the first function for a group of two; the second function, always asked too, must be untouched.
@@ -102,7 +100,7 @@ fn the_request_has_prompt_completions_and_columns() {
         finish_reason: shared::FinishReason::Length,
     };
     let completions = vec![completion("2+2\n\"=\" 4 \\")];
-    pool.submit(0, RewardInput { completions, ..RewardInput::of_texts("é?", columns, []) });
+    pool.submit(0, RewardInput { prompt: "é?".into(), columns: columns.into(), completions, ..RewardInput::default() });
     assert_eq!(pool.recv().unwrap().outcomes, [[RewardOutcome::Score(0.0)]]);
     let request: serde_json::Value = serde_json::from_str(&fs::read_to_string(seen).unwrap()).unwrap();
     let expected = serde_json::json!({

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::Reward;
+use crate::{Reward, testing};
 
 /// A function of each completion's text.
 struct OfText<F>(F);
@@ -37,11 +37,15 @@ impl Reward for Short {
 }
 
 fn of_text(f: impl Fn(&str) -> RewardOutcome + Send + Sync + 'static) -> RewardFunction {
-    RewardFunction::custom("of_text", Arc::new(OfText(f)))
+    function("of_text", OfText(f))
+}
+
+fn function(name: &str, reward: impl Reward + 'static) -> RewardFunction {
+    RewardFunction { name: name.into(), columns: &[], reward: Arc::new(reward) }
 }
 
 fn input(texts: &[&str]) -> RewardInput {
-    RewardInput::of_texts("p", serde_json::Map::new(), texts.iter().copied())
+    RewardInput { completions: testing::completions(texts), ..RewardInput::default() }
 }
 
 fn length(text: &str) -> RewardOutcome {
@@ -54,7 +58,7 @@ fn pool(functions: Vec<RewardFunction>, threads: usize, deadline: f64) -> Reward
 
 #[test]
 fn outcomes_are_ordered_by_completion_and_function() {
-    let functions = vec![of_text(length), RewardFunction::custom("size", Arc::new(GroupSize))];
+    let functions = vec![of_text(length), function("size", GroupSize)];
     let mut pool = pool(functions, 3, 10.0);
     for tag in 0..50 {
         pool.submit(tag, input(&["a", "bb", "ccc"]));
@@ -85,7 +89,7 @@ fn what_is_no_number_is_a_failure_and_not_a_score() {
                 "none" => RewardOutcome::NotApplicable,
                 _ => RewardOutcome::Score(1.0),
             }),
-            RewardFunction::custom("short", Arc::new(Short)),
+            function("short", Short),
         ],
         2,
         10.0,
@@ -123,7 +127,7 @@ impl ByHand {
     }
 
     fn submit(&mut self, tag: u64, texts: &[&str]) {
-        self.dispatcher.open_group(Submitted { tag, input: input(texts), at: Instant::now() });
+        self.dispatcher.open_group(tag, input(texts));
         self.dispatcher.start_items();
     }
 

@@ -17,17 +17,17 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::{gsm8k, tags};
+use super::{
+    gsm8k,
+    number::{THOUSANDS, number},
+    tags,
+};
 
 pub use compare::{Verdict, compare};
 
 /// A number in running text, or several with nothing but commas between them ([`last_of`]).
 static NUMBER: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"-?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)").expect("a valid pattern"));
-
-/// A number with thousands separators.
-static THOUSANDS: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$").expect("a valid pattern"));
 
 /// A simple fraction of LaTeX, whole numbers or decimals in both halves.
 static FRACTION: LazyLock<Regex> =
@@ -85,18 +85,6 @@ pub fn reasoning_accuracy(completion: &str, expected: &str, delimiter: &str) -> 
         Some((_, answer)) => accuracy(answer, expected),
         None => Some(0.0),
     }
-}
-
-/// The value of a text that is a number: optional sign and `$`, thousands separators, a closing full stop or percent
-/// sign.
-#[must_use]
-pub fn number(text: &str) -> Option<f64> {
-    let plain = text.replace('$', "");
-    let plain = plain.trim().trim_end_matches(['.', '%']).trim();
-    let plain = if THOUSANDS.is_match(plain) { plain.replace(',', "") } else { plain.to_owned() };
-    // `inf`, `nan` and exponents are numbers to Rust and words to everyone else.
-    let digits_only = plain.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'+'));
-    if digits_only { plain.parse().ok() } else { None }
 }
 
 /// 1 if the last `\boxed{}` of the completion equals the expected answer, as text or as a value, else 0. The expected

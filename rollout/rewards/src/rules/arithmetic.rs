@@ -197,7 +197,7 @@ mod tests {
         let input = RewardInput {
             tokenizer: Some(Arc::new(ByteTokenizer)),
             completions: vec![completion, none],
-            ..RewardInput::of_texts("p", Default::default(), [])
+            ..RewardInput::default()
         };
         let step = |end, score| StepScore { end, score };
         let outcomes = Registry::default().function("step_arithmetic").unwrap().reward().score(&input);

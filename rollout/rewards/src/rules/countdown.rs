@@ -87,7 +87,7 @@ fn task(input: &RewardInput) -> Option<(Vec<i64>, i64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Registry;
+    use crate::{Registry, testing};
 
     #[test]
     fn golden_countdown_reward() {
@@ -115,7 +115,9 @@ mod tests {
 
     fn score(prompt: &str, completion: &str) -> RewardOutcome {
         let columns = serde_json::json!({"nums": [1, 2, 3], "target": 9}).as_object().unwrap().clone();
-        let input = RewardInput::of_texts(prompt, columns, [completion]);
+        let completions = testing::completions(&[completion]);
+        let input =
+            RewardInput { prompt: prompt.into(), columns: Arc::new(columns), completions, ..RewardInput::default() };
         Registry::default().function("countdown").unwrap().reward().score(&input).remove(0)
     }
 

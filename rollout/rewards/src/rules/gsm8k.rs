@@ -1,6 +1,6 @@
 //! GSM8K's convention: the answer follows `####`.
 
-use super::answer::number;
+use super::number::number;
 
 /// The answer of a GSM8K solution: the text after the first `####`, stripped; `None` without the marker.
 #[must_use]

@@ -103,7 +103,7 @@ mod tests {
         };
         let scores = |lengths: &[usize]| -> Vec<f64> {
             let completions = lengths.iter().map(|&n| completion(n)).collect();
-            let input = RewardInput { completions, ..RewardInput::of_texts("", Default::default(), []) };
+            let input = RewardInput { completions, ..RewardInput::default() };
             Relative.score(&input).iter().map(|o| o.score().unwrap()).collect()
         };
         assert_eq!(scores(&[10, 30, 20]), [0.5, -0.5, 0.0]);

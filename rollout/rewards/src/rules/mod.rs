@@ -7,6 +7,7 @@ pub mod countdown;
 pub mod expression;
 pub mod gsm8k;
 pub mod length;
+pub mod number;
 pub mod repetition;
 pub mod tags;
 pub mod text;
@@ -17,7 +18,7 @@ use shared::RewardOutcome;
 
 use crate::{
     Reward, RewardCompletion, RewardInput, command,
-    registry::{Entry, Parameter, Parameters},
+    entry::{Entry, Parameter, Parameters},
 };
 
 /// A rule that looks at one completion at a time.
@@ -80,7 +81,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "correctness",
         about: "theLMbook: the last <answer> equals the row's answer: 2 as text, 1.5 as the only number in it, else 0",
-        judges: true,
         columns: &["answer"],
         parameters: &[],
         // The same number is a right answer, however it is written.
@@ -89,7 +89,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "format",
         about: "theLMbook: 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that appears",
-        judges: false,
         columns: &[],
         parameters: &[],
         build: |_| of_completion(0.8, |c| tags::format(&c.text)),
@@ -97,7 +96,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "think_format",
         about: "TRL: 1 if the completion opens with one <think>…</think>, else 0",
-        judges: false,
         columns: &[],
         parameters: &[],
         build: |_| of_completion(1.0, |c| tags::think_format(&c.text)),
@@ -105,7 +103,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "gsm8k",
         about: "1 if the number after the last #### equals the row's answer, else 0",
-        judges: true,
         columns: &["answer"],
         parameters: &[],
         build: |_| of_answer(1.0, &["answer"], gsm8k::score),
@@ -113,7 +110,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "accuracy",
         about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains if unsure",
-        judges: true,
         columns: ANSWER,
         parameters: &[],
         build: |_| judged(1.0, ANSWER, |c, expected| answer::accuracy(&c.text, expected)),
@@ -121,7 +117,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "reasoning_accuracy",
         about: "TRL: as accuracy, of what follows the reasoning; 0 if that never ends",
-        judges: true,
         columns: ANSWER,
         parameters: &[Parameter { name: "delimiter", default: Some("</think>"), about: "what ends the reasoning" }],
         build: |p| {
@@ -132,7 +127,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "cosine_scaled",
         about: "TRL: accuracy scaled by length along a cosine: short is best when right, long is best when wrong",
-        judges: true,
         columns: ANSWER,
         parameters: &[
             Parameter { name: "max_len", default: None, about: "tokens at which the scale ends" },
@@ -146,7 +140,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "boxed",
         about: "1 if the last \\boxed{} equals the row's answer or solution, as text or as a number, else 0",
-        judges: true,
         columns: ANSWER,
         parameters: &[],
         build: |_| of_answer(1.0, ANSWER, answer::boxed),
@@ -154,7 +147,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "numeric",
         about: "1 if the last number of the completion equals the row's answer, else 0",
-        judges: true,
         columns: ANSWER,
         parameters: &[],
         build: |_| of_answer(1.0, ANSWER, answer::numeric),
@@ -162,7 +154,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "countdown",
         about: "TinyZero: the equation in the last <answer> uses each of the row's nums once and gives its target",
-        judges: true,
         columns: &["nums"],
         parameters: &[
             Parameter { name: "score", default: Some("1"), about: "for a right equation" },
@@ -173,7 +164,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "finished",
         about: "1 if the completion ended by itself, 0 if it was cut off",
-        judges: false,
         columns: &[],
         parameters: &[],
         build: |_| of_completion(1.0, length::finished),
@@ -181,7 +171,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "length",
         about: "0 at the wanted number of tokens, falling linearly to -1 at none and at twice as many",
-        judges: false,
         columns: &[],
         parameters: &[Parameter { name: "target", default: None, about: "the wanted number of tokens" }],
         build: |p| {
@@ -192,7 +181,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "relative_length",
         about: "Kimi k1.5: 0.5 for the shortest completion of the group, falling linearly to -0.5 for the longest",
-        judges: false,
         columns: &[],
         parameters: &[],
         build: |_| Ok(Arc::new(length::Relative)),
@@ -200,7 +188,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "soft_overlong",
         about: "DAPO eq. 13: 0 up to max_completion_len - soft_punish_cache tokens, falling linearly to -1 at the maximum",
-        judges: false,
         columns: &[],
         parameters: &[
             Parameter { name: "max_completion_len", default: None, about: "tokens from which the reward is -1" },
@@ -211,7 +198,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "repetition_penalty",
         about: "TRL: max_penalty times the share of n-grams of tokens that are repeats",
-        judges: false,
         columns: &[],
         parameters: &[
             Parameter { name: "ngram_size", default: Some("3"), about: "tokens of an n-gram" },
@@ -222,7 +208,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "sentence_share",
         about: "the share of sentences that contain a word",
-        judges: false,
         columns: &[],
         parameters: &[Parameter { name: "word", default: None, about: "the word, in any case" }],
         build: text::build,
@@ -230,7 +215,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "step_arithmetic",
         about: "process reward: each step with an equation of numbers earns 1 if all its equations hold, else 0",
-        judges: false,
         columns: &[],
         parameters: &[SEPARATOR],
         build: arithmetic::build,
@@ -238,7 +222,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "command",
         about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
-        judges: false,
         columns: &[],
         parameters: &[Parameter { name: "run", default: None, about: "the command line, for /bin/sh" }],
         build: command::build,

@@ -4,6 +4,7 @@ use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value, json};
 use shared::{Dtype, ModelConfig};
 
+use super::{measure::Measurement, report};
 use crate::engine::{EngineOptions, Kernels, MemoryPlan, Profile, memory_plan};
 
 /// What one token costs, and what is held in memory for all.
@@ -36,11 +37,10 @@ impl Work {
     }
 }
 
-/// The profile of a repeat beside the limits.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Account<'a> {
-    pub profile: &'a Profile,
-    pub seconds: f64,
+/// A measurement beside the limits.
+#[derive(Debug, Clone)]
+pub(super) struct Account {
+    pub measurement: Measurement,
     pub work: Work,
     pub max_num_seqs: usize,
     pub kernels: Kernels,
@@ -48,14 +48,18 @@ pub(super) struct Account<'a> {
     pub limits: Option<Limits>,
 }
 
-impl Account<'_> {
+impl Account {
+    fn profile(&self) -> &Profile {
+        &self.measurement.profile
+    }
+
     /// Parts of the time by name; they add up to 1. Those of the graph are known with packed kernels only.
     pub fn shares(&self) -> Vec<(&'static str, Option<f64>)> {
-        let Profile { prefill, decode, linear, head, attention, kv_copy, sampling, scheduling, .. } = *self.profile;
+        let Profile { prefill, decode, linear, head, attention, kv_copy, sampling, scheduling, .. } = *self.profile();
         let known = self.kernels == Kernels::Packed;
         let graph = (prefill + decode).saturating_sub(linear + head + attention);
-        let inside = self.profile.total().as_secs_f64();
-        let share = |seconds: f64| seconds / self.seconds;
+        let inside = self.profile().total().as_secs_f64();
+        let share = |seconds: f64| seconds / self.measurement.seconds;
         let part = |duration: std::time::Duration| known.then(|| share(duration.as_secs_f64()));
         vec![
             ("linear_share", part(linear)),
@@ -64,21 +68,21 @@ impl Account<'_> {
             ("graph_rest_share", Some(share(graph.as_secs_f64()))),
             ("sampling_share", Some(share(sampling.as_secs_f64()))),
             ("scheduling_share", Some(share((scheduling + kv_copy).as_secs_f64()))),
-            ("idle_share", Some(share((self.seconds - inside).max(0.0)))),
+            ("idle_share", Some(share((self.measurement.seconds - inside).max(0.0)))),
         ]
     }
 
     /// Operations of all matrix products of the model.
     fn operations(&self) -> f64 {
-        let decoded = self.profile.decode_rows();
-        let rows = (self.profile.prefill_tokens + decoded) as f64;
+        let decoded = self.profile().decode_rows();
+        let rows = (self.profile().prefill_tokens + decoded) as f64;
         // Of a prompt only the last row of logits is computed.
-        rows * self.work.linear + (self.profile.prefills + decoded) as f64 * self.work.head
+        rows * self.work.linear + (self.profile().prefills + decoded) as f64 * self.work.head
     }
 
     /// Operations per second while products were computed.
     pub fn gemm_rate(&self) -> Option<f64> {
-        let seconds = (self.profile.linear + self.profile.head).as_secs_f64();
+        let seconds = (self.profile().linear + self.profile().head).as_secs_f64();
         (self.kernels == Kernels::Packed && seconds > 0.0).then(|| self.operations() / seconds)
     }
 
@@ -88,8 +92,8 @@ impl Account<'_> {
 
     /// Bytes of weights, keys and values that decode steps read, per second of the graph on them.
     pub fn read_rate(&self) -> Option<f64> {
-        let seconds = self.profile.decode.as_secs_f64();
-        let bytes = self.profile.decode_steps * self.work.weight_bytes + self.profile.kv_bytes_read;
+        let seconds = self.profile().decode.as_secs_f64();
+        let bytes = self.profile().decode_steps * self.work.weight_bytes + self.profile().kv_bytes_read;
         (seconds > 0.0).then(|| bytes as f64 / seconds)
     }
 
@@ -99,20 +103,19 @@ impl Account<'_> {
 
     /// Mean share of the places that were taken in a decode step.
     pub fn occupancy(&self) -> f64 {
-        self.profile.mean_batch() / self.max_num_seqs as f64
+        self.profile().mean_batch() / self.max_num_seqs as f64
     }
 
     /// Share of the reserved keys and values that was in use at most.
     pub fn kv_use(&self) -> f64 {
-        self.profile.kv_bytes_peak as f64 / self.work.kv_bytes as f64
+        self.profile().kv_bytes_peak as f64 / self.work.kv_bytes as f64
     }
 
     /// The figures as fields of a record.
     pub fn fields(&self) -> Map<String, Value> {
-        let steps = self.profile.decode_steps.max(1);
-        let mut fields: Map<String, Value> =
-            self.shares().into_iter().map(|(name, share)| (name.to_owned(), share.into())).collect();
-        let more = json!({
+        let steps = self.profile().decode_steps.max(1);
+        let shares = self.shares().into_iter().map(|(name, share)| (name.to_owned(), share.into()));
+        let rest = report::members(json!({
             "gemm_flops_per_s": self.gemm_rate(),
             "gemm_peak_flops_per_s": self.limits.map(|l| l.gemm),
             "gemm_peak_share": self.gemm_peak_share(),
@@ -120,18 +123,15 @@ impl Account<'_> {
             "read_peak_bytes_per_s": self.limits.map(|l| l.read_bandwidth),
             "bandwidth_share": self.bandwidth_share(),
             "weight_bytes": self.work.weight_bytes,
-            "kv_bytes_per_step": self.profile.kv_bytes_read / steps,
-            "kv_bytes_peak": self.profile.kv_bytes_peak,
+            "kv_bytes_per_step": self.profile().kv_bytes_read / steps,
+            "kv_bytes_peak": self.profile().kv_bytes_peak,
             "kv_bytes_reserved": self.work.kv_bytes,
             "kv_use": self.kv_use(),
-            "drafted_tokens": self.profile.drafted_tokens,
-            "accepted_tokens": self.profile.accepted_tokens,
+            "drafted_tokens": self.profile().drafted_tokens,
+            "accepted_tokens": self.profile().accepted_tokens,
             "batch_occupancy": self.occupancy(),
-        });
-        if let Value::Object(more) = more {
-            fields.extend(more);
-        }
-        fields
+        }));
+        shares.chain(rest).collect()
     }
 }
 
@@ -197,11 +197,9 @@ mod tests {
 
     #[test]
     fn shares_add_up_and_rates_are_held_against_the_limits() {
-        let profile = profile();
         let work = Work { linear: 1e6, head: 1e5, weight_bytes: 1000, kv_bytes: 1000 };
         let account = Account {
-            profile: &profile,
-            seconds: 1.0,
+            measurement: Measurement::of(1.0, profile()),
             work,
             max_num_seqs: 4,
             kernels: Kernels::Packed,

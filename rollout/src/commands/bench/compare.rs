@@ -2,6 +2,7 @@
 //! that neither finds the memory and the caches of the other, and both see the machine in the same moods.
 
 use std::{
+    ffi::OsString,
     path::PathBuf,
     process::{Command, Stdio},
 };
@@ -9,8 +10,9 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use clap::Args as _;
 use serde_json::{Map, Value, json};
+use shared::command_line::with_dashes;
 
-use super::{super::print, Args};
+use super::{super::print, Args, measure::median, text};
 
 /// What is shown of the records, and the unit's factor.
 const FIGURES: [(&str, &str, f64); 11] = [
@@ -104,7 +106,7 @@ impl Row {
         let mut ratios: Vec<f64> = a.iter().zip(&b).map(|(a, b)| b / a).collect();
         ratios.sort_by(f64::total_cmp);
         let (lowest, highest) = (*ratios.first()?, *ratios.last()?);
-        Some(Self { a: median(a)?, b: median(b)?, ratio: median(ratios)?, lowest, highest })
+        Some(Self { a: median(&a)?, b: median(&b)?, ratio: median(&ratios)?, lowest, highest })
     }
 }
 
@@ -112,20 +114,17 @@ fn figure(record: &Map<String, Value>, name: &str) -> Option<f64> {
     record.get(name)?.as_f64()
 }
 
-/// Of an even number the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = values[(values.len() - 1) / 2];
-    Some(f64::midpoint(lower, upper))
-}
-
 /// A as the command line says, B with what the comparison changes.
 fn sides(args: &Args, words: &[String]) -> anyhow::Result<[Side; 2]> {
     let own = std::env::current_exe().context("the path of this program")?;
-    let name = own.file_name().map_or_else(|| own.clone(), PathBuf::from);
+    // As the user called it: `tandem bench` becomes this program under the name of `tandem`.
+    let called = std::env::args_os().next().map_or_else(|| own.clone(), PathBuf::from);
+    let name = called.file_name().map_or_else(|| own.clone(), PathBuf::from);
     let changes = match &args.compare {
-        Some(flags) => shlex::split(flags).with_context(|| format!("--compare `{flags}`: a quote is not closed"))?,
+        Some(flags) => {
+            let words = shlex::split(flags).with_context(|| format!("--compare `{flags}`: a quote is not closed"))?;
+            text(with_dashes(words.into_iter().map(OsString::from)))?
+        }
         None => Vec::new(),
     };
     if let Some(word) = changes.first().filter(|word| !word.starts_with("--")) {
@@ -257,7 +256,7 @@ mod tests {
         let row = Row::new("tokens_per_s", &a, &b).unwrap();
         assert_eq!((row.a, row.b, row.ratio, row.lowest, row.highest), (80.0, 80.0, 1.1, 1.0, 1.2));
         assert_eq!(Row::new("cores", &a, &b), None);
-        assert_eq!(median(vec![1.0, 4.0]), Some(2.5));
-        assert_eq!(median(vec![]), None);
+        assert_eq!(median(&[1.0, 4.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
     }
 }

@@ -120,6 +120,13 @@ fn ascending(mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
+/// The median; of an even number the mean of the two in the middle.
+pub(in crate::commands) fn median(values: &[f64]) -> Option<f64> {
+    let values = ascending(values.to_vec());
+    let upper = *values.get(values.len() / 2)?;
+    Some(f64::midpoint(values[(values.len() - 1) / 2], upper))
+}
+
 /// The nearest-rank quantile of ascending values; 0 without any.
 pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let rank = (q * values.len() as f64).ceil() as usize;
@@ -145,22 +152,19 @@ pub(super) fn reset_peak_memory() {
 mod tests {
     use super::*;
 
-    fn measurement(seconds: f64) -> Measurement {
-        Measurement {
-            seconds,
-            all_seconds: vec![seconds],
-            cores: 1.0,
-            generated_tokens: 10,
-            profile: Profile::default(),
-            queue: vec![],
-            ttft: vec![],
-            tpot: vec![],
+    impl Measurement {
+        /// A repeat of which no more is known.
+        pub fn of(seconds: f64, profile: Profile) -> Self {
+            let none = Vec::new;
+            let (cores, generated_tokens, all_seconds) = (1.0, 10, vec![seconds]);
+            Self { seconds, all_seconds, cores, generated_tokens, profile, queue: none(), ttft: none(), tpot: none() }
         }
     }
 
     #[test]
     fn the_median_repeat_keeps_the_spread() {
-        let median = Measurement::median([3.0, 1.0, 2.0].map(measurement).to_vec());
+        let median =
+            Measurement::median([3.0, 1.0, 2.0].map(|seconds| Measurement::of(seconds, Profile::default())).to_vec());
         assert_eq!((median.seconds, median.all_seconds), (2.0, vec![1.0, 2.0, 3.0]));
     }
 

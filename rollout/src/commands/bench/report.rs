@@ -20,7 +20,8 @@ pub(super) const SHARES: &str = "max_num_seqs  linear %  lm head %  attention % 
                                  idle %  of GEMM peak %  of bandwidth %  KV used %";
 
 /// How fast it was.
-pub(super) fn rates(m: &Measurement, account: &Account<'_>) -> String {
+pub(super) fn rates(account: &Account) -> String {
+    let m = &account.measurement;
     let ms = |values: &[f64], q: f64| 1e3 * quantile(values, q);
     format!(
         "{:>12} {:>9.3} {:>9.1} {:>12.1} {:>11.1} {:>12.1} {:>12.1} {:>7.1} {:>12.2} {:>7.2} {:>6.2}",
@@ -39,7 +40,7 @@ pub(super) fn rates(m: &Measurement, account: &Account<'_>) -> String {
 }
 
 /// Where the time went.
-pub(super) fn shares(account: &Account<'_>) -> String {
+pub(super) fn shares(account: &Account) -> String {
     let shares = account.shares();
     let share = |name: &str| shares.iter().find(|(n, _)| *n == name).and_then(|(_, share)| *share);
     format!(
@@ -130,7 +131,8 @@ pub(super) fn record(
     [setting, figures].into_iter().flat_map(members).collect()
 }
 
-fn members(object: Value) -> Map<String, Value> {
+/// The members of an object.
+pub(super) fn members(object: Value) -> Map<String, Value> {
     match object {
         Value::Object(map) => map,
         other => unreachable!("the record is an object, not {other}"),

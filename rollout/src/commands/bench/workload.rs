@@ -108,23 +108,17 @@ pub(super) fn read_lengths(path: &Path, sequences: usize) -> anyhow::Result<Vec<
     Ok(lengths)
 }
 
-/// The lengths in a file, at least one.
+/// The lengths in a file, one positive whole number per line and at least one of them.
 pub(in crate::commands) fn lengths_of(path: &Path) -> anyhow::Result<Vec<u32>> {
     let name = || format!("--lengths-file {}", path.display());
     let text = fs::read_to_string(path).with_context(name)?;
-    let lengths = parse_lengths(&text).with_context(name)?;
-    ensure!(!lengths.is_empty(), "{}: holds no lengths", name());
-    Ok(lengths)
-}
-
-/// One positive whole number per line.
-fn parse_lengths(text: &str) -> anyhow::Result<Vec<u32>> {
     let mut lengths = Vec::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let length: u32 = line.trim().parse().with_context(|| format!("line {}: `{line}`", number + 1))?;
-        ensure!(length > 0, "line {}: a completion has at least 1 token", number + 1);
+    for (line, number) in text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty()) {
+        let length = line.trim().parse().with_context(|| format!("{}: line {number}: `{line}`", name()))?;
+        ensure!(length > 0, "{}: line {number}: a completion has at least 1 token", name());
         lengths.push(length);
     }
+    ensure!(!lengths.is_empty(), "{}: holds no lengths", name());
     Ok(lengths)
 }
 

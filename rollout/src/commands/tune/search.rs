@@ -15,7 +15,10 @@ use shared::{
 
 use super::{
     super::{
-        bench::{export, measure::Measurement},
+        bench::{
+            export,
+            measure::{Measurement, median},
+        },
         flags::BatchingFlags,
     },
     work::Task,
@@ -69,12 +72,7 @@ pub(super) struct Trial {
 impl Trial {
     /// Median of the rounds; 0 without any.
     pub fn rate(&self) -> f64 {
-        let mut rates = self.rates.clone();
-        rates.sort_by(f64::total_cmp);
-        match rates.len() {
-            0 => 0.0,
-            count => f64::midpoint(rates[(count - 1) / 2], rates[count / 2]),
-        }
+        median(&self.rates).unwrap_or(0.0)
     }
 }
 

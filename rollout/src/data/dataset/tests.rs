@@ -138,7 +138,7 @@ fn gsm8k_is_read_whole() {
     assert_eq!(first.columns["answer"], "18");
     assert!(first.prompt_text.ends_with("<|im_end|>\n<|im_start|>assistant\n"));
     for row in dataset.rows() {
-        assert!(row.columns["answer"].as_str().is_some_and(|a| rollout_rewards::rules::answer::number(a).is_some()));
+        assert!(row.columns["answer"].as_str().is_some_and(|a| rollout_rewards::rules::number::number(a).is_some()));
         let solution = row.columns["solution"].as_str().unwrap();
         let answer = row.columns["answer"].as_str().unwrap();
         assert_eq!(rollout_rewards::rules::gsm8k::score(solution, answer), 1.0);

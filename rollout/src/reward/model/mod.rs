@@ -7,7 +7,7 @@
 mod network;
 mod sequence;
 
-use std::{path::PathBuf, str::FromStr, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use shared::{ModelDir, RewardOutcome, StepScore};
 
@@ -15,68 +15,33 @@ use crate::data::Tokenizer;
 
 use rollout_rewards::{
     PolicyTokenizer, Reward, RewardCompletion, RewardInput, Scope,
-    registry::{Entry, Parameter, Parameters},
+    entry::{Entry, Parameter, Parameters},
     rules::{SEPARATOR, separator},
     steps,
 };
 
 use network::Network;
-pub use network::NetworkOptions;
 use sequence::Sequence;
 
-/// What a reward model scores.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelScope {
-    /// The whole completion, at its last token.
-    Outcome,
-    /// Every step, at its last token; the text closes each step.
-    Steps(String),
-}
-
 /// A reward model with its tokenizer.
-pub struct ModelReward {
+struct ModelReward {
     network: Network,
     tokenizer: Tokenizer,
-    scope: ModelScope,
+    /// The text that closes a step, where every step is scored at its last token; else the whole completion is.
+    separator: Option<String>,
     max_length: usize,
+    /// Completions of a forward pass.
     batch: usize,
 }
 
 impl ModelReward {
-    /// Loads a model directory; the first time, that exports it.
-    ///
-    /// `max_length` 0 is what the model allows; `batch` is the number of completions of a forward pass.
-    ///
-    /// # Errors
-    /// A directory without a usable model, head or tokenizer, a length beyond the model's, or what ONNX Runtime reports;
-    /// all in one line with the path.
-    pub fn open(
-        path: PathBuf,
-        scope: ModelScope,
-        max_length: usize,
-        batch: usize,
-        options: NetworkOptions,
-    ) -> Result<Self, String> {
-        let model = ModelDir::open(path).map_err(|e| e.to_string())?;
-        let tokenizer = Tokenizer::open(&model).map_err(|e| e.to_string())?;
-        let network = Network::open(&model, options)?;
-        let limit = network.positions();
-        if max_length > limit {
-            return Err(format!("parameter `max_length` is {max_length}, but the model is for {limit} tokens"));
-        }
-        let max_length = if max_length == 0 { limit } else { max_length };
-        Ok(Self { network, tokenizer, scope, max_length, batch })
-    }
-
     /// The tokens of a completion with the places to be scored.
     ///
     /// With the policy's own tokenizer these are the very tokens that the policy saw and sampled; with another one, the
     /// texts are tokenised.
     fn sequence(&self, input: &RewardInput, completion: &RewardCompletion) -> Result<Sequence, String> {
-        let steps = match &self.scope {
-            ModelScope::Outcome => None,
-            ModelScope::Steps(separator) => Some(steps::of_completion(input, completion, separator)?),
-        };
+        let of_completion = |separator: &String| steps::of_completion(input, completion, separator);
+        let steps = self.separator.as_ref().map(of_completion).transpose()?;
         let sequence =
             if input.tokenizer.as_ref().is_some_and(|of_policy| of_policy.content() == self.tokenizer.content()) {
                 Sequence::of_tokens(input, completion, steps)
@@ -87,21 +52,19 @@ impl ModelReward {
         if length > self.max_length {
             return Err(format!("{length} tokens of prompt and completion are more than {}", self.max_length));
         }
-        match sequence.ids.iter().find(|&&id| id as usize >= self.network.vocab_size()) {
+        match sequence.ids.iter().find(|&&id| id as usize >= self.network.vocab_size) {
             Some(id) => Err(format!("the reward model has no token {id}")),
             None => Ok(sequence),
         }
     }
+}
 
-    fn outcome(&self, sequence: &Sequence, scores: &[f32]) -> RewardOutcome {
-        let score = |index: usize| f64::from(scores[index]);
-        match &sequence.steps {
-            None => scores.first().map_or(RewardOutcome::NotApplicable, |_| RewardOutcome::Score(score(0))),
-            Some(ends) if ends.is_empty() => RewardOutcome::NotApplicable,
-            Some(ends) => RewardOutcome::Steps(
-                ends.iter().enumerate().map(|(i, &end)| StepScore { end, score: score(i) }).collect(),
-            ),
-        }
+/// The scores of a sequence's places, of which there is at least one.
+fn outcome(sequence: &Sequence, scores: &[f32]) -> RewardOutcome {
+    let step = |(&end, &score): (&u32, &f32)| StepScore { end, score: score.into() };
+    match &sequence.steps {
+        None => RewardOutcome::Score(scores[0].into()),
+        Some(ends) => RewardOutcome::Steps(ends.iter().zip(scores).map(step).collect()),
     }
 }
 
@@ -121,7 +84,7 @@ impl Reward for ModelReward {
             match self.network.scores(&rows, input.deadline) {
                 Ok(scores) => {
                     for ((index, sequence), scores) in batch.iter().zip(scores) {
-                        outcomes[*index] = self.outcome(sequence, &scores);
+                        outcomes[*index] = outcome(sequence, &scores);
                     }
                 }
                 Err(reason) => {
@@ -150,7 +113,6 @@ impl Reward for ModelReward {
 pub(super) const ENTRY: Entry = Entry {
     name: "model",
     about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
-    judges: false,
     columns: &[],
     parameters: &[
         Parameter { name: "path", default: None, about: "Hugging Face directory of the model" },
@@ -163,17 +125,25 @@ pub(super) const ENTRY: Entry = Entry {
     build,
 };
 
+/// Loads a model directory; the first time, that exports it. What is wrong is said in one line with the path.
 fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
-    let scope = match parameters.get::<String>("scope")?.as_str() {
-        "outcome" => ModelScope::Outcome,
-        "steps" => ModelScope::Steps(separator(parameters)?),
+    let separator = match parameters.get::<String>("scope")?.as_str() {
+        "outcome" => None,
+        "steps" => Some(separator(parameters)?),
         other => return Err(format!("parameter `scope` must be outcome or steps, got `{other}`")),
     };
     let batch: usize = parameters.get("batch")?;
     if batch == 0 {
         return Err("parameter `batch` must be at least 1".into());
     }
-    let path = PathBuf::from_str(&parameters.get::<String>("path")?).expect("every text is a path");
-    let options = NetworkOptions { threads: parameters.get("threads")? };
-    Ok(Arc::new(ModelReward::open(path, scope, parameters.get("max_length")?, batch, options)?))
+    let (threads, max_length) = (parameters.get("threads")?, parameters.get("max_length")?);
+    let model = ModelDir::open(parameters.get::<PathBuf>("path")?).map_err(|e| e.to_string())?;
+    let tokenizer = Tokenizer::open(&model).map_err(|e| e.to_string())?;
+    let network = Network::open(&model, threads)?;
+    let limit = network.positions;
+    if max_length > limit {
+        return Err(format!("parameter `max_length` is {max_length}, but the model is for {limit} tokens"));
+    }
+    let max_length = if max_length == 0 { limit } else { max_length };
+    Ok(Arc::new(ModelReward { network, tokenizer, separator, max_length, batch }))
 }

@@ -15,24 +15,19 @@ use shared::{Head, ModelDir, config::Device, manifest::MODEL_FILE};
 use super::sequence::Sequence;
 use crate::engine::{self, SessionOptions, runtime};
 
-/// How the network is run.
-#[derive(Debug, Clone, Copy)]
-pub struct NetworkOptions {
-    /// Threads of the graph; 0 = one per core.
-    pub threads: usize,
-}
-
 /// A loaded reward model.
 pub(super) struct Network {
     session: Mutex<Session>,
     wants_positions: bool,
-    vocab_size: usize,
-    positions: usize,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Longest sequence.
+    pub positions: usize,
 }
 
 impl Network {
-    /// Exports the model if need be and loads it.
-    pub fn open(model: &ModelDir, options: NetworkOptions) -> Result<Self, String> {
+    /// Exports the model if need be and loads it, to run on so many threads; 0 = one per core.
+    pub fn open(model: &ModelDir, threads: usize) -> Result<Self, String> {
         let at = model.path().display();
         let config = model.config();
         let Head::Score { .. } = config.head else {
@@ -44,23 +39,13 @@ impl Network {
         let export = ExportOptions::default();
         let positions = export.positions(config).map_err(|e| format!("{at}: {e}"))?;
         let dir = ensure_export(model, &export).map_err(|e| format!("{at}: {e}"))?;
-        let session = load(&dir, options).map_err(|e| format!("{at}: {e}"))?;
+        let session = load(&dir, threads).map_err(|e| format!("{at}: {e}"))?;
         Ok(Self {
             session: Mutex::new(session),
             wants_positions: !fused_rotary(config),
             vocab_size: config.vocab_size,
             positions,
         })
-    }
-
-    /// Number of token ids.
-    pub fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
-    /// Longest sequence.
-    pub fn positions(&self) -> usize {
-        self.positions
     }
 
     /// The first label at every place of every row. Rows are padded on the right, which no score can see. After the
@@ -114,9 +99,9 @@ fn in_time<T>(locked: &Mutex<T>, deadline: Option<Instant>) -> Result<MutexGuard
     }
 }
 
-fn load(dir: &Path, options: NetworkOptions) -> Result<Session, engine::EngineError> {
+fn load(dir: &Path, threads: usize) -> Result<Session, engine::EngineError> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = if options.threads == 0 { cores } else { options.threads };
+    let threads = if threads == 0 { cores } else { threads };
     // The engine generates at the same time: a thread that spins would take a core from it.
     let options = SessionOptions { device: Device::Cpu, threads, spinning: false, hot_swap: false, cuda_graphs: false };
     let path = dir.join(MODEL_FILE);

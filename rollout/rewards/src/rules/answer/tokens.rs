@@ -28,33 +28,6 @@ impl Token {
     }
 }
 
-/// Commands that change how an answer looks and not what it is.
-const LOOKS: [&str; 21] = [
-    "left",
-    "right",
-    "!",
-    ",",
-    ";",
-    ":",
-    " ",
-    "displaystyle",
-    "big",
-    "Big",
-    "bigl",
-    "bigr",
-    "Bigl",
-    "Bigr",
-    "(",
-    ")",
-    "[",
-    "]",
-    "quad",
-    "qquad",
-    "limits",
-];
-/// Commands whose argument is a text.
-const TEXTS: [&str; 8] = ["text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mbox", "operatorname"];
-
 /// The tokens of an answer; `None` when it is too long or has an unclosed text.
 pub(super) fn tokens(answer: &str) -> Option<Vec<Token>> {
     let answer = answer.trim();
@@ -122,10 +95,13 @@ fn command(rest: &mut Rest<'_>, tokens: &mut Vec<Token>) -> Option<()> {
         "lbrace" => tokens.push(Token::Command("{".into())),
         "rbrace" => tokens.push(Token::Command("}".into())),
         "%" => tokens.push(Token::Symbol('%')),
-        "$" => {}
         "degree" | "degrees" | "circ" => tokens.push(Token::Word("degrees".into())),
-        name if TEXTS.contains(&name) => tokens.push(Token::Text(argument(rest)?)),
-        name if LOOKS.contains(&name) => {}
+        "text" | "textbf" | "textit" | "textrm" | "mathrm" | "mathbf" | "mbox" | "operatorname" => {
+            tokens.push(Token::Text(argument(rest)?));
+        }
+        // What changes how an answer looks and not what it is.
+        "left" | "right" | "big" | "Big" | "bigl" | "bigr" | "Bigl" | "Bigr" | "displaystyle" | "limits" => {}
+        "quad" | "qquad" | "!" | "," | ";" | ":" | " " | "(" | ")" | "[" | "]" | "$" => {}
         _ => tokens.push(Token::Command(name)),
     }
     Some(())
