@@ -127,7 +127,8 @@ pub struct Summary {
 pub fn train(config: TrainConfig) -> Result<Trained> {
     let config = resolve::resolve(config)?;
     if config.dynamic_sampling {
-        let metric = FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs)
+        let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
+        let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)
             .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
         output::tell(format_args!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs)));
     }

@@ -20,15 +20,17 @@ pub enum FilterMetric {
 }
 
 impl FilterMetric {
-    /// The metric that `filter_groups_metric` names among the reward functions; without a name the first function that
-    /// judges answers, else the sum.
+    /// The metric that `filter_groups_metric` names among the reward functions. Without a name, it is the first function
+    /// that judges answers; the sum where none does, and where rewards are given to steps (`of_sum`, the test of the
+    /// rewards, says so): equal answers with different steps teach something then.
     ///
     /// # Errors
     /// When no function has that name.
-    pub fn choose(name: Option<&str>, functions: &[String]) -> Result<Self, String> {
+    pub fn choose(name: Option<&str>, functions: &[String], of_sum: Contrast) -> Result<Self, String> {
         let judges = |spec: &String| Registry::default().judges(spec);
         match name {
             Some(SUM) => Ok(Self::Sum),
+            None if of_sum == Contrast::Steps => Ok(Self::Sum),
             Some(name) => {
                 let index =
                     functions.iter().position(|spec| spec == name || bare_name(spec) == name).ok_or_else(|| {
@@ -67,7 +69,8 @@ mod tests {
     use super::*;
 
     fn choose(metric: Option<&str>, functions: &[&str]) -> Result<FilterMetric, String> {
-        FilterMetric::choose(metric, &functions.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())
+        let functions: Vec<String> = functions.iter().map(|name| (*name).to_owned()).collect();
+        FilterMetric::choose(metric, &functions, Contrast::Total)
     }
 
     #[test]
@@ -79,6 +82,14 @@ mod tests {
         assert_eq!(of(Some("format")), FilterMetric::Scores(0));
         assert_eq!(of(Some("reward")), FilterMetric::Sum);
         assert_eq!(choose(None, &["format", "finished", "command:run=x"]), Ok(FilterMetric::Sum));
+    }
+
+    #[test]
+    fn where_steps_are_rewarded_equal_answers_are_no_reason_to_drop_a_group() {
+        let functions = ["correctness", "format", "step_arithmetic"].map(str::to_owned);
+        let of = |name| FilterMetric::choose(name, &functions, Contrast::Steps);
+        assert_eq!(of(None), Ok(FilterMetric::Sum));
+        assert_eq!(of(Some("correctness")), Ok(FilterMetric::Judge(0)));
     }
 
     #[test]

@@ -144,10 +144,11 @@ impl Inputs {
         if !config.dynamic_sampling {
             return Ok(None);
         }
-        let metric = FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs)
+        let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
+        let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)
             .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
         tracing::info!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs));
-        let contrast = metric.contrast(&self.rewards, config.contrast());
+        let contrast = metric.contrast(&self.rewards, of_sum);
         Ok(Some(DynamicSampling {
             max_attempts: config.dynamic_sampling_max_attempts,
             contrast,
