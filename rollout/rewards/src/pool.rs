@@ -260,7 +260,7 @@ impl Dispatcher {
                 item.input.deadline = Instant::now().checked_add(deadline);
                 // The receiver is gone only when the whole pool is.
                 let _ = notices.send(Notice::Begun(id, given_up_at(item.input.deadline)));
-                let _ = notices.send(Notice::Done(id, observed_call(&function, &item, observe)));
+                let _ = notices.send(Notice::Done(id, call(&function, &item, observe)));
             });
         }
     }
@@ -356,20 +356,16 @@ fn thread_pool(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
     ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("reward-{i}")).build()
 }
 
-fn observed_call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec<RewardOutcome>, String> {
+fn call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec<RewardOutcome>, String> {
     let begin = Instant::now();
-    let outcomes = call(function, &item.input);
+    let outcomes = catch_unwind(AssertUnwindSafe(|| function.reward().score(&item.input)));
     let thread = rayon::current_thread_index().unwrap_or(0);
     let completions = item.input.completions.len();
     observe(Call { begin, end: Instant::now(), thread, function: item.function, completions });
-    outcomes
-}
-
-fn call(function: &RewardFunction, input: &RewardInput) -> Result<Vec<RewardOutcome>, String> {
-    catch_unwind(AssertUnwindSafe(|| function.reward().score(input))).map_err(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        format!("panicked: {}", text.unwrap_or_else(|| "without a message".into()))
+    outcomes.map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        format!("panicked: {}", text.unwrap_or("without a message"))
     })
 }
 

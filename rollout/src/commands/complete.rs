@@ -132,9 +132,7 @@ impl Generation {
             progress.tick();
             groups.extend(iter::from_fn(|| assembly.finished()));
         }
-        let seconds = progress.seconds();
-        progress.finish();
-        let tokens = progress.tokens();
+        let (tokens, seconds) = progress.finish();
         groups.extend(iter::from_fn(|| assembly.wait()));
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
         groups.sort_unstable_by_key(|group| group.id);

@@ -2,6 +2,7 @@
 //! an option of a run means is described, and has its default, where that option is declared.
 
 use std::{
+    iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -322,12 +323,6 @@ impl RewardFlags {
         Ok(functions)
     }
 
-    /// One weight per function.
-    #[must_use]
-    pub fn weights(&self, functions: usize) -> Vec<f64> {
-        if self.reward_weights.is_empty() { vec![1.0; functions] } else { self.reward_weights.clone() }
-    }
-
     /// What scores a dataset's completions, which the functions must be able to do; `None` without functions.
     ///
     /// # Errors
@@ -343,8 +338,9 @@ impl RewardFlags {
         }
         reward::check(&functions, dataset).context("--reward-funcs")?;
         let deadline = Duration::from_secs_f64(self.reward_timeout);
-        let names = functions.iter().map(|function| function.name().to_owned());
-        let names = names.zip(self.weights(functions.len())).collect();
+        // Without weights, every function has the weight 1.
+        let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
+        let names = functions.iter().map(|function| function.name().to_owned()).zip(weights).collect();
         let pool = reward::pool(functions, threads, deadline).context("threads for the reward functions")?;
         Ok(Some(Scoring { pool, names }))
     }

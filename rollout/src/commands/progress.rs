@@ -52,21 +52,16 @@ impl Progress {
         }
     }
 
-    /// Tokens of the completions so far.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
-    /// Seconds since the start.
-    pub fn seconds(&self) -> f64 {
+    fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// Removes the bar.
-    pub fn finish(&self) {
+    /// Removes the bar; returns the tokens of all completions, and the seconds since the start.
+    pub fn finish(self) -> (u64, f64) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+        (self.tokens, self.seconds())
     }
 }
 

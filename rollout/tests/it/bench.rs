@@ -140,7 +140,7 @@ fn the_timeline_and_the_profile_tell_the_same() {
 fn two_settings_are_compared_in_turns() {
     let (model, cache) = (harness::golden_dir().join("models/llama"), tempfile::tempdir().unwrap());
     let work = ["--completion-length", "5", "--repeat", "2"];
-    let output = bench(&model, cache.path(), &[&work[..], &["--compare", "--max-num-seqs 1 --kernels stock"]].concat());
+    let output = bench(&model, cache.path(), &[&work[..], &["--compare", "--max_num_seqs 1 --kernels stock"]].concat());
     let summary = last_line(&output);
     assert_eq!(summary["rounds"], 2);
     let line = |side: &str| summary[side].as_str().unwrap().to_owned();
