@@ -1,9 +1,7 @@
 //! Processor, memory, shared memory, GPU and disk.
 
 use std::{
-    ffi::CString,
     fs,
-    os::unix::ffi::OsStrExt,
     path::Path,
     process::{Command, Stdio},
 };
@@ -153,12 +151,8 @@ struct Space {
 }
 
 fn space(path: &Path) -> Option<Space> {
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: an all-zero statvfs is a valid value of a structure of integers.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a terminated string and the structure is writable, both for the length of the call.
-    (unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } == 0)
-        .then(|| Space { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
+    let stat = rustix::fs::statvfs(path).ok()?;
+    Some(Space { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
 }
 
 fn gib(bytes: u64) -> String {

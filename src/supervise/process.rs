@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::binaries;
 
@@ -77,12 +78,12 @@ impl Process {
 
     /// Asks the child to end in order.
     pub fn terminate(&mut self) {
-        self.signal(Target::Process, libc::SIGTERM);
+        self.signal(|child| kill_process(child, Signal::TERM));
     }
 
     /// Kills the child and everything in its process group.
     pub fn kill(&mut self) {
-        self.signal(Target::Group, libc::SIGKILL);
+        self.signal(|child| kill_process_group(child, Signal::KILL));
         let _ = self.child.wait();
     }
 
@@ -125,27 +126,12 @@ impl Process {
         }
     }
 
-    /// Sends a signal unless the child is gone.
-    fn signal(&mut self, target: Target, signal: libc::c_int) {
-        if !matches!(self.child.try_wait(), Ok(None)) {
-            return;
-        }
-        let pid = libc::pid_t::try_from(self.child.id()).expect("process ids are positive and fit pid_t");
-        let pid = match target {
-            Target::Process => pid,
-            Target::Group => -pid,
-        };
-        // SAFETY: kill has no memory effects; the child has not been waited for, so that its id cannot have been reused.
-        unsafe {
-            libc::kill(pid, signal);
+    /// Sends a signal unless the child is gone: as long as it has not been waited for, its id cannot have been reused.
+    fn signal(&mut self, send: impl FnOnce(Pid) -> rustix::io::Result<()>) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = send(Pid::from_child(&self.child));
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Target {
-    Process,
-    Group,
 }
 
 impl Drop for Process {

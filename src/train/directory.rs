@@ -4,13 +4,13 @@ use std::{
     ffi::OsStr,
     fs::{self, File, TryLockError},
     io,
-    os::fd::AsRawFd,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::io::{FdFlags, fcntl_setfd};
 use shared::{
     RunDir, atomic,
     config::{TrainConfig, layers},
@@ -149,10 +149,8 @@ fn lock(dir: &RunDir) -> Result<File> {
             Err(TryLockError::Error(e)) => return Err(e).with_context(|| path.display().to_string()),
         }
     }
-    // SAFETY: clears the close-on-exec flag of a descriptor that `file` keeps open.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
-        return Err(io::Error::last_os_error()).with_context(|| path.display().to_string());
-    }
+    // Without the flag that closes it, children inherit it.
+    fcntl_setfd(&file, FdFlags::empty()).with_context(|| path.display().to_string())?;
     Ok(file)
 }
 

@@ -28,8 +28,6 @@ const ALLOWED: &[(&str, &str)] = &[
     ("src/doctor/libraries.rs", "asks ONNX Runtime for its version through its C interface"),
     ("src/doctor/machine.rs", "asks the system what it has"),
     ("src/main.rs", "changes the environment before there are threads"),
-    ("src/supervise/process.rs", "sends signals"),
-    ("src/train/directory.rs", "passes a lock on to children"),
     ("tests/tests/", "sends signals and sets limits"),
     ("rollout/tests/it/pair/", "sends signals and passes a lock on"),
 ];
