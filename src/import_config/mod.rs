@@ -84,17 +84,12 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
         let per_step = translation.config.updates_per_step();
         line(format!("{option}: {theirs} {there} are {ours} {here} of {per_step} updates each, rounded up"));
     }
-    if !translation.combined.is_empty() {
-        line(format!("{} keys looked at together:", translation.combined.len()));
-    }
-    for key in &translation.combined {
-        line(format!("  {key}"));
-    }
-    if !translation.left_out.is_empty() {
-        line(format!("{} keys without a counterpart:", translation.left_out.len()));
-    }
-    for (key, reason) in &translation.left_out {
-        line(format!("  {key}: {reason}"));
+    let left_out = translation.left_out.iter().map(|(key, reason)| format!("{key}: {reason}")).collect();
+    for (what, keys) in [("looked at together", translation.combined.clone()), ("without a counterpart", left_out)] {
+        if !keys.is_empty() {
+            line(format!("{} keys {what}:", keys.len()));
+        }
+        keys.into_iter().for_each(|key| line(format!("  {key}")));
     }
     if let Err(error) = translation.config.validate() {
         line(format!("before training: {error}"));

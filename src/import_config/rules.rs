@@ -1,5 +1,8 @@
 //! How a key of another system becomes an option.
 
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use serde::Deserialize;
 use serde_json::Value;
 use shared::config;
 
@@ -9,7 +12,7 @@ pub enum Rule {
     /// An option of the same meaning.
     Option(&'static str),
     /// An option whose value is written differently.
-    Convert(&'static str, fn(&Value) -> Result<Value, &'static str>),
+    Convert(&'static str, Convert),
     /// Taken into account together with other keys, by [`Rules::combine`].
     Combined,
     /// No option, and the reason or the way.
@@ -51,11 +54,52 @@ pub type Options = Vec<(String, Value)>;
 /// The value of a key, if it is given.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<Value>;
 
+/// How a value is written here, or why it cannot be taken over.
+pub type Convert = fn(&Value) -> Result<Value, &'static str>;
+
+/// A key whose value is written differently, with its option.
+pub type Converted = (&'static str, &'static str, Convert);
+
+/// Keys for which a name says it all. One that ends in `*` stands for all that begin so.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Keys {
+    /// Keys of which [`Rules::combine`] makes options.
+    combined: Vec<String>,
+    /// Options of the same meaning, by their keys.
+    options: BTreeMap<String, String>,
+    /// Keys that are no option.
+    hints: Vec<Hint>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hint {
+    words: String,
+    keys: Vec<String>,
+}
+
+impl Keys {
+    /// Reads the file of a dialect.
+    pub fn parse(file: &str) -> Self {
+        toml::from_str(file).expect("the file of a dialect is valid, as a test sees")
+    }
+
+    /// What is said of a key that is no option, by the longest of the keys that stand for it.
+    fn hint(&self, key: &str) -> Option<&str> {
+        let said = self.hints.iter().flat_map(|hint| hint.keys.iter().map(move |name| (name, hint.words.as_str())));
+        let stands = |name: &str| name.strip_suffix('*').map_or(name == key, |begin| key.starts_with(begin));
+        said.filter(|(name, _)| stands(name)).max_by_key(|(name, _)| name.len()).map(|(_, words)| words)
+    }
+}
+
 /// The dictionary of a dialect.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// Keys in full; one that ends in `*` stands for all keys that begin so.
-    pub keys: &'static [(&'static str, Rule)],
+    /// The keys of its file.
+    pub keys: &'static LazyLock<Keys>,
+    /// Keys whose values are written differently.
+    pub converted: &'static [Converted],
     /// Whether our own keys and their other spellings are understood too.
     pub ours: bool,
     /// Options that stand for defaults that differ from ours, for keys that are not given.
@@ -69,10 +113,13 @@ pub struct Rules {
 impl Rules {
     /// What becomes of a key; nothing is known of it when there is no rule.
     pub fn find(&self, key: &str) -> Option<Rule> {
-        let exact = self.keys.iter().find(|(name, _)| *name == key);
-        let own = || self.ours.then(|| config::option(key).map(|o| Rule::Option(o.key))).flatten();
-        let prefixed = || self.keys.iter().find(|(name, _)| name.strip_suffix('*').is_some_and(|p| key.starts_with(p)));
-        exact.map(|(_, rule)| *rule).or_else(own).or_else(|| prefixed().map(|(_, rule)| *rule))
+        let keys: &'static Keys = self.keys;
+        let converted = self.converted.iter().find(|(name, ..)| *name == key);
+        let named = || keys.options.get(key).map(|option| Rule::Option(option));
+        let own = || config::option(key).filter(|_| self.ours).map(|option| Rule::Option(option.key));
+        let combined = || keys.combined.iter().any(|name| name == key).then_some(Rule::Combined);
+        let rule = converted.map(|&(_, option, convert)| Rule::Convert(option, convert));
+        rule.or_else(named).or_else(own).or_else(combined).or_else(|| keys.hint(key).map(Rule::Hint))
     }
 }
 
@@ -99,6 +146,8 @@ pub fn top_k(value: &Value) -> Result<Value, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::import_config::dialect::Dialect;
 
@@ -106,11 +155,22 @@ mod tests {
     fn every_rule_leads_to_an_option_that_exists() {
         for dialect in [Dialect::Trl, Dialect::Verl, Dialect::Rlinf] {
             let rules = dialect.rules();
-            for (key, rule) in rules.keys {
-                if let Rule::Option(name) | Rule::Convert(name, _) = rule {
-                    assert!(config::OPTIONS.iter().any(|option| option.key == *name), "{key}: {name}");
-                }
-                assert_eq!(rules.keys.iter().filter(|(other, _)| other == key).count(), 1, "{key}");
+            let converted = rules.converted.iter().map(|&(key, option, _)| (key, option));
+            let named = rules.keys.options.iter().map(|(key, option)| (key.as_str(), option.as_str()));
+            let options: Vec<(&str, &str)> = converted.chain(named).collect();
+            for (key, name) in &options {
+                assert!(config::OPTIONS.iter().any(|option| option.key == *name), "{key}: {name}");
+            }
+            let hints = rules.keys.hints.iter().flat_map(|hint| &hint.keys);
+            let others = hints.chain(&rules.keys.combined).map(String::as_str);
+            let mut seen = HashSet::new();
+            for key in options.iter().map(|(key, _)| *key).chain(others) {
+                assert!(seen.insert(key), "{key} is there twice");
+                assert!(
+                    !rules.ours
+                        || key.ends_with('*')
+                        || matches!(rules.find(key), Some(Rule::Convert(..) | Rule::Hint(_)))
+                );
             }
             for (name, value) in rules.implied {
                 config::layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();

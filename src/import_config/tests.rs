@@ -305,3 +305,17 @@ fn an_unknown_system_is_refused() {
     let message = Dialect::detect(&entries).unwrap_err().to_string();
     assert!(message.contains("--from"), "{message}");
 }
+
+/// What RLinf decides for a micro-batch, such as to stop early, is decided for a minibatch here.
+#[test]
+fn a_micro_batch_of_rlinf_is_a_minibatch() {
+    for (sizes, expected) in [
+        ("global_batch_size: 64, micro_batch_size: 8", (8, 8)),
+        ("global_batch_size: 64, micro_batch_size: 7", (64, 1)),
+        ("global_batch_size: 64", (64, 1)),
+    ] {
+        let file = format!("runner: {{max_epochs: 1}}\nalgorithm: {{group_size: 4}}\nactor: {{{sizes}}}\n");
+        let config = import(&file).1.config;
+        assert_eq!((config.per_device_train_batch_size, config.gradient_accumulation_steps), expected, "{sizes}");
+    }
+}

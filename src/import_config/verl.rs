@@ -1,16 +1,15 @@
 //! verl's Hydra configuration (`verl.trainer.main_ppo`).
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 use shared::config::LossType;
 
-use super::rules::{
-    Count, Lookup, Options,
-    Rule::{self, Combined, Convert, Hint, Option as To},
-    Rules, limit, one_path, top_k,
-};
+use super::rules::{Converted, Count, Keys, Lookup, Options, Rules, limit, one_path, top_k};
 
 /// verl's keys.
-pub const RULES: Rules = Rules { keys: KEYS, ours: false, implied: IMPLIED, counts: COUNTS, combine };
+pub static RULES: Rules =
+    Rules { keys: &KEYS, converted: CONVERTED, ours: false, implied: IMPLIED, counts: COUNTS, combine };
 
 /// verl's schedule moves once for a generation batch, however many updates it has.
 const COUNTS: &[(&str, Count)] = &[("warmup_steps", Count::Batches)];
@@ -25,95 +24,23 @@ const IMPLIED: &[(&str, &str)] = &[
     ("weight_decay", "0.01"),
 ];
 
-const PARALLEL: Rule = Hint("one device learns and one samples; there is no sharding and no offloading");
-const MEMORY: Rule = Hint("memory is bounded by micro_batch_tokens and never changes a gradient");
-const REPORT: Rule = Hint("metrics are in metrics.jsonl and report.html of the run directory");
-const ENGINE: Rule = Hint("the sampler is ONNX Runtime in a process of its own; see rollout_device and max_num_seqs");
-const DATA: Rule = Hint("the dataset is a JSONL file with `prompt`, or with GSM8K's or countdown's columns");
-const REWARD: Rule = Hint("rewards are chosen by name; `rollout rewards` lists them");
+static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("verl.toml")));
 
-const KEYS: &[(&str, Rule)] = &[
-    ("algorithm.adv_estimator", To("advantage_estimator")),
-    ("algorithm.gamma", To("gamma")),
-    ("algorithm.lam", To("lam")),
-    ("algorithm.norm_adv_by_std_in_grpo", Combined),
-    ("algorithm.use_kl_in_reward", To("use_kl_in_reward")),
-    ("algorithm.kl_penalty", Combined),
-    ("algorithm.kl_ctrl.type", To("kl_controller")),
-    ("algorithm.kl_ctrl.kl_coef", Combined),
-    ("algorithm.kl_ctrl.horizon", To("kl_horizon")),
-    ("algorithm.kl_ctrl.target_kl", To("kl_target")),
-    ("algorithm.filter_groups.enable", To("dynamic_sampling")),
-    ("algorithm.filter_groups.max_num_gen_batches", Convert("dynamic_sampling_max_attempts", attempts)),
-    ("algorithm.filter_groups.metric", Convert("filter_groups_metric", filter_metric)),
-    ("algorithm.rollout_correction.rollout_is", Combined),
-    ("algorithm.rollout_correction.rollout_is_threshold", Combined),
-    ("algorithm.rollout_correction.rollout_is_batch_normalize", Combined),
-    ("data.train_files", Convert("dataset", one_path)),
-    ("data.val_files", Convert("eval_dataset", one_path)),
-    ("data.train_batch_size", Combined),
-    ("data.max_prompt_length", To("max_prompt_length")),
-    ("data.max_response_length", To("max_completion_length")),
-    ("data.shuffle", To("shuffle_dataset")),
-    ("data.seed", To("seed")),
-    ("data.*", DATA),
-    ("actor_rollout_ref.model.path", Convert("model", one_path)),
-    ("actor_rollout_ref.model.enable_gradient_checkpointing", MEMORY),
-    ("actor_rollout_ref.model.lora_*", Hint("all weights are trained; there is no LoRA")),
-    ("actor_rollout_ref.actor.optim.lr", To("learning_rate")),
-    ("actor_rollout_ref.actor.optim.lr_warmup_steps", Convert("warmup_steps", warmup_steps)),
-    ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", To("warmup_ratio")),
-    ("actor_rollout_ref.actor.optim.lr_scheduler_type", To("lr_scheduler_type")),
-    ("actor_rollout_ref.actor.optim.warmup_style", To("lr_scheduler_type")),
-    ("actor_rollout_ref.actor.optim.weight_decay", To("weight_decay")),
-    ("actor_rollout_ref.actor.optim.betas", Combined),
-    ("actor_rollout_ref.actor.grad_clip", To("max_grad_norm")),
-    ("actor_rollout_ref.actor.ppo_mini_batch_size", Combined),
-    ("actor_rollout_ref.actor.ppo_epochs", To("num_iterations")),
-    ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", To("micro_batch_tokens")),
-    ("actor_rollout_ref.actor.ppo_micro_batch_size*", MEMORY),
-    ("actor_rollout_ref.actor.use_dynamic_bsz", MEMORY),
-    ("actor_rollout_ref.actor.clip_ratio", Combined),
-    ("actor_rollout_ref.actor.clip_ratio_low", Combined),
-    ("actor_rollout_ref.actor.clip_ratio_high", To("epsilon_high")),
-    ("actor_rollout_ref.actor.clip_ratio_c", To("clip_ratio_c")),
-    ("actor_rollout_ref.actor.loss_agg_mode", To("loss_aggregation")),
-    ("actor_rollout_ref.actor.loss_scale_factor", To("loss_scale_factor")),
-    ("actor_rollout_ref.actor.policy_loss.loss_mode", Convert("loss_type", loss_mode)),
-    ("actor_rollout_ref.actor.entropy_coeff", To("entropy_coef")),
-    ("actor_rollout_ref.actor.use_kl_loss", Combined),
-    ("actor_rollout_ref.actor.kl_loss_coef", Combined),
-    ("actor_rollout_ref.actor.kl_loss_type", Combined),
-    ("actor_rollout_ref.actor.*", PARALLEL),
-    ("actor_rollout_ref.ref.*", PARALLEL),
-    ("actor_rollout_ref.rollout.n", To("num_generations")),
-    ("actor_rollout_ref.rollout.temperature", To("temperature")),
-    ("actor_rollout_ref.rollout.top_p", To("top_p")),
-    ("actor_rollout_ref.rollout.top_k", Convert("top_k", top_k)),
-    ("actor_rollout_ref.rollout.max_num_seqs", To("max_num_seqs")),
-    ("actor_rollout_ref.rollout.max_num_batched_tokens", To("max_num_batched_tokens")),
-    ("actor_rollout_ref.rollout.max_model_len", To("max_model_len")),
-    ("actor_rollout_ref.rollout.*", ENGINE),
-    ("actor_rollout_ref.*", PARALLEL),
-    ("critic.model.path", Convert("critic_model", one_path)),
-    ("critic.optim.lr", To("critic_learning_rate")),
-    ("critic.cliprange_value", To("cliprange_value")),
-    ("critic.*", MEMORY),
-    ("reward_model.*", REWARD),
-    ("reward.*", REWARD),
-    ("custom_reward_function.*", REWARD),
-    ("trainer.total_epochs", To("num_train_epochs")),
-    ("trainer.total_training_steps", Convert("max_steps", limit)),
-    ("trainer.save_freq", Convert("save_steps", frequency)),
-    ("trainer.test_freq", Convert("eval_steps", limit)),
-    ("trainer.critic_warmup", To("critic_warmup_steps")),
-    ("trainer.max_actor_ckpt_to_keep", To("save_total_limit")),
-    ("trainer.default_local_dir", Convert("output_dir", one_path)),
-    ("trainer.resume_mode", Hint("--resume_from_checkpoint latest goes on")),
-    ("trainer.val_before_train", Hint("the first evaluation is of the starting model")),
-    ("trainer.nnodes", PARALLEL),
-    ("trainer.n_gpus_per_node", PARALLEL),
-    ("trainer.*", REPORT),
+/// Keys whose values are written differently.
+const CONVERTED: &[Converted] = &[
+    ("algorithm.filter_groups.max_num_gen_batches", "dynamic_sampling_max_attempts", attempts),
+    ("algorithm.filter_groups.metric", "filter_groups_metric", filter_metric),
+    ("data.train_files", "dataset", one_path),
+    ("data.val_files", "eval_dataset", one_path),
+    ("actor_rollout_ref.model.path", "model", one_path),
+    ("actor_rollout_ref.actor.optim.lr_warmup_steps", "warmup_steps", warmup_steps),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode", "loss_type", loss_mode),
+    ("actor_rollout_ref.rollout.top_k", "top_k", top_k),
+    ("critic.model.path", "critic_model", one_path),
+    ("trainer.total_training_steps", "max_steps", limit),
+    ("trainer.save_freq", "save_steps", frequency),
+    ("trainer.test_freq", "eval_steps", limit),
+    ("trainer.default_local_dir", "output_dir", one_path),
 ];
 
 /// Batch sizes count prompts in verl and completions here; a KL coefficient counts only where it is switched on.
