@@ -1,9 +1,11 @@
 //! Runs one of the other programs to its end.
 
-use std::{fs, fs::File, io::Read, path::Path, process::Stdio, thread, time::Duration};
+use std::{fmt::Display, fs, fs::File, io::Read, path::Path, process::Stdio, thread, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use shared::config::{self, TrainConfig, layers};
+use toml::Table;
 
 use crate::{
     binaries, signals,
@@ -14,15 +16,48 @@ use crate::{
 const AFTER_TERM: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
+/// A command line: a subcommand, and flags with their values.
+#[derive(Debug)]
+pub struct Words(pub Vec<String>);
+
+impl Words {
+    /// A subcommand without flags.
+    pub fn of(subcommand: &str) -> Self {
+        Self(vec![subcommand.to_owned()])
+    }
+
+    /// Adds a flag and its value, in one word: a value may begin with a dash.
+    pub fn with(mut self, flag: &str, value: impl Display) -> Self {
+        self.0.push(format!("--{flag}={value}"));
+        self
+    }
+
+    /// Adds a flag with what an option of the run is: once for each value of a list, and not at all for one that is absent.
+    pub fn with_option(self, config: &TrainConfig, flag: &str, key: &str) -> Self {
+        let key = config::option(key).expect("the key of an option").key;
+        // From the text, in which single precision has the digits that it was given with.
+        let mut values: Table = layers::to_toml(config).parse().expect("a configuration is valid TOML");
+        let values = match values.remove(key) {
+            Some(toml::Value::Array(list)) => list,
+            value => Vec::from_iter(value),
+        };
+        let flag = flag.replace('_', "-");
+        values.iter().fold(self, |words, value| match value {
+            toml::Value::String(text) => words.with(&flag, text),
+            value => words.with(&flag, value),
+        })
+    }
+}
+
 /// Runs `name` with the given words and returns what it wrote on stdout; its log goes to a file.
 ///
 /// # Errors
 /// When the program fails, with its own error line, or the user asks for the end, which ends the program too.
-pub fn run(name: &str, args: &[&str], log: &Path) -> Result<String> {
+pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
     signals::check()?;
     let mut command = binaries::command(&binaries::find(name)?);
-    command.args(args).stdout(Stdio::piped()).stderr(file);
+    command.args(&words.0).stdout(Stdio::piped()).stderr(file);
     let mut process = Process::spawn(command, log)?;
     let mut pipe = process.stdout().expect("stdout is a pipe");
     let stdout = thread::spawn(move || {
@@ -43,7 +78,7 @@ pub fn run(name: &str, args: &[&str], log: &Path) -> Result<String> {
         let text = fs::read_to_string(log).unwrap_or_default();
         let reason = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned);
         let reason = reason.unwrap_or_else(|| describe(status));
-        bail!("{name} {}: {reason} (log: {})", verb(args), log.display());
+        bail!("{name} {}: {reason} (log: {})", words.0[0], log.display());
     }
     let bytes = stdout.join().expect("reading a pipe does not panic");
     let bytes = bytes.with_context(|| format!("the output of {name} cannot be read"))?;
@@ -54,15 +89,11 @@ pub fn run(name: &str, args: &[&str], log: &Path) -> Result<String> {
 ///
 /// # Errors
 /// When the program fails or ends with anything else.
-pub fn answer(name: &str, args: &[&str], log: &Path) -> Result<Value> {
-    let text = run(name, args, log)?;
+pub fn answer(name: &str, words: &Words, log: &Path) -> Result<Value> {
+    let text = run(name, words, log)?;
     let last = text.trim_end().lines().last().unwrap_or_default();
     serde_json::from_str(last)
-        .with_context(|| format!("{name} {} did not end with JSON, but with `{last}`", verb(args)))
-}
-
-fn verb<'a>(args: &[&'a str]) -> &'a str {
-    args.first().copied().unwrap_or_default()
+        .with_context(|| format!("{name} {} did not end with JSON, but with `{last}`", words.0[0]))
 }
 
 /// A number of such an answer.

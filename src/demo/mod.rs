@@ -22,7 +22,7 @@ use shared::{
 use crate::{
     output,
     supervise::Outcome,
-    tool,
+    tool::{self, Words},
     train::{self, Trained},
 };
 use problems::Problems;
@@ -146,52 +146,29 @@ impl Place {
 const MAX_COMPLETION_LENGTH: u32 = 32;
 
 fn warm_up(place: &Place, seed: u64) -> Result<()> {
-    let (model, data, output) = (place.text("model"), place.text("data/warm_up.jsonl"), place.text("warm"));
-    let seed = seed.to_string();
-    let args = [
-        "sft",
-        "--model",
-        &model,
-        "--data",
-        &data,
-        "--output",
-        &output,
-        "--init-seed",
-        &seed,
-        "--seed",
-        &seed,
-        "--max-steps",
-        "700",
-        "--batch-size",
-        "64",
-        "--learning-rate",
-        "2e-3",
-        "--lr-scheduler-type",
-        "cosine",
-        "--warmup-steps",
-        "20",
-    ];
-    tool::run("learner", &args, &place.path("logs/warm_up.log")).map(drop)
+    let words = Words::of("sft")
+        .with("model", place.text("model"))
+        .with("data", place.text("data/warm_up.jsonl"))
+        .with("output", place.text("warm"))
+        .with("init-seed", seed)
+        .with("seed", seed)
+        .with("max-steps", 700)
+        .with("batch-size", 64)
+        .with("learning-rate", "2e-3")
+        .with("lr-scheduler-type", LrSchedulerType::Cosine)
+        .with("warmup-steps", 20);
+    tool::run("learner", &words, &place.path("logs/warm_up.log")).map(drop)
 }
 
 /// Share of the held-out problems that the model solves when it always takes the likeliest token.
 fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
-    let (model, dataset, length) =
-        (model.display().to_string(), place.text("data/held_out.jsonl"), MAX_COMPLETION_LENGTH.to_string());
-    let args = [
-        "eval",
-        "--model",
-        &model,
-        "--dataset",
-        &dataset,
-        "--reward-funcs",
-        "correctness",
-        "--max-completion-length",
-        &length,
-        "--max-num-seqs",
-        "100",
-    ];
-    let answer = tool::answer("rollout", &args, &place.path(&format!("logs/eval_{when}.log")))?;
+    let words = Words::of("eval")
+        .with("model", model.display())
+        .with("dataset", place.text("data/held_out.jsonl"))
+        .with("reward-funcs", "correctness")
+        .with("max-completion-length", MAX_COMPLETION_LENGTH)
+        .with("max-num-seqs", 100);
+    let answer = tool::answer("rollout", &words, &place.path(&format!("logs/eval_{when}.log")))?;
     tool::number(&answer, metrics::AVG.of(1).as_str())
 }
 

@@ -81,7 +81,8 @@ struct Round {
 /// Runs `tandem iterate`. The last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
-    let config = layers::load(Some(&args.config), &layers::parse_overrides(&args.overrides)?)?;
+    let overrides = layers::parse_overrides(&args.overrides).map_err(train::explained)?;
+    let config = layers::load(Some(&args.config), &overrides).map_err(train::explained)?;
     if config.beta == 0.0 {
         output::tell(
             "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing back, \
@@ -177,7 +178,7 @@ impl Job<'_> {
                 .context("`dataset`")?;
             comparisons::write(&prompts, &rows)?;
             let words = words::of_sampling(config, &self.policy, &prompts, &samples, judge, round);
-            tool::run("rollout", &words.list(), &self.path(round, "samples.log"))?;
+            tool::run("rollout", &words, &self.path(round, "samples.log"))?;
         }
         comparisons::judge(&samples).map(Some)
     }
@@ -194,16 +195,14 @@ impl Job<'_> {
         }
         comparisons::write(&pairs, fresh)?;
         let mut words = words::of_reward_model(&self.config, &self.reward_model, &pairs, &output, round);
-        words.push("learning-rate", self.args.reward_learning_rate);
-        words.push("epochs", self.args.reward_epochs);
+        words = words.with("learning-rate", self.args.reward_learning_rate).with("epochs", self.args.reward_epochs);
         if round > 1 {
             let history = self.path(round, "history.jsonl");
             let old = comparisons::history((1..round).map(|r| self.path(r, "pairs.jsonl")))?;
             comparisons::write(&history, &old)?;
-            words.push("history", history.display());
-            words.push("history-share", self.args.history_share);
+            words = words.with("history", history.display()).with("history-share", self.args.history_share);
         }
-        let learned = tool::answer("learner", &words.list(), &self.path(round, "reward-model.log"))?;
+        let learned = tool::answer("learner", &words, &self.path(round, "reward-model.log"))?;
         atomic::write(&figures, learned.to_string().as_bytes())?;
         Ok(learned)
     }

@@ -1,42 +1,38 @@
-//! Command lines of the two tools that a round calls, with the options of the run that they have a flag for.
+//! Command lines of the two tools that a round calls.
+//!
+//! Values and spellings come from the declaration of the options; which options a tool is given is said here, by name. The
+//! declaration does not know it: the flags are the tools' own, and that comparisons are sampled as in training, but with a
+//! seed of their own and without trace, is a decision of `tandem iterate`.
 
-use std::{fmt::Display, path::Path};
+use std::path::Path;
 
-use serde::Serialize;
 use shared::config::TrainConfig;
+
+use crate::tool::Words;
 
 /// Keeps the draws of the comparisons apart from those of the training steps.
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
-/// Words of a command line.
-#[derive(Debug)]
-pub struct Words(Vec<String>);
-
-impl Words {
-    fn of(subcommand: &str) -> Self {
-        Self(vec![subcommand.to_owned()])
-    }
-
-    /// Adds a flag and its value, in one word: a value may begin with a dash.
-    pub fn push(&mut self, flag: &str, value: impl Display) {
-        self.0.push(format!("--{flag}={value}"));
-    }
-
-    fn push_all<T: Display>(&mut self, flag: &str, values: impl IntoIterator<Item = T>) {
-        values.into_iter().for_each(|value| self.push(flag, value));
-    }
-
-    /// A choice, as it is written in `run.toml`.
-    fn push_choice(&mut self, flag: &str, choice: impl Serialize) {
-        let name = serde_json::to_value(choice).expect("a choice has a name");
-        self.push(flag, name.as_str().expect("a choice is written as a word"));
-    }
-
-    /// The words one by one.
-    pub fn list(&self) -> Vec<&str> {
-        self.0.iter().map(String::as_str).collect()
-    }
-}
+/// Options that `rollout generate` has under the same name.
+const OF_SAMPLING: [&str; 17] = [
+    "system_prompt",
+    "max_prompt_length",
+    "reward_timeout",
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "rollout_dtype",
+    "kv_dtype",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "speculative_tokens",
+];
 
 /// `rollout generate`: what the policy says to the prompts whose completions are compared, as it would in training.
 pub fn of_sampling(
@@ -47,48 +43,28 @@ pub fn of_sampling(
     judge: &str,
     round: u32,
 ) -> Words {
-    let mut words = Words::of("generate");
-    words.push("model", policy.display());
-    words.push("prompts", prompts.display());
-    words.push("output", output.display());
-    words.push_all("system-prompt", &config.system_prompt);
-    words.push_all("max-prompt-length", config.max_prompt_length);
-    words.push("reward-funcs", judge);
-    words.push("reward-timeout", config.reward_timeout);
-
-    words.push("num-generations", config.num_generations);
-    words.push("max-completion-length", config.max_completion_length);
-    words.push("temperature", config.temperature);
-    words.push("top-p", config.top_p);
-    words.push("top-k", config.top_k);
-    words.push_all("min-p", config.min_p);
-    words.push("repetition-penalty", config.repetition_penalty);
-    words.push_all("stop", &config.stop);
-    words.push("seed", config.seed + u64::from(round) * SEEDS_OF_A_ROUND);
-
-    words.push_choice("device", config.rollout_device);
-    words.push_choice("kernels", config.rollout_kernels);
-    words.push_choice("rollout-dtype", config.rollout_dtype);
-    words.push_choice("kv-dtype", config.kv_dtype);
-    words.push_all("threads", config.rollout_threads);
-    words.push_all("max-num-seqs", config.max_num_seqs);
-    words.push("max-num-batched-tokens", config.max_num_batched_tokens);
-    words.push_all("max-model-len", config.max_model_len);
-    words.push("speculative-tokens", config.speculative_tokens);
-    words
+    let words = Words::of("generate")
+        .with("model", policy.display())
+        .with("prompts", prompts.display())
+        .with("output", output.display())
+        .with("reward-funcs", judge)
+        .with("seed", config.seed + u64::from(round) * SEEDS_OF_A_ROUND)
+        .with_option(config, "device", "rollout_device")
+        .with_option(config, "kernels", "rollout_kernels")
+        .with_option(config, "threads", "rollout_threads");
+    OF_SAMPLING.iter().fold(words, |words, key| words.with_option(config, key, key))
 }
 
 /// `learner reward-model`: the reward model of a round, trained further.
 pub fn of_reward_model(config: &TrainConfig, model: &Path, pairs: &Path, output: &Path, round: u32) -> Words {
-    let mut words = Words::of("reward-model");
-    words.push("model", model.display());
-    words.push("pairs", pairs.display());
-    words.push("output", output.display());
-    words.push("seed", config.seed + u64::from(round));
-    words.push_choice("device", config.learner_device);
-    words.push_all("threads", config.learner_threads);
-    words.push("micro-batch-tokens", config.micro_batch_tokens);
-    words
+    Words::of("reward-model")
+        .with("model", model.display())
+        .with("pairs", pairs.display())
+        .with("output", output.display())
+        .with("seed", config.seed + u64::from(round))
+        .with_option(config, "device", "learner_device")
+        .with_option(config, "threads", "learner_threads")
+        .with_option(config, "micro_batch_tokens", "micro_batch_tokens")
 }
 
 #[cfg(test)]
@@ -104,7 +80,7 @@ mod tests {
 
     fn has_all(words: &Words, wanted: &str) {
         for word in wanted.split(' ') {
-            assert!(words.list().contains(&word), "{word} is missing in {words:?}");
+            assert!(words.0.iter().any(|given| given == word), "{word} is missing in {words:?}");
         }
     }
 
@@ -112,7 +88,7 @@ mod tests {
 
     #[test]
     fn completions_are_sampled_for_comparison_as_they_are_in_training() {
-        let given = "--max_prompt_length=100 --reward_timeout=3 --num_generations=4 --max_completion_length=20 --temperature=0.5 \
+        let given = "--max_prompt_length=100 --reward_timeout=2.5 --num_generations=4 --max_completion_length=20 --temperature=0.5 \
                      --top_p=0.75 --top_k=7 --min_p=0.125 --repetition_penalty=1.5 --rollout_device=cuda --rollout_kernels=stock \
                      --rollout_dtype=int8 --kv_dtype=int8 --rollout_threads=3 --max_num_seqs=5 --max_num_batched_tokens=64 \
                      --max_model_len=80 --speculative_tokens=2 --seed=1";
@@ -126,7 +102,7 @@ mod tests {
         let flags = seedless.replace("rollout_", "").replace('_', "-").replace("--dtype", "--rollout-dtype");
         has_all(&words, &flags);
         for word in ["--stop=--", "--stop=\n\n", "--system-prompt=- Be brief"] {
-            assert!(words.list().contains(&word), "{word:?} is missing in {words:?}");
+            assert!(words.0.iter().any(|given| given == word), "{word:?} is missing in {words:?}");
         }
     }
 
@@ -136,7 +112,7 @@ mod tests {
         let words = of_sampling(&TrainConfig::default(), policy, prompts, output, "format", 1);
         for flag in ["min-p", "stop", "threads", "max-model-len", "max-num-seqs", "system-prompt"] {
             let begin = format!("--{flag}=");
-            assert!(!words.list().iter().any(|word| word.starts_with(&begin)), "{flag} is among {words:?}");
+            assert!(!words.0.iter().any(|word| word.starts_with(&begin)), "{flag} is among {words:?}");
         }
     }
 

@@ -29,6 +29,7 @@ use crate::{
 };
 
 pub use directory::{goes_on, remove};
+pub use resolve::explained;
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]

@@ -51,7 +51,7 @@ impl CommandLine {
 }
 
 /// Says why an option of TRL's is unknown here, where there is more to say than that.
-fn explained(error: ConfigError) -> anyhow::Error {
+pub fn explained(error: ConfigError) -> anyhow::Error {
     match &error {
         ConfigError::UnknownKey { key, origin, .. } => match import_config::hint(key) {
             Some(hint) => anyhow!("unknown option `{key}` ({origin}): {hint}"),
