@@ -1,5 +1,80 @@
-//! Prints `docs/configuration.md`; `cargo xtask docs` writes it.
+//! Prints `docs/configuration.md`, the page of all options, made of their declarations; `cargo xtask docs` writes it.
+
+use std::fmt::Write;
+
+use shared::config::{Bounds, ChoiceSpec, Kind, OPTIONS, OptionSpec, Source};
+
+const HEAD: &str = "\
+# Configuration
+
+<!-- Written by `cargo xtask docs` from shared/src/config. Do not edit. -->
+
+Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command line
+wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder; on the
+command line, to the working directory, as are those of `resume_from_checkpoint` and within `reward_funcs` in either place.
+`none` takes the value of an optional key back. An unknown key is refused with the nearest known one, and combinations that
+make no sense are refused with the reason.
+
+Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem import-config` translates a
+configuration of any of these.
+
+How much the sampler and the learner log is no option but an environment variable: `TANDEM_LOG` takes a filter as of
+Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; without it, it is `info`.
+";
 
 fn main() {
-    print!("{}", shared::config::reference::page());
+    print!("{}", page());
+}
+
+/// The page as Markdown.
+pub fn page() -> String {
+    let mut page = HEAD.to_owned();
+    let mut section = "";
+    for option in OPTIONS {
+        if option.section != section {
+            section = option.section;
+            page.push_str(&format!("\n## {section}\n"));
+        }
+        page.push_str(&entry(option));
+    }
+    page
+}
+
+fn entry(option: &OptionSpec) -> String {
+    let mut head = option.kind.words().to_owned();
+    if option.bounds != Bounds::FINITE {
+        write!(head, " {}", option.bounds).expect("writing to a String");
+    }
+    write!(head, ", {}", default(option)).expect("writing to a String");
+    if !option.aliases.is_empty() {
+        let spellings: Vec<String> = option.aliases.iter().map(|alias| format!("`{alias}`")).collect();
+        write!(head, "; also spelt {}", spellings.join(", ")).expect("writing to a String");
+    }
+    let source = match option.source {
+        Source::Own => String::new(),
+        Source::Trl => format!(" TRL `{}`.", option.key),
+        Source::Named(names) => format!(" {names}."),
+    };
+    let mut text = format!("\n### `{}`\n\n*{head}*\n\n{}{source}\n", option.key, option.doc);
+    if let Kind::Choice(values) = option.kind {
+        text.push('\n');
+        values.iter().for_each(|value| text.push_str(&line(value)));
+    }
+    text
+}
+
+/// The default, or what its absence means.
+fn default(option: &OptionSpec) -> String {
+    match (option.default_text().as_deref(), option.absent) {
+        (_, Some(meaning)) => format!("absent by default: {meaning}"),
+        (None, None) => "required".to_owned(),
+        (Some("[]"), None) => "empty by default".to_owned(),
+        (Some(text), None) => format!("default `{text}`"),
+    }
+}
+
+fn line(value: &ChoiceSpec) -> String {
+    let aliases: Vec<String> = value.aliases.iter().map(|alias| format!("`{alias}`")).collect();
+    let also = if aliases.is_empty() { String::new() } else { format!(" (also {})", aliases.join(", ")) };
+    format!("- `{}`{also}: {}\n", value.word, value.doc)
 }

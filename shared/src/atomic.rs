@@ -17,7 +17,7 @@ use rustix::{
 /// # Errors
 /// Any error of the file system, with the path in its message; the target is then unchanged.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_with(path, |file| file.write_all(bytes).map_err(|e| with_path(e, path)))
+    write_with(path, |file| file.write_all(bytes).map_err(named(path)))
 }
 
 /// As [`write()`], with the bytes produced by a closure. A link stays, and what it leads to is replaced; what is no file (a
@@ -32,13 +32,13 @@ pub fn write_with<E: From<io::Error>>(
     let target = path.canonicalize();
     let path = target.as_deref().unwrap_or(path);
     if is_special(path) {
-        let mut file = io::BufWriter::new(File::options().write(true).open(path).map_err(|e| with_path(e, path))?);
+        let mut file = io::BufWriter::new(File::options().write(true).open(path).map_err(named(path))?);
         fill(&mut file)?;
-        return file.flush().map_err(|e| with_path(e, path).into());
+        return file.flush().map_err(|e| named(path)(e).into());
     }
     let temporary = temporary_beside(path)?;
     let result = fill_file(&temporary, path, fill).and_then(|()| {
-        fs::rename(&temporary, path).and_then(|()| sync_parent(path)).map_err(|e| with_path(e, path).into())
+        fs::rename(&temporary, path).and_then(|()| sync_parent(path)).map_err(|e| named(path)(e).into())
     });
     if result.is_err() {
         let _ = fs::remove_file(&temporary);
@@ -59,12 +59,12 @@ pub fn is_special(path: &Path) -> bool {
 /// Any error of the file system or of `fill`; nothing is then visible under `path` that was not there before.
 pub fn write_dir<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
     let temporary = temporary_beside(path)?;
-    fs::create_dir_all(&temporary).map_err(|e| with_path(e, path))?;
+    fs::create_dir_all(&temporary).map_err(named(path))?;
     let result = fill(&temporary).and_then(|()| {
         sync_tree(&temporary)
             .and_then(|()| put_in_place(&temporary, path))
             .and_then(|()| sync_parent(path))
-            .map_err(|e| with_path(e, path).into())
+            .map_err(|e| named(path)(e).into())
     });
     // After an exchange this is the folder that was replaced.
     let _ = fs::remove_dir_all(&temporary);
@@ -77,7 +77,7 @@ pub fn write_dir<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Re
 /// Any error of the file system, with the path in its message.
 pub fn remove_dir(path: &Path) -> io::Result<()> {
     let temporary = temporary_beside(path)?;
-    fs::rename(path, &temporary).and_then(|()| fs::remove_dir_all(&temporary)).map_err(|e| with_path(e, path))
+    fs::rename(path, &temporary).and_then(|()| fs::remove_dir_all(&temporary)).map_err(named(path))
 }
 
 /// Checks that the file system of `path` has room for that many bytes.
@@ -88,7 +88,7 @@ pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
     let absolute = std::path::absolute(path)?;
     let lasting = |p: &&Path| p.exists() && p.file_name().is_none_or(|n| !is_temporary(&n.to_string_lossy()));
     let folder = absolute.ancestors().find(lasting).unwrap_or(Path::new("/"));
-    let stat = rustix::fs::statvfs(folder).map_err(|e| with_path(e.into(), folder))?;
+    let stat = rustix::fs::statvfs(folder).map_err(|e| named(folder)(e.into()))?;
     let free = stat.f_bavail * stat.f_frsize;
     if bytes <= free {
         return Ok(());
@@ -123,7 +123,7 @@ pub fn remove_temporary(dir: &Path) -> io::Result<()> {
 }
 
 fn remove_if(dir: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
-    for entry in fs::read_dir(dir).map_err(|e| with_path(e, dir))? {
+    for entry in fs::read_dir(dir).map_err(named(dir))? {
         let entry = entry?;
         if !wanted(&entry.file_name().to_string_lossy()) {
             continue;
@@ -131,7 +131,7 @@ fn remove_if(dir: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
         let removed =
             if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
         match removed {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(with_path(e, &entry.path())),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(named(&entry.path())(e)),
             _ => (),
         }
     }
@@ -164,10 +164,10 @@ fn fill_file<E: From<io::Error>>(
     path: &Path,
     fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut writer = io::BufWriter::new(File::create(temporary).map_err(|e| with_path(e, path))?);
+    let mut writer = io::BufWriter::new(File::create(temporary).map_err(named(path))?);
     fill(&mut writer)?;
     let synced = writer.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
-    synced.map_err(|e| with_path(e, path).into())
+    synced.map_err(|e| named(path)(e).into())
 }
 
 fn sync_tree(dir: &Path) -> io::Result<()> {
@@ -220,8 +220,9 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-fn with_path(error: io::Error, path: &Path) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+/// Puts the path before what the system says of an error.
+pub(crate) fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

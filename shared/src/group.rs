@@ -1,17 +1,14 @@
 //! The group: one prompt with its completions, as it crosses from sampler to learner.
 
 mod contrast;
-
-use std::borrow::Cow;
+mod failure;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    config::RewardFailure,
-    ids::{GroupId, PolicyVersion, PromptId},
-};
+use crate::ids::{GroupId, PolicyVersion, PromptId};
 
 pub use contrast::Contrast;
+pub use failure::RewardFailure;
 
 /// Why a completion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,34 +96,6 @@ impl RewardOutcome {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         matches!(self, Self::Failed(_))
-    }
-}
-
-impl RewardFailure {
-    /// Whether a completion of which the functions said this has no reward because one of them failed.
-    #[must_use]
-    pub fn excludes(self, outcomes: &[RewardOutcome]) -> bool {
-        self == Self::Exclude && outcomes.iter().any(RewardOutcome::has_failed)
-    }
-
-    /// What the functions said of one completion, as it counts: with this rule applied to those that failed.
-    #[must_use]
-    pub fn settle(self, outcomes: &[RewardOutcome]) -> Cow<'_, [RewardOutcome]> {
-        if !outcomes.iter().any(RewardOutcome::has_failed) {
-            return Cow::Borrowed(outcomes);
-        }
-        let settled = |outcome: &RewardOutcome| match self {
-            Self::Exclude => RewardOutcome::NotApplicable,
-            Self::Zero if outcome.has_failed() => RewardOutcome::Score(0.0),
-            Self::Zero | Self::SkipFunction => outcome.clone(),
-        };
-        Cow::Owned(outcomes.iter().map(settled).collect())
-    }
-
-    /// What a completion earns in all: the [`weighted_sum`] of its settled scores.
-    #[must_use]
-    pub fn reward(self, outcomes: &[RewardOutcome], weights: impl IntoIterator<Item = f64>) -> Option<f64> {
-        weighted_sum(self.settle(outcomes).iter().map(RewardOutcome::score), weights)
     }
 }
 
@@ -220,34 +189,5 @@ impl RolloutGroup {
     #[must_use]
     pub fn begin(&self) -> u64 {
         self.cursor.saturating_sub(1 + self.dropped.len() as u64)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Correct and well formed, against wrong and well formed: with a failure of the first function nothing is known.
-    #[test]
-    fn a_failed_function_takes_the_reward_away_unless_it_is_told_otherwise() {
-        use RewardOutcome::{Failed, NotApplicable, Score, Steps};
-        let steps = || Steps(vec![StepScore { end: 1, score: 0.5 }]);
-        let reward = |rule: RewardFailure, outcomes: &[RewardOutcome]| rule.reward(outcomes, [1.0, 5.0, 2.0]);
-        let failed = [Failed("no result within 10 s".into()), NotApplicable, Score(0.5)];
-        assert_eq!(reward(RewardFailure::Exclude, &failed), None);
-        assert_eq!(reward(RewardFailure::Zero, &failed), Some(1.0));
-        assert_eq!(reward(RewardFailure::SkipFunction, &failed), Some(1.0));
-        assert_eq!(RewardFailure::Zero.settle(&failed)[0], Score(0.0));
-        assert!(RewardFailure::Exclude.excludes(&failed) && !RewardFailure::Zero.excludes(&failed));
-        let alone = [Failed("no".into()), NotApplicable, NotApplicable];
-        assert_eq!(reward(RewardFailure::Zero, &alone), Some(0.0), "a score of 0 and not none at all");
-        assert_eq!(reward(RewardFailure::SkipFunction, &alone), None);
-        // Abstaining is no failure, whatever the rule.
-        let abstains = [steps(), NotApplicable, Score(-1.0)];
-        for rule in [RewardFailure::Exclude, RewardFailure::Zero, RewardFailure::SkipFunction] {
-            assert_eq!(reward(rule, &abstains), Some(-1.5));
-            assert_eq!(reward(rule, &[NotApplicable, NotApplicable, NotApplicable]), None);
-            assert!(!rule.excludes(&abstains));
-        }
     }
 }

@@ -8,6 +8,7 @@ pub mod atomic;
 pub mod channel;
 pub mod command_line;
 pub mod config;
+mod declare;
 pub mod exit;
 pub mod group;
 pub mod ids;

@@ -5,7 +5,11 @@ use std::{fmt, fs, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{atomic, ids::PolicyVersion, model_config::ModelConfig};
+use crate::{
+    atomic::{self, named},
+    ids::PolicyVersion,
+    model_config::ModelConfig,
+};
 
 /// File name of the graph in a version directory or export.
 pub const MODEL_FILE: &str = "model.onnx";
@@ -100,28 +104,10 @@ pub enum ManifestError {
     /// The file cannot be read or written.
     #[error("cannot read the weight manifest: {0}")]
     Io(String),
-    /// It is no valid manifest.
-    #[error("{path}: not a weight manifest: {reason}")]
-    Json {
-        /// The file.
-        path: String,
-        /// What the parser said.
-        reason: String,
-    },
-    /// It was written by another version of this program.
-    #[error(
-        "{path}: manifest format {found} is not the format {MANIFEST_FORMAT} of this program; export the model again"
-    )]
-    Format {
-        /// The file.
-        path: String,
-        /// The format found.
-        found: u32,
-    },
-    /// `weights.data` is not what the manifest says.
+    /// It is no valid manifest, of another version of this program, or does not describe `weights.data`.
     #[error("{path}: {message}")]
-    Data {
-        /// The data file.
+    Content {
+        /// The file.
         path: String,
         /// What is wrong.
         message: String,
@@ -135,6 +121,10 @@ impl From<std::io::Error> for ManifestError {
     }
 }
 
+fn refused(file: &Path, message: String) -> ManifestError {
+    ManifestError::Content { path: file.display().to_string(), message }
+}
+
 impl WeightManifest {
     /// Reads `dir/manifest.json` and checks that `weights.data` has the length it states.
     ///
@@ -142,20 +132,18 @@ impl WeightManifest {
     /// A [`ManifestError`] that names the file.
     pub fn read(dir: &Path) -> Result<Self, ManifestError> {
         let path = dir.join(MANIFEST_FILE);
-        let text = fs::read(&path).map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-        let manifest: Self = serde_json::from_slice(&text)
-            .map_err(|e| ManifestError::Json { path: path.display().to_string(), reason: e.to_string() })?;
-        if manifest.format != MANIFEST_FORMAT {
-            return Err(ManifestError::Format { path: path.display().to_string(), found: manifest.format });
+        let text = fs::read(&path).map_err(named(&path))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|e| refused(&path, format!("not a weight manifest: {e}")))?;
+        let found = manifest.format;
+        if found != MANIFEST_FORMAT {
+            let words = format!("manifest format {found} is not the format {MANIFEST_FORMAT} of this program");
+            return Err(refused(&path, format!("{words}; export the model again")));
         }
         let data = dir.join(DATA_FILE);
-        let length =
-            fs::metadata(&data).map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", data.display())))?.len();
-        if length != manifest.data_length {
-            return Err(ManifestError::Data {
-                path: data.display().to_string(),
-                message: format!("is {length} bytes long, the manifest says {}", manifest.data_length),
-            });
+        let (length, stated) = (fs::metadata(&data).map_err(named(&data))?.len(), manifest.data_length);
+        if length != stated {
+            return Err(refused(&data, format!("is {length} bytes long, the manifest says {stated}")));
         }
         manifest.check_entries(&path)?;
         Ok(manifest)
@@ -170,10 +158,11 @@ impl WeightManifest {
             let length = elements.and_then(|n| n.checked_mul(tensor.dtype.size() as u64));
             let next = tensor.offset.checked_add(tensor.length);
             if length != Some(tensor.length) || tensor.offset < end || next.is_none_or(|n| n > self.data_length) {
-                return Err(ManifestError::Data {
-                    path: path.display().to_string(),
-                    message: format!("the entry of tensor {} does not fit its shape or the data file", tensor.name),
-                });
+                let name = &tensor.name;
+                return Err(refused(
+                    path,
+                    format!("the entry of tensor {name} does not fit its shape or the data file"),
+                ));
             }
             end = tensor.offset + tensor.length;
         }

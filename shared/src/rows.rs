@@ -6,15 +6,16 @@ use std::{
     path::Path,
 };
 
+use crate::atomic::named;
+
 /// Number of rows of a JSONL file; empty lines are no rows.
 ///
 /// # Errors
 /// When the file cannot be read, with its path.
 pub fn count_rows(path: &Path) -> io::Result<u64> {
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     let mut rows = 0;
-    for line in BufReader::new(File::open(path).map_err(named)?).split(b'\n') {
-        rows += u64::from(!line.map_err(named)?.trim_ascii().is_empty());
+    for line in BufReader::new(File::open(path).map_err(named(path))?).split(b'\n') {
+        rows += u64::from(!line.map_err(named(path))?.trim_ascii().is_empty());
     }
     Ok(rows)
 }

@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{atomic, ids::PolicyVersion};
+use crate::{
+    atomic::{self, named},
+    ids::PolicyVersion,
+};
 
 /// Paths of a run; `output_dir` of the configuration.
 #[derive(Debug, Clone)]
@@ -26,7 +29,7 @@ impl RunDir {
     /// When the directory cannot be written, with its path.
     pub fn create(&self) -> io::Result<()> {
         for dir in [self.root.clone(), self.logs(), self.completions(), self.weights()] {
-            fs::create_dir_all(&dir).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
+            fs::create_dir_all(&dir).map_err(named(&dir))?;
         }
         Ok(())
     }
@@ -83,6 +86,14 @@ impl RunDir {
     #[must_use]
     pub fn step_completions(&self, step: u64) -> PathBuf {
         self.completions().join(format!("step-{step}.jsonl"))
+    }
+
+    /// Steps whose completions were kept, ascending.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn logged_steps(&self) -> io::Result<Vec<u64>> {
+        numbered(&self.completions(), |name| name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse().ok())
     }
 
     /// Folder of the published weight versions.
@@ -165,9 +176,7 @@ impl RunDir {
     /// When the file cannot be removed.
     pub fn reopen(&self) -> io::Result<()> {
         match fs::remove_file(self.finished()) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(io::Error::new(e.kind(), format!("{}: {e}", self.finished().display())))
-            }
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(&self.finished())(e)),
             _ => Ok(()),
         }
     }
@@ -186,14 +195,10 @@ fn numbered<T: Ord>(dir: &Path, parse: impl Fn(&str) -> Option<T>) -> io::Result
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", dir.display()))),
+        Err(e) => return Err(named(dir)(e)),
     };
-    let mut found = Vec::new();
-    for entry in entries {
-        if let Some(n) = parse(&entry?.file_name().to_string_lossy()) {
-            found.push(n);
-        }
-    }
+    let numbers = entries.map(|entry| Ok(parse(&entry?.file_name().to_string_lossy())));
+    let mut found: Vec<T> = numbers.filter_map(io::Result::transpose).collect::<io::Result<_>>()?;
     found.sort_unstable();
     Ok(found)
 }

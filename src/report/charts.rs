@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 
 use shared::metrics::{self, CHARTS, Metric, MetricRecord, ROLLOUT_TOKENS_PER_S, STEP, catalogue};
 
-use super::{
-    scale::Scale,
-    svg::{Chart, Kind, Series},
-};
+use super::svg::{Chart, Series};
 
 /// A heading with its charts.
 #[derive(Debug)]
@@ -32,7 +29,7 @@ pub fn sections(records: &[MetricRecord], evaluations: &[MetricRecord]) -> Vec<S
 }
 
 /// A chart with the curves of its metrics; those of evaluations come from their own records.
-fn chart(declared: &metrics::Chart, records: &[MetricRecord], evaluations: &[MetricRecord]) -> Chart {
+fn chart(declared: &'static metrics::Chart, records: &[MetricRecord], evaluations: &[MetricRecord]) -> Chart {
     let mut curves = Vec::new();
     for metric in catalogue::all() {
         if let Some((chart, label)) = metric.chart
@@ -54,14 +51,7 @@ fn chart(declared: &metrics::Chart, records: &[MetricRecord], evaluations: &[Met
         let total: f64 = curves.iter().map(sum).sum();
         curves.retain(|s| sum(s) > 0.002 * total);
     }
-    Chart {
-        title: declared.title.to_owned(),
-        note: declared.note.to_owned(),
-        scale: if declared.logarithmic { Scale::Log } else { Scale::Linear },
-        kind: if declared.stacked { Kind::Stacked } else { Kind::Lines },
-        smooth: declared.smooth,
-        series: curves,
-    }
+    Chart { declared, series: curves }
 }
 
 /// The curve of a metric, or one for each member of a family, in the order of their names.
@@ -96,8 +86,8 @@ mod tests {
         charts.filter(|c| c.draw().is_some()).collect()
     }
 
-    fn titles(lines: &[&str]) -> Vec<String> {
-        charts(lines).into_iter().map(|chart| chart.title).filter(|title| title != "Evaluation").collect()
+    fn titles(lines: &[&str]) -> Vec<&'static str> {
+        charts(lines).into_iter().map(|chart| chart.declared.title).filter(|title| *title != "Evaluation").collect()
     }
 
     #[test]
@@ -111,16 +101,16 @@ mod tests {
     #[test]
     fn curves_are_those_of_their_own_records_and_families_have_one_each() {
         let charts = charts(&[r#"{"step":1,"rewards/b/mean":1.0,"rewards/a/mean":0.5,"eval_accuracy":7.0}"#]);
-        let of = |title: &str| &charts.iter().find(|chart| chart.title == title).unwrap().series;
+        let of = |title: &str| &charts.iter().find(|chart| chart.declared.title == title).unwrap().series;
         assert_eq!(of("Reward by function").iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(of("Evaluation")[0].points, [(0.0, Some(0.5))]);
-        assert!(!charts.iter().any(|chart| chart.title == "Reward"));
+        assert!(!charts.iter().any(|chart| chart.declared.title == "Reward"));
     }
 
     #[test]
     fn throughput_is_that_of_the_step_and_of_generation_alone() {
         let charts = charts(&[r#"{"step":1,"completions/num_tokens":60,"step_time":2.0,"rollout/tokens_per_s":45.0}"#]);
-        let curves = &charts.iter().find(|chart| chart.title == "Throughput").unwrap().series;
+        let curves = &charts.iter().find(|chart| chart.declared.title == "Throughput").unwrap().series;
         let shown: Vec<_> = curves.iter().map(|s| (s.name.as_str(), s.points[0].1)).collect();
         assert_eq!(shown, [("whole step", Some(30.0)), ("generation alone", Some(45.0))]);
     }
@@ -128,7 +118,7 @@ mod tests {
     #[test]
     fn invisible_phases_are_left_out_of_the_step_time() {
         let charts = charts(&[r#"{"step":1,"perf/fwd_bwd_s":1.0,"perf/old_logps_s":1e-6,"perf/ref_logps_s":0.0}"#]);
-        let chart = charts.iter().find(|chart| chart.title == "Step time").unwrap();
+        let chart = charts.iter().find(|chart| chart.declared.title == "Step time").unwrap();
         assert_eq!(chart.series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["forward and backward"]);
     }
 }

@@ -9,6 +9,7 @@ use super::{
     charts::{self, Section},
     samples::{Pair, Sample},
     scale::brief,
+    svg::{self, escape},
 };
 use crate::summary;
 
@@ -28,22 +29,6 @@ pub fn render(data: &RunData) -> String {
         title = escape(&format!("{} · Tandem", data.name)),
         version = env!("CARGO_PKG_VERSION"),
     )
-}
-
-/// A text that may stand in HTML, between tags and in quoted attributes.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 fn header(data: &RunData) -> String {
@@ -73,7 +58,7 @@ fn tiles(data: &RunData) -> String {
         .iter()
         .map(|(name, value)| format!("<div class=\"tile\"><b>{}</b><span>{}</span></div>", escape(value), escape(name)))
         .collect();
-    let hint = if records.len() > super::svg::SMOOTH_FROM {
+    let hint = if records.len() > svg::SMOOTH_FROM {
         "<p class=\"hint\">Arrows go from the first to the last steps. Thin lines are single steps, strong lines moving \
          averages.</p>"
     } else {
@@ -92,7 +77,7 @@ fn duration(seconds: f64) -> String {
 }
 
 fn section(section: &Section) -> String {
-    let charts: Vec<String> = section.charts.iter().filter_map(super::svg::Chart::draw).collect();
+    let charts: Vec<String> = section.charts.iter().filter_map(svg::Chart::draw).collect();
     if charts.is_empty() {
         return String::new();
     }

@@ -1,6 +1,10 @@
 //! Completions of the first and of the last steps, side by side.
 
-use std::{collections::HashMap, fs, io, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    fs, io,
+    path::Path,
+};
 
 use serde::Deserialize;
 use shared::RunDir;
@@ -46,22 +50,19 @@ const FILES: usize = 12;
 
 /// Completions before and after; empty when the run has not logged at least two steps.
 pub fn pairs(dir: &RunDir) -> io::Result<Vec<Pair>> {
-    let steps = logged_steps(dir)?;
+    let steps = dir.logged_steps()?;
     let reach = FILES.min(steps.len() / 2);
     let load = |steps: &[u64]| -> io::Result<Vec<Sample>> {
         let mut list = Vec::new();
-        for step in steps {
-            list.extend(first_of_each_prompt(read(&dir.step_completions(*step), *step)?));
+        for &step in steps {
+            let mut prompts = HashSet::new();
+            let first_of_its_prompt = |sample: &Sample| prompts.insert(sample.prompt_id);
+            list.extend(read(&dir.step_completions(step), step)?.into_iter().filter(first_of_its_prompt));
         }
         Ok(list)
     };
-    let early = load(&steps[..reach])?;
-    let late: Vec<Sample> = {
-        let mut newest_first = steps[steps.len() - reach..].to_vec();
-        newest_first.reverse();
-        load(&newest_first)?
-    };
-    Ok(match_up(early, late))
+    let newest_first: Vec<u64> = steps.iter().rev().take(reach).copied().collect();
+    Ok(match_up(load(&steps[..reach])?, load(&newest_first)?))
 }
 
 /// Pairs of the same prompt first; then the earliest with the latest that are left.
@@ -84,34 +85,6 @@ fn match_up(early: Vec<Sample>, late: Vec<Sample>) -> Vec<Pair> {
     let missing = ROWS - pairs.len();
     pairs.extend(rest.take(missing));
     pairs
-}
-
-fn first_of_each_prompt(samples: Vec<Sample>) -> Vec<Sample> {
-    let mut seen = Vec::new();
-    samples
-        .into_iter()
-        .filter(|s| {
-            let new = !seen.contains(&s.prompt_id);
-            seen.push(s.prompt_id);
-            new
-        })
-        .collect()
-}
-
-fn logged_steps(dir: &RunDir) -> io::Result<Vec<u64>> {
-    let mut steps = Vec::new();
-    let entries = match fs::read_dir(dir.completions()) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(steps),
-        Err(e) => return Err(e),
-    };
-    for entry in entries {
-        let name = entry?.file_name();
-        let number = |n: &str| n.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok();
-        steps.extend(number(&name.to_string_lossy()));
-    }
-    steps.sort_unstable();
-    Ok(steps)
 }
 
 /// Lines that are no samples are left out: a report must not fail because of one of them.

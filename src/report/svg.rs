@@ -3,10 +3,9 @@
 
 use std::fmt::Write;
 
-use super::{
-    page::escape,
-    scale::{Axis, Scale, brief, short},
-};
+use shared::metrics;
+
+use super::scale::{Axis, Scale, brief, short};
 
 /// One curve: a value per step, with gaps.
 #[derive(Debug, Clone)]
@@ -17,28 +16,11 @@ pub struct Series {
     pub points: Vec<(f64, Option<f64>)>,
 }
 
-/// How the series of a chart stand to each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Independent lines.
-    Lines,
-    /// Parts of a whole, filled and put on top of each other.
-    Stacked,
-}
-
-/// A chart over the steps of a run.
-#[derive(Debug, Clone)]
+/// A chart over the steps of a run, with its curves.
+#[derive(Debug)]
 pub struct Chart {
-    /// Heading.
-    pub title: String,
-    /// One line on what is shown.
-    pub note: String,
-    /// Scale of the values.
-    pub scale: Scale,
-    /// Lines or a stack.
-    pub kind: Kind,
-    /// Whether long curves get a moving average.
-    pub smooth: bool,
+    /// What it is called and how it is drawn.
+    pub declared: &'static metrics::Chart,
     /// The curves; those without any value are left out.
     pub series: Vec<Series>,
 }
@@ -59,9 +41,11 @@ impl Chart {
     /// The chart as an HTML figure; nothing when there is no value to show.
     pub fn draw(&self) -> Option<String> {
         let series: Vec<Series> = self.series.iter().filter_map(Series::prepared).collect();
-        let tops = if self.kind == Kind::Stacked { stacked(&series) } else { series.clone() };
+        let is_stacked = self.declared.stacked;
+        let tops = if is_stacked { stacked(&series) } else { series.clone() };
         let values = tops.iter().flat_map(|s| s.points.iter().filter_map(|p| p.1));
-        let y = Axis::around(values, self.scale, self.kind == Kind::Stacked)?;
+        let scale = if self.declared.logarithmic { Scale::Log } else { Scale::Linear };
+        let y = Axis::around(values, scale, is_stacked)?;
         let steps = || series.iter().flat_map(|s| s.points.iter().map(|p| p.0));
         let x = Axis::exact(steps().fold(f64::INFINITY, f64::min), steps().fold(f64::NEG_INFINITY, f64::max));
         let plot = Plot { x, y };
@@ -69,16 +53,17 @@ impl Chart {
 
         let mut svg = String::new();
         plot.grid(&mut svg);
-        match self.kind {
-            Kind::Lines => series.iter().enumerate().for_each(|(i, s)| plot.line(&mut svg, i, s, window)),
-            Kind::Stacked => (0..tops.len()).rev().for_each(|i| plot.area(&mut svg, i, &tops[i])),
+        if is_stacked {
+            (0..tops.len()).rev().for_each(|i| plot.area(&mut svg, i, &tops[i]));
+        } else {
+            series.iter().enumerate().for_each(|(i, s)| plot.line(&mut svg, i, s, window));
         }
         Some(self.figure(&series, &svg))
     }
 
     fn smoothing(&self, series: &[Series]) -> Option<usize> {
         let longest = series.iter().map(|s| s.points.len()).max().unwrap_or(0);
-        (self.smooth && longest > SMOOTH_FROM).then_some(longest / 20)
+        (self.declared.smooth && longest > SMOOTH_FROM).then_some(longest / 20)
     }
 
     fn figure(&self, series: &[Series], svg: &str) -> String {
@@ -89,8 +74,8 @@ impl Chart {
             }
             legend = format!("<div class=\"legend\">{legend}</div>");
         }
-        let last = match (series, self.kind) {
-            ([only], Kind::Lines) => only.points.iter().rev().find_map(|p| p.1).map(brief),
+        let last = match series {
+            [only] if !self.declared.stacked => only.points.iter().rev().find_map(|p| p.1).map(brief),
             _ => None,
         };
         format!(
@@ -98,8 +83,8 @@ impl Chart {
              </figcaption>{legend}<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">{svg}\
              <line class=\"cursor\" y1=\"{TOP}\" y2=\"{bottom}\"/></svg></figure>",
             data = escape(&hover_data(series)),
-            title = escape(&self.title),
-            note = escape(&self.note),
+            title = escape(self.declared.title),
+            note = escape(self.declared.note),
             last = last.unwrap_or_default(),
             bottom = HEIGHT - BOTTOM,
         )
@@ -255,6 +240,22 @@ impl Plot {
     }
 }
 
+/// A text that may stand in HTML, between tags and in quoted attributes.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 fn coordinates(points: &[(f64, f64)]) -> String {
     points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ")
 }
@@ -263,15 +264,18 @@ fn coordinates(points: &[(f64, f64)]) -> String {
 mod tests {
     use super::*;
 
+    const PLAIN: metrics::Chart = metrics::Chart {
+        group: "g",
+        title: "t",
+        note: "",
+        logarithmic: false,
+        stacked: false,
+        smooth: true,
+        hidden_at_zero: false,
+    };
+
     fn chart(points: &[(f64, Option<f64>)]) -> Chart {
-        Chart {
-            title: "t".into(),
-            note: String::new(),
-            scale: Scale::Linear,
-            kind: Kind::Lines,
-            smooth: true,
-            series: vec![Series { name: "s".into(), points: points.to_vec() }],
-        }
+        Chart { declared: &PLAIN, series: vec![Series { name: "s".into(), points: points.to_vec() }] }
     }
 
     /// Every coordinate of the drawing is a finite number.
@@ -304,7 +308,8 @@ mod tests {
     fn a_chart_without_values_is_not_drawn() {
         assert!(chart(&[]).draw().is_none());
         assert!(chart(&[(1.0, None), (2.0, Some(f64::NAN))]).draw().is_none());
-        assert!(Chart { scale: Scale::Log, ..chart(&[(1.0, Some(0.0))]) }.draw().is_none());
+        let declared = &metrics::Chart { logarithmic: true, ..PLAIN };
+        assert!(Chart { declared, ..chart(&[(1.0, Some(0.0))]) }.draw().is_none());
     }
 
     #[test]
@@ -329,7 +334,8 @@ mod tests {
         let two = Series { name: "b".into(), points: vec![(1.0, Some(2.0)), (2.0, Some(5.0))] };
         let tops = stacked(&[one.clone(), two.clone()]);
         assert_eq!(tops[1].points, [(1.0, Some(3.0)), (2.0, Some(5.0))]);
-        let html = Chart { kind: Kind::Stacked, series: vec![one, two], ..chart(&[]) }.draw().unwrap();
+        let html =
+            Chart { declared: &metrics::Chart { stacked: true, ..PLAIN }, series: vec![one, two] }.draw().unwrap();
         assert_sound(&html);
         assert_eq!(html.matches("<polygon").count(), 2);
     }
@@ -337,7 +343,7 @@ mod tests {
     #[test]
     fn names_are_escaped() {
         let mut evil = chart(&[(1.0, Some(1.0)), (2.0, Some(2.0))]);
-        evil.title = "<script>\"&".into();
+        evil.declared = &metrics::Chart { title: "<script>\"&", ..PLAIN };
         evil.series[0].name = "\"><script>alert(1)</script>".into();
         evil.series.push(evil.series[0].clone());
         let html = evil.draw().unwrap();

@@ -1,10 +1,11 @@
 //! Support for tests: where the golden figures, the optional data folder and the built binaries are, how to run a
-//! binary, and a model made on the spot.
+//! binary, a model made on the spot, and a channel within one process.
 
 #![forbid(unsafe_code)]
 
 pub mod cli;
 pub mod golden;
+pub mod memory;
 pub mod timeline;
 pub mod tiny_model;
 pub mod training;

@@ -1,13 +1,23 @@
 //! What the documents tell users to write is what the programs accept.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use harness::cli;
 use shared::{
-    config::{layers, option, reference},
-    methods::page,
-    metrics,
+    config::{AdvantageEstimator, Choice, LossType, OPTIONS, layers, option},
+    metrics::catalogue,
 };
+
+// The programs that print the pages: their `main` is of no use here.
+#[expect(dead_code)]
+#[path = "../../shared/examples/configuration.rs"]
+mod configuration;
+#[expect(dead_code)]
+#[path = "../../shared/examples/losses.rs"]
+mod losses;
+#[expect(dead_code)]
+#[path = "../../shared/examples/metrics.rs"]
+mod metrics;
 
 fn document(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
@@ -36,7 +46,7 @@ fn the_configuration_of_the_readme_is_accepted() {
 
 #[test]
 fn the_page_of_options_is_what_the_code_says() {
-    let stale = document("docs/configuration.md") != reference::page();
+    let stale = document("docs/configuration.md") != configuration::page();
     assert!(!stale, "docs/configuration.md is stale: run `cargo xtask docs` and commit the page");
 }
 
@@ -48,7 +58,7 @@ fn the_page_of_metrics_is_what_the_code_says() {
 
 #[test]
 fn the_page_of_methods_is_what_the_code_says() {
-    let stale = document("docs/losses.md") != page::page();
+    let stale = document("docs/losses.md") != losses::page();
     assert!(!stale, "docs/losses.md is stale: run `cargo xtask docs` and commit the page");
 }
 
@@ -72,5 +82,56 @@ fn the_correction_is_without_effect_for_exact_samplers_only() {
     let readme = document("README.md");
     for line in readme.lines().filter(|line| line.to_lowercase().contains("without effect")) {
         assert!(line.contains("fp32") && line.contains("int8, bf16 or fp16"), "{line}");
+    }
+}
+
+#[test]
+fn every_option_is_on_the_page_with_its_meaning() {
+    let page = configuration::page();
+    let titles = page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`'));
+    assert!(titles.eq(OPTIONS.iter().map(|option| option.key)));
+    for text in [
+        "\n## Mismatch between sampler and learner\n",
+        "*number in [0, 1), default `0.2`; also spelt `clip_ratio`,",
+        "(and above, without `epsilon_high`). TRL `epsilon`.\n",
+        "- `geo_mean` (also `gmpo`): ",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn the_page_explains_every_metric_under_its_own_heading() {
+    let page = metrics::page();
+    let titles: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`')).collect();
+    assert_eq!(titles, catalogue::all().map(|metric| metric.key).collect::<Vec<_>>());
+    // Links of the introduction lead to headings, whose anchors leave out everything but letters, digits and `_`.
+    let anchors: BTreeSet<String> =
+        titles.iter().map(|title| title.chars().filter(|c| c.is_alphanumeric() || *c == '_').collect()).collect();
+    for link in page.split("](#").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+        assert!(anchors.contains(link), "#{link}");
+    }
+}
+
+/// Each loss and estimator, with the options that usually go with it, is a configuration that is valid and has nothing
+/// to remark on that concerns the method.
+#[test]
+fn every_recipe_is_a_valid_run() {
+    let recipes = losses::recipes();
+    let recipes = recipes.as_array().unwrap();
+    assert_eq!(recipes.len(), LossType::ALL.len() + AdvantageEstimator::ALL.len() - 1);
+    let names: BTreeSet<&str> = recipes.iter().map(|recipe| recipe["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), recipes.len(), "two recipes have one name");
+    for recipe in recipes {
+        let options = recipe["options"].as_array().unwrap().iter().map(|option| option.as_str().unwrap());
+        let pairs = options.map(|option| option.trim_start_matches("--").split_once('=').unwrap());
+        let mut overrides: Vec<(String, String)> = pairs.map(|(key, value)| (key.into(), value.into())).collect();
+        overrides.extend(
+            [("model", "m"), ("dataset", "d"), ("reward_funcs", "format")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        );
+        let config = layers::load(None, &overrides).unwrap();
+        config.validate().unwrap_or_else(|error| panic!("{recipe}: {error}"));
+        assert_eq!(config.options_without_effect(), Vec::<&str>::new(), "{recipe}");
     }
 }

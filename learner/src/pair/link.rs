@@ -219,11 +219,8 @@ impl<E: LearnerEnd> Worker<E> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        GroupId,
-        channel::{SamplerEnd, memory},
-        testing,
-    };
+    use harness::memory;
+    use shared::{GroupId, channel::SamplerEnd, testing};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::{fs, sync::atomic::AtomicBool};
 
-use harness::golden::cases;
+use harness::{golden::cases, memory};
 use learner::{
     critic::{Critic, clip_fraction, value_loss},
     loss::reduction::Aggregation,
@@ -13,7 +13,6 @@ use learner::{
 use serde_json::Value;
 use shared::{
     Head, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup, RunDir,
-    channel::memory,
     config::{AdvantageEstimator, KlController, KlEstimator, LossAggregation, TrainConfig},
     metrics,
 };

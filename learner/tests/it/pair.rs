@@ -13,6 +13,7 @@ use std::{
 };
 
 use exporters::{ExportOptions, export};
+use harness::memory;
 use learner::{
     LearnerError,
     model::{LoadOptions, load},
@@ -21,8 +22,8 @@ use learner::{
 };
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
-    channel::{LearnerStatus, memory},
-    config::{AdvantageEstimator, ImportanceSamplingMode, LossType, TrainConfig},
+    channel::LearnerStatus,
+    config::{AdvantageEstimator, Choice, ImportanceSamplingMode, LossType, TrainConfig},
     metrics::{self, catalogue},
 };
 use tch::Device;
@@ -224,16 +225,7 @@ fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
         change(&mut config);
         config
     };
-    let losses = [
-        LossType::Cispo,
-        LossType::Vespo,
-        LossType::Vanilla,
-        LossType::Gspo,
-        LossType::VerlCispo,
-        LossType::GeoMean,
-        LossType::Gpg,
-    ];
-    let mut runs: Vec<TrainConfig> = losses.into_iter().map(|loss| of(&|c| c.loss_type = loss)).collect();
+    let mut runs: Vec<TrainConfig> = LossType::ALL.iter().map(|&loss| of(&|c| c.loss_type = loss)).collect();
     runs.push(of(&|c| (c.beta, c.entropy_coef) = (0.04, 0.01)));
     runs.push(of(&|c| c.old_policy_kl_coef = 0.1));
     runs.push(of(&|c| (c.off_policy_mask_threshold, c.top_entropy_quantile) = (Some(0.5), 0.5)));

@@ -196,14 +196,8 @@ impl<E: SamplerEnd> Worker<E> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        Step,
-        channel::{
-            LearnerEnd,
-            memory::{self, MemorySampler},
-        },
-        testing,
-    };
+    use harness::memory::{self, MemorySampler};
+    use shared::{Step, channel::LearnerEnd, testing};
 
     use super::*;
 

@@ -5,12 +5,11 @@
 //! lost is either on disk (weights, checkpoints, the end of the run) or kept by the sampler until
 //! [`LearnerStatus::durable_step`] passes it.
 //!
-//! The transport of one node is iceoryx2 ([`iox`]); [`memory`] joins two threads of one process in tests. A transport
-//! between hosts would implement the same traits with the same frames.
+//! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. A
+//! transport between hosts would implement the same traits with the same frames.
 
 pub mod frame;
 pub mod iox;
-pub mod memory;
 mod silence;
 
 use std::{

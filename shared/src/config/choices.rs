@@ -1,8 +1,8 @@
-//! The options with a closed list of values, but for those that are methods ([`crate::methods`]): each value with its word
+//! The options with a closed list of values, but for methods ([`crate::methods`]) and the rule for rewards
+//! that failed ([`crate::group`]): each value with its word
 //! in `run.toml`, other words for it, and its meaning.
 
-use super::declare::choices;
-use crate::manifest::Dtype;
+use crate::{declare::choices, manifest::Dtype};
 
 choices! {
     /// How the coefficient of the KL penalty in the reward moves. verl `kl_ctrl.type`.
@@ -24,17 +24,6 @@ choices! {
         SequenceTruncate = "sequence_truncate",
         /// The product over the sequence; a sequence outside the bounds leaves the loss.
         SequenceMask = "sequence_mask",
-    }
-
-    /// What a reward function that failed on a completion does to it.
-    RewardFailure {
-        /// The completion has no reward: it is in no baseline, no loss and no contrast, as if it had not been sampled.
-        Exclude = "exclude",
-        /// The function's score is 0.
-        Zero = "zero",
-        /// The function is left out of the completion's sum, as where it abstains. With several functions, the completion
-        /// is then compared with others that have more functions' scores.
-        SkipFunction = "skip_function",
     }
 
     /// Advantage of a completion that nothing in its group can be compared with.

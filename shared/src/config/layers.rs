@@ -4,11 +4,7 @@ use std::{collections::HashSet, fs, path::Path};
 
 use toml::{Table, Value};
 
-use super::{
-    ConfigError, OPTIONS, OptionSpec, TrainConfig,
-    declare::{Given, Kind},
-    option,
-};
+use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, option};
 
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
@@ -48,14 +44,12 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
 /// # Errors
 /// A [`ConfigError`] that names the file or option, in one line.
 pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
-    let mut config = TrainConfig::default();
-    if let Some(path) = file {
-        read_file(&mut config, path)?;
-    }
+    let mut values = file.map_or_else(|| Ok(Table::new()), read_file)?;
     for (key, text) in overrides {
-        config.set(known(key, COMMAND_LINE)?, Given::Text(text), COMMAND_LINE)?;
+        let option = known(key, COMMAND_LINE)?;
+        put(&mut values, option, option.kind.parse(text), text, COMMAND_LINE)?;
     }
-    Ok(config)
+    Ok(values.try_into().expect("each value was accepted by itself"))
 }
 
 /// The configuration as `run.toml` text; [`load`] reads the same values back.
@@ -64,8 +58,8 @@ pub fn to_toml(config: &TrainConfig) -> String {
     toml::to_string(config).expect("a flat structure of numbers, texts and lists is valid TOML")
 }
 
-/// Puts a file's values into a configuration, with paths made relative to the working directory.
-fn read_file(config: &mut TrainConfig, path: &Path) -> Result<(), ConfigError> {
+/// A file's values by the keys of their options, with paths made relative to the working directory.
+fn read_file(path: &Path) -> Result<Table, ConfigError> {
     let origin = path.display().to_string();
     let fail = |message: String| ConfigError::File { path: origin.clone(), message };
     let text = fs::read_to_string(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
@@ -76,7 +70,7 @@ fn read_file(config: &mut TrainConfig, path: &Path) -> Result<(), ConfigError> {
         fail(format!("line {}: {message} in `{line}`", number + 1))
     })?;
     let line_of = |key: &str| text.lines().position(|line| line.split('=').next().is_some_and(|k| k.trim() == key));
-    let mut seen = HashSet::new();
+    let (mut values, mut seen) = (Table::new(), HashSet::new());
     for (spelling, mut value) in table {
         let origin = line_of(&spelling).map_or_else(|| origin.clone(), |n| format!("{origin}, line {}", n + 1));
         let option = known(&spelling, &origin)?;
@@ -86,8 +80,25 @@ fn read_file(config: &mut TrainConfig, path: &Path) -> Result<(), ConfigError> {
         if option.kind == Kind::Path {
             value = relative_to(path, value);
         }
-        config.set(option, Given::Toml(&value), &origin)?;
+        let given = value.to_string();
+        put(&mut values, option, value, &given, &origin)?;
     }
+    Ok(values)
+}
+
+/// Puts a value in, if it is of its option's type; `none` takes an optional one back.
+fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origin: &str) -> Result<(), ConfigError> {
+    if option.absent.is_some() && value.as_str() == Some("none") {
+        values.remove(option.key);
+        return Ok(());
+    }
+    let alone = Table::from_iter([(option.key.to_owned(), value)]);
+    if alone.clone().try_into::<TrainConfig>().is_err() {
+        let given = given.split_whitespace().collect::<Vec<_>>().join(" ");
+        let wanted = option.kind.wanted();
+        return Err(ConfigError::Value(format!("`{}` ({origin}) must be {wanted}, got {given}", option.key)));
+    }
+    values.extend(alone);
     Ok(())
 }
 

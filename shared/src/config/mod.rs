@@ -1,7 +1,7 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
-//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, for
-//! methods, in [`crate::methods`]. An option looks like this:
+//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, where others go by it,
+//! in [`crate::methods`] and [`crate::group`]. An option looks like this:
 //!
 //! ```text
 //! /// Clip range below (and above, without `epsilon_high`).
@@ -21,19 +21,20 @@
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 
 mod choices;
-pub(crate) mod declare;
 pub mod layers;
+mod option;
 mod options;
-pub mod reference;
 mod validate;
 
 pub use choices::{
-    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RewardFailure,
-    RolloutDtype, StepDeviation, WeightSwap,
+    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RolloutDtype,
+    StepDeviation, WeightSwap,
 };
-pub use declare::{Bounds, Choice, ChoiceSpec, Kind, OptionSpec, OptionValue, Source, UnknownChoice};
+pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
 
+pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, UnknownChoice};
+pub use crate::group::RewardFailure;
 pub use crate::methods::{
     advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},
     kl::KlEstimator,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RewardFailure,
-    RolloutDtype, ScaleRewards, StepDeviation, WeightSwap, declare::options,
+    RolloutDtype, ScaleRewards, StepDeviation, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
@@ -89,9 +89,9 @@ options! {
     "Batch and schedule" {
         /// Completions of one minibatch.
         per_device_train_batch_size: u32 = 8, trl, at_least(1.0);
-        /// Logical micro-batches per optimiser update.
+        /// Minibatches per optimiser update.
         gradient_accumulation_steps: u32 = 1, trl, at_least(1.0);
-        /// Logical micro-batches per generation batch.
+        /// Minibatches per generation batch.
         steps_per_generation: Option<u32> = None, absent("`gradient_accumulation_steps`"), trl, at_least(1.0);
         /// Completions per step. Rounded up to whole groups.
         generation_batch_size: Option<u32> = None,
@@ -215,18 +215,20 @@ options! {
         beta: f64 = 0.0, trl, also(&["kl_beta", "kl_loss_coef"]), at_least(0.0);
         /// Estimator of the penalty.
         kl_estimator: Option<KlEstimator> = None,
-            absent("k3 in the loss, as in DeepSeekMath and TRL; k1 with `use_kl_in_reward`, which is PPO's"), source("verl `kl_loss_type`, RLinf `kl_penalty_type`"),
-            also(&["kl_loss_type", "kl_penalty_type"]);
+            absent("k3 in the loss, as in DeepSeekMath and TRL; k1 with `use_kl_in_reward`, which is PPO's"),
+            source("verl `kl_loss_type`, RLinf `kl_penalty_type`"), also(&["kl_loss_type", "kl_penalty_type"]);
         /// Multiply the KL estimate by the importance ratio, so that it stays unbiased over several updates.
         use_bias_correction_kl: bool = true, trl;
         /// Subtract the penalty from each token's reward (PPO) instead of adding it to the loss (GRPO).
         use_kl_in_reward: bool = false, source("verl `use_kl_in_reward`");
         /// Weight of a penalty in the loss on the KL divergence from the policy that the step began with, of π from π_old
-        /// (PPO-penalty); 0 = none. It holds back what clipping does not, and needs no reference model.
+        /// (PPO-penalty); 0 = none. It holds back what clipping does not, and needs no reference model. Without effect in a step
+        /// of one optimiser update.
         old_policy_kl_coef: f64 = 0.0, source("Schulman et al. 2017, PPO, eq. 8"), at_least(0.0);
         /// KL per token of a step that the weight of this penalty is led to: it is halved after a step that stays below
         /// 2/3 of it, and doubled after one that goes beyond 3/2.
-        old_policy_kl_target: Option<f64> = None, absent("the weight is constant"), source("Schulman et al. 2017, PPO, section 4, d_targ"), above(0.0);
+        old_policy_kl_target: Option<f64> = None, absent("the weight is constant"),
+            source("Schulman et al. 2017, PPO, section 4, d_targ"), above(0.0);
         /// How the penalty in the reward is weighted over time.
         kl_controller: KlController = KlController::Fixed, source("verl `kl_ctrl.type`");
         /// KL per token that the adaptive controller aims at.

@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{DroppedGroup, RewardOutcome, RolloutGroup, weighted_sum};
-use crate::config::RewardFailure;
+use super::{DroppedGroup, RewardFailure, RewardOutcome, RolloutGroup, weighted_sum};
 
 /// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;

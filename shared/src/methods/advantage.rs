@@ -1,8 +1,9 @@
 //! Advantage estimators as data, and the ways to combine several rewards.
 
+use super::reduction::LossAggregation;
 use crate::{
     Contrast,
-    config::{Choice, LossAggregation, declare::choices},
+    declare::{Choice, choices},
 };
 
 choices! {
@@ -117,9 +118,8 @@ const GROUP_BASELINE: AdvantageSpec = AdvantageSpec {
 };
 
 impl AdvantageEstimator {
-    /// Options of the critic.
-    pub const CRITIC_OPTIONS: [&str; 4] =
-        ["critic_model", "critic_learning_rate", "critic_warmup_steps", "cliprange_value"];
+    /// Options of the critic, the first of those of its estimator.
+    pub const CRITIC_OPTIONS: &[&str] = Self::Gae.spec().options.split_at(4).0;
 
     /// The description of this estimator.
     #[must_use]
@@ -203,14 +203,14 @@ impl AdvantageEstimator {
                 critic: true,
                 no_dynamic_sampling: Some("the critic's advantages do not need completions of one prompt to differ"),
                 options: &[
+                    "critic_model",
+                    "critic_learning_rate",
+                    "critic_warmup_steps",
+                    "cliprange_value",
                     "gamma",
                     "lam",
-                    Self::CRITIC_OPTIONS[0],
-                    Self::CRITIC_OPTIONS[1],
-                    Self::CRITIC_OPTIONS[2],
-                    Self::CRITIC_OPTIONS[3],
                 ],
-                recipe: &["critic_learning_rate=1e-3", "use_kl_in_reward=true", "kl_estimator=k1", "beta=0.01"],
+                recipe: &["critic_learning_rate=1e-3", "use_kl_in_reward=true", "beta=0.01"],
                 ..GROUP_BASELINE
             },
         }

@@ -1,6 +1,6 @@
 //! KL estimators as data.
 
-use crate::config::declare::choices;
+use crate::declare::choices;
 
 choices! {
     /// Estimator of the KL divergence from the reference policy. verl `kl_loss_type`, RLinf `kl_penalty_type`.

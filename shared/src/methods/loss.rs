@@ -1,8 +1,8 @@
 //! Losses as data.
 
-use super::{Counted, LossMetric, Reduction};
+use super::{Counted, LossMetric, Reduction, reduction::LossAggregation};
 use crate::{
-    config::{Choice, LossAggregation, declare::choices},
+    declare::{Choice, choices},
     metrics,
 };
 
@@ -144,7 +144,8 @@ pub const OUTSIDE: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFR
 /// Outside the clip range whatever the advantage, so that nothing is known of tokens without a gradient.
 pub const OUTSIDE_ANY: LossMetric = LossMetric::of_tokens(metrics::ACTOR_PG_CLIPFRAC);
 
-/// The clipped surrogate of TRL; its loss types differ in the reduction.
+/// The clipped surrogate of TRL, whose loss types differ in the reduction. Others of TRL's losses have what they do not say
+/// otherwise from here.
 const SURROGATE: LossSpec = LossSpec {
     title: "",
     about: "",
@@ -161,6 +162,16 @@ const SURROGATE: LossSpec = LossSpec {
     required: &[],
     verl: None,
     recipe: &[],
+};
+
+/// What most losses of verl have in common.
+const VERL: LossSpec = LossSpec {
+    ratio: Ratio::OfToken,
+    kl_bounded: true,
+    reduction: Reduction::Aggregation(LossAggregation::TokenMean),
+    metrics: &[],
+    options: &["epsilon", "epsilon_high"],
+    ..SURROGATE
 };
 
 /// verl's bound of a log-ratio.
@@ -213,72 +224,45 @@ impl LossType {
                 title: "CISPO",
                 about: "log-prob weighted by the capped, detached ratio",
                 source: "MiniMax-M1 eq. 4; TRL `cispo`",
-                scope: Scope::Token,
-                ratio: Ratio::Chosen,
-                log_ratio_bound: None,
-                importance: ImportanceWeights::Multiply,
-                kl_bounded: false,
                 reduction: Reduction::GenerationTokenMean,
-                reduction_can_change: true,
                 metrics: &[CISPO_CLIP],
                 options: &["epsilon_high"],
                 required: &[(
                     "epsilon_high",
                     "it is the cap of the ratio itself, not a distance from 1 (TRL recommends 5.0)",
                 )],
-                verl: None,
                 recipe: &["epsilon_high=5"],
+                ..SURROGATE
             },
             Self::Sapo => &LossSpec {
                 title: "SAPO",
                 about: "sigmoid gate on the ratio instead of a clip",
                 source: "SAPO eq. 6; TRL `sapo`",
-                scope: Scope::Token,
-                ratio: Ratio::Chosen,
-                log_ratio_bound: None,
-                importance: ImportanceWeights::Multiply,
-                kl_bounded: false,
                 reduction: Reduction::CompletionMean,
-                reduction_can_change: true,
                 metrics: &[],
                 options: &["sapo_temperature_pos", "sapo_temperature_neg"],
-                required: &[],
-                verl: None,
-                recipe: &[],
+                ..SURROGATE
             },
             Self::Vespo => &LossSpec {
                 title: "VESPO",
                 about: "log-prob weighted by a gamma-shaped function of the completion's ratio",
                 source: "VESPO; TRL `vespo`",
                 scope: Scope::Completion,
-                ratio: Ratio::Chosen,
-                log_ratio_bound: None,
                 importance: ImportanceWeights::Inside,
-                kl_bounded: false,
                 reduction: Reduction::GenerationTokenMean,
-                reduction_can_change: true,
                 metrics: &[PHI],
                 options: &["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"],
-                required: &[],
-                verl: None,
-                recipe: &[],
+                ..SURROGATE
             },
             Self::Vanilla => &LossSpec {
                 title: "dual clip",
                 about: "verl's vanilla loss: clipped surrogate, bounded for negative advantages",
                 source: "Ye et al. 2020; verl `vanilla`",
-                scope: Scope::Token,
-                ratio: Ratio::OfToken,
                 log_ratio_bound: VERL_BOUND,
-                importance: ImportanceWeights::Multiply,
-                kl_bounded: true,
-                reduction: Reduction::Aggregation(LossAggregation::TokenMean),
-                reduction_can_change: true,
                 metrics: &[PG_CLIP, PG_CLIP_LOWER],
                 options: &["epsilon", "epsilon_high", "clip_ratio_c"],
-                required: &[],
                 verl: Some("vanilla"),
-                recipe: &[],
+                ..VERL
             },
             Self::Gspo => &LossSpec {
                 title: "GSPO-token",
@@ -286,67 +270,43 @@ impl LossType {
                 source: "GSPO eq. 14; verl `gspo`",
                 scope: Scope::Completion,
                 ratio: Ratio::OfCompletion,
-                log_ratio_bound: None,
-                importance: ImportanceWeights::Multiply,
-                kl_bounded: true,
                 reduction: Reduction::Aggregation(LossAggregation::SeqMeanTokenMean),
                 reduction_can_change: false,
                 metrics: &[PG_CLIP],
-                options: &["epsilon", "epsilon_high"],
-                required: &[],
                 verl: Some("gspo"),
                 recipe: &["epsilon=3e-4", "epsilon_high=4e-4"],
+                ..VERL
             },
             Self::VerlCispo => &LossSpec {
                 title: "CISPO of verl",
                 about: "log-prob weighted by the clipped, detached ratio",
                 source: "MiniMax-M1 eq. 4; verl `cispo`",
-                scope: Scope::Token,
-                ratio: Ratio::OfToken,
                 log_ratio_bound: VERL_BOUND,
-                importance: ImportanceWeights::Multiply,
-                kl_bounded: true,
-                reduction: Reduction::Aggregation(LossAggregation::TokenMean),
-                reduction_can_change: true,
                 metrics: &[OUTSIDE_ANY],
-                options: &["epsilon", "epsilon_high"],
-                required: &[],
                 verl: Some("cispo"),
-                recipe: &[],
+                ..VERL
             },
             Self::GeoMean => &LossSpec {
                 title: "GMPO",
                 about: "geometric mean of the completion's clipped ratios",
                 source: "GMPO; verl `geo_mean`",
                 scope: Scope::Completion,
-                ratio: Ratio::OfToken,
-                log_ratio_bound: None,
                 importance: ImportanceWeights::Inside,
-                kl_bounded: true,
                 reduction: Reduction::UpdateMean,
                 reduction_can_change: false,
                 metrics: &[OUTSIDE, PG_CLIP_LOWER],
-                options: &["epsilon", "epsilon_high"],
-                required: &[],
                 verl: Some("geo_mean"),
                 recipe: &["epsilon=0.4"],
+                ..VERL
             },
             Self::Gpg => &LossSpec {
                 title: "GPG",
                 about: "plain policy gradient, rewards scaled by the share that is not 0",
                 source: "GPG; verl `gpg`",
-                scope: Scope::Token,
-                ratio: Ratio::OfToken,
-                log_ratio_bound: None,
-                importance: ImportanceWeights::Multiply,
-                kl_bounded: true,
-                reduction: Reduction::Aggregation(LossAggregation::TokenMean),
-                reduction_can_change: true,
-                metrics: &[],
                 options: &[],
-                required: &[],
                 verl: Some("gpg"),
                 recipe: &["advantage_estimator=gpg"],
+                ..VERL
             },
         }
     }
@@ -382,16 +342,6 @@ impl Ratio {
         match self {
             Self::Chosen => chosen,
             Self::OfToken | Self::OfCompletion => ImportanceSamplingLevel::Token,
-        }
-    }
-
-    /// The level in words, for tables.
-    #[must_use]
-    pub const fn about(self) -> &'static str {
-        match self {
-            Self::Chosen => "`importance_sampling_level`",
-            Self::OfToken => "token",
-            Self::OfCompletion => "completion",
         }
     }
 }

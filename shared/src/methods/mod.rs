@@ -12,7 +12,6 @@ pub mod advantage;
 pub mod kl;
 pub mod loss;
 pub mod metric;
-pub mod page;
 pub mod reduction;
 
 pub use advantage::{AdvantageSpec, CreditUnit, MultiObjectiveSpec};
@@ -20,3 +19,46 @@ pub use kl::KlSpec;
 pub use loss::{ImportanceWeights, LossSpec, Ratio, Scope};
 pub use metric::{Counted, LossMetric};
 pub use reduction::Reduction;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::{
+        config::{AdvantageEstimator, Choice, LossType, OPTIONS},
+        metrics,
+    };
+
+    /// The catalogue says with which losses a metric is recorded; those are the ones that count it.
+    #[test]
+    fn a_metric_names_the_losses_that_record_it() {
+        for metric in metrics::POLICY.metrics {
+            let Some(named) = metric.when.and_then(|when| when.strip_prefix("`loss_type` ")) else { continue };
+            let named: BTreeSet<&str> = named.split([',', ' ']).filter(|word| !["", "or"].contains(word)).collect();
+            let counts = |loss: &LossType| {
+                let counted = loss.spec().metrics.iter();
+                counted.flat_map(|m| [Some(m.mean), m.smallest, m.largest]).flatten().any(|m| m.key == metric.key)
+            };
+            let counting: Vec<String> =
+                LossType::ALL.iter().copied().filter(counts).map(|loss| loss.to_string()).collect();
+            assert_eq!(named, counting.iter().map(String::as_str).collect(), "{}", metric.key);
+        }
+    }
+
+    #[test]
+    fn a_description_names_options_that_exist() {
+        let of_losses = LossType::ALL.iter().copied().flat_map(|loss| {
+            let spec = loss.spec();
+            assert!(!spec.title.is_empty() && !spec.about.is_empty() && !spec.source.is_empty(), "{loss:?}");
+            spec.options.iter().chain(spec.required.iter().map(|(key, _)| key))
+        });
+        let of_estimators = AdvantageEstimator::ALL.iter().copied().flat_map(|estimator| {
+            let spec = estimator.spec();
+            assert!(!spec.title.is_empty() && !spec.about.is_empty() && !spec.source.is_empty(), "{estimator:?}");
+            spec.options
+        });
+        for key in of_losses.chain(of_estimators) {
+            assert!(OPTIONS.iter().any(|option| option.key == *key), "{key}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Reductions as data: how the losses of tokens become one number.
 
-use crate::config::declare::choices;
+use crate::declare::choices;
 
 choices! {
     /// How token losses are reduced to one number, where that is not left to `loss_type`. verl `loss_agg_mode`.
@@ -36,7 +36,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// Whether every token of an update weighs the same already, whatever minibatch it is in.
+    /// Whether it is a mean over the tokens of an update or more: a minibatch weighs as many tokens as it has already.
     #[must_use]
     pub fn is_token_mean(self) -> bool {
         match self {
@@ -60,7 +60,7 @@ impl Reduction {
         match self {
             Self::CompletionMean => "mean over each completion, then over completions",
             Self::MinibatchTokenMean => "token mean of the minibatch",
-            Self::LengthConstant => "sum over completions × `max_completion_length`",
+            Self::LengthConstant => "sum over tokens / (completions × `max_completion_length`)",
             Self::CompletionSum => "sum over each completion, mean over completions",
             Self::GenerationTokenMean => "token mean of the generation batch",
             Self::UpdateMean => "mean over the completions of the update",

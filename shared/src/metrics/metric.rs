@@ -100,21 +100,6 @@ pub enum Unit {
     Seconds,
 }
 
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Count => "a count",
-            Self::Number => "a number",
-            Self::Points => "points",
-            Self::Share => "a share, 0 to 1",
-            Self::Nats => "nats per token",
-            Self::Tokens => "tokens",
-            Self::TokensPerSecond => "tokens per second",
-            Self::Seconds => "seconds",
-        })
-    }
-}
-
 /// Metrics that belong together.
 #[derive(Debug)]
 pub struct Section {

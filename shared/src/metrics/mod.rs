@@ -12,12 +12,10 @@ pub mod catalogue;
 mod chart;
 mod file;
 mod metric;
-mod page;
 mod record;
 
 pub use catalogue::*;
 pub use chart::{CHARTS, Chart};
 pub use file::{MetricsFile, read};
 pub use metric::{Family, Key, Metric, Section, Unit};
-pub use page::page;
 pub use record::MetricRecord;

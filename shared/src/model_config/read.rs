@@ -17,57 +17,74 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
     let Value::Object(map) = value else {
         return Err(ConfigJsonError::Json("the top level is not an object".into()));
     };
-    Reader(&map).read()
+    Reader { section: "", fields: &map }.read()
 }
 
-/// Typed access to the keys of a `config.json`.
-struct Reader<'a>(&'a Map<String, Value>);
+/// Typed access to the keys of a `config.json`, or of a section in it.
+struct Reader<'a> {
+    section: &'static str,
+    fields: &'a Map<String, Value>,
+}
 
 impl Reader<'_> {
     fn get(&self, key: &str) -> Option<&Value> {
-        self.0.get(key).filter(|v| !v.is_null())
+        self.fields.get(key).filter(|v| !v.is_null())
     }
 
-    fn bad(key: &str, problem: impl Into<String>) -> ConfigJsonError {
-        ConfigJsonError::Key { key: key.into(), problem: problem.into() }
+    /// The key with its section, for messages.
+    fn path(&self, key: &str) -> String {
+        if self.section.is_empty() { key.to_owned() } else { format!("{}.{key}", self.section) }
+    }
+
+    fn bad(&self, key: &str, problem: impl Into<String>) -> ConfigJsonError {
+        ConfigJsonError::Key { key: self.path(key), problem: problem.into() }
     }
 
     fn size(&self, key: &str) -> Result<Option<usize>, ConfigJsonError> {
         self.get(key)
             .map(|v| match v.as_u64() {
                 Some(n) if n > 0 => Ok(n as usize),
-                _ => Err(Self::bad(key, format!("must be a positive whole number, found {v}"))),
+                _ => Err(self.bad(key, format!("must be a positive whole number, found {v}"))),
             })
             .transpose()
     }
 
     fn required_size(&self, key: &str) -> Result<usize, ConfigJsonError> {
-        self.size(key)?.ok_or_else(|| Self::bad(key, "is missing"))
+        self.size(key)?.ok_or_else(|| self.bad(key, "is missing"))
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>, ConfigJsonError> {
-        number_of(self.get(key), key)
+        let number = |v: &Value| v.as_f64().ok_or_else(|| self.bad(key, format!("must be a number, found {v}")));
+        self.get(key).map(number).transpose()
+    }
+
+    fn positive(&self, key: &str) -> Result<f64, ConfigJsonError> {
+        match self.number(key)? {
+            Some(n) if n.is_finite() && n > 0.0 => Ok(n),
+            Some(n) => Err(self.bad(key, format!("must be positive, found {n}"))),
+            None => Err(self.bad(key, "is missing")),
+        }
     }
 
     fn flag(&self, key: &str, default: bool) -> Result<bool, ConfigJsonError> {
         match self.get(key) {
             None => Ok(default),
             Some(Value::Bool(b)) => Ok(*b),
-            Some(v) => Err(Self::bad(key, format!("must be true or false, found {v}"))),
+            Some(v) => Err(self.bad(key, format!("must be true or false, found {v}"))),
         }
     }
 
-    fn unsupported(key: &str, value: &Value, hint: &str) -> ConfigJsonError {
-        ConfigJsonError::Unsupported { key: key.into(), value: value.to_string(), hint: hint.into() }
+    fn unsupported(&self, key: &str, value: &Value, hint: &str) -> ConfigJsonError {
+        ConfigJsonError::Unsupported { key: self.path(key), value: value.to_string(), hint: hint.into() }
     }
 
     fn architecture(&self) -> Result<Architecture, ConfigJsonError> {
-        let value = self.get("model_type").ok_or_else(|| Self::bad("model_type", "is missing"))?;
+        let value = self.get("model_type").ok_or_else(|| self.bad("model_type", "is missing"))?;
         match value.as_str() {
             Some("llama") => Ok(Architecture::Llama),
             Some("qwen2") => Ok(Architecture::Qwen2),
             Some("qwen3") => Ok(Architecture::Qwen3),
-            _ => Err(Self::unsupported("model_type", value, "supported: llama, qwen2, qwen3")),
+            _ => Err(self.unsupported("model_type", value, "supported: llama, qwen2, qwen3")),
         }
     }
 
@@ -81,7 +98,7 @@ impl Reader<'_> {
             return Ok(Head::LanguageModel);
         }
         if !name.ends_with("ForSequenceClassification") {
-            return Err(Self::unsupported(
+            return Err(self.unsupported(
                 "architectures",
                 value,
                 "supported: ...ForCausalLM and ...ForSequenceClassification",
@@ -95,21 +112,22 @@ impl Reader<'_> {
 
     fn rope(&self) -> Result<(f64, Option<RopeScaling>), ConfigJsonError> {
         let none = Map::new();
-        let section = Section { key: self.rope_section(), fields: &none };
-        let section = match self.get(section.key) {
-            None => section,
-            Some(Value::Object(fields)) => Section { fields, ..section },
-            Some(other) => return Err(Self::unsupported(section.key, other, "expected an object")),
+        let key = self.rope_section();
+        let fields = match self.get(key) {
+            None => &none,
+            Some(Value::Object(fields)) => fields,
+            Some(other) => return Err(self.unsupported(key, other, "expected an object")),
         };
-        section.refuse_unsupported()?;
+        let section = Reader { section: key, fields };
+        section.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         let theta = match section.number("rope_theta")? {
             Some(theta) => theta,
             None => self.number("rope_theta")?.unwrap_or(10_000.0),
         };
         if !(theta.is_finite() && theta > 0.0) {
-            return Err(Self::bad("rope_theta", format!("must be positive, found {theta}")));
+            return Err(self.bad("rope_theta", format!("must be positive, found {theta}")));
         }
-        Ok((theta, section.scaling(self)?))
+        Ok((theta, self.scaling(&section)?))
     }
 
     /// As in transformers' `convert_rope_params_to_dict`, a `rope_scaling` that says something goes first.
@@ -127,11 +145,11 @@ impl Reader<'_> {
     ) -> Result<usize, ConfigJsonError> {
         match self.size("head_dim")? {
             Some(n) if n % 2 == 0 => Ok(n),
-            Some(n) => Err(Self::bad("head_dim", format!("must be even for rotary positions, found {n}"))),
+            Some(n) => Err(self.bad("head_dim", format!("must be even for rotary positions, found {n}"))),
             // transformers' Qwen3Config falls back to 128, not to a quotient.
             None if architecture == Architecture::Qwen3 => Ok(128),
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
-            None => Err(Self::bad(
+            None => Err(self.bad(
                 "head_dim",
                 format!(
                     "is missing and hidden_size / num_attention_heads ({hidden_size} / {num_attention_heads}) is no even number"
@@ -144,7 +162,7 @@ impl Reader<'_> {
         match self.number("rms_norm_eps")? {
             None => Ok(1e-6),
             Some(eps) if eps.is_finite() && eps >= 0.0 => Ok(eps),
-            Some(eps) => Err(Self::bad("rms_norm_eps", format!("must not be negative, found {eps}"))),
+            Some(eps) => Err(self.bad("rms_norm_eps", format!("must not be negative, found {eps}"))),
         }
     }
 
@@ -155,7 +173,7 @@ impl Reader<'_> {
         let num_hidden_layers = self.required_size("num_hidden_layers")?;
         let num_key_value_heads = self.size("num_key_value_heads")?.unwrap_or(num_attention_heads);
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
-            return Err(Self::bad(
+            return Err(self.bad(
                 "num_key_value_heads",
                 format!("({num_key_value_heads}) must divide num_attention_heads ({num_attention_heads})"),
             ));
@@ -210,85 +228,45 @@ impl Reader<'_> {
 
     fn expect(&self, key: &str, fine: impl Fn(&Value) -> bool, hint: &str) -> Result<(), ConfigJsonError> {
         match self.get(key) {
-            Some(v) if !fine(v) => Err(Self::unsupported(key, v, hint)),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// `rope_scaling` or `rope_parameters`.
-struct Section<'a> {
-    key: &'static str,
-    fields: &'a Map<String, Value>,
-}
-
-impl Section<'_> {
-    fn get(&self, name: &str) -> Option<&Value> {
-        self.fields.get(name).filter(|v| !v.is_null())
-    }
-
-    fn path(&self, name: &str) -> String {
-        format!("{}.{name}", self.key)
-    }
-
-    fn number(&self, name: &str) -> Result<Option<f64>, ConfigJsonError> {
-        number_of(self.get(name), &self.path(name))
-    }
-
-    fn positive(&self, name: &str) -> Result<f64, ConfigJsonError> {
-        match self.number(name)? {
-            Some(n) if n.is_finite() && n > 0.0 => Ok(n),
-            Some(n) => Err(Reader::bad(&self.path(name), format!("must be positive, found {n}"))),
-            None => Err(Reader::bad(&self.path(name), "is missing")),
-        }
-    }
-
-    fn refuse_unsupported(&self) -> Result<(), ConfigJsonError> {
-        let partial = "partial_rotary_factor";
-        match self.get(partial) {
-            Some(v) if v.as_f64() != Some(1.0) => Err(Reader::unsupported(&self.path(partial), v, WHOLE_HEAD)),
+            Some(v) if !fine(v) => Err(self.unsupported(key, v, hint)),
             _ => Ok(()),
         }
     }
 
-    fn scaling(&self, config: &Reader<'_>) -> Result<Option<RopeScaling>, ConfigJsonError> {
-        let name = if self.get("rope_type").is_some() { "rope_type" } else { "type" };
+    fn scaling(&self, rope: &Reader<'_>) -> Result<Option<RopeScaling>, ConfigJsonError> {
+        let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
         let neutral = |key: &String| ["rope_theta", "partial_rotary_factor"].contains(&key.as_str());
-        match self.get(name) {
-            None if self.fields.keys().all(neutral) => Ok(None),
+        match rope.get(name) {
+            None if rope.fields.keys().all(neutral) => Ok(None),
             None => {
-                let section = Value::Object(self.fields.clone());
-                Err(Reader::unsupported(self.key, &section, "the key `rope_type` is missing"))
+                let section = Value::Object(rope.fields.clone());
+                Err(self.unsupported(rope.section, &section, "the key `rope_type` is missing"))
             }
             Some(v) if v.as_str() == Some("default") => Ok(None),
-            Some(v) if v.as_str() == Some("llama3") => self.llama3(config).map(Some),
-            Some(v) => Err(Reader::unsupported(&self.path(name), v, "supported rope types: default, llama3")),
+            Some(v) if v.as_str() == Some("llama3") => self.llama3(rope).map(Some),
+            Some(v) => Err(rope.unsupported(name, v, "supported rope types: default, llama3")),
         }
     }
 
     /// The original context length is looked for where transformers' `standardize_rope_params` does: at the top
     /// level, in the section, and last in `max_position_embeddings`.
-    fn llama3(&self, config: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
+    fn llama3(&self, rope: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
         const ORIGINAL: &str = "original_max_position_embeddings";
-        let original = match config.size(ORIGINAL)? {
+        let original = match self.size(ORIGINAL)? {
             Some(n) => n as f64,
-            None if self.get(ORIGINAL).is_some() => self.positive(ORIGINAL)?,
-            None => config.required_size("max_position_embeddings")? as f64,
+            None if rope.get(ORIGINAL).is_some() => rope.positive(ORIGINAL)?,
+            None => self.required_size("max_position_embeddings")? as f64,
         };
-        let (low, high) = (self.positive("low_freq_factor")?, self.positive("high_freq_factor")?);
+        let (low, high) = (rope.positive("low_freq_factor")?, rope.positive("high_freq_factor")?);
         if high <= low {
             let problem = format!("({high}) must be greater than low_freq_factor ({low})");
-            return Err(Reader::bad(&self.path("high_freq_factor"), problem));
+            return Err(rope.bad("high_freq_factor", problem));
         }
         Ok(RopeScaling::Llama3 {
-            factor: self.positive("factor")?,
+            factor: rope.positive("factor")?,
             low_freq_factor: low,
             high_freq_factor: high,
             original_max_position_embeddings: original,
         })
     }
-}
-
-fn number_of(value: Option<&Value>, key: &str) -> Result<Option<f64>, ConfigJsonError> {
-    value.map(|v| v.as_f64().ok_or_else(|| Reader::bad(key, format!("must be a number, found {v}")))).transpose()
 }

@@ -8,9 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::memory::MemorySampler;
 use shared::{
     Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
-    channel::{LearnerStatus, SamplerEnd, SamplerStatus, memory::MemorySampler},
+    channel::{LearnerStatus, SamplerEnd, SamplerStatus},
     config::{LrSchedulerType, TrainConfig},
     rng::Stream,
     testing,

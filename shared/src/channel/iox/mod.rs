@@ -36,6 +36,23 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// How often a send that finds no receiver looks for dead processes to clear away.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Tries again and again until something comes of it or the deadline passes.
+fn attempt_until<T>(
+    deadline: Instant,
+    mut attempt: impl FnMut() -> Result<Option<T>, ChannelError>,
+) -> Result<Option<T>, ChannelError> {
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        let found = attempt()?;
+        let now = Instant::now();
+        if found.is_some() || now >= deadline {
+            return Ok(found);
+        }
+        thread::sleep(pause.min(deadline - now));
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
 /// The sampler's end in shared memory.
 #[derive(Debug)]
 pub struct IoxSampler {
@@ -77,17 +94,14 @@ impl SamplerEnd for IoxSampler {
     fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError> {
         let start = Instant::now();
         frame::encode_into(group, &mut self.frame);
-        let mut pause = SHORTEST_PAUSE;
-        while !self.groups.try_send(&self.frame)? {
-            let now = Instant::now();
-            if now >= deadline {
-                return Err(ChannelError::Timeout { peer: "learner", seconds: (now - start).as_secs_f64() });
+        let sent = attempt_until(deadline, || {
+            let taken = self.groups.try_send(&self.frame)?;
+            if !taken {
+                self.clear_dead();
             }
-            self.clear_dead();
-            thread::sleep(pause.min(deadline - now));
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-        Ok(())
+            Ok(taken.then_some(()))
+        })?;
+        sent.ok_or_else(|| ChannelError::Timeout { peer: "learner", seconds: start.elapsed().as_secs_f64() })
     }
 
     fn publish_status(&mut self, status: &SamplerStatus) -> Result<(), ChannelError> {
@@ -133,19 +147,7 @@ impl IoxLearner {
 
 impl LearnerEnd for IoxLearner {
     fn receive_group(&mut self, timeout: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
-        let deadline = Instant::now() + timeout;
-        let mut pause = SHORTEST_PAUSE;
-        loop {
-            if let Some(group) = self.groups.next()? {
-                return Ok(Some(group));
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                return Ok(None);
-            }
-            thread::sleep(pause.min(deadline - now));
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        attempt_until(Instant::now() + timeout, || self.groups.next())
     }
 
     fn publish_status(&mut self, status: &LearnerStatus) -> Result<(), ChannelError> {

@@ -1,35 +1,29 @@
 //! Advantages, critic, objective, entropy and reference policy. What belongs to one method alone is in its description,
 //! [`crate::methods`].
 
-use super::{require, word, words};
+use super::words;
 use crate::config::{AdvantageEstimator, ConfigError, KlController, LossAggregation, LossType, TrainConfig};
 
 impl TrainConfig {
     pub(super) fn check_advantages(&self) -> Result<(), ConfigError> {
-        let (spec, name) = (self.advantage_estimator.spec(), word(self.advantage_estimator));
-        let (several, combined) = (self.multi_objective_aggregation.spec(), word(self.multi_objective_aggregation));
-        let scale = word(self.scale_rewards);
-        require(
+        let (spec, name) = (self.advantage_estimator.spec(), self.advantage_estimator);
+        let (several, combined) = (self.multi_objective_aggregation.spec(), self.multi_objective_aggregation);
+        let scale = self.scale_rewards;
+        ensure!(
             spec.aggregations.contains(&self.multi_objective_aggregation),
-            format!(
-                "`multi_objective_aggregation` {combined} is an advantage of its own and cannot be combined with \
-                 `advantage_estimator` {name}; use sum_then_normalize, or the estimator grpo"
-            ),
-        )?;
-        require(
+            "`multi_objective_aggregation` {combined} is an advantage of its own and cannot be combined with \
+             `advantage_estimator` {name}; use sum_then_normalize, or the estimator grpo"
+        );
+        ensure!(
             spec.scales.contains(&self.scale_rewards),
-            format!(
-                "`scale_rewards` {scale} has no effect with `advantage_estimator` {name}, which does its own scaling; \
-                 remove it, or use the estimator grpo"
-            ),
-        )?;
-        require(
+            "`scale_rewards` {scale} has no effect with `advantage_estimator` {name}, which does its own scaling; \
+             remove it, or use the estimator grpo"
+        );
+        ensure!(
             several.scales.contains(&self.scale_rewards),
-            format!(
-                "`scale_rewards` {scale} has no effect with `multi_objective_aggregation` {combined}, which divides by \
-                 the deviations of group and batch; remove one of them"
-            ),
-        )?;
+            "`scale_rewards` {scale} has no effect with `multi_objective_aggregation` {combined}, which divides by \
+             the deviations of group and batch; remove one of them"
+        );
         if let Some(reason) = spec.no_dynamic_sampling.filter(|_| self.dynamic_sampling) {
             return Err(ConfigError::Value(format!(
                 "`dynamic_sampling` cannot be combined with `advantage_estimator` {name}: {reason}; switch one of them off"
@@ -41,13 +35,12 @@ impl TrainConfig {
                  penalty in the loss"
             )));
         }
-        require(
+        ensure!(
             several.one_reward || !self.use_kl_in_reward,
-            format!(
-                "`use_kl_in_reward` needs one reward per completion to subtract the penalty from, which \
-                 `multi_objective_aggregation` {combined} does not have; leave the penalty in the loss"
-            ),
-        )
+            "`use_kl_in_reward` needs one reward per completion to subtract the penalty from, which \
+             `multi_objective_aggregation` {combined} does not have; leave the penalty in the loss"
+        );
+        Ok(())
     }
 
     pub(super) fn check_critic(&self) -> Result<(), ConfigError> {
@@ -55,85 +48,79 @@ impl TrainConfig {
             return Ok(());
         }
         for key in AdvantageEstimator::CRITIC_OPTIONS {
-            require(
+            ensure!(
                 !self.is_set(key),
-                format!(
-                    "`{key}` is an option of the critic, and `advantage_estimator` {} has none; remove it, or use the \
-                     estimator {}",
-                    word(self.advantage_estimator),
-                    words(&AdvantageEstimator::with_option(key))
-                ),
-            )?;
+                "`{key}` is an option of the critic, and `advantage_estimator` {} has none; remove it, or use the \
+                 estimator {}",
+                self.advantage_estimator,
+                words(&AdvantageEstimator::with_option(key))
+            );
         }
         Ok(())
     }
 
     pub(super) fn check_objective(&self) -> Result<(), ConfigError> {
-        let (spec, name) = (self.loss_type.spec(), word(self.loss_type));
+        let (spec, name) = (self.loss_type.spec(), self.loss_type);
         for (key, reason) in spec.required {
-            require(self.is_set(key), format!("`loss_type` {name} needs `{key}`: {reason}"))?;
+            ensure!(self.is_set(key), "`loss_type` {name} needs `{key}`: {reason}");
         }
         if let Some(delta) = self.delta {
-            require(
+            ensure!(
                 spec.options.contains(&"delta"),
-                format!(
-                    "`delta` has no effect with `loss_type` {name}: two-sided clipping belongs to {}",
-                    words(&LossType::with_option("delta"))
-                ),
-            )?;
+                "`delta` has no effect with `loss_type` {name}: two-sided clipping belongs to {}",
+                words(&LossType::with_option("delta"))
+            );
             let ceiling = 1.0 + self.epsilon_high.unwrap_or(self.epsilon);
-            require(
+            ensure!(
                 delta >= ceiling && delta.is_finite(),
-                format!(
-                    "`delta` must be at least 1 + `epsilon_high` ({ceiling}), or that is never reached; got {delta}"
-                ),
-            )?;
+                "`delta` must be at least 1 + `epsilon_high` ({ceiling}), or that is never reached; got {delta}"
+            );
         }
-        require(
+        ensure!(
             spec.ratio.level(self.importance_sampling_level) == self.importance_sampling_level,
-            format!(
-                "`importance_sampling_level` sequence cannot be combined with `loss_type` {name}, which defines its ratio \
-                 itself; for a ratio per sequence use gspo as it is, or sequence with grpo or dapo"
-            ),
-        )?;
-        require(
+            "`importance_sampling_level` sequence cannot be combined with `loss_type` {name}, which defines its ratio \
+             itself; for a ratio per sequence use gspo as it is, or sequence with grpo or dapo"
+        );
+        ensure!(
             self.loss_aggregation.is_none() || spec.reduction_can_change,
-            format!("`loss_aggregation` has no effect with `loss_type` {name}, which fixes its own; remove it"),
-        )?;
-        require(
+            "`loss_aggregation` has no effect with `loss_type` {name}, which fixes its own; remove it"
+        );
+        ensure!(
             self.loss_scale_factor.is_none() || self.loss_aggregation.is_some_and(LossAggregation::has_scale_factor),
-            "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect without it",
-        )
+            "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect without it"
+        );
+        Ok(())
     }
 
     pub(super) fn check_entropy(&self) -> Result<(), ConfigError> {
-        require(
+        ensure!(
             self.entropy_coef_min <= self.entropy_coef_max,
-            format!(
-                "`entropy_coef_min` ({}) must not be above `entropy_coef_max` ({})",
-                self.entropy_coef_min, self.entropy_coef_max
-            ),
-        )
+            "`entropy_coef_min` ({}) must not be above `entropy_coef_max` ({})",
+            self.entropy_coef_min,
+            self.entropy_coef_max
+        );
+        Ok(())
     }
 
     pub(super) fn check_reference(&self) -> Result<(), ConfigError> {
-        require(
+        ensure!(
             self.beta != 0.0 || !self.use_kl_in_reward,
-            "`use_kl_in_reward` needs `beta` above 0: it is the weight of the penalty",
-        )?;
-        require(
+            "`use_kl_in_reward` needs `beta` above 0: it is the weight of the penalty"
+        );
+        ensure!(
             self.use_kl_in_reward || self.kl_controller == KlController::Fixed,
             "`kl_controller` adaptive moves the weight of the penalty in the reward; set `use_kl_in_reward` too, or leave \
-             the controller fixed",
-        )?;
-        require(
+             the controller fixed"
+        );
+        ensure!(
             self.beta != 0.0 || !self.sync_ref_model,
-            "`sync_ref_model` needs `beta` above 0: without a KL penalty there is no reference policy to move",
-        )?;
-        require(
+            "`sync_ref_model` needs `beta` above 0: without a KL penalty there is no reference policy to move"
+        );
+        ensure!(
             self.old_policy_kl_target.is_none() || self.old_policy_kl_coef > 0.0,
-            "`old_policy_kl_target` leads the weight of a penalty that is off: set `old_policy_kl_coef`, where it begins",
-        )
+            "`old_policy_kl_target` leads the weight of a penalty that is off: set `old_policy_kl_coef`, where it begins"
+        );
+        Ok(())
     }
 }
 

@@ -1,15 +1,14 @@
 //! The correction for the mismatch between sampler and learner.
 
-use super::require;
 use crate::config::{ConfigError, TrainConfig};
 
 impl TrainConfig {
     pub(super) fn check_mismatch(&self) -> Result<(), ConfigError> {
         let (min, max) = (self.importance_sampling_clip_min, self.importance_sampling_clip_max);
-        require(
+        ensure!(
             min.is_none_or(|min| min <= max),
-            format!("`importance_sampling_clip_min` must not be above `importance_sampling_clip_max` ({max})"),
-        )?;
+            "`importance_sampling_clip_min` must not be above `importance_sampling_clip_max` ({max})"
+        );
         if self.importance_sampling_correction && self.decoupled_objective {
             return Ok(());
         }
@@ -18,14 +17,13 @@ impl TrainConfig {
         } else {
             "`decoupled_objective` is off and the ratio is taken against the sampler's log-probs itself"
         };
-        let plain = Self::default();
-        for (key, given) in [
-            ("importance_sampling_mode", self.importance_sampling_mode != plain.importance_sampling_mode),
-            ("importance_sampling_clip_max", max != plain.importance_sampling_clip_max),
-            ("importance_sampling_clip_min", min.is_some()),
-            ("importance_sampling_batch_normalize", self.importance_sampling_batch_normalize),
+        for key in [
+            "importance_sampling_mode",
+            "importance_sampling_clip_max",
+            "importance_sampling_clip_min",
+            "importance_sampling_batch_normalize",
         ] {
-            require(!given, format!("`{key}` has no effect: {without}; remove it"))?;
+            ensure!(!self.is_set(key), "`{key}` has no effect: {without}; remove it");
         }
         Ok(())
     }

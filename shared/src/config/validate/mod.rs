@@ -1,12 +1,22 @@
 //! Combinations of options: what is refused, and in [`warnings`] what is only remarked on.
 
+/// Refuses a configuration of which something does not hold, in the words of `format!`.
+macro_rules! ensure {
+    ($holds:expr, $($message:tt)+) => {
+        let holds: bool = $holds;
+        if !holds {
+            return Err(ConfigError::Value(format!($($message)+)));
+        }
+    };
+}
+
 mod method;
 mod mismatch;
 #[cfg(test)]
 mod testing;
 mod warnings;
 
-use serde::Serialize;
+use std::fmt::Display;
 
 use super::{ConfigError, Device, KvDtype, RolloutDtype, TrainConfig};
 
@@ -35,63 +45,57 @@ impl TrainConfig {
     }
 
     fn check_sampling(&self) -> Result<(), ConfigError> {
-        require(
+        ensure!(
             self.repetition_penalty == 1.0,
             "`repetition_penalty` must be 1 in training: with a penalty, completions come from a distribution that \
              changes with every token and whose log-probs the learner does not have; punish repetition with the reward \
-             function repetition_penalty instead",
-        )
+             function repetition_penalty instead"
+        );
+        Ok(())
     }
 
     fn check_data(&self) -> Result<(), ConfigError> {
-        require(!self.model.as_os_str().is_empty(), "`model` is missing: name a Hugging Face model directory")?;
-        require(!self.dataset.as_os_str().is_empty(), "`dataset` is missing: name a JSONL file of prompts")?;
-        require(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run")?;
-        require(
+        ensure!(!self.model.as_os_str().is_empty(), "`model` is missing: name a Hugging Face model directory");
+        ensure!(!self.dataset.as_os_str().is_empty(), "`dataset` is missing: name a JSONL file of prompts");
+        ensure!(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
+        ensure!(
             self.eval_steps.is_none() || self.eval_dataset.is_some(),
-            "`eval_steps` needs `eval_dataset`: name a JSONL file of prompts to evaluate on",
-        )?;
-        require(!self.reward_funcs.is_empty(), "`reward_funcs` is empty: name at least one reward function")?;
+            "`eval_steps` needs `eval_dataset`: name a JSONL file of prompts to evaluate on"
+        );
+        ensure!(!self.reward_funcs.is_empty(), "`reward_funcs` is empty: name at least one reward function");
         let (weights, functions) = (self.reward_weights.len(), self.reward_funcs.len());
-        require(
+        ensure!(
             weights == 0 || weights == functions,
-            format!("`reward_weights` has {weights} entries for {functions} reward functions"),
-        )
+            "`reward_weights` has {weights} entries for {functions} reward functions"
+        );
+        Ok(())
     }
 
     fn check_pair(&self) -> Result<(), ConfigError> {
-        require(
+        ensure!(
             self.learner_device != Device::Tensorrt,
-            "`learner_device` must be cpu or cuda: TensorRT does not train",
-        )?;
-        require(
+            "`learner_device` must be cpu or cuda: TensorRT does not train"
+        );
+        ensure!(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
-            "`rollout_dtype` int8, bf16 and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes in fp16",
-        )?;
-        require(
+            "`rollout_dtype` int8, bf16 and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes in fp16"
+        );
+        ensure!(
             self.kv_dtype == KvDtype::Auto || self.rollout_device == Device::Cpu,
-            "`kv_dtype` int8 is for `rollout_device` cpu: on CUDA keys and values are fp16",
-        )
+            "`kv_dtype` int8 is for `rollout_device` cpu: on CUDA keys and values are fp16"
+        );
+        Ok(())
     }
 }
 
-/// Choices as they are written in `run.toml`, as a list in words.
-fn words<T: Serialize>(choices: &[T]) -> String {
-    let names: Vec<String> = choices.iter().map(word).collect();
+/// Choices as a list in words.
+fn words(choices: &[impl Display]) -> String {
+    let names: Vec<String> = choices.iter().map(ToString::to_string).collect();
     match names.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, others)) => format!("{} and {last}", others.join(", ")),
         None => String::new(),
     }
-}
-
-/// The name of a choice as it is written in `run.toml`.
-fn word(choice: impl Serialize) -> String {
-    serde_json::to_value(choice).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
-fn require(condition: bool, message: impl Into<String>) -> Result<(), ConfigError> {
-    if condition { Ok(()) } else { Err(ConfigError::Value(message.into())) }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{word, words};
+use super::words;
 use crate::config::{
     AdvantageEstimator, Choice, Device, ImportanceSamplingMode, KvDtype, LossType, RolloutDtype, TrainConfig,
 };
@@ -13,78 +13,78 @@ impl TrainConfig {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut list = Vec::new();
-        let mut warn = |condition: bool, message: String| {
-            if condition {
-                list.push(message);
-            }
-        };
-        warn(
+        macro_rules! warn_if {
+            ($holds:expr, $($message:tt)+) => {
+                if $holds {
+                    list.push(format!($($message)+));
+                }
+            };
+        }
+        warn_if!(
             !(0.7..=1.0).contains(&self.temperature),
-            format!(
-                "`temperature` {} is outside 0.7 to 1.0: below it completions of a prompt hardly differ, above it they \
-                 fall apart",
-                self.temperature
-            ),
+            "`temperature` {} is outside 0.7 to 1.0: below it completions of a prompt hardly differ, above it they \
+             fall apart",
+            self.temperature
         );
-        warn(
+        warn_if!(
             self.num_generations < 4,
-            format!("`num_generations` {} makes a poor baseline; 8 or more is usual", self.num_generations),
+            "`num_generations` {} makes a poor baseline; 8 or more is usual",
+            self.num_generations
         );
-        let estimator = word(self.advantage_estimator);
-        warn(
+        let estimator = self.advantage_estimator;
+        warn_if!(
             self.normalize_advantages && self.advantage_estimator.spec().whitens,
-            format!("`normalize_advantages` adds nothing: `advantage_estimator` {estimator} whitens by itself"),
+            "`normalize_advantages` adds nothing: `advantage_estimator` {estimator} whitens by itself"
         );
         let kl_estimator = self.kl_estimator_in_use();
         if let Some(reason) = kl_estimator.spec().idle_in_loss {
-            warn(
+            warn_if!(
                 self.beta > 0.0 && !self.use_kl_in_reward && !self.use_bias_correction_kl,
-                format!(
-                    "`kl_estimator` {} in the loss {reason}; use k2, k3 or k1+, or `use_kl_in_reward`",
-                    word(kl_estimator)
-                ),
+                "`kl_estimator` {kl_estimator} in the loss {reason}; use k2, k3 or k1+, or `use_kl_in_reward`"
             );
         }
         let reduction = self.loss_aggregation.map_or(self.loss_type.spec().reduction, Reduction::Aggregation);
-        warn(
+        warn_if!(
             self.use_valid_token_scale && reduction.is_token_mean(),
-            format!(
-                "`use_valid_token_scale` leaves the policy term as it is: its reduction ({}) weighs all tokens alike already",
-                reduction.about()
-            ),
+            "`use_valid_token_scale` leaves the policy term as it is: its reduction ({}) weighs each minibatch by its tokens already",
+            reduction.about()
         );
-        warn(
+        warn_if!(
             self.num_iterations > 4,
-            format!(
-                "`num_iterations` {} goes over each batch many times; the ratios may drift far",
-                self.num_iterations
-            ),
+            "`num_iterations` {} goes over each batch many times; the ratios may drift far",
+            self.num_iterations
         );
-        warn(
+        warn_if!(
             !self.importance_sampling_correction && self.max_staleness > 0 && self.decoupled_objective,
             "`importance_sampling_correction` is off with `max_staleness` above 0: nothing corrects for older weights"
-                .into(),
         );
-        warn(
+        warn_if!(
             !self.importance_sampling_correction && self.rollout_dtype != RolloutDtype::Auto,
             "`importance_sampling_correction` is off with a rounded `rollout_dtype`: nothing corrects for the rounding"
-                .into(),
         );
-        warn(
+        warn_if!(
             !self.importance_sampling_correction && self.kv_dtype != KvDtype::Auto,
             "`importance_sampling_correction` is off with a rounded `kv_dtype`: nothing corrects for the rounding"
-                .into(),
         );
-        warn(
+        warn_if!(
+            self.old_policy_kl_coef > 0.0 && self.updates_per_step() == 1,
+            "`old_policy_kl_coef` has no effect with one optimiser update per step: that begins with the old policy itself"
+        );
+        let several = self.multi_objective_aggregation;
+        warn_if!(
+            !several.spec().one_reward && self.is_set("lone_advantage"),
+            "`lone_advantage` has no effect with `multi_objective_aggregation` {several}"
+        );
+        warn_if!(
             self.filter_groups_metric.is_some() && !self.dynamic_sampling,
-            "`filter_groups_metric` has no effect without `dynamic_sampling`".into(),
+            "`filter_groups_metric` has no effect without `dynamic_sampling`"
         );
-        warn(
+        warn_if!(
             self.eval_dataset.is_some() && self.eval_steps.is_none(),
-            "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent".into(),
+            "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent"
         );
         if let Some(rounding) = self.rounding().filter(|_| self.corrects_sequences()) {
-            let mode = word(self.importance_sampling_mode);
+            let mode = self.importance_sampling_mode;
             list.push(format!(
                 "{rounding} rounds the log-prob of each token, and `importance_sampling_mode` {mode} gathers that over a \
                  completion: by our figures the weight of one of 512 tokens is about e^1 or e^-1 from rounding alone; \
@@ -94,9 +94,9 @@ impl TrainConfig {
         for key in self.options_without_effect() {
             let (losses, estimators) = (LossType::with_option(key), AdvantageEstimator::with_option(key));
             let (option, own, others) = if losses.is_empty() {
-                ("advantage_estimator", word(self.advantage_estimator), words(&estimators))
+                ("advantage_estimator", self.advantage_estimator.to_string(), words(&estimators))
             } else {
-                ("loss_type", word(self.loss_type), words(&losses))
+                ("loss_type", self.loss_type.to_string(), words(&losses))
             };
             list.push(format!("`{key}` has no effect with `{option}` {own}; it is an option of {others}"));
         }
@@ -135,7 +135,9 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{KlEstimator, LossAggregation, validate::testing::valid};
+    use crate::config::{
+        KlEstimator, LoneAdvantage, LossAggregation, MultiObjectiveAggregation, validate::testing::valid,
+    };
 
     #[test]
     fn the_defaults_are_not_remarked_on() {
@@ -160,7 +162,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 20] = [
+        let cases: [(&str, Change); 22] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -192,6 +194,11 @@ mod tests {
             ("kv_dtype", |c| (c.kv_dtype, c.rollout_dtype) = (KvDtype::Int8, RolloutDtype::Bf16x3)),
             ("rollout_device", |c| c.rollout_device = Device::Cuda),
             ("importance_sampling_mode", |c| c.rollout_device = Device::Tensorrt),
+            ("old_policy_kl_coef", |c| c.old_policy_kl_coef = 1.0),
+            ("lone_advantage", |c| {
+                c.lone_advantage = LoneAdvantage::Reward;
+                c.multi_objective_aggregation = MultiObjectiveAggregation::NormalizeThenSum;
+            }),
             ("filter_groups_metric", |c| c.filter_groups_metric = Some("reward".into())),
             ("eval_dataset", |c| c.eval_dataset = Some("eval.jsonl".into())),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),

@@ -89,9 +89,9 @@ section! {
     /// As `sample/staleness_mean`.
     metric SAMPLE_STALENESS_MAX = "sample/staleness_max" { unit: Count, source: "TRL (async GRPO)", chart: STALENESS "max" }
 
-    /// Groups of this step that were not trained on because they were staler than `max_staleness`. TRL's
+    /// Completions of this step that were not trained on because they were staler than `max_staleness`. TRL's
     /// `sample/dropped_stale_total` counts them over the whole run.
     ///
-    /// 0. Groups older than that are a remainder of a restart.
+    /// 0. Completions older than that are a remainder of a restart.
     metric SAMPLE_DROPPED_STALE = "sample/dropped_stale" { unit: Count, source: "Tandem" }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::{
     config::OPTIONS,
-    metrics::{CHARTS, MetricRecord, page},
+    metrics::{CHARTS, MetricRecord},
 };
 
 #[test]
@@ -107,17 +107,4 @@ fn a_family_knows_its_own() {
     let mut record = MetricRecord::default();
     record.set(REWARD, 3.0).set(REWARDS_MEAN.of("b"), f64::NAN).set(REWARDS_MEAN.of("a"), 1.0);
     assert_eq!(record.family(REWARDS_MEAN).collect::<Vec<_>>(), [("b", None), ("a", Some(1.0))]);
-}
-
-#[test]
-fn the_page_explains_every_metric_under_its_own_heading() {
-    let page = page();
-    let titles: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`')).collect();
-    assert_eq!(titles, all().map(|metric| metric.key).collect::<Vec<_>>());
-    // Links of the introduction lead to headings, whose anchors leave out everything but letters, digits and `_`.
-    let anchors: BTreeSet<String> =
-        titles.iter().map(|title| title.chars().filter(|c| c.is_alphanumeric() || *c == '_').collect()).collect();
-    for link in page.split("](#").skip(1).map(|rest| rest.split(')').next().unwrap()) {
-        assert!(anchors.contains(link), "#{link}");
-    }
 }

@@ -13,8 +13,7 @@ section! {
         unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "waiting for groups"
     }
 
-    /// Log-probs of the old policy, where a pass of their own is needed: with several updates per batch, or a KL penalty in the
-    /// reward.
+    /// Log-probs of the old policy, where a pass of their own is needed.
     ///
     /// 0, or about a third of `perf/fwd_bwd_s`.
     metric PERF_OLD_LOGPS_S = "perf/old_logps_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "old log-probs" }

@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use super::{Bounds, Given, Kind, OptionValue};
-use crate::config::{ConfigError, TrainConfig};
+use super::TrainConfig;
+use crate::declare::{Bounds, Kind, OptionValue};
 
 /// An option of a run. The methods that return one are the words of a declaration, behind type and default.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,11 +41,7 @@ pub enum Source {
 
 impl OptionSpec {
     /// An option of which nothing else is said.
-    pub(in crate::config) const fn new<T: OptionValue>(
-        key: &'static str,
-        section: &'static str,
-        doc: &'static str,
-    ) -> Self {
+    pub(super) const fn new<T: OptionValue>(key: &'static str, section: &'static str, doc: &'static str) -> Self {
         Self {
             key,
             section,
@@ -60,79 +56,69 @@ impl OptionSpec {
     }
 
     /// What it means that it is absent: for all that may be, and that are by default.
-    pub(in crate::config) const fn absent(mut self, meaning: &'static str) -> Self {
+    pub(super) const fn absent(mut self, meaning: &'static str) -> Self {
         self.absent = Some(meaning);
         self
     }
 
     /// TRL has it under the same name.
-    pub(in crate::config) const fn trl(mut self) -> Self {
+    pub(super) const fn trl(mut self) -> Self {
         self.source = Source::Trl;
         self
     }
 
     /// The systems that have it, with their names for it.
-    pub(in crate::config) const fn source(mut self, names: &'static str) -> Self {
+    pub(super) const fn source(mut self, names: &'static str) -> Self {
         self.source = Source::Named(names);
         self
     }
 
     /// Other spellings of the key, which mean exactly the same.
-    pub(in crate::config) const fn also(mut self, aliases: &'static [&'static str]) -> Self {
+    pub(super) const fn also(mut self, aliases: &'static [&'static str]) -> Self {
         self.aliases = aliases;
         self
     }
 
     /// Numbers from here on.
-    pub(in crate::config) const fn at_least(mut self, low: f64) -> Self {
+    pub(super) const fn at_least(mut self, low: f64) -> Self {
         self.bounds.low = Some((low, true));
         self
     }
 
     /// Numbers above.
-    pub(in crate::config) const fn above(mut self, low: f64) -> Self {
+    pub(super) const fn above(mut self, low: f64) -> Self {
         self.bounds.low = Some((low, false));
         self
     }
 
     /// Numbers up to here.
-    pub(in crate::config) const fn at_most(mut self, high: f64) -> Self {
+    pub(super) const fn at_most(mut self, high: f64) -> Self {
         self.bounds.high = Some((high, true));
         self
     }
 
     /// Numbers below.
-    pub(in crate::config) const fn below(mut self, high: f64) -> Self {
+    pub(super) const fn below(mut self, high: f64) -> Self {
         self.bounds.high = Some((high, false));
         self
     }
 
     /// Infinity too.
-    pub(in crate::config) const fn or_infinite(mut self) -> Self {
+    pub(super) const fn or_infinite(mut self) -> Self {
         self.bounds.infinite = true;
         self
     }
 
     /// Unit or reason of the bounds, for the one who reads a refusal.
-    pub(in crate::config) const fn because(mut self, reason: &'static str) -> Self {
+    pub(super) const fn because(mut self, reason: &'static str) -> Self {
         self.bounds.because = Some(reason);
         self
     }
 
     /// Another value computes the same.
-    pub(in crate::config) const fn keeps_results(mut self) -> Self {
+    pub(super) const fn keeps_results(mut self) -> Self {
         self.changes_results = false;
         self
-    }
-
-    /// The systems that have it, with their names for it, as a sentence without its full stop.
-    #[must_use]
-    pub fn found_in(&self) -> Option<String> {
-        match self.source {
-            Source::Own => None,
-            Source::Trl => Some(format!("TRL `{}`", self.key)),
-            Source::Named(names) => Some(names.to_owned()),
-        }
     }
 
     /// The default, if it has one: text without quotes, lists as in TOML. Options that every run must give have none.
@@ -154,18 +140,6 @@ impl OptionSpec {
     pub fn check<T: OptionValue>(&self, value: &T) -> Result<(), String> {
         value.outside(&self.bounds).map_or(Ok(()), |found| Err(format!("must be {}, got {found}", self.bounds)))
     }
-
-    /// A value of the option's type.
-    pub(in crate::config) fn read<T: OptionValue>(&self, given: Given<'_>, origin: &str) -> Result<T, ConfigError> {
-        let (value, shown) = match given {
-            Given::Toml(value) => (T::from_toml(value), value.to_string()),
-            Given::Text(text) => (T::from_text(text), text.to_owned()),
-        };
-        let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
-        value.ok_or_else(|| {
-            ConfigError::Value(format!("`{}` ({origin}) must be {}, got {shown}", self.key, T::KIND.wanted()))
-        })
-    }
 }
 
 /// Declares the options: a structure with a field for each, their defaults, and [`OptionSpec`]s of them all.
@@ -175,7 +149,8 @@ macro_rules! options {
         $key:ident: $type:ty = $default:expr $(, $word:ident $(($($said:tt)+))?)*;
     )+ } )+) => {
         /// Everything a run can be told. Field names are the keys of `run.toml` and of the command line.
-        #[derive(Debug, Clone, PartialEq, ::serde::Serialize)]
+        #[derive(Debug, Clone, PartialEq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
         pub struct TrainConfig { $($(
             $(#[doc = $doc])+
             pub $key: $type,
@@ -199,21 +174,7 @@ macro_rules! options {
         impl TrainConfig {
             /// The options that are paths, as far as they are given.
             pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut ::std::path::PathBuf> {
-                [$($($crate::config::OptionValue::path_mut(&mut self.$key)),+),+].into_iter().flatten()
-            }
-
-            /// Puts a value into an option.
-            pub(super) fn set(
-                &mut self,
-                option: &$crate::config::OptionSpec,
-                given: $crate::config::declare::Given<'_>,
-                origin: &str,
-            ) -> Result<(), $crate::config::ConfigError> {
-                match option.key {
-                    $($(stringify!($key) => self.$key = option.read(given, origin)?,)+)+
-                    _ => unreachable!("every option is a field"),
-                }
-                Ok(())
+                [$($($crate::declare::OptionValue::path_mut(&mut self.$key)),+),+].into_iter().flatten()
             }
 
             /// Refuses the first number that is out of its bounds.
@@ -230,4 +191,8 @@ macro_rules! options {
         }
     };
 }
-pub(in crate::config) use options;
+pub(super) use options;
+
+#[cfg(test)]
+#[path = "option_tests.rs"]
+mod tests;

@@ -58,9 +58,9 @@ macro_rules! choices {
             $variant,
         )+ }
 
-        impl $crate::config::Choice for $name {
-            const WORDS: &'static [$crate::config::ChoiceSpec] = &[$(
-                $crate::config::ChoiceSpec {
+        impl $crate::declare::Choice for $name {
+            const WORDS: &'static [$crate::declare::ChoiceSpec] = &[$(
+                $crate::declare::ChoiceSpec {
                     word: $word,
                     aliases: &[$($alias),*],
                     doc: concat!($($doc),+).trim_ascii(),
@@ -76,10 +76,10 @@ macro_rules! choices {
         }
 
         impl ::std::str::FromStr for $name {
-            type Err = $crate::config::UnknownChoice;
+            type Err = $crate::declare::UnknownChoice;
 
             fn from_str(word: &str) -> Result<Self, Self::Err> {
-                $crate::config::Choice::of_word(word)
+                $crate::declare::Choice::of_word(word)
             }
         }
 
@@ -96,17 +96,8 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::config::declare::OptionValue for $name {
-            const KIND: $crate::config::declare::Kind =
-                $crate::config::declare::Kind::Choice(<Self as $crate::config::Choice>::WORDS);
-
-            fn from_toml(value: &::toml::Value) -> Option<Self> {
-                value.as_str()?.parse().ok()
-            }
-
-            fn from_text(text: &str) -> Option<Self> {
-                text.parse().ok()
-            }
+        impl $crate::declare::OptionValue for $name {
+            const KIND: $crate::declare::Kind = $crate::declare::Kind::Choice(<Self as $crate::declare::Choice>::WORDS);
         }
     )+ };
 }

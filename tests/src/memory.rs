@@ -1,4 +1,4 @@
-//! The two ends joined by the memory of one process, for tests of either half of the pair.
+//! The two ends of the channel, joined by the memory of one process: for tests of either half of the pair.
 //!
 //! Messages cross as frames, exactly as between processes. An end that is dropped looks like a process that has died.
 
@@ -11,11 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    ChannelError, LearnerEnd, LearnerStatus, SamplerEnd, SamplerStatus,
-    frame::{self, Message},
+use shared::{
+    RolloutGroup,
+    channel::{
+        ChannelError, LearnerEnd, LearnerStatus, SamplerEnd, SamplerStatus,
+        frame::{self, Message},
+    },
 };
-use crate::group::RolloutGroup;
 
 /// How long a sender sleeps before it tries a full channel again.
 const POLL: Duration = Duration::from_micros(200);
@@ -113,11 +115,9 @@ impl LearnerEnd for MemoryLearner {
 
 #[cfg(test)]
 mod tests {
+    use shared::{GroupId, Step, testing};
+
     use super::*;
-    use crate::{
-        ids::{GroupId, Step},
-        testing,
-    };
 
     fn group(index: u32) -> RolloutGroup {
         testing::group(GroupId { step: Step(0), index }, Vec::new())

@@ -1,0 +1,12 @@
+//! What options are declared with: types, ranges of numbers, and choices. Methods and groups declare choices too, so this
+//! knows of no configuration.
+
+mod bounds;
+mod choice;
+mod value;
+
+pub use bounds::Bounds;
+pub use choice::{Choice, ChoiceSpec, UnknownChoice};
+pub use value::{Kind, OptionValue};
+
+pub(crate) use choice::choices;

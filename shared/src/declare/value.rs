@@ -1,0 +1,144 @@
+//! The types that an option may have.
+
+use std::path::PathBuf;
+
+use toml::{Table, Value};
+
+use super::{
+    Bounds,
+    choice::{ChoiceSpec, words},
+};
+
+/// What the value of an option is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// True or false.
+    Flag,
+    /// A whole number, not negative.
+    Whole,
+    /// A number.
+    Number,
+    /// A text.
+    Text,
+    /// A path: in a file, relative to the file's folder.
+    Path,
+    /// One of these words.
+    Choice(&'static [ChoiceSpec]),
+    /// Any number of texts.
+    Texts,
+    /// Any number of numbers.
+    Numbers,
+}
+
+impl Kind {
+    /// In words: `whole number`.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Flag => "true or false",
+            Self::Whole => "whole number",
+            Self::Number => "number",
+            Self::Text => "text",
+            Self::Path => "path",
+            Self::Choice(_) => "one of the values below",
+            Self::Texts => "list of texts",
+            Self::Numbers => "list of numbers",
+        }
+    }
+
+    /// What is said to somebody who gave something else.
+    pub(crate) fn wanted(self) -> String {
+        match self {
+            Self::Flag => self.words().to_owned(),
+            Self::Choice(values) => format!("one of {}", words(values)),
+            Self::Whole => "a whole number of at least 0".to_owned(),
+            kind => format!("a {}", kind.words()),
+        }
+    }
+
+    /// A word of the command line as the value that a file would have: a TOML value without quotes around texts. A list is
+    /// separated by commas, or written as in TOML. What is no such value stays a text.
+    pub(crate) fn parse(self, text: &str) -> Value {
+        let in_words = || Value::String(text.to_owned());
+        let as_toml = |text: &str| format!("v = {text}").parse::<Table>().ok()?.remove("v");
+        match self {
+            Self::Flag => as_toml(&text.to_ascii_lowercase()).unwrap_or_else(in_words),
+            Self::Whole | Self::Number => as_toml(text).unwrap_or_else(in_words),
+            Self::Text | Self::Path | Self::Choice(_) => in_words(),
+            Self::Texts | Self::Numbers if text.trim_start().starts_with('[') => as_toml(text).unwrap_or_else(in_words),
+            Self::Texts | Self::Numbers => {
+                let item = if self == Self::Texts { Self::Text } else { Self::Number };
+                let items = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+                Value::Array(items.map(|text| item.parse(text)).collect())
+            }
+        }
+    }
+}
+
+/// A type that an option may have.
+pub trait OptionValue {
+    /// What a value is.
+    const KIND: Kind;
+
+    /// The first number in it outside a range.
+    fn outside(&self, _bounds: &Bounds) -> Option<String> {
+        None
+    }
+
+    /// The path in it.
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        None
+    }
+}
+
+impl OptionValue for bool {
+    const KIND: Kind = Kind::Flag;
+}
+
+macro_rules! numbers {
+    ($($type:ty: $kind:ident),+) => { $(
+        impl OptionValue for $type {
+            const KIND: Kind = Kind::$kind;
+
+            fn outside(&self, bounds: &Bounds) -> Option<String> {
+                (!bounds.contain(*self as f64)).then(|| self.to_string())
+            }
+        }
+    )+ };
+}
+numbers!(u32: Whole, u64: Whole, usize: Whole, f32: Number, f64: Number);
+
+impl OptionValue for String {
+    const KIND: Kind = Kind::Text;
+}
+
+impl OptionValue for PathBuf {
+    const KIND: Kind = Kind::Path;
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        Some(self)
+    }
+}
+
+impl<T: OptionValue> OptionValue for Option<T> {
+    const KIND: Kind = T::KIND;
+
+    fn outside(&self, bounds: &Bounds) -> Option<String> {
+        self.as_ref()?.outside(bounds)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        self.as_mut()?.path_mut()
+    }
+}
+
+impl<T: OptionValue> OptionValue for Vec<T> {
+    const KIND: Kind = match T::KIND {
+        Kind::Text => Kind::Texts,
+        _ => Kind::Numbers,
+    };
+
+    fn outside(&self, bounds: &Bounds) -> Option<String> {
+        self.iter().find_map(|item| item.outside(bounds))
+    }
+}
