@@ -1,6 +1,48 @@
-//! What keys and values are stored as.
+//! What weights, keys and values are stored as, and how numbers are rounded to that.
 
-use super::packed::{BYTE_MAX, largest, nearest, to_bytes};
+/// Bytes in a word: four steps of what is summed over.
+pub(crate) const QUAD: usize = 4;
+
+/// Steps that tile registers take at once: pairs and quads are filled up with zeros to whole tiles.
+pub(super) const TILE_STEPS: usize = 16;
+
+/// Element type of packed weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// As they are.
+    #[default]
+    Fp32,
+    /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
+    /// input is rounded to bytes row by row, so a row still depends on itself alone.
+    Int8,
+    /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
+    /// fp32. What is below the smallest normal number counts as 0, also among the sums of AMX.
+    Bf16,
+    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of [`Format::Bf16`], the
+    /// large halves follow the small ones. Inputs likewise. All products but those of two small halves are summed, in
+    /// fp32, so a product of two numbers is off by some 2^-17 of itself.
+    Bf16x3,
+}
+
+impl Format {
+    /// Steps that tile registers take at once, with zeros to fill up the last of them.
+    pub(super) fn round(self) -> usize {
+        match self {
+            Self::Bf16x3 => 2 * TILE_STEPS,
+            _ => TILE_STEPS,
+        }
+    }
+
+    /// Elements in a word of four bytes.
+    #[must_use]
+    pub fn per_word(self) -> usize {
+        match self {
+            Self::Fp32 | Self::Bf16x3 => 1,
+            Self::Bf16 => 2,
+            Self::Int8 => QUAD,
+        }
+    }
+}
 
 /// Element type of keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,6 +64,59 @@ impl KvFormat {
             Self::Int8 => size_of::<i8>(),
         }
     }
+}
+
+/// Largest magnitude. What is not a number is the largest of all and so stays visible: it becomes the scale.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut largest = 0;
+    for x in values {
+        // Magnitudes are in the order of their bits.
+        largest = largest.max(x.to_bits() & (u32::MAX >> 1));
+    }
+    f32::from_bits(largest)
+}
+
+/// The nearest whole number, ties to even, of a number below 2^22: the sum has no bits below 1.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> i32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32
+}
+
+/// The nearest bf16, ties to even. Numbers below the smallest normal one become 0, as AMX takes them for 0.
+#[inline(always)]
+pub(super) fn to_bf16(x: f32) -> u16 {
+    const EXPONENT: u32 = 0x7f80_0000;
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let (nan, small) = (bits & !SIGN > EXPONENT, bits & EXPONENT == 0);
+    let kept = if nan { bits | 0x0040_0000 } else { rounded };
+    ((if small { bits & SIGN } else { kept }) >> 16) as u16
+}
+
+const SIGN: u32 = 1 << 31;
+
+/// What rounding to bf16 leaves, as bf16.
+#[inline(always)]
+pub(super) fn small_half(x: f32) -> u16 {
+    to_bf16(x - from_bf16(to_bf16(x)))
+}
+
+#[inline(always)]
+pub(super) fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
+/// Largest byte.
+pub(super) const BYTE_MAX: f32 = 127.0;
+
+/// What numbers up to `largest` are multiplied with to become bytes: 0 where there is no such factor, for all zeros, for
+/// numbers so small that it would be infinite, and where one is not a number, which shows in the scale.
+#[inline(always)]
+pub(super) fn to_bytes(largest: f32) -> f32 {
+    let factor = BYTE_MAX / largest;
+    if factor.is_finite() { factor } else { 0.0 }
 }
 
 /// Rounds numbers to bytes, the largest to 127 or -127; returns their scale.
@@ -53,6 +148,23 @@ mod tests {
                 assert!(error <= 0.5001 * scale, "{x} is off by {error}, a step is {scale}");
             }
             assert!(largest == 0.0 || bytes.iter().any(|b| b.abs() == 127), "the whole range is used");
+        }
+    }
+
+    #[test]
+    fn rounding_to_bf16_is_to_nearest_and_small_numbers_are_zero() {
+        for i in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(i) << 16 | low);
+                let got = half::bf16::from_bits(to_bf16(x));
+                if x.is_nan() {
+                    assert!(got.is_nan());
+                } else if x.is_subnormal() {
+                    assert_eq!(got.to_bits(), half::bf16::from_f32(0.0_f32.copysign(x)).to_bits());
+                } else {
+                    assert_eq!(got, half::bf16::from_f32(x), "{x}");
+                }
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Kernels of the decoder on the CPU: matrix products over packed weights and attention over a paged cache.
 //!
-//! Every figure that a kernel writes comes of a fixed order of operations that depends on its own row alone: in products of
-//! fp32 one chain of fused multiply-adds, in sums of norms and exponentials sixteen lanes and a tree over them. So a row
-//! comes out the same to the last bit in any batch, on any number of threads and under every instruction set. Sums of bytes
-//! are exact, and sums of bf16 have the order that AMX has wherever they are computed.
+//! A row comes out the same to the last bit in any batch, on any number of threads and under every instruction set. For
+//! that, every figure has a fixed order of operations, which depends on its own row alone. A product of fp32 is one chain of
+//! fused multiply-adds. Sums of norms and exponentials have sixteen lanes and a tree over them. Sums of bytes are exact.
+//! Sums of bf16 have the order of AMX, wherever they are computed.
 //!
 //! | file | subject |
 //! |---|---|
@@ -11,11 +11,13 @@
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`packed`] | weights in the layout of the product |
-//! | [`attention`], [`plan`] | grouped-query attention, prompts shared by their completions; what is computed together |
-//! | [`pages`], [`element`] | where keys and values lie, and as what |
+//! | [`attention`] | grouped-query attention, with prompts shared by their completions |
+//! | [`spans`] | which sequences a call computes, and what is computed together |
+//! | [`pages`] | where keys and values lie |
+//! | [`element`] | what weights, keys and values are stored as |
 //! | [`buffer`] | large buffers |
 //! | [`limits`] | what the machine can do at most |
-//! | [`parallel`], [`workers`] | spreading tasks over threads; threads that stay awake |
+//! | [`workers`], [`parallel`] | threads that stay awake; how they share the tasks of a kernel |
 
 pub mod attention;
 pub mod buffer;
@@ -25,8 +27,8 @@ pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
-pub mod plan;
 pub mod simd;
+pub mod spans;
 mod tile;
 pub mod workers;
 

@@ -1,4 +1,4 @@
-//! What this machine can do at most, as far as the kernels are concerned: measured, so that a step can be held against it.
+//! What the kernels can do on this machine at most. It is measured, so that a step can be held against it.
 
 use std::{
     hint::black_box,
@@ -8,15 +8,16 @@ use std::{
 
 use super::{
     buffer::LargeBuffer,
+    element::Format,
     linear::{Input, Linear},
-    packed::{Columns, Format, PackedShape},
-    parallel::{Claims, Machine, Threads},
+    packed::{Columns, PackedShape},
+    parallel::{Claims, Machine},
     simd::Isa,
     workers::Workers,
 };
 
-/// Products (depth, outputs, rows) that are large enough for the kernels to be at their best: the right side stays in
-/// the second cache level, the left one is used often.
+/// Products (depth, outputs, rows) at which the kernels are at their best: the right side stays in the second cache level,
+/// and the left one is used often.
 const PRODUCTS: [(usize, usize, usize); 2] = [(512, 2048, 240), (1024, 2048, 240)];
 /// How long each of them is repeated. The fastest time counts: what else runs on the machine only makes it slower.
 const PATIENCE: Duration = Duration::from_millis(80);
@@ -49,10 +50,10 @@ impl Limits {
     }
 }
 
-fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: &dyn Threads) -> io::Result<f64> {
+fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: &Workers) -> io::Result<f64> {
     let shape = PackedShape { depth, outputs, columns: Columns::Joined, format };
     let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
-    let mut panels = LargeBuffer::new(shape.len())?;
+    let mut panels = LargeBuffer::new(shape.words())?;
     let quantized = shape.pack(&[&some(depth * outputs)], &mut panels, threads);
     let layer = Linear { shape, panels: &panels, quantized: quantized.as_ref(), bias: None, norm: None };
     let (x, mut out, mut scratch) = (some(rows * depth), vec![0.0; rows * outputs], Vec::new());
@@ -71,7 +72,7 @@ fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: 
     Ok(2.0 * (depth * outputs * rows) as f64 / best.as_secs_f64())
 }
 
-fn read_bandwidth(threads: &dyn Threads) -> io::Result<f64> {
+fn read_bandwidth(threads: &Workers) -> io::Result<f64> {
     let mut memory = LargeBuffer::new(SWEEP)?;
     // Memory that was never written is one page of zeros, which lies in the cache.
     memory.fill(1.0);

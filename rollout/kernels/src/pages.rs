@@ -1,16 +1,17 @@
 //! Where keys and values lie: pages of [`PAGE`] positions, handed out from one pool.
 //!
 //! A page id stands for the same place in every layer and head. The keys of all pages of a layer and head lie together, and
-//! so do the values: neighbouring pages are one stretch of memory, which the processor follows by itself. The keys of a page
-//! are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at once; the values are
-//! `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of what is summed over:
-//! keys `[head_dim / 4][position][4]`, values `[position / 4][width][4]`, and each position has one scale for its key and
-//! one for its value.
+//! so do the values: neighbouring pages are one stretch of memory, which the processor follows by itself.
+//!
+//! The keys of a page are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at once.
+//! The values are `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of what is
+//! summed over, keys as `[head_dim / 4][position][4]` and values as `[position / 4][width][4]`. Each position of bytes has
+//! one scale for its key and one for its value.
 
 use super::{
     buffer::LargeBuffer,
-    element::KvFormat,
-    simd::{LANES, QUAD},
+    element::{KvFormat, QUAD},
+    simd::LANES,
 };
 
 /// Positions of a page.
@@ -33,14 +34,12 @@ pub struct PageShape {
 
 impl PageShape {
     /// Width of a head in whole blocks.
-    #[must_use]
-    pub fn value_width(&self) -> usize {
+    pub(super) fn value_width(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
     /// Words of four bytes of one page in one layer and head.
-    #[must_use]
-    pub fn page_len(&self) -> usize {
+    fn page_len(&self) -> usize {
         Piece::ALL.iter().map(|&piece| self.piece_len(piece)).sum()
     }
 
@@ -88,7 +87,7 @@ pub(super) enum Piece {
 }
 
 impl Piece {
-    const ALL: [Self; 4] = [Self::Keys, Self::Values, Self::KeyScales, Self::ValueScales];
+    pub const ALL: [Self; 4] = [Self::Keys, Self::Values, Self::KeyScales, Self::ValueScales];
 }
 
 /// The memory of the pages.
@@ -117,7 +116,7 @@ impl Pages {
     }
 }
 
-/// Pages that a sequence is given side by side, as long as there are enough of them: memory answers faster to long stretches.
+/// Pages that a sequence is given side by side, as long as there are enough of them. Memory is faster in long stretches.
 const RUN: usize = 4;
 
 /// Which pages are free.
@@ -125,7 +124,7 @@ const RUN: usize = 4;
 pub struct FreePages {
     free: Vec<bool>,
     count: usize,
-    /// First pages of runs that are all free; the one that became so last is the likeliest to be in a cache.
+    /// First pages of the runs that are free. The last of them was given back last, and is the likeliest to be in a cache.
     runs: Vec<u32>,
 }
 
@@ -180,14 +179,8 @@ impl FreePages {
 
     /// How many are free.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.count
-    }
-
-    /// Whether none is free.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
     }
 }
 
@@ -204,11 +197,14 @@ mod tests {
         }
         assert_eq!(sequences, [[0, 1, 2, 3], [4, 5, 6, 7]]);
         assert_eq!(free.extend(&mut sequences[0], 6), Some(()));
-        assert_eq!((sequences[0][4..].to_vec(), free.extend(&mut sequences[1], 5), free.len()), (vec![8, 9], None, 0));
+        assert_eq!(
+            (sequences[0][4..].to_vec(), free.extend(&mut sequences[1], 5), free.count()),
+            (vec![8, 9], None, 0)
+        );
 
         free.give_back(&[1, 6]);
         assert_eq!(
-            (free.take(Some(5)), free.take(None), free.len()),
+            (free.take(Some(5)), free.take(None), free.count()),
             (Some(6), Some(1), 0),
             "no run is free, but pages are"
         );

@@ -1,4 +1,4 @@
-//! Spreading tasks over threads that somebody else owns.
+//! Spreading the tasks of a kernel over threads.
 
 use std::{
     hint,
@@ -7,26 +7,14 @@ use std::{
 
 use crossbeam::utils::CachePadded;
 
-use super::simd::Isa;
-
-/// Threads that run one function at the same time.
-pub trait Threads {
-    /// How many there are at most.
-    fn count(&self) -> usize;
-
-    /// Calls `work` on up to [`Threads::count`] threads, this one among them, and returns when all calls have.
-    ///
-    /// # Panics
-    /// When one of the calls does, on whichever thread.
-    fn run(&self, work: &(dyn Fn() + Sync));
-}
+use super::{simd::Isa, workers::Workers};
 
 /// What a kernel runs on.
 pub struct Machine<'a> {
     /// The instruction set.
     pub isa: Isa,
     /// The threads.
-    pub threads: &'a dyn Threads,
+    pub threads: &'a Workers,
     /// Memory of earlier calls.
     pub scratch: &'a mut Vec<f32>,
 }
@@ -57,7 +45,7 @@ impl Claims {
 
     /// Runs tasks until none is left, then waits for those of other threads. What they wrote can be read afterwards.
     ///
-    /// A task that panics counts as done, so that no thread waits for it; [`Threads::run`] passes the panic on.
+    /// A task that panics counts as done, so that no thread waits for it; [`Workers::run`] passes the panic on.
     pub fn run_all(&self, task: impl Fn(usize)) {
         while let Some(i) = self.claim() {
             let _counts = Counts(&self.done);
@@ -81,46 +69,13 @@ impl Drop for Counts<'_> {
     }
 }
 
-/// This thread alone.
-pub struct Serial;
-
-impl Threads for Serial {
-    fn count(&self) -> usize {
-        1
-    }
-
-    fn run(&self, work: &(dyn Fn() + Sync)) {
-        work();
-    }
-}
-
-/// Threads started for each call: for tests.
-#[cfg(test)]
-pub struct Scoped(pub usize);
-
-#[cfg(test)]
-impl Threads for Scoped {
-    fn count(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, work: &(dyn Fn() + Sync)) {
-        std::thread::scope(|scope| {
-            for _ in 1..self.0 {
-                scope.spawn(work);
-            }
-            work();
-        });
-    }
-}
-
 /// A buffer whose parts are written by different threads.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<T>(*mut T, usize);
 
 // SAFETY: the type only carries the pointer; each use vouches that parts written at the same time do not overlap.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`; what is shared is the address alone.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {

@@ -1,19 +1,26 @@
 //! The kernels against plain loops in double precision, over shapes that fit nothing.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use shared::rng::Stream;
 
 use super::{
     attention::Attention,
-    element::KvFormat,
+    element::{Format, KvFormat},
     linear::{Input, Linear, Norm},
-    packed::{Columns, Format, PackedShape},
+    packed::{Columns, PackedShape},
     pages::{FreePages, PageShape, Pages},
-    parallel::{Machine, Scoped, Serial, Threads},
-    plan::Plan,
+    parallel::Machine,
     simd::{Isa, LANES, Simd, Task},
+    spans::Spans,
     tile::STRETCH,
+    workers::Workers,
 };
+
+fn threads(count: usize) -> Workers {
+    Workers::new(count, Duration::ZERO).unwrap()
+}
 
 fn normal(stream: &mut Stream, n: usize) -> Vec<f32> {
     let mut uniform = || stream.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0;
@@ -76,9 +83,9 @@ impl Layer {
         }
     }
 
-    fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &dyn Threads) -> Vec<f32> {
+    fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &Workers) -> Vec<f32> {
         let weights: Vec<&[f32]> = self.weights.iter().map(Vec::as_slice).collect();
-        let mut panels = vec![f32::NAN; self.shape.len()];
+        let mut panels = vec![f32::NAN; self.shape.words()];
         let quantized = self.shape.pack(&weights, &mut panels, threads);
         let bias = self.biases.as_ref().map(|b| {
             let biases: Vec<&[f32]> = b.iter().map(Vec::as_slice).collect();
@@ -95,10 +102,10 @@ impl Layer {
     /// Computes all rows under every instruction set, and one of them alone: the bits are the same.
     fn run_everywhere(&self, x: &[f32], rows: usize, row: usize) -> Vec<f32> {
         let input = Input { x, rows: None, residual: None };
-        let mut all = Isa::available().into_iter().map(|isa| self.run(input, rows, isa, &Scoped(2)));
+        let mut all = Isa::available().into_iter().map(|isa| self.run(input, rows, isa, &threads(2)));
         let first = all.next().expect("plain Rust is always there");
         assert!(all.all(|other| other == first), "instruction sets differ");
-        let alone = self.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &Serial);
+        let alone = self.run(Input { rows: Some(&[row]), ..input }, 1, Isa::detect(), &threads(1));
         assert!(alone == first[row * self.shape.outputs..(row + 1) * self.shape.outputs], "row {row} alone");
         first
     }
@@ -152,14 +159,14 @@ proptest! {
         let residual = residual.then(|| normal(&mut stream, rows * layer.shape.outputs));
         let input = Input { x: &x, rows: None, residual: residual.as_deref() };
         let expected = layer.reference(&x, residual.as_deref());
-        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &Scoped(2))).collect();
+        let all: Vec<_> = Isa::available().into_iter().map(|isa| layer.run(input, rows, isa, &threads(2))).collect();
         assert_close(&all[0], &expected, 1e-5);
         prop_assert!(all.iter().all(|other| other == &all[0]), "instruction sets differ");
 
         // One row alone, out of a selection, on one thread.
         let row = seed as usize % rows;
         let residual = residual.as_ref().map(|r| &r[row * layer.shape.outputs..(row + 1) * layer.shape.outputs]);
-        let alone = layer.run(Input { x: &x, rows: Some(&[row]), residual }, 1, Isa::detect(), &Serial);
+        let alone = layer.run(Input { x: &x, rows: Some(&[row]), residual }, 1, Isa::detect(), &threads(1));
         prop_assert!(alone == all[0][row * layer.shape.outputs..(row + 1) * layer.shape.outputs], "row {row} alone");
     }
 }
@@ -244,7 +251,7 @@ fn tiles_are_used_where_the_machine_has_them() {
         for rows in [1, 16, 17, 32, 33, 48, 100] {
             let x = normal(&mut stream, rows * 576);
             let input = Input { x: &x, rows: None, residual: None };
-            let outs = Isa::available().into_iter().map(|isa| (isa, layer.run(input, rows, isa, &Scoped(2))));
+            let outs = Isa::available().into_iter().map(|isa| (isa, layer.run(input, rows, isa, &threads(2))));
             let outs: Vec<_> = outs.collect();
             assert!(outs.iter().all(|(_, out)| out == &outs[0].1), "{name}, {rows} rows");
             assert!(outs.iter().all(|(isa, _)| isa.has_tiles() == (isa.name(format) == name)));
@@ -261,7 +268,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None };
     let x = rows.concat();
     for isa in Isa::available() {
-        let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &Serial);
+        let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &threads(1));
         assert_eq!([out[0], out[1], out[3], out[4]], [3.0, 0.0, 0.0, 0.0], "{isa:?}");
         assert!([2, 5, 6, 7, 8].iter().all(|&i| out[i].is_nan()), "{isa:?}: {out:?}");
     }
@@ -271,7 +278,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
 #[should_panic(expected = "overflow")]
 fn more_bytes_than_a_sum_holds_are_refused() {
     let shape = PackedShape { depth: 70_000, outputs: 1, columns: Columns::Joined, format: Format::Int8 };
-    let _ = shape.pack(&[&vec![1.0; 70_000]], &mut vec![0.0; shape.len()], &Serial);
+    let _ = shape.pack(&[&vec![1.0; 70_000]], &mut vec![0.0; shape.words()], &threads(1));
 }
 
 /// Sizes of a model's attention.
@@ -317,12 +324,12 @@ impl Model {
         (self.sizes.heads + 2 * self.sizes.kv_heads) * self.sizes.head_dim
     }
 
-    fn run(&self, qkv: &[f32], plan: &Plan, pages: &mut Pages, isa: Isa, threads: &dyn Threads) -> Vec<f32> {
+    fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &Workers) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let (cos, sin) = (&self.cos[..], &self.sin[..]);
         let attention = Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
-        let mut out = vec![f32::NAN; plan.tokens() * self.sizes.heads * self.sizes.head_dim];
-        attention.run(qkv, plan, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
+        let mut out = vec![f32::NAN; spans.tokens() * self.sizes.heads * self.sizes.head_dim];
+        attention.run(qkv, spans, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
     }
 
@@ -412,18 +419,18 @@ proptest! {
             let qkv: Vec<Vec<f32>> = (0..length).map(|_| normal(&mut stream, row)).collect();
             let mut pages = Vec::new();
             free.extend(&mut pages, PageShape::pages_for(length)).unwrap();
-            let mut plan = Plan::default();
+            let mut spans = Spans::default();
             // Prompts may come in two pieces.
             let pieces = if late < length { vec![length - late, late] } else { vec![length] };
             let mut done = 0;
             for piece in pieces.into_iter().filter(|&n| n > 0) {
-                plan.clear();
-                plan.push(&[], 0, &pages, done, piece);
-                plan.cut(group);
+                spans.clear();
+                spans.push(&[], 0, &pages, done, piece);
+                spans.cut(group);
                 let flat = qkv[done..done + piece].concat();
                 let mut outs = Vec::new();
                 for (isa, pool) in &mut pools {
-                    outs.push(model.run(&flat, &plan, pool, *isa, &Scoped(2)));
+                    outs.push(model.run(&flat, &spans, pool, *isa, &threads(2)));
                 }
                 let expected: Vec<f64> = (done..done + piece).flat_map(|p| model.reference(&qkv[..=p])).collect();
                 assert_close(&outs[0], &expected, model.tolerance());
@@ -437,7 +444,7 @@ proptest! {
         }
         let width = sizes.heads * sizes.head_dim;
         for step in 0..steps {
-            let mut plan = Plan::default();
+            let mut spans = Spans::default();
             let mut flat = Vec::new();
             // Several tokens at once, as when drafts are checked.
             let new = 1 + step % burst;
@@ -449,20 +456,20 @@ proptest! {
                 s.qkv.extend((0..new).map(|_| normal(&mut stream, row)));
                 flat.extend(s.qkv[s.qkv.len() - new..].concat());
                 let (pages, length) = &prefixes[s.prefix];
-                plan.push(pages, *length, &s.own, s.own_len, new);
+                spans.push(pages, *length, &s.own, s.own_len, new);
                 s.own_len += new;
             }
-            plan.cut(group);
-            let outs: Vec<_> = pools.iter_mut().map(|(isa, pool)| model.run(&flat, &plan, pool, *isa, &Scoped(2))).collect();
+            spans.cut(group);
+            let outs: Vec<_> = pools.iter_mut().map(|(isa, pool)| model.run(&flat, &spans, pool, *isa, &threads(2))).collect();
             prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
             // One sequence alone gives the same bits; it writes what is already there.
             let i = step % sequences.len();
             let s = &sequences[i];
-            let mut alone = Plan::default();
+            let mut alone = Spans::default();
             alone.push(&prefixes[s.prefix].0, prefixes[s.prefix].1, &s.own, s.own_len - new, new);
             alone.cut(group);
             let (isa, pool) = &mut pools[0];
-            let out = model.run(&s.qkv[s.qkv.len() - new..].concat(), &alone, pool, *isa, &Serial);
+            let out = model.run(&s.qkv[s.qkv.len() - new..].concat(), &alone, pool, *isa, &threads(1));
             prop_assert!(out == outs[0][i * new * width..(i + 1) * new * width], "sequence {i} alone");
             if step + 1 == steps || step % 17 == 0 {
                 let ends = |s: &Sequence| s.qkv.len() - new + 1..=s.qkv.len();

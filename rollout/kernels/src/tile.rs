@@ -1,51 +1,82 @@
-//! The innermost loop: a few rows times two blocks of columns, with the sums in registers.
+//! The innermost loop of all products of floats: a few rows times a few blocks of columns, with the sums in registers.
 
 use super::simd::{LANES, Simd};
 
-/// Words of a row of the left side that lie together, before those of the next row: the distance of two rows is one
-/// that instructions hold, so that rows need no registers.
+/// Words of a row of the left side that lie together, before those of the next row. The distance of two rows is so short
+/// that it fits into an instruction, and rows need no registers for their addresses.
 pub(super) const STRETCH: usize = 576;
 
-/// Memory that will be needed soon: `lines` cache lines for every four steps of the loop.
+/// Words of a cache line.
+pub(super) const LINE: usize = 16;
+/// Steps of the loop between two rounds of prefetching.
+pub(super) const UNROLL: usize = 4;
+
+/// Memory that will be needed soon.
+pub(super) trait Ahead {
+    /// Asks for the cache lines of a round.
+    ///
+    /// # Safety
+    /// The instruction set of `S` must be available.
+    unsafe fn ask<S: Simd>(&mut self);
+}
+
+/// Memory that lies together: `lines` cache lines in every round.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetch {
     pub from: *const f32,
     pub lines: usize,
 }
 
-/// LargeBuffer in a cache line.
-pub(super) const LINE: usize = 16;
-/// Steps of the loop between two rounds of prefetching.
-pub(super) const UNROLL: usize = 4;
+impl Ahead for Prefetch {
+    #[inline(always)]
+    unsafe fn ask<S: Simd>(&mut self) {
+        for _ in 0..self.lines {
+            // SAFETY: the caller vouches for the instruction set, and the address need not be valid.
+            unsafe { S::prefetch(self.from) };
+            self.from = self.from.wrapping_add(LINE);
+        }
+    }
+}
 
-/// `sums[r][n] += a[r, k] * b[k, n]` for k in ascending order; the rows of `a` are [`STRETCH`] words apart, `b` is a panel.
+/// A matrix of floats, row by row.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    pub data: *mut f32,
+    pub stride: usize,
+}
+
+impl Matrix {
+    pub fn row(self, row: usize) -> Self {
+        Self { data: self.data.wrapping_add(row * self.stride), ..self }
+    }
+}
+
+/// `sums[r][n] += Σ a[r, k] * b[k, n]` for k in ascending order; block `n` of row `k` is at `b[n] + k * step`.
 ///
 /// # Safety
-/// The instruction set of `S` must be available, and both sides valid for `R` rows and `depth` steps, at most [`STRETCH`].
+/// The instruction set of `S` must be available, and both sides valid for `R` rows, `N` blocks and `depth` steps.
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Simd, const R: usize>(
+pub(super) unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
     depth: usize,
-    a: *const f32,
-    b: *const f32,
-    ahead: &mut Prefetch,
-    sums: &mut [[S::V; 2]; R],
+    a: Matrix,
+    b: [*const f32; N],
+    step: usize,
+    ahead: &mut impl Ahead,
+    sums: &mut [[S::V; N]; R],
 ) {
     let mut acc = *sums;
     let mut k = 0;
-    // SAFETY: k stays below depth; the rest is passed on to the caller.
+    // SAFETY: k stays below depth, for which the caller vouches that both sides are valid.
     unsafe {
         while k + UNROLL <= depth {
             for i in 0..UNROLL {
-                step::<S, R>(a.add(k + i), b.add((k + i) * PANEL), &mut acc);
+                step_of::<S, R, N>(k + i, a, b, step, &mut acc);
             }
-            for _ in 0..ahead.lines {
-                S::prefetch(ahead.from);
-                ahead.from = ahead.from.wrapping_add(LINE);
-            }
+            ahead.ask::<S>();
             k += UNROLL;
         }
         while k < depth {
-            step::<S, R>(a.add(k), b.add(k * PANEL), &mut acc);
+            step_of::<S, R, N>(k, a, b, step, &mut acc);
             k += 1;
         }
     }
@@ -53,12 +84,22 @@ pub(super) unsafe fn multiply<S: Simd, const R: usize>(
 }
 
 #[inline(always)]
-unsafe fn step<S: Simd, const R: usize>(a: *const f32, b: *const f32, acc: &mut [[S::V; 2]; R]) {
-    // SAFETY: passed on to the caller of `multiply`.
+unsafe fn step_of<S: Simd, const R: usize, const N: usize>(
+    k: usize,
+    a: Matrix,
+    b: [*const f32; N],
+    step: usize,
+    acc: &mut [[S::V; N]; R],
+) {
+    // SAFETY: whoever has called `multiply` vouches for the row and the blocks.
     unsafe {
-        let columns = [S::load(b), S::load(b.add(LANES))];
+        // Loops instead of closures, which would not be compiled for the instruction set.
+        let mut columns = [S::splat(0.0); N];
+        for (column, block) in columns.iter_mut().zip(b) {
+            *column = S::load(block.add(k * step));
+        }
         for (r, row) in acc.iter_mut().enumerate() {
-            let x = S::splat(*a.add(r * STRETCH));
+            let x = S::splat(*a.data.add(r * a.stride + k));
             for (sum, column) in row.iter_mut().zip(columns) {
                 *sum = S::fma(x, column, *sum);
             }
@@ -66,22 +107,22 @@ unsafe fn step<S: Simd, const R: usize>(a: *const f32, b: *const f32, acc: &mut 
     }
 }
 
-/// Calls `$function::<$s, R>(…)` for the R that equals `$rows`, at most [`Simd::ROWS`].
+/// Calls `$function::<$s, R>(…)` for the R that equals `$rows`, at most `$most`.
 macro_rules! for_rows {
-    ($rows:expr, $function:ident::<$s:ident $(, $d:ident)?>($($argument:expr),* $(,)?)) => {
+    ($rows:expr, $most:expr, $function:ident::<$s:ident $(, $d:ident)?>($($argument:expr),* $(,)?)) => {
         match $rows {
             1 => $function::<$s $(, $d)?, 1>($($argument),*),
-            2 if $s::ROWS >= 2 => $function::<$s $(, $d)?, 2>($($argument),*),
-            3 if $s::ROWS >= 3 => $function::<$s $(, $d)?, 3>($($argument),*),
-            4 if $s::ROWS >= 4 => $function::<$s $(, $d)?, 4>($($argument),*),
-            5 if $s::ROWS >= 5 => $function::<$s $(, $d)?, 5>($($argument),*),
-            6 if $s::ROWS >= 6 => $function::<$s $(, $d)?, 6>($($argument),*),
-            7 if $s::ROWS >= 7 => $function::<$s $(, $d)?, 7>($($argument),*),
-            8 if $s::ROWS >= 8 => $function::<$s $(, $d)?, 8>($($argument),*),
-            9 if $s::ROWS >= 9 => $function::<$s $(, $d)?, 9>($($argument),*),
-            10 if $s::ROWS >= 10 => $function::<$s $(, $d)?, 10>($($argument),*),
-            11 if $s::ROWS >= 11 => $function::<$s $(, $d)?, 11>($($argument),*),
-            12 if $s::ROWS >= 12 => $function::<$s $(, $d)?, 12>($($argument),*),
+            2 if const { $most >= 2 } => $function::<$s $(, $d)?, 2>($($argument),*),
+            3 if const { $most >= 3 } => $function::<$s $(, $d)?, 3>($($argument),*),
+            4 if const { $most >= 4 } => $function::<$s $(, $d)?, 4>($($argument),*),
+            5 if const { $most >= 5 } => $function::<$s $(, $d)?, 5>($($argument),*),
+            6 if const { $most >= 6 } => $function::<$s $(, $d)?, 6>($($argument),*),
+            7 if const { $most >= 7 } => $function::<$s $(, $d)?, 7>($($argument),*),
+            8 if const { $most >= 8 } => $function::<$s $(, $d)?, 8>($($argument),*),
+            9 if const { $most >= 9 } => $function::<$s $(, $d)?, 9>($($argument),*),
+            10 if const { $most >= 10 } => $function::<$s $(, $d)?, 10>($($argument),*),
+            11 if const { $most >= 11 } => $function::<$s $(, $d)?, 11>($($argument),*),
+            12 if const { $most >= 12 } => $function::<$s $(, $d)?, 12>($($argument),*),
             rows => unreachable!("a tile of {rows} rows"),
         }
     };

@@ -1,13 +1,14 @@
 //! Threads that stay awake between the operators of a step.
 //!
-//! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. This
-//! pool has a single job at a time and no queues, and a thread that comes late is not waited for, since work is claimed
-//! task by task: a core that another process holds costs its share and no more. Whoever comes while there is a job, from
-//! another thread or from within the job, works alone.
+//! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. So this
+//! pool has no queues and a single job at a time. Work is claimed task by task, and nobody waits for a thread that comes
+//! late: a core that another process holds costs its share and no more. Whoever comes while there is a job, from another
+//! thread or from within the job, works alone.
 
 use std::{
     cell::UnsafeCell,
     hint,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -15,8 +16,6 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-
-use super::parallel::Threads;
 
 /// A job may be entered.
 const OPEN: u64 = 1;
@@ -33,11 +32,10 @@ pub struct Workers {
     threads: Vec<JoinHandle<()>>,
 }
 
+#[derive(Default)]
 struct Shared {
     /// Whether there is a job.
     busy: AtomicBool,
-    /// Whether a thread of the pool has panicked in the job.
-    panicked: AtomicBool,
     /// [`OPEN`], [`ENTERED`] times the threads inside, [`NUMBER`] times the number of the job.
     word: AtomicU64,
     /// The job; valid for whoever has entered.
@@ -50,7 +48,7 @@ struct Shared {
 
 // SAFETY: `job` is written only by whoever has made the pool busy, while no thread is inside and none can enter.
 unsafe impl Sync for Shared {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in it belongs to a thread: the job may be called from any, as its type says.
 unsafe impl Send for Shared {}
 
 impl Workers {
@@ -59,16 +57,7 @@ impl Workers {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(threads: usize, spin: Duration) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
-            busy: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
-            word: AtomicU64::new(0),
-            job: UnsafeCell::new(None),
-            sleeping: AtomicUsize::new(0),
-            bell: (Mutex::new(()), Condvar::new()),
-            stop: AtomicBool::new(false),
-            spin,
-        });
+        let shared = Arc::new(Shared { spin, ..Shared::default() });
         let mut pool = Self { shared, threads: Vec::new() };
         for i in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -76,25 +65,29 @@ impl Workers {
         }
         Ok(pool)
     }
-}
 
-impl Threads for Workers {
-    fn count(&self) -> usize {
-        self.threads.len() + 1
-    }
-
-    fn run(&self, work: &(dyn Fn() + Sync)) {
+    /// Calls `work` on up to that many threads, this one among them, and returns when all calls have.
+    ///
+    /// # Panics
+    /// When one of the calls does, on whichever thread.
+    pub fn run(&self, work: &(dyn Fn() + Sync)) {
         if self.threads.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
             return work();
         }
+        // The caller waits until a thread has left the job, so it must leave in any case; the caller passes the panic on.
+        let panicked = AtomicBool::new(false);
+        let job = || {
+            if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
+                panicked.store(true, Ordering::Relaxed);
+            }
+        };
+        let job: &(dyn Fn() + Sync) = &job;
         // SAFETY: the pool was not busy, so no thread is inside and the job is not open: nobody reads or writes it now. It
         // is closed, and all who entered have left, before this function returns and the borrow ends: also when `work`
         // panics, by the guard.
         unsafe {
-            *self.shared.job.get() = Some(std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work));
+            *self.shared.job.get() = Some(std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(job));
         }
-        self.shared.panicked.store(false, Ordering::Relaxed);
-        let free = Free(&self.shared.busy);
         let closing = Closing(&self.shared);
         self.shared.word.fetch_add(NUMBER | OPEN, Ordering::SeqCst);
         if self.shared.sleeping.load(Ordering::SeqCst) > 0 {
@@ -103,22 +96,11 @@ impl Threads for Workers {
         }
         work();
         drop(closing);
-        let panicked = self.shared.panicked.load(Ordering::Relaxed);
-        drop(free);
-        assert!(!panicked, "a thread of the pool panicked; its message is above");
+        assert!(!panicked.into_inner(), "a thread of the pool panicked; its message is above");
     }
 }
 
-/// Frees the pool for the next job.
-struct Free<'a>(&'a AtomicBool);
-
-impl Drop for Free<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-/// Closes the job and waits until everybody has left.
+/// Closes the job, waits until everybody has left, and frees the pool for the next one.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -129,6 +111,7 @@ impl Drop for Closing<'_> {
             looks += 1;
             if looks.is_multiple_of(LOOKS) { thread::yield_now() } else { hint::spin_loop() }
         }
+        self.0.busy.store(false, Ordering::Release);
     }
 }
 
@@ -140,10 +123,7 @@ impl Shared {
             last = number;
             // SAFETY: this thread has entered, so the job is valid until it leaves.
             let job = unsafe { (*self.job.get()).expect("an open job is set") };
-            // The caller waits until this thread has left, so it must leave in any case; the caller passes the panic on.
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
-                self.panicked.store(true, Ordering::Relaxed);
-            }
+            job();
             self.word.fetch_sub(ENTERED, Ordering::Release);
         }
     }
@@ -202,19 +182,16 @@ impl Drop for Workers {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        panic::{AssertUnwindSafe, catch_unwind},
-        sync::Barrier,
-    };
+    use std::{panic::catch_unwind, sync::Barrier};
 
     use super::*;
-    use crate::parallel::{Claims, Scoped};
+    use crate::parallel::Claims;
 
     #[test]
     fn every_task_is_done_once_whether_threads_spin_or_sleep() {
         for (threads, spin) in [(1, 0), (2, 0), (4, 0), (4, 200)] {
             let pool = Workers::new(threads, Duration::from_micros(spin)).unwrap();
-            assert_eq!(pool.count(), threads);
+            assert_eq!(pool.threads.len() + 1, threads);
             for round in 0..300_usize {
                 assert_eq!(count(&pool, round % 17), vec![1; round % 17], "{threads} threads, round {round}");
                 if round % 50 == 0 {
@@ -225,7 +202,7 @@ mod tests {
     }
 
     /// Runs `tasks` tasks on `threads`; what it gives back is how often each was done.
-    fn count(threads: &dyn Threads, tasks: usize) -> Vec<usize> {
+    fn count(threads: &Workers, tasks: usize) -> Vec<usize> {
         let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
         let claims = Claims::new(tasks);
         threads.run(&|| {
@@ -240,19 +217,17 @@ mod tests {
     fn a_panic_ends_the_call_and_no_thread_waits_for_it() {
         let pool = Workers::new(2, Duration::ZERO).unwrap();
         let caller = thread::current().id();
-        for threads in [&pool as &dyn Threads, &Scoped(2)] {
-            for caller_panics in [true, false] {
-                let (claims, both) = (Claims::new(2), Barrier::new(2));
-                let work = || {
-                    claims.run_all(|_| {
-                        // Each thread has one of the two tasks.
-                        both.wait();
-                        assert!((thread::current().id() == caller) != caller_panics, "of the test's own making");
-                    })
-                };
-                assert!(catch_unwind(AssertUnwindSafe(|| threads.run(&work))).is_err());
-                assert_eq!(count(threads, 5), [1; 5], "the threads go on to work");
-            }
+        for caller_panics in [true, false] {
+            let (claims, both) = (Claims::new(2), Barrier::new(2));
+            let work = || {
+                claims.run_all(|_| {
+                    // Each thread has one of the two tasks.
+                    both.wait();
+                    assert!((thread::current().id() == caller) != caller_panics, "of the test's own making");
+                })
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| pool.run(&work))).is_err());
+            assert_eq!(count(&pool, 5), [1; 5], "the threads go on to work");
         }
     }
 

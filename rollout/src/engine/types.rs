@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use rollout_kernels::{element::KvFormat, packed::Format};
+use rollout_kernels::element::{Format, KvFormat};
 pub use shared::config::Kernels;
 use shared::{
     FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob,

@@ -4,22 +4,20 @@ use std::{cell::RefCell, ops::Range};
 
 use super::{
     super::{
-        pages::{PAGE, PageShape},
+        pages::{PAGE, Piece},
         parallel::Claims,
-        plan::Span,
         simd::{ByteTask, Dot, Simd, Task},
-        tile::{Tiling, for_rows},
+        spans::Span,
     },
-    Call,
+    Call, Pieces,
     bytes::Bytes,
-    prefetch::Prefetcher,
-    product::{Matrix, Part, scores, weighted},
-    softmax::{Partial, exponentials, join},
+    floats::Floats,
+    part::{Part, Seen},
+    prefetch::{Prefetcher, Stretch},
+    product::{Stored, attend_to},
+    softmax::{Partial, join},
     store,
 };
-
-/// Pages whose keys are multiplied with all rows before the next ones are.
-pub(super) const CHUNK: usize = 4;
 
 /// Claims blocks, each with one key/value head, and computes them.
 #[derive(Clone, Copy)]
@@ -32,53 +30,17 @@ pub(super) struct Attend<'a> {
 
 /// One block and one key/value head.
 #[derive(Clone, Copy)]
-struct Job<'a> {
+struct BlockOfHead<'a> {
     call: &'a Call<'a>,
     store: bool,
     tokens: &'a Range<usize>,
     head: usize,
+    pieces: [Pieces; 4],
 }
 
 thread_local! {
-    /// Queries, scores and partial results of the job at hand, and the pages of the jobs of a call.
-    static MEMORY: RefCell<(Vec<f32>, Prefetcher)> = RefCell::default();
-}
-
-/// How keys and values are multiplied.
-pub(super) trait Stored<S: Simd> {
-    /// Words that a row needs beside its query, scores and partial results, for `positions` positions.
-    fn words_of_row(shape: PageShape, positions: usize) -> usize;
-
-    /// Scores, exponentials and weighted values of some rows over one part. Of `buffer`, each row may use a word for every
-    /// position and those of [`Stored::words_of_row`].
-    ///
-    /// # Safety
-    /// The instruction set of `S` must be available, and the pages be of this kind.
-    unsafe fn part(
-        part: &Part<'_>,
-        queries: &[f32],
-        seen: Seen,
-        buffer: &mut [f32],
-        out: Partial<'_>,
-        ahead: &mut Prefetcher,
-    );
-}
-
-/// How many positions of a part a row sees: those of the row before, and from `every` rows to the next one more.
-#[derive(Clone, Copy)]
-pub(super) struct Seen {
-    first: usize,
-    every: usize,
-}
-
-impl Seen {
-    fn all(positions: usize) -> Self {
-        Self { first: positions, every: usize::MAX }
-    }
-
-    pub fn by(self, row: usize) -> usize {
-        self.first + row / self.every
-    }
+    /// Queries, scores and partial results of the block at hand, and the pages of the blocks of a call.
+    static MEMORY: RefCell<(Vec<f32>, Vec<Stretch>)> = RefCell::default();
 }
 
 impl Task for Attend<'_> {
@@ -86,101 +48,104 @@ impl Task for Attend<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: the task is run for pages of floats; the rest is passed on to the caller.
-        unsafe { self.jobs::<S, StoredFloats>() }
+        // SAFETY: the task is run for pages of floats; the caller vouches for the instruction set.
+        unsafe { self.blocks::<S, Floats>() }
     }
 }
 
 impl ByteTask for Attend<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd, D: Dot>(self) {
-        // SAFETY: the task is run for pages of bytes; the rest is passed on to the caller.
-        unsafe { self.jobs::<S, Bytes<D>>() }
+        // SAFETY: the task is run for pages of bytes; the caller vouches for the instruction sets.
+        unsafe { self.blocks::<S, Bytes<D>>() }
     }
 }
 
 impl<'a> Attend<'a> {
     #[inline(always)]
-    unsafe fn jobs<S: Simd, K: Stored<S>>(self) {
+    unsafe fn blocks<S: Simd, K: Stored>(self) {
         // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
-        let (mut buffer, mut ahead) = MEMORY.take();
-        ahead.clear(self.call.shape);
-        // SAFETY: passed on to the caller.
-        let mut next = unsafe { self.claim::<S>(&mut ahead) };
-        while let Some(job) = next {
-            // Claimed one early, so that its pages are on their way.
-            // SAFETY: passed on to the caller.
-            next = unsafe { self.claim::<S>(&mut ahead) };
-            let needed = job.words::<S, K>();
-            if buffer.len() < needed {
-                buffer.resize(needed, 0.0);
+        let (mut buffer, stretches) = MEMORY.take();
+        let mut ahead = Prefetcher::new(stretches, self.call.shape);
+        // SAFETY: the caller vouches for the instruction sets; each block is claimed once.
+        unsafe {
+            let mut next = self.claim::<S>(&mut ahead);
+            while let Some(block) = next {
+                // Claimed one early, so that its pages are on their way.
+                next = self.claim::<S>(&mut ahead);
+                let needed = block.words::<K>();
+                if buffer.len() < needed {
+                    buffer.resize(needed, 0.0);
+                }
+                block.run::<S, K>(&mut buffer[..needed], &mut ahead);
             }
-            // SAFETY: passed on to the caller; each job is claimed once.
-            unsafe { job.run::<S, K>(&mut buffer[..needed], &mut ahead) };
         }
-        MEMORY.set((buffer, ahead));
+        MEMORY.set((buffer, ahead.stretches));
     }
 
     #[inline(always)]
-    unsafe fn claim<S: Simd>(&self, ahead: &mut Prefetcher) -> Option<Job<'a>> {
+    unsafe fn claim<S: Simd>(&self, ahead: &mut Prefetcher) -> Option<BlockOfHead<'a>> {
         let task = self.claims.claim()?;
-        let heads = self.call.shape.kv_heads;
-        let job = Job {
+        let (block, head) = (task / self.call.shape.kv_heads, task % self.call.shape.kv_heads);
+        let block = BlockOfHead {
             call: self.call,
             store: self.store,
-            tokens: &self.call.plan.blocks[task / heads],
-            head: task % heads,
+            tokens: &self.call.spans.blocks[block],
+            head,
+            pieces: Piece::ALL.map(|piece| self.call.pieces(head, piece)),
         };
         // Pieces of a sequence read what the piece before has just read.
-        let spans = if self.store { job.spans() } else { &[] };
-        // SAFETY: passed on to the caller.
+        let spans = if self.store { block.spans() } else { &[] };
+        // SAFETY: the caller vouches for the instruction set.
         unsafe {
             if let Some(first) = spans.first() {
-                ahead.push::<S>(&job.prefix(first));
+                ahead.push::<S>(&block.part(block.prefix(first)));
             }
             for span in spans {
-                ahead.push::<S>(&job.own(span).0);
+                ahead.push::<S>(&block.part(block.own(span).0));
             }
         }
-        Some(job)
+        Some(block)
     }
 }
 
-impl<'a> Job<'a> {
+impl<'a> BlockOfHead<'a> {
     fn spans(&self) -> &'a [Span] {
-        let plan = self.call.plan;
-        &plan.spans[plan.span_of[self.tokens.start]..=plan.span_of[self.tokens.end - 1]]
+        let spans = self.call.spans;
+        &spans.all[spans.span_of[self.tokens.start]..=spans.span_of[self.tokens.end - 1]]
     }
 
     fn rows(&self) -> usize {
         self.tokens.len() * self.call.group()
     }
 
-    /// The prefix of the block's sequences.
-    fn prefix(&self, span: &Span) -> Part<'a> {
-        let pages = span.prefix_pages.start..span.prefix_pages.start + span.prefix_len.div_ceil(PAGE);
-        Part { call: self.call, head: self.head, pages }
+    fn part(&self, pages: &'a [u32]) -> Part<'a> {
+        Part { shape: self.call.shape, pages, pieces: self.pieces }
+    }
+
+    /// Pages of the prefix of the block's sequences.
+    fn prefix(&self, span: &Span) -> &'a [u32] {
+        &self.call.spans.pages[span.prefix_pages.clone()][..span.prefix_len.div_ceil(PAGE)]
     }
 
     /// A sequence's own pages as far as its last token in the block sees them, and these tokens.
-    fn own(&self, span: &Span) -> (Part<'a>, Range<usize>) {
+    fn own(&self, span: &Span) -> (&'a [u32], Range<usize>) {
         let tokens = span.tokens.start.max(self.tokens.start)..span.tokens.end.min(self.tokens.end);
         let positions = span.own_len + tokens.end - span.tokens.start;
-        let pages = span.own_pages.start..span.own_pages.start + positions.div_ceil(PAGE);
-        (Part { call: self.call, head: self.head, pages }, tokens)
+        (&self.call.spans.pages[span.own_pages.clone()][..positions.div_ceil(PAGE)], tokens)
     }
 
     /// Words for queries, scores and both partial results.
-    fn words<S: Simd, K: Stored<S>>(&self) -> usize {
+    fn words<K: Stored>(&self) -> usize {
         let (rows, shape) = (self.rows(), self.call.shape);
-        let pages = |span: &Span| self.prefix(span).pages.len().max(self.own(span).0.pages.len());
-        let most = self.spans().iter().map(pages).max().unwrap_or(0);
-        rows * (shape.head_dim + most * PAGE + K::words_of_row(shape, most * PAGE))
+        let pages = |span: &Span| self.prefix(span).len().max(self.own(span).0.len());
+        let positions = PAGE * self.spans().iter().map(pages).max().unwrap_or(0);
+        rows * (shape.head_dim + positions + K::words(shape.head_dim) + K::words(positions))
             + 2 * Partial::words(rows, shape.value_width())
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, K: Stored<S>>(self, buffer: &mut [f32], ahead: &mut Prefetcher) {
+    unsafe fn run<S: Simd, K: Stored>(self, buffer: &mut [f32], ahead: &mut Prefetcher) {
         let (rows, group, shape) = (self.rows(), self.call.group(), self.call.shape);
         let width = shape.value_width();
         let (queries, rest) = buffer.split_at_mut(rows * shape.head_dim);
@@ -189,22 +154,17 @@ impl<'a> Job<'a> {
         let (mut prefix, mut own) = (Partial::new(prefix, rows), Partial::new(own, rows));
         for (row, query) in queries.chunks_exact_mut(shape.head_dim).enumerate() {
             let (token, head) = (self.tokens.start + row / group, self.head * group + row % group);
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller vouches for the instruction set.
             unsafe { store::query::<S>(self.call, token, head, query) };
         }
         let spans = self.spans();
         let length = spans[0].prefix_len;
-        // SAFETY: passed on to the caller. A block of whole sequences is alone with their positions.
+        // SAFETY: the caller vouches for instruction sets and pages. A block of whole sequences is alone with their
+        // positions.
         unsafe {
             if length > 0 {
-                K::part(
-                    &self.prefix(&spans[0]),
-                    queries,
-                    Seen::all(length),
-                    scores,
-                    prefix.rows(0..rows, width),
-                    ahead,
-                );
+                let (part, out) = (self.part(self.prefix(&spans[0])), prefix.rows(0..rows, width));
+                attend_to::<S, K>(&part, queries, Seen::all(length), scores, out, ahead);
             }
             for span in spans {
                 let (pages, tokens) = self.own(span);
@@ -217,7 +177,7 @@ impl<'a> Job<'a> {
                 let rows = (tokens.start - self.tokens.start) * group..(tokens.end - self.tokens.start) * group;
                 let queries = &queries[rows.start * shape.head_dim..rows.end * shape.head_dim];
                 let seen = Seen { first: before + 1, every: group };
-                K::part(&pages, queries, seen, scores, own.rows(rows, width), ahead);
+                attend_to::<S, K>(&self.part(pages), queries, seen, scores, own.rows(rows, width), ahead);
             }
             let prefix = (length > 0).then_some(&mut prefix);
             self.write::<S>(own, prefix);
@@ -228,12 +188,12 @@ impl<'a> Job<'a> {
     #[inline(always)]
     unsafe fn write<S: Simd>(self, mut own: Partial<'_>, mut prefix: Option<&mut Partial<'_>>) {
         let (group, head_dim, width) = (self.call.group(), self.call.shape.head_dim, self.call.shape.value_width());
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller vouches for the instruction set.
         unsafe { join::<S>(&mut own, prefix.as_deref_mut()) };
         for row in 0..self.rows() {
             let (token, head) = (self.tokens.start + row / group, self.head * group + row % group);
             let out = self.call.out.at((token * self.call.attention.heads + head) * head_dim);
-            // SAFETY: the row of a token and a head is written by this job alone.
+            // SAFETY: the row of a token and a head is written by this block alone.
             let out = unsafe { std::slice::from_raw_parts_mut(out, head_dim) };
             for (x, value) in out.iter_mut().zip(&own.values[row * width..]) {
                 *x = value * own.largest[row];
@@ -243,56 +203,6 @@ impl<'a> Job<'a> {
                     *x += value * prefix.largest[row];
                 }
             }
-        }
-    }
-}
-
-/// Keys and values as they are.
-struct StoredFloats;
-
-impl<S: Simd> Stored<S> for StoredFloats {
-    fn words_of_row(_: PageShape, _: usize) -> usize {
-        0
-    }
-
-    #[inline(always)]
-    unsafe fn part(
-        part: &Part<'_>,
-        queries: &[f32],
-        seen: Seen,
-        buffer: &mut [f32],
-        out: Partial<'_>,
-        ahead: &mut Prefetcher,
-    ) {
-        let shape = part.call.shape;
-        let rows = queries.len() / shape.head_dim;
-        let stride = part.pages.len() * PAGE;
-        let queries = Matrix { data: queries.as_ptr().cast_mut(), stride: shape.head_dim };
-        let weights = Matrix { data: buffer.as_mut_ptr(), stride };
-        let values = Matrix { data: out.values.as_mut_ptr(), stride: shape.value_width() };
-        let tiling = Tiling::new(rows, S::ROWS);
-        let longest = seen.by(rows - 1);
-        // SAFETY: the matrices have these rows; the rest is passed on to the caller.
-        unsafe {
-            for first in (0..part.pages.len()).step_by(CHUNK) {
-                let pages = part.pages.start + first..part.pages.end.min(part.pages.start + first + CHUNK);
-                let chunk = Part { pages, ..*part };
-                for tile in 0..tiling.count() {
-                    let (row, height) = tiling.tile(tile);
-                    let mut to = weights.row(row);
-                    to.data = to.data.add(first * PAGE);
-                    for_rows!(height, scores::<S>(&chunk, queries.row(row), to, ahead));
-                }
-                ahead.pass(chunk.pages.len());
-            }
-            for (row, scores) in buffer[..rows * stride].chunks_exact_mut(stride).enumerate() {
-                (out.largest[row], out.sum[row]) = exponentials::<S, false>(part, scores, seen.by(row), ahead);
-            }
-            for tile in 0..tiling.count() {
-                let (row, height) = tiling.tile(tile);
-                for_rows!(height, weighted::<S>(part, longest, weights.row(row), values.row(row), ahead));
-            }
-            ahead.pass(part.pages.len());
         }
     }
 }

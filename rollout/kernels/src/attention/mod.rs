@@ -1,15 +1,17 @@
 //! Grouped-query attention over a paged cache, with prompts shared by their completions.
 //!
-//! A sequence is a prefix, which other sequences may share and nobody extends any more, followed by pages of its own.
-//! The query heads of a key/value head, and the sequences of a prefix, are the rows of one product over the keys and
-//! values of that prefix, which are read once for all of them. The two parts of a row's softmax are joined by their
-//! log-sum-exps. Whether rows are multiplied together does not show in any of them.
+//! A sequence is a prefix followed by pages of its own. Other sequences may share the prefix, and nobody extends it any
+//! more. Its keys and values are read once for all query heads and sequences that attend to it, which are the rows of one
+//! product. Whether rows are multiplied together does not show in any of them. The two parts of a row's softmax are joined
+//! by their log-sum-exps.
 //!
-//! A step of many sequences reads every key and value once and does little with it, so the speed is that of the memory
-//! as long as something is always under way from there: [`ahead`] asks for what comes, during products and exponentials.
+//! A step of many sequences reads every key and value once and does little with it. So it is as fast as the memory, as long
+//! as something is always under way from there. [`prefetch`] asks for coming pages during products and exponentials.
 
 mod attend;
 mod bytes;
+mod floats;
+mod part;
 mod prefetch;
 mod product;
 mod softmax;
@@ -20,8 +22,8 @@ use super::{
     linear::Norm,
     pages::{PAGE, PageShape, Pages, Piece},
     parallel::{Claims, Machine, Shared},
-    plan::Plan,
     simd::MAX_BYTE_PRODUCTS,
+    spans::Spans,
 };
 
 /// Widest head.
@@ -53,26 +55,26 @@ impl Attention<'_> {
     pub fn run(
         &self,
         qkv: &[f32],
-        plan: &Plan,
+        spans: &Spans,
         pages: &mut Pages,
         out: &mut [f32],
         Machine { isa, threads, .. }: Machine<'_>,
     ) {
         let shape = pages.shape();
-        self.check(qkv, plan, shape, out);
+        self.check(qkv, spans, shape, out);
         let call = Call {
             attention: *self,
             query_scale: (shape.head_dim as f32).powf(-0.5),
             shape,
-            plan,
+            spans,
             qkv,
             cache: Shared::new(pages.data()),
             out: Shared::new(out),
         };
-        // A block of whole sequences stores what it needs itself, while it is at them. Pieces of a sequence need what
-        // other tasks have stored.
-        let apart = if plan.cuts_sequences() { store::tasks(plan) } else { 0 };
-        let (to_store, to_attend) = (Claims::new(apart), Claims::new(plan.blocks.len() * shape.kv_heads));
+        // A block of whole sequences stores what it needs by itself. A piece of a sequence needs what other tasks have
+        // stored, so that is done before.
+        let apart = if spans.cuts_sequences() { store::tasks(spans) } else { 0 };
+        let (to_store, to_attend) = (Claims::new(apart), Claims::new(spans.blocks.len() * shape.kv_heads));
         threads.run(&|| {
             to_store.run_all(|chunk| isa.run(store::Store { call: &call, chunk }));
             let attend = attend::Attend { call: &call, claims: &to_attend, store: apart == 0 };
@@ -83,24 +85,24 @@ impl Attention<'_> {
         });
     }
 
-    fn check(&self, qkv: &[f32], plan: &Plan, shape: PageShape, out: &[f32]) {
+    fn check(&self, qkv: &[f32], spans: &Spans, shape: PageShape, out: &[f32]) {
         let PageShape { kv_heads, head_dim, pages, layers, .. } = shape;
         assert!(self.heads.is_multiple_of(kv_heads) && head_dim.is_multiple_of(2) && self.layer < layers);
         assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
-        assert_eq!(qkv.len(), plan.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
-        assert_eq!(out.len(), plan.tokens() * self.heads * head_dim, "the output");
+        assert_eq!(qkv.len(), spans.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
+        assert_eq!(out.len(), spans.tokens() * self.heads * head_dim, "the output");
         assert_eq!(self.cos.len(), self.sin.len(), "the tables of positions");
         assert!([self.q_norm, self.k_norm].iter().flatten().all(|norm| norm.gamma.len() == head_dim), "norms of heads");
-        assert!(plan.pages.iter().all(|&page| (page as usize) < pages), "a page outside the pool");
-        for span in &plan.spans {
+        assert!(spans.pages.iter().all(|&page| (page as usize) < pages), "a page outside the pool");
+        for span in &spans.all {
             let own = span.own_len + span.tokens.len();
             assert!(span.prefix_pages.len() * PAGE >= span.prefix_len && span.own_pages.len() * PAGE >= own);
             assert!((span.prefix_len + own) * (head_dim / 2) <= self.cos.len(), "more positions than the tables have");
             let most = if shape.format == KvFormat::Int8 { MAX_BYTE_PRODUCTS } else { usize::MAX };
             assert!(span.prefix_len + own <= most, "sums over {} positions overflow", span.prefix_len + own);
         }
-        let blocks: usize = plan.blocks.iter().map(ExactSizeIterator::len).sum();
-        assert_eq!(blocks, plan.tokens(), "a plan is cut after the last sequence was added");
+        let blocks: usize = spans.blocks.iter().map(ExactSizeIterator::len).sum();
+        assert_eq!(blocks, spans.tokens(), "spans are cut into blocks after the last was added");
     }
 }
 
@@ -108,7 +110,7 @@ struct Call<'a> {
     attention: Attention<'a>,
     query_scale: f32,
     shape: PageShape,
-    plan: &'a Plan,
+    spans: &'a Spans,
     qkv: &'a [f32],
     cache: Shared<f32>,
     out: Shared<f32>,

@@ -1,17 +1,17 @@
 //! Asking for keys and values before they are read.
 //!
-//! A core waits for a dozen or so of the cache lines that it asks for at the same time. More of them are on their way when
-//! the second cache level reads ahead, which it does within each 4 KB of addresses that are gone through in order. So
-//! several such stretches are asked for at once, a few lines of each in turn.
+//! A core has a dozen or so of the cache lines that it asks for on their way at the same time. The second cache level adds
+//! to them when it reads ahead, within each 4 KB of addresses that are gone through in order. So several such stretches are
+//! asked for at once, a few lines of each in turn.
 
 use super::{
     super::{
         element::KvFormat,
         pages::{PageShape, Piece},
         simd::Simd,
-        tile::LINE,
+        tile::{Ahead, LINE},
     },
-    product::Part,
+    part::Part,
 };
 
 /// Stretches that are asked for in turn.
@@ -23,12 +23,12 @@ const STRETCH: usize = 64;
 /// Lines that may be asked for before the ones at hand: they wait in the second cache level.
 const LEAD: usize = 1024;
 
-/// Lines of lead that the products need. The rest is built up while nothing is read, and used up by the next products:
-/// they ask for less than they read, so that memory is as busy at one time as at the other.
+/// Lines of lead that the products need. More lead is built up while nothing is read. The next products use it up, since
+/// they ask for less than they read: memory is then as busy at one time as at the other.
 const CLOSE: usize = 256;
 
 /// Neighbouring cache lines.
-struct Stretch {
+pub(super) struct Stretch {
     from: *const f32,
     lines: usize,
     /// Lines of all parts up to its end.
@@ -37,7 +37,7 @@ struct Stretch {
 
 /// The keys and values that a thread's jobs read, in the order in which they do, and how far they have been asked for.
 pub(super) struct Prefetcher {
-    stretches: Vec<Stretch>,
+    pub stretches: Vec<Stretch>,
     /// First of the stretches that are being asked for.
     next: usize,
     /// What is left of these; a place that is empty repeats the first.
@@ -60,10 +60,12 @@ pub(super) struct Prefetcher {
     of_page: usize,
 }
 
-impl Default for Prefetcher {
-    fn default() -> Self {
+impl Prefetcher {
+    /// Nothing to ask for yet; `stretches` are those of an earlier call, for their memory.
+    pub fn new(mut stretches: Vec<Stretch>, shape: PageShape) -> Self {
+        stretches.clear();
         Self {
-            stretches: Vec::new(),
+            stretches,
             next: 0,
             sides: [std::ptr::null(); SIDES],
             count: 0,
@@ -74,17 +76,8 @@ impl Default for Prefetcher {
             asked: 0,
             read: 0,
             passed: 0,
-            of_page: 0,
+            of_page: shape.piece_len(Piece::Keys).div_ceil(LINE),
         }
-    }
-}
-
-impl Prefetcher {
-    /// Forgets the last call.
-    pub fn clear(&mut self, shape: PageShape) {
-        let mut stretches = std::mem::take(&mut self.stretches);
-        stretches.clear();
-        *self = Self { stretches, of_page: shape.piece_len(Piece::Keys).div_ceil(LINE), ..Self::default() };
     }
 
     /// Adds a part behind all others: its keys, then its values. Asks for their scales, which are few.
@@ -93,23 +86,22 @@ impl Prefetcher {
     /// The instruction set of `S` must be available.
     #[inline(always)]
     pub unsafe fn push<S: Simd>(&mut self, part: &Part<'_>) {
-        let pages = &part.call.plan.pages[part.pages.clone()];
+        let pages = part.pages;
         let most = (STRETCH / self.of_page).max(1);
         for (piece, scales) in [(Piece::Keys, Piece::KeyScales), (Piece::Values, Piece::ValueScales)] {
-            let (pieces, scales) = (part.pieces(piece), part.pieces(scales));
             let mut page = 0;
             while page < pages.len() {
                 let neighbours = pages[page..].windows(2).take(most - 1).take_while(|two| two[0] + 1 == two[1]);
                 let count = 1 + neighbours.count();
                 let lines = count * self.of_page;
                 self.all += lines;
-                self.stretches.push(Stretch { from: pieces.at(page), lines, end: self.all });
+                self.stretches.push(Stretch { from: part.at(piece, page), lines, end: self.all });
                 page += count;
             }
-            if part.call.shape.format == KvFormat::Int8 {
+            if part.shape.format == KvFormat::Int8 {
                 for page in 0..pages.len() {
-                    // SAFETY: passed on to the caller.
-                    unsafe { S::prefetch(scales.at(page)) };
+                    // SAFETY: the caller vouches for the instruction set.
+                    unsafe { S::prefetch(part.at(scales, page)) };
                 }
             }
         }
@@ -120,8 +112,8 @@ impl Prefetcher {
         self.passed += count * self.of_page;
     }
 
-    /// The keys, or the values, of `count` pages from the `index`th on that has not passed are being read. What is to be
-    /// asked for meanwhile, each side in `rounds` rounds.
+    /// The keys, or the values, of `count` pages are being read, from the `index`th on that has not passed. Returns what is
+    /// to be asked for meanwhile, each side in `rounds` rounds.
     #[inline(always)]
     pub fn reading(&mut self, index: usize, count: usize, rounds: usize) -> Coming {
         self.read = self.read.max(self.passed + (index + count) * self.of_page);
@@ -130,7 +122,7 @@ impl Prefetcher {
         self.coming(if close { lines + lines / 8 } else { lines - lines / 4 }, rounds)
     }
 
-    /// Nothing is being read. At most `lines` lines that are to be asked for.
+    /// Nothing is being read. Returns at most `lines` lines that are to be asked for.
     #[inline(always)]
     pub fn idle(&mut self, lines: usize) -> Coming {
         self.coming(lines, 1)
@@ -139,7 +131,7 @@ impl Prefetcher {
     #[inline(always)]
     fn coming(&mut self, most: usize, rounds: usize) -> Coming {
         if self.next == self.stretches.len() {
-            return Coming { from: self.sides, lines: 0, rounds: 0 };
+            return Coming { from: self.sides, lines: 0, rounds: 0, asked: 0 };
         }
         if self.left == 0 || self.first_end <= self.read {
             self.turn_to_next();
@@ -147,7 +139,7 @@ impl Prefetcher {
         let rounds = rounds.max(1);
         let most = most.min((self.read + LEAD).saturating_sub(self.asked)) / SIDES;
         let lines = most.min(self.left).div_ceil(rounds);
-        let coming = Coming { from: self.sides, lines, rounds };
+        let coming = Coming { from: self.sides, lines, rounds, asked: 0 };
         let asked = (lines * rounds).min(self.left);
         for side in &mut self.sides {
             *side = side.wrapping_add(asked * LINE);
@@ -190,35 +182,38 @@ pub(super) struct Coming {
     from: [*const f32; SIDES],
     /// Lines of a side in a round.
     lines: usize,
+    /// Rounds that are left.
     rounds: usize,
+    /// Lines of a side that were asked for.
+    asked: usize,
 }
 
-impl Coming {
-    /// Asks for the lines of a round.
-    ///
-    /// # Safety
-    /// The instruction set of `S` must be available.
+impl Ahead for Coming {
     #[inline(always)]
-    pub unsafe fn ask<S: Simd>(&self, round: usize) {
-        if round < self.rounds {
-            for line in round * self.lines..(round + 1) * self.lines {
+    unsafe fn ask<S: Simd>(&mut self) {
+        if self.rounds > 0 {
+            for line in self.asked..self.asked + self.lines {
                 for from in self.from {
-                    // SAFETY: passed on to the caller.
+                    // SAFETY: the caller vouches for the instruction set, and the address need not be valid.
                     unsafe { S::prefetch(from.wrapping_add(line * LINE)) };
                 }
             }
+            self.asked += self.lines;
+            self.rounds -= 1;
         }
     }
+}
 
-    /// Asks for the lines of all rounds from this one on.
+impl Coming {
+    /// Asks for the lines of all rounds that are left.
     ///
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
-    pub unsafe fn ask_rest<S: Simd>(&self, round: usize) {
-        for round in round..self.rounds {
-            // SAFETY: passed on to the caller.
-            unsafe { self.ask::<S>(round) };
+    pub unsafe fn ask_rest<S: Simd>(&mut self) {
+        while self.rounds > 0 {
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { self.ask::<S>() };
         }
     }
 }
@@ -231,7 +226,8 @@ mod tests {
 
     /// Keys and values of `pages` pages of 16 lines, in stretches of four pages; the last one may be shorter.
     fn ahead(pages: usize) -> Prefetcher {
-        let mut ahead = Prefetcher { of_page: 16, ..Prefetcher::default() };
+        let shape = PageShape { layers: 1, kv_heads: 1, head_dim: 16, pages, format: KvFormat::Fp32 };
+        let mut ahead = Prefetcher::new(Vec::new(), shape);
         for first in (0..pages).step_by(4) {
             let lines = 16 * (pages - first).min(4);
             ahead.all += lines;

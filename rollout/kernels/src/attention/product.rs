@@ -1,270 +1,238 @@
-//! The products of attention over floats: queries with keys, and weights with values.
+//! The products of attention, queries with keys and weights with values, whatever keys and values are stored as.
 
 use std::ops::Range;
 
 use super::{
     super::{
-        pages::{PAGE, Piece},
+        pages::{PAGE, PageShape},
         simd::{LANES, Simd, Task},
-        tile::UNROLL,
+        tile::{Matrix, Tiling, for_rows},
     },
-    Call, Pieces,
-    prefetch::{Coming, Prefetcher},
+    part::{Part, Seen},
+    prefetch::Prefetcher,
+    softmax::{Partial, exponentials},
 };
 
-/// Some pages of the call's list, as one key/value head sees them.
-#[derive(Clone)]
-pub(super) struct Part<'a> {
-    pub call: &'a Call<'a>,
-    pub head: usize,
-    pub pages: Range<usize>,
+/// Pages whose keys are multiplied with all rows before the next ones are.
+const CHUNK: usize = 4;
+
+/// What keys and values are stored as, and how rows are multiplied with them.
+pub(super) trait Stored {
+    /// Rows of queries, or of weights, as they are multiplied.
+    type Rows: Copy;
+    /// Most rows that are multiplied at once, where the registers hold their sums.
+    const ROWS: usize;
+    /// Whether each position has a scale for its key and one for its value.
+    const SCALED: bool;
+
+    /// Words that [`Stored::Rows`] take for a row of so many floats.
+    fn words(length: usize) -> usize;
+
+    /// Rows of `length` floats as they will be multiplied, in a buffer of [`Stored::words`] for each.
+    fn rows(floats: Matrix, buffer: &mut [f32], length: usize) -> Self::Rows;
+
+    /// The rows from this one on.
+    fn from_row(rows: Self::Rows, row: usize) -> Self::Rows;
+
+    /// Fills in the first of the rows from its floats.
+    ///
+    /// # Safety
+    /// There must be a row of this length.
+    unsafe fn fill(rows: Self::Rows, floats: &[f32], kind: Kind);
+
+    /// Pages whose keys so many rows are multiplied with at once: 4 or 2.
+    fn pages_at_once<S: Simd>(rows: usize) -> usize;
+
+    /// Blocks of values that so many rows are multiplied with at once: 4 or 2.
+    fn blocks_at_once<S: Simd>(rows: usize) -> usize;
+
+    /// `scores[r][position] = queries[r] * keys[position]` for `R` rows over `N` pages from `first` on.
+    ///
+    /// # Safety
+    /// The instruction sets must be available, the rows exist, and the pages be of this kind.
+    unsafe fn keys<S: Simd, const R: usize, const N: usize>(
+        part: &Part<'_>,
+        first: usize,
+        queries: Self::Rows,
+        scores: Matrix,
+        ahead: &mut Prefetcher,
+    );
+
+    /// `out[r] = Σ weights[r][position] * values[position]` for `R` rows and `N` blocks from `block` on. What lies behind
+    /// the first `positions` positions may be stale; it weighs nothing.
+    ///
+    /// # Safety
+    /// As for [`Stored::keys`].
+    unsafe fn values<S: Simd, const R: usize, const N: usize>(
+        part: &Part<'_>,
+        positions: usize,
+        block: usize,
+        weights: Self::Rows,
+        out: Matrix,
+        ahead: &mut Prefetcher,
+    );
+
+    /// Runs a task in a function of its own, as [`Simd::call`].
+    ///
+    /// # Safety
+    /// The instruction sets must be available.
+    unsafe fn call<S: Simd, T: Task>(task: T) -> T::Output;
 }
 
-impl<'a> Part<'a> {
-    pub fn pieces(&self, piece: Piece) -> PartPieces<'a> {
-        PartPieces { pieces: self.call.pieces(self.head, piece), pages: &self.call.plan.pages[self.pages.clone()] }
-    }
-}
-
-/// One piece of the pages of a part.
+/// What rows are.
 #[derive(Clone, Copy)]
-pub(super) struct PartPieces<'a> {
-    pieces: Pieces,
-    pages: &'a [u32],
+pub(super) enum Kind {
+    Queries,
+    /// From 0 to 1, or more where the values have scales.
+    Weights,
 }
 
-impl PartPieces<'_> {
-    pub fn at(self, index: usize) -> *const f32 {
-        self.pieces.of(self.pages[index])
-    }
+const fn least(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
 }
 
-/// A matrix of floats, row by row.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix {
-    pub data: *mut f32,
-    pub stride: usize,
-}
-
-impl Matrix {
-    pub fn row(self, row: usize) -> Self {
-        Self { data: self.data.wrapping_add(row * self.stride), ..self }
-    }
-}
-
-/// `scores[r][position] = queries[r] * keys[position]` for `R` rows over all positions of the part.
+/// Scores, exponentials and weighted values of some rows over one part. Of `buffer`, each row may use a word for every
+/// position, and [`Stored::words`] for its query and for its weights.
 ///
 /// # Safety
-/// The instruction set of `S` must be available; `queries` is `[R, head_dim]`, `scores` `[R, pages * PAGE]`, and the
-/// pages hold floats.
+/// The instruction sets of `S` and `K` must be available, and the pages be of this kind.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, const R: usize>(
+pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
     part: &Part<'_>,
-    queries: Matrix,
+    queries: &[f32],
+    seen: Seen,
+    buffer: &mut [f32],
+    out: Partial<'_>,
+    ahead: &mut Prefetcher,
+) {
+    let PageShape { head_dim, .. } = part.shape;
+    let (rows, count) = (queries.len() / head_dim, part.pages.len());
+    let stride = count * PAGE;
+    let (scores, rest) = buffer.split_at_mut(rows * stride);
+    let (of_queries, of_weights) = rest.split_at_mut(rows * K::words(head_dim));
+    let floats = Matrix { data: queries.as_ptr().cast_mut(), stride: head_dim };
+    let to = Matrix { data: scores.as_mut_ptr(), stride };
+    let values = Matrix { data: out.values.as_mut_ptr(), stride: part.shape.value_width() };
+    let (query_rows, weights) = (K::rows(floats, of_queries, head_dim), K::rows(to, of_weights, stride));
+    let tiling = Tiling::new(rows, least(K::ROWS, S::ROWS));
+    let longest = seen.by(rows - 1);
+    // SAFETY: the matrices have these rows; for the rest the caller vouches.
+    unsafe {
+        for (row, query) in queries.chunks_exact(head_dim).enumerate() {
+            K::fill(K::from_row(query_rows, row), query, Kind::Queries);
+        }
+        for first in (0..count).step_by(CHUNK) {
+            for tile in 0..tiling.count() {
+                let (row, height) = tiling.tile(tile);
+                let (pages, queries) = (first..count.min(first + CHUNK), K::from_row(query_rows, row));
+                for_rows!(height, least(K::ROWS, S::ROWS), scores_of::<S, K>(part, pages, queries, to.row(row), ahead));
+            }
+        }
+        ahead.pass(count);
+        for (row, scores) in scores.chunks_exact_mut(stride).enumerate() {
+            (out.largest[row], out.sum[row]) = exponentials::<S>(part, scores, seen.by(row), K::SCALED, ahead);
+            K::fill(K::from_row(weights, row), scores, Kind::Weights);
+        }
+        for tile in 0..tiling.count() {
+            let (row, height) = tiling.tile(tile);
+            let (weights, out) = (K::from_row(weights, row), values.row(row));
+            for_rows!(height, least(K::ROWS, S::ROWS), weighted::<S, K>(part, longest, weights, out, ahead));
+        }
+        ahead.pass(count);
+    }
+}
+
+/// # Safety
+/// As for [`Stored::keys`].
+#[inline(always)]
+unsafe fn scores_of<S: Simd, K: Stored, const R: usize>(
+    part: &Part<'_>,
+    pages: Range<usize>,
+    queries: K::Rows,
     scores: Matrix,
     ahead: &mut Prefetcher,
 ) {
-    // SAFETY: passed on to the caller.
-    unsafe { S::call(Scores::<R> { part, queries, scores, ahead }) };
+    // SAFETY: the caller vouches for the instruction sets.
+    unsafe { K::call::<S, _>(Scores::<K, R> { part, pages, queries, scores, ahead }) };
 }
 
-struct Scores<'a, const R: usize> {
+/// Run in a function of its own, where nothing else takes registers from the sums.
+struct Scores<'a, K: Stored, const R: usize> {
     part: &'a Part<'a>,
-    queries: Matrix,
+    pages: Range<usize>,
+    queries: K::Rows,
     scores: Matrix,
     ahead: &'a mut Prefetcher,
 }
 
-impl<const R: usize> Task for Scores<'_, R> {
+impl<K: Stored, const R: usize> Task for Scores<'_, K, R> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { part, queries, scores, ahead } = self;
-        let (pages, count) = (part.pieces(Piece::Keys), part.pages.len());
-        let mut page = 0;
-        // SAFETY: passed on to the caller.
+        let Self { part, pages, queries, scores, ahead } = self;
+        let mut page = pages.start;
+        // SAFETY: whoever has called `scores_of` vouches for all of it.
         unsafe {
             // Few rows leave registers for more columns, and chains of sums that need not wait for each other.
-            while 2 * R <= S::ROWS && page + 4 <= count {
-                keys::<S, R, 4>(part, pages, page, queries, scores, ahead);
+            while K::pages_at_once::<S>(R) == 4 && page + 4 <= pages.end {
+                K::keys::<S, R, 4>(part, page, queries, scores, ahead);
                 page += 4;
             }
-            while page + 2 <= count {
-                keys::<S, R, 2>(part, pages, page, queries, scores, ahead);
+            while page + 2 <= pages.end {
+                K::keys::<S, R, 2>(part, page, queries, scores, ahead);
                 page += 2;
             }
-            if page < count {
-                keys::<S, R, 1>(part, pages, page, queries, scores, ahead);
+            if page < pages.end {
+                K::keys::<S, R, 1>(part, page, queries, scores, ahead);
             }
         }
     }
 }
 
-#[inline(always)]
-unsafe fn keys<S: Simd, const R: usize, const N: usize>(
-    part: &Part<'_>,
-    keys: PartPieces<'_>,
-    first: usize,
-    queries: Matrix,
-    scores: Matrix,
-    ahead: &mut Prefetcher,
-) {
-    let shape = part.call.shape;
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let pages: [*const f32; N] = std::array::from_fn(|n| keys.at(first + n));
-        let coming = ahead.reading(first, N, shape.head_dim / UNROLL);
-        let mut sums = [[S::splat(0.0); N]; R];
-        multiply::<S, R, N>(shape.head_dim, queries, pages, PAGE, &coming, &mut sums);
-        for (r, row) in sums.into_iter().enumerate() {
-            for (n, v) in row.into_iter().enumerate() {
-                S::store(scores.row(r).data.add((first + n) * PAGE), v);
-            }
-        }
-    }
-}
-
-/// `out[r] = Σ weights[r][position] * values[position]` for `R` rows over the first `positions` positions of the part;
-/// those behind are not read, since what lies there may be stale.
-///
 /// # Safety
-/// The instruction set of `S` must be available; `weights` is `[R, pages * PAGE]`, `out` `[R, value_width]`, and the
-/// pages hold floats.
+/// As for [`Stored::values`].
 #[inline(always)]
-pub(super) unsafe fn weighted<S: Simd, const R: usize>(
+unsafe fn weighted<S: Simd, K: Stored, const R: usize>(
     part: &Part<'_>,
     positions: usize,
-    weights: Matrix,
+    weights: K::Rows,
     out: Matrix,
     ahead: &mut Prefetcher,
 ) {
-    // SAFETY: passed on to the caller.
-    unsafe { S::call(Weighted::<R> { part, positions, weights, out, ahead }) };
+    // SAFETY: the caller vouches for the instruction sets.
+    unsafe { K::call::<S, _>(Weighted::<K, R> { part, positions, weights, out, ahead }) };
 }
 
-struct Weighted<'a, const R: usize> {
+/// As [`Scores`].
+struct Weighted<'a, K: Stored, const R: usize> {
     part: &'a Part<'a>,
     positions: usize,
-    weights: Matrix,
+    weights: K::Rows,
     out: Matrix,
     ahead: &'a mut Prefetcher,
 }
 
-impl<const R: usize> Task for Weighted<'_, R> {
+impl<K: Stored, const R: usize> Task for Weighted<'_, K, R> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { part, positions, weights, out, ahead } = self;
-        let blocks = part.call.shape.value_width() / LANES;
+        let blocks = part.shape.value_width() / LANES;
         let mut block = 0;
-        // SAFETY: passed on to the caller.
+        // SAFETY: whoever has called `weighted` vouches for all of it.
         unsafe {
-            while 2 * R <= S::ROWS && block + 4 <= blocks {
-                values::<S, R, 4>(part, positions, block, weights, out, ahead);
+            while K::blocks_at_once::<S>(R) == 4 && block + 4 <= blocks {
+                K::values::<S, R, 4>(part, positions, block, weights, out, ahead);
                 block += 4;
             }
             while block + 2 <= blocks {
-                values::<S, R, 2>(part, positions, block, weights, out, ahead);
+                K::values::<S, R, 2>(part, positions, block, weights, out, ahead);
                 block += 2;
             }
             if block < blocks {
-                values::<S, R, 1>(part, positions, block, weights, out, ahead);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn values<S: Simd, const R: usize, const N: usize>(
-    part: &Part<'_>,
-    positions: usize,
-    block: usize,
-    weights: Matrix,
-    out: Matrix,
-    ahead: &mut Prefetcher,
-) {
-    let shape = part.call.shape;
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let mut sums = [[S::splat(0.0); N]; R];
-        let values = part.pieces(Piece::Values);
-        for page in 0..part.pages.len() {
-            let columns = std::array::from_fn(|n| values.at(page).add((block + n) * LANES));
-            let weights = Matrix { data: weights.data.add(page * PAGE), ..weights };
-            let depth = PAGE.min(positions - page * PAGE);
-            let coming = ahead.reading(page, 1, PAGE / UNROLL);
-            multiply::<S, R, N>(depth, weights, columns, shape.value_width(), &coming, &mut sums);
-        }
-        for (r, row) in sums.into_iter().enumerate() {
-            for (n, v) in row.into_iter().enumerate() {
-                S::store(out.row(r).data.add((block + n) * LANES), v);
-            }
-        }
-    }
-}
-
-/// `sums[r][n] += Σ a[r, k] * b[k, n]` for k in ascending order; block `n` of row `k` is at `b[n] + k * step`.
-#[inline(always)]
-unsafe fn multiply<S: Simd, const R: usize, const N: usize>(
-    depth: usize,
-    a: Matrix,
-    b: [*const f32; N],
-    step: usize,
-    coming: &Coming,
-    sums: &mut [[S::V; N]; R],
-) {
-    // The sums of many rows fill the registers, and would leave them for what a round asks for.
-    let light = 2 * R <= S::ROWS;
-    let mut round = 0;
-    let mut acc = *sums;
-    let mut k = 0;
-    // SAFETY: k stays below depth; the rest is passed on to the caller.
-    unsafe {
-        if !light {
-            coming.ask_rest::<S>(0);
-        }
-        while k + UNROLL <= depth {
-            for i in 0..UNROLL {
-                step_of::<S, R, N>(k + i, a, b, step, &mut acc);
-            }
-            if light {
-                coming.ask::<S>(round);
-                round += 1;
-            }
-            k += UNROLL;
-        }
-        while k < depth {
-            step_of::<S, R, N>(k, a, b, step, &mut acc);
-            k += 1;
-        }
-        if light {
-            coming.ask_rest::<S>(round);
-        }
-    }
-    *sums = acc;
-}
-
-#[inline(always)]
-unsafe fn step_of<S: Simd, const R: usize, const N: usize>(
-    k: usize,
-    a: Matrix,
-    b: [*const f32; N],
-    step: usize,
-    acc: &mut [[S::V; N]; R],
-) {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        // Loops instead of closures, which would not be compiled for the instruction set.
-        let mut columns = [S::splat(0.0); N];
-        for (column, block) in columns.iter_mut().zip(b) {
-            *column = S::load(block.add(k * step));
-        }
-        for (r, row) in acc.iter_mut().enumerate() {
-            let x = S::splat(*a.data.add(r * a.stride + k));
-            for (sum, column) in row.iter_mut().zip(columns) {
-                *sum = S::fma(x, column, *sum);
+                K::values::<S, R, 1>(part, positions, block, weights, out, ahead);
             }
         }
     }

@@ -7,8 +7,8 @@ use super::{
         pages::Piece,
         simd::{self, LANES, Simd},
     },
+    part::Part,
     prefetch::Prefetcher,
-    product::Part,
 };
 
 /// Softmax-weighted values over a part of the positions: per row the maximum, the sum of exponentials, and the sum of
@@ -51,19 +51,20 @@ const LINES: usize = 16;
 /// `length` on; returns the largest score and the sum of the exponentials.
 ///
 /// # Safety
-/// The instruction set of `S` must be available, and the pages hold bytes if they are `SCALED`.
+/// The instruction set of `S` must be available, and the values have scales if they are `scaled`.
 #[inline(always)]
-pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
+pub(super) unsafe fn exponentials<S: Simd>(
     part: &Part<'_>,
     scores: &mut [f32],
     length: usize,
+    scaled: bool,
     ahead: &mut Prefetcher,
 ) -> (f32, f32) {
     let end = length.next_multiple_of(LANES);
     scores[length..end].fill(f32::NEG_INFINITY);
     scores[end..].fill(0.0);
     let (blocks, _) = scores[..end].as_chunks_mut::<LANES>();
-    // SAFETY: a chunk is a block, and belongs to a page; the rest is passed on to the caller.
+    // SAFETY: a chunk is a block and belongs to a page; for the rest the caller vouches.
     unsafe {
         let mut largest = S::splat(f32::NEG_INFINITY);
         for block in &*blocks {
@@ -72,11 +73,10 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
         let largest = S::largest(largest);
         let shift = S::splat(-largest);
         let mut sums = S::splat(0.0);
-        let scales = part.pieces(Piece::ValueScales);
         let last = blocks.len() - 1;
         for (i, block) in blocks.iter_mut().enumerate() {
             if i.is_multiple_of(ROUND) {
-                ahead.idle(LINES).ask_rest::<S>(0);
+                ahead.idle(LINES).ask_rest::<S>();
             }
             let mut e = simd::exp::<S>(S::add(S::load(block.as_ptr()), shift));
             if i == last {
@@ -85,12 +85,12 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
                 e = S::load(block.as_ptr());
             }
             sums = S::add(sums, e);
-            if SCALED {
-                e = S::mul(e, S::load(scales.at(i)));
+            if scaled {
+                e = S::mul(e, S::load(part.at(Piece::ValueScales, i)));
             }
             S::store(block.as_mut_ptr(), e);
         }
-        if SCALED {
+        if scaled {
             blocks[last][length - last * LANES..].fill(0.0);
         }
         (largest, S::sum(sums))
@@ -105,7 +105,7 @@ pub(super) unsafe fn exponentials<S: Simd, const SCALED: bool>(
 pub(super) unsafe fn join<S: Simd>(own: &mut Partial<'_>, prefix: Option<&mut Partial<'_>>) {
     let (own_largest, _) = own.largest.as_chunks_mut::<LANES>();
     let (own_sum, _) = own.sum.as_chunks::<LANES>();
-    // SAFETY: a chunk is a block; the rest is passed on to the caller.
+    // SAFETY: a chunk is a block; the caller vouches for the instruction set.
     unsafe {
         let Some(prefix) = prefix else {
             for (largest, sum) in own_largest.iter_mut().zip(own_sum) {

@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        element::{KvFormat, to_row_of_bytes},
+        element::{KvFormat, QUAD, to_row_of_bytes},
         linear::{Norm, inverse_rms},
         pages::{PAGE, PageShape, Piece},
-        plan::Plan,
-        simd::{QUAD, Simd, Task},
+        simd::{Simd, Task},
+        spans::Spans,
     },
     Call, MAX_HEAD_DIM,
 };
@@ -14,9 +14,9 @@ use super::{
 /// Tokens whose keys and values one task stores: neighbours may share cache lines of a page.
 const TOKENS: usize = 8;
 
-/// How many tasks store the tokens of a plan.
-pub(super) fn tasks(plan: &Plan) -> usize {
-    plan.tokens().div_ceil(TOKENS)
+/// How many tasks store the tokens of a call.
+pub(super) fn tasks(spans: &Spans) -> usize {
+    spans.tokens().div_ceil(TOKENS)
 }
 
 /// Stores the keys and values of some tokens.
@@ -30,11 +30,11 @@ impl Task for Store<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let tokens = self.chunk * TOKENS..((self.chunk + 1) * TOKENS).min(self.call.plan.tokens());
+        let tokens = self.chunk * TOKENS..((self.chunk + 1) * TOKENS).min(self.call.spans.tokens());
         for token in tokens {
             for head in 0..self.call.shape.kv_heads {
-                // SAFETY: passed on to the caller; no other task stores these tokens, and
-                // no other sequence of the plan has the pages that they go to (`Plan::cut`).
+                // SAFETY: the caller vouches for the instruction set. No other task stores these tokens, and no other
+                // sequence of the call has the pages that they go to (`Spans::cut`).
                 unsafe { store::<S>(self.call, token, head) };
             }
         }
@@ -48,13 +48,13 @@ impl Task for Store<'_> {
 #[inline(always)]
 pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) {
     let PageShape { kv_heads, head_dim, .. } = call.shape;
-    let span = &call.plan.spans[call.plan.span_of[token]];
+    let span = &call.spans.all[call.spans.span_of[token]];
     let own = span.own_len + token - span.tokens.start;
-    let (page, place) = (call.plan.pages[span.own_pages.start + own / PAGE], own % PAGE);
+    let (page, place) = (call.spans.pages[span.own_pages.start + own / PAGE], own % PAGE);
     let at = |piece| call.pieces(head, piece).of(page);
     let head = call.attention.heads + head;
     let mut key = [0.0; MAX_HEAD_DIM];
-    // SAFETY: the place lies within the page; the rest is passed on to the caller.
+    // SAFETY: the place lies within the page, and the caller vouches that nobody else is there.
     unsafe {
         rotate::<S>(call, token, head, call.attention.k_norm, &mut key);
         let (key, value) = (&key[..head_dim], call.row(token, head + kv_heads));
@@ -92,7 +92,7 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
 /// The instruction set of `S` must be available.
 #[inline(always)]
 pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, to: &mut [f32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller vouches for the instruction set.
     unsafe { rotate::<S>(call, token, head, call.attention.q_norm, to) };
     for x in to {
         *x *= call.query_scale;
@@ -114,7 +114,7 @@ unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, head: usize, norm: Opti
             }
         }
     }
-    let span = &call.plan.spans[call.plan.span_of[token]];
+    let span = &call.spans.all[call.spans.span_of[token]];
     let position = span.prefix_len + span.own_len + token - span.tokens.start;
     let half = x.len() / 2;
     let table = position * half..(position + 1) * half;

@@ -17,7 +17,7 @@ use super::{
 pub(super) unsafe fn finish_bytes<S: Simd>(job: &Panels<'_>, panel: usize, row: usize, sums: &[i32; PANEL]) {
     let quantized = job.layer.quantized.expect("scales belong to bytes");
     let scales = &quantized.scales[panel * PANEL..][..PANEL];
-    // SAFETY: the scale of the row is within the left side; the rest is passed on to the caller.
+    // SAFETY: the scale of the row is within the left side; for the rest the caller vouches.
     unsafe {
         let scale = S::splat(*job.left.at(job.layout.scale(row)));
         let low = S::mul(S::load_whole(sums.as_ptr()), S::mul(scale, S::load(scales.as_ptr())));
@@ -32,7 +32,7 @@ pub(super) unsafe fn finish_bytes<S: Simd>(job: &Panels<'_>, panel: usize, row: 
 /// As for [`finish_row`].
 #[inline(always)]
 pub(super) unsafe fn finish_biased<S: Simd>(job: &Panels<'_>, panel: usize, row: usize, mut low: S::V, mut high: S::V) {
-    // SAFETY: the bias has a place for every column of the panel; the rest is passed on to the caller.
+    // SAFETY: the bias has a place for every column of the panel; for the rest the caller vouches.
     unsafe {
         if let Some(bias) = job.layer.bias {
             let bias = &bias[panel * PANEL..][..PANEL];
@@ -52,7 +52,7 @@ pub(super) unsafe fn finish_row<S: Simd>(job: &Panels<'_>, panel: usize, row: us
     let shape = job.layer.shape;
     let column = panel * shape.panel_outputs();
     let (at, valid) = (row * shape.outputs + column, shape.outputs - column);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller vouches for row, panel and instruction set.
     unsafe {
         match shape.columns {
             Columns::Gated => finish::<S>(job, at, valid, S::mul(silu::<S>(low), high)),
@@ -69,7 +69,7 @@ pub(super) unsafe fn finish_row<S: Simd>(job: &Panels<'_>, panel: usize, row: us
 /// `x / (1 + e^-x)`.
 #[inline(always)]
 unsafe fn silu<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let e = simd::exp::<S>(S::mul(x, S::splat(-1.0)));
         S::div(x, S::add(S::splat(1.0), e))

@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        packed::{Format, TILE_STEPS},
-        simd::{ByteTask, Dot, LANES, QUAD, Simd, Task},
-        tile::{LINE, PANEL, Prefetch, STRETCH, UNROLL, for_rows, multiply},
+        element::{Format, QUAD, TILE_STEPS},
+        simd::{ByteTask, Dot, LANES, Simd, Task},
+        tile::{Ahead, Matrix, PANEL, Prefetch, STRETCH, UNROLL, for_rows, multiply},
     },
-    Job, Jobs, Panels,
+    PanelTile, PanelTiles, Panels,
     finish::{finish_biased, finish_bytes, finish_row},
     left::OFFSET,
 };
@@ -16,10 +16,10 @@ impl Task for Panels<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        for Job { panel, first, height, ahead } in Jobs::on_lanes(&self) {
-            // SAFETY: the instruction set is the caller's; sizes were checked by `Linear::run`; each panel is claimed
-            // once, so that no two threads write the same columns.
-            unsafe { for_rows!(height, float_tile::<S>(&self, panel, first, ahead)) };
+        for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self, UNROLL) {
+            // SAFETY: the caller vouches for the instruction set, and `Linear::run` has checked the sizes. Each panel is
+            // claimed once, so no two threads write the same columns.
+            unsafe { for_rows!(height, S::ROWS, float_tile::<S>(&self, panel, first, ahead)) };
         }
     }
 }
@@ -27,9 +27,9 @@ impl Task for Panels<'_> {
 impl ByteTask for Panels<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd, D: Dot>(self) {
-        for Job { panel, first, height, ahead } in Jobs::on_lanes(&self) {
-            // SAFETY: as above.
-            unsafe { for_rows!(height, byte_tile::<S, D>(&self, panel, first, ahead)) };
+        for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self, UNROLL) {
+            // SAFETY: the caller vouches for the instruction set, `Linear::run` for the sizes, and the panel is claimed once.
+            unsafe { for_rows!(height, S::ROWS, byte_tile::<S, D>(&self, panel, first, ahead)) };
         }
     }
 }
@@ -42,9 +42,9 @@ impl Task for Halves<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        for Job { panel, first, height, ahead } in Jobs::on_lanes(&self.0) {
-            // SAFETY: as above.
-            unsafe { for_rows!(height, half_tile::<S>(&self.0, panel, first, ahead)) };
+        for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self.0, UNROLL) {
+            // SAFETY: the caller vouches for the instruction set, `Linear::run` for the sizes, and the panel is claimed once.
+            unsafe { for_rows!(height, S::ROWS, half_tile::<S>(&self.0, panel, first, ahead)) };
         }
     }
 }
@@ -52,7 +52,7 @@ impl Task for Halves<'_> {
 #[inline(always)]
 unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
     let shape = job.layer.shape;
-    // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
+    // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.
     unsafe {
         let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
         let start = match job.layer.bias {
@@ -66,7 +66,8 @@ unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, fi
         for from in (0..shape.depth).step_by(STRETCH) {
             let rows = job.left.at(job.layout.stretch(from, first));
             let depth = STRETCH.min(shape.depth - from);
-            multiply::<S, R>(depth, rows, columns.add(from * PANEL), &mut ahead, &mut sums);
+            let (rows, columns) = (Matrix { data: rows, stride: STRETCH }, columns.add(from * PANEL));
+            multiply::<S, R, 2>(depth, rows, [columns, columns.add(LANES)], PANEL, &mut ahead, &mut sums);
         }
         for (r, [low, high]) in sums.into_iter().enumerate() {
             finish_row::<S>(job, panel, first + r, low, high);
@@ -83,7 +84,7 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(
 ) {
     let shape = job.layer.shape;
     let column_sums = &job.layer.quantized.expect("sums belong to bytes").sums[panel * PANEL..][..PANEL];
-    // SAFETY: the panel and the tile lie within their buffers; the rest is passed on to the caller.
+    // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.
     unsafe {
         let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len()).cast::<i8>();
         let mut sums = [[D::zero(); 2]; R];
@@ -97,10 +98,7 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(
                     *high = D::dot(*high, x, quad.add(LANES * QUAD));
                 }
                 if step % UNROLL == 0 {
-                    for _ in 0..ahead.lines {
-                        S::prefetch(ahead.from);
-                        ahead.from = ahead.from.wrapping_add(LINE);
-                    }
+                    ahead.ask::<S>();
                 }
             }
         }
@@ -121,10 +119,10 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(
 unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
     let shape = job.layer.shape;
     let round = shape.format.round();
-    // Places of a tile among those of a round, on the left and on the right.
+    // Which tile of a round on the left is multiplied with which on the right.
     let products: &[(usize, usize)] =
         if shape.format == Format::Bf16x3 { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
-    // SAFETY: as above.
+    // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.
     unsafe {
         let mut columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
         let mut sums = [[S::splat(0.0); 2]; R];
@@ -136,9 +134,8 @@ unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, fir
                 let (rows, columns) = (rows.add(left * 2 * TILE_STEPS), columns.add(right * TILE_STEPS * PANEL));
                 pairs::<S, R>(rows, columns, &mut sums);
             }
-            for _ in 0..round / UNROLL * ahead.lines {
-                S::prefetch(ahead.from);
-                ahead.from = ahead.from.wrapping_add(LINE);
+            for _ in 0..round / UNROLL {
+                ahead.ask::<S>();
             }
             columns = columns.add(round * PANEL);
         }
@@ -148,18 +145,17 @@ unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, fir
     }
 }
 
-/// A product of tiles in the order of AMX: a chain of the first and one of the second elements of all pairs.
+/// A product of tiles. Its sums have the order of AMX: a chain over the first elements of all pairs, and one over the second
+/// ones.
 #[inline(always)]
 unsafe fn pairs<S: Simd, const R: usize>(rows: *const f32, columns: *const f32, sums: &mut [[S::V; 2]; R]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller vouches for a tile on either side.
     unsafe {
         let mut chains = [[[S::splat(0.0); 2]; 2]; R];
         for step in 0..TILE_STEPS {
             let pairs = columns.add(step * PANEL);
-            let ([low, high], [low_second, high_second]) = {
-                let (low, high) = (S::load_pairs(pairs), S::load_pairs(pairs.add(LANES)));
-                ([low.0, high.0], [low.1, high.1])
-            };
+            let (low, low_second) = S::load_pairs(pairs);
+            let (high, high_second) = S::load_pairs(pairs.add(LANES));
             for (r, [firsts, seconds]) in chains.iter_mut().enumerate() {
                 let x = S::splat(*rows.add(r * STRETCH + 2 * step));
                 firsts[0] = S::fma(x, low, firsts[0]);

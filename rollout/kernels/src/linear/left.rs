@@ -4,11 +4,10 @@ use std::cell::RefCell;
 
 use super::{
     super::{
-        packed::{
-            BYTE_MAX, Format, PackedShape, TILE_STEPS, from_bf16, largest, nearest, small_half, to_bf16, to_bytes,
-        },
+        element::{BYTE_MAX, Format, QUAD, TILE_STEPS, from_bf16, largest, nearest, small_half, to_bf16, to_bytes},
+        packed::PackedShape,
         parallel::Shared,
-        simd::{Isa, LANES, QUAD, Simd, Task},
+        simd::{Isa, LANES, Simd, Task},
         tile::{STRETCH, Tiling},
     },
     Input, Linear, Norm,
@@ -63,7 +62,7 @@ impl Layout {
     }
 }
 
-/// Rows that a thread lays out before it claims more: few threads share few rows, and to claim takes time too.
+/// Rows that a thread lays out before it claims more: few, so that all threads get some, but claiming takes time too.
 pub(super) const ROWS_OF_TASK: usize = 4;
 
 /// Lays out some rows.
@@ -207,7 +206,7 @@ fn for_chunks<const N: usize>(x: &[f32], mut f: impl FnMut(&[f32; N])) {
 /// `x / rms(x) * gamma`.
 #[inline(always)]
 unsafe fn rms_norm<S: Simd>(x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller vouches for the instruction set.
     let inverse = unsafe { inverse_rms::<S>(x, norm.epsilon) };
     for ((out, x), gamma) in out.iter_mut().zip(x).zip(norm.gamma) {
         *out = x * inverse * gamma;

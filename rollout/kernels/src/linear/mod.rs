@@ -14,9 +14,10 @@ use self::{
     left::{Layout, Pack, ROWS_OF_TASK},
 };
 use super::{
-    packed::{Format, PackedShape, Quantized},
+    element::Format,
+    packed::{PackedShape, Quantized},
     parallel::{Claims, Machine, Shared},
-    tile::{LINE, PANEL, Prefetch, UNROLL},
+    tile::{LINE, PANEL, Prefetch},
 };
 
 pub(super) use self::left::inverse_rms;
@@ -62,7 +63,7 @@ impl Linear<'_> {
         let PackedShape { depth, outputs, .. } = self.shape;
         let rows = input.rows.map_or(input.x.len() / depth, <[usize]>::len);
         assert_eq!(out.len(), rows * outputs, "the output has another size");
-        assert_eq!(self.panels.len(), self.shape.len(), "the panels have another size");
+        assert_eq!(self.panels.len(), self.shape.words(), "the panels have another size");
         assert!(self.bias.is_none_or(|b| b.len() == self.shape.panels() * PANEL), "the bias has another size");
         let columns = self.shape.panels() * PANEL;
         assert_eq!(self.quantized.is_some(), self.shape.format == Format::Int8, "scales belong to bytes");
@@ -75,8 +76,8 @@ impl Linear<'_> {
             return;
         }
         let layout = Layout::new(self.shape, rows, isa);
-        // Left as it is: every element is written before it is read, but for rows that fill up a block of tiles, which
-        // nobody asks for.
+        // Not zeroed: every element is written before it is read. Rows that fill up a block of tiles are not, and nobody
+        // asks for what comes of them.
         let slack = ALIGNMENT / size_of::<f32>();
         if scratch.len() < layout.len() + slack {
             scratch.resize(layout.len() + slack, 0.0);
@@ -112,16 +113,16 @@ struct Panels<'a> {
     out: Shared<f32>,
 }
 
-/// One panel times one tile of rows.
-struct Job {
+/// One panel and one tile of rows that it is multiplied with.
+struct PanelTile {
     panel: usize,
     first: usize,
     height: usize,
     ahead: Prefetch,
 }
 
-/// The jobs of a thread: panel after panel as they are claimed, and of each all tiles.
-struct Jobs<'a> {
+/// What a thread multiplies: panel after panel as they are claimed, and each with all tiles.
+struct PanelTiles<'a> {
     panels: &'a Panels<'a>,
     panel: Option<usize>,
     next: Option<usize>,
@@ -131,33 +132,22 @@ struct Jobs<'a> {
     share: usize,
 }
 
-impl<'a> Jobs<'a> {
-    /// `round` steps lie between two rounds of asking for what comes next.
+impl<'a> PanelTiles<'a> {
+    /// The next panel is asked for every `round` steps.
     fn new(panels: &'a Panels<'a>, round: usize) -> Self {
-        // While one panel is multiplied, the next one is fetched, spread evenly over the tiles of rows.
+        // While a panel is multiplied, the next one is fetched in equal shares, one for each tile of rows.
         let lines = (round * PANEL / LINE).div_ceil(panels.layout.tiling.count());
         let share = panels.layer.shape.steps() / round * lines * LINE;
         let panel = panels.claims.claim();
         Self { panel, next: panels.claims.claim(), tile: 0, lines, share, panels }
     }
-
-    /// For vector registers.
-    fn on_lanes(panels: &'a Panels<'a>) -> Self {
-        Self::new(panels, UNROLL)
-    }
-
-    /// For tile registers.
-    #[cfg(target_arch = "x86_64")]
-    fn on_tiles(panels: &'a Panels<'a>) -> Self {
-        Self::new(panels, panels.layer.shape.format.round())
-    }
 }
 
-impl Iterator for Jobs<'_> {
-    type Item = Job;
+impl Iterator for PanelTiles<'_> {
+    type Item = PanelTile;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Job> {
+    fn next(&mut self) -> Option<PanelTile> {
         if self.tile == self.panels.layout.tiling.count() {
             self.tile = 0;
             self.panel = self.next;
@@ -171,6 +161,6 @@ impl Iterator for Jobs<'_> {
         let (first, height) = self.panels.layout.tiling.tile(self.tile);
         self.tile += 1;
         let ahead = Prefetch { from: self.panels.layer.panels.as_ptr().wrapping_add(coming), lines };
-        Some(Job { panel, first, height, ahead })
+        Some(PanelTile { panel, first, height, ahead })
     }
 }

@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        packed::{Format, TILE_STEPS},
+        element::{Format, TILE_STEPS},
         simd::{LANES, Simd, Task, TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles},
-        tile::{LINE, PANEL},
+        tile::{Ahead, LINE, PANEL, Prefetch},
     },
-    Job, Jobs, Panels,
+    PanelTile, PanelTiles, Panels,
     finish::{finish_biased, finish_bytes},
 };
 
@@ -28,14 +28,16 @@ impl Task for OnTiles<'_> {
         // the same columns.
         unsafe {
             let _tiles = Tiles::new();
-            for Job { panel, first, height, ahead } in Jobs::on_tiles(panels) {
-                let shape = panels.layer.shape;
-                let count = shape.steps() / shape.format.round();
+            let (shape, round) = (panels.layer.shape, panels.layer.shape.format.round());
+            for PanelTile { panel, first, height, ahead } in PanelTiles::new(panels, round) {
+                let count = shape.steps() / round;
                 // Half of what comes next is asked for during the product and half while the sums become outputs, so
                 // that memory is never idle: it is what bounds few rows.
                 let lines = ahead.lines / 2;
-                let mut coming = ahead.from.wrapping_add(lines * count * LINE);
-                let lines_per_row = ((ahead.lines - lines) * count).div_ceil(height);
+                let mut coming = Prefetch {
+                    from: ahead.from.wrapping_add(lines * count * LINE),
+                    lines: ((ahead.lines - lines) * count).div_ceil(height),
+                };
                 let product = TileProduct {
                     left: panels.left.at(panels.layout.block(first)),
                     second: TILE_STEPS * shape.steps() * size_of::<f32>(),
@@ -53,10 +55,7 @@ impl Task for OnTiles<'_> {
                     Format::Fp32 => unreachable!("floats are not multiplied in tiles"),
                 }
                 for (r, sums) in sums.0.iter().take(height).enumerate() {
-                    for _ in 0..lines_per_row {
-                        S::prefetch(coming);
-                        coming = coming.wrapping_add(LINE);
-                    }
+                    coming.ask::<S>();
                     if bytes {
                         finish_bytes::<S>(panels, panel, first + r, bytemuck::cast_ref(sums));
                     } else {
@@ -72,6 +71,6 @@ impl Task for OnTiles<'_> {
 
 #[inline(always)]
 unsafe fn multiply<D: TileDot>(product: TileProduct, height: usize) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller vouches for the tiles and for the addresses of both blocks of rows.
     unsafe { if height > TILE_STEPS { D::two(product) } else { D::one(product) } }
 }

@@ -11,25 +11,39 @@ fn lanes(f: impl Fn(usize) -> f32) -> [f32; LANES] {
     std::array::from_fn(f)
 }
 
-impl Simd for Plain {
+/// Operations by what they do with a lane.
+macro_rules! operations {
+    ($($name:ident($($operand:ident),+) = $result:expr;)+) => {$(
+        #[inline(always)]
+        unsafe fn $name($($operand: Self::V),+) -> Self::V {
+            lanes(|i| {
+                $(let $operand = $operand[i];)+
+                $result
+            })
+        }
+    )+};
+}
+
+// SAFETY: an array of sixteen numbers is what it says.
+unsafe impl Simd for Plain {
     type V = [f32; LANES];
     const ROWS: usize = 2;
+
+    operations! {
+        fma(a, b, c) = a.mul_add(b, c);
+        add(a, b) = a + b;
+        mul(a, b) = a * b;
+        div(a, b) = a / b;
+        // As the instructions of x86: the second operand when one of them is not a number.
+        max(a, b) = if a > b { a } else { b };
+        min(a, b) = if a < b { a } else { b };
+        round(v) = v.round_ties_even();
+        scale(v, n) = v * f32::from_bits(((n as i32 + 127) as u32) << 23);
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
         [x; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self::V {
-        // SAFETY: the caller vouches for a block.
-        unsafe { from.cast::<Self::V>().read_unaligned() }
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, v: Self::V) {
-        // SAFETY: the caller vouches for a block.
-        unsafe { to.cast::<Self::V>().write_unaligned(v) }
     }
 
     #[inline(always)]
@@ -44,47 +58,6 @@ impl Simd for Plain {
         // SAFETY: the caller vouches for a block.
         let whole = unsafe { from.cast::<[i32; LANES]>().read_unaligned() };
         lanes(|i| whole[i] as f32)
-    }
-
-    #[inline(always)]
-    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        lanes(|i| a[i].mul_add(b[i], c[i]))
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-        lanes(|i| a[i] + b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-        lanes(|i| a[i] * b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
-        lanes(|i| a[i] / b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
-        // As the instructions of x86: the second operand when one of them is not a number.
-        lanes(|i| if a[i] > b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
-    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
-    unsafe fn round(v: Self::V) -> Self::V {
-        lanes(|i| v[i].round_ties_even())
-    }
-
-    #[inline(always)]
-    unsafe fn scale(v: Self::V, n: Self::V) -> Self::V {
-        lanes(|i| v[i] * f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
     }
 
     #[inline(never)]

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use ndarray::ArrayViewMut2;
 use rollout_kernels::{
-    element::KvFormat,
-    packed::Format,
+    element::{Format, KvFormat},
     pages::{FreePages, PAGE, PageShape},
     simd::{Isa, MAX_BYTE_PRODUCTS},
 };
@@ -158,11 +157,11 @@ impl Backend for PackedBackend {
             let complete = prefix.len + piece.len() == prompt.len();
             pieces.push((prefix, piece.len(), complete));
         }
-        let result = self.session.run(&self.ids, logits, |plan, last| {
+        let result = self.session.run(&self.ids, logits, |spans, last| {
             for (prefix, tokens, complete) in &pieces {
-                plan.push(&[], 0, &prefix.pages, prefix.len, *tokens);
+                spans.push(&[], 0, &prefix.pages, prefix.len, *tokens);
                 // Nobody asks what follows a piece: the head of the model is not computed.
-                last.extend(complete.then(|| plan.tokens() - 1));
+                last.extend(complete.then(|| spans.tokens() - 1));
             }
         });
         for (mut prefix, tokens, complete) in pieces {
@@ -219,13 +218,13 @@ impl Backend for PackedBackend {
             ids.push(i64::from(rows[slot].token));
             ids.extend(drafts.of(slot).iter().map(|&token| i64::from(token)));
         }
-        session.run(ids, logits, |plan, last| {
+        session.run(ids, logits, |spans, last| {
             last.resize(ids.len(), 0);
             for &slot in order.iter() {
                 let Slot { prefix, own, .. } = at(slot);
                 let tokens = 1 + drafts.of(slot).len();
-                let (first, row) = (plan.tokens(), drafts.first_row(slot));
-                plan.push(&prefix.pages, prefix.len, own, at(slot).own_len(rows[slot].position), tokens);
+                let (first, row) = (spans.tokens(), drafts.first_row(slot));
+                spans.push(&prefix.pages, prefix.len, own, at(slot).own_len(rows[slot].position), tokens);
                 (0..tokens).for_each(|i| last[row + i] = first + i);
             }
         })?;
@@ -243,7 +242,7 @@ impl Backend for PackedBackend {
 
     /// Those of the pages that are taken.
     fn kv_bytes_in_use(&self) -> u64 {
-        self.bytes_of(self.options.pages.pages - self.free.len())
+        self.bytes_of(self.options.pages.pages - self.free.count())
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
@@ -353,27 +352,27 @@ mod tests {
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let manifest = read_manifest(&source, model.config()).unwrap();
         let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
-        let all = backend.free.len();
+        let all = backend.free.count();
         let vocab = model.config().vocab_size;
         let mut logits = Array2::zeros((16, vocab));
         let none = || ArrayViewMut2::from_shape((0, vocab), &mut []).unwrap();
         // The second one comes with it, in pages of its own, and goes with the next call.
         backend.prefill(Prompts::whole(&[&[7; 40], &[5; 9]]), logits.slice_mut(s![..2, ..])).unwrap();
-        assert_eq!(all - backend.free.len(), 3 + 1, "40 positions in pages of 16, and 9");
+        assert_eq!(all - backend.free.count(), 3 + 1, "40 positions in pages of 16, and 9");
         let first = logits.row(0).to_owned();
         backend.start(0, 1).unwrap();
-        assert_eq!(all - backend.free.len(), 1, "nothing will start from the first prompt any more");
+        assert_eq!(all - backend.free.count(), 1, "nothing will start from the first prompt any more");
         backend.release(0);
         backend.prefill(Prompts::whole(&[&[7; 40]]), logits.slice_mut(s![..1, ..])).unwrap();
         assert_eq!(first, logits.row(0), "a prompt beside it changes no bit");
         (0..16).for_each(|slot| backend.start(slot, 0).unwrap());
-        assert_eq!(all - backend.free.len(), 3);
+        assert_eq!(all - backend.free.count(), 3);
         let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
         assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
         for step in 0..17 {
             let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
             let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
-            assert_eq!(all - backend.free.len(), 3 + 16 * (1 + step / PAGE));
+            assert_eq!(all - backend.free.count(), 3 + 16 * (1 + step / PAGE));
             assert_eq!(cost.kv_bytes_read, backend.kv_bytes_in_use(), "every page is read once");
         }
         // The group's rows are equal, since they hold the same tokens.
@@ -381,7 +380,7 @@ mod tests {
 
         let piece = |computed| Prompts { tokens: &[&[8; 16]], computed, most: 10 };
         backend.prefill(piece(0), none()).unwrap();
-        assert_eq!(all - backend.free.len(), 3 + 32 + 1, "sequences keep the prompt they were started from");
+        assert_eq!(all - backend.free.count(), 3 + 32 + 1, "sequences keep the prompt they were started from");
         let rows = [DecodeRow { token: 9, position: 57 }; 16];
         let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
         assert_eq!(backend.kv_bytes_in_use() - cost.kv_bytes_read, backend.bytes_of(1), "nobody reads a piece");
@@ -389,10 +388,10 @@ mod tests {
         backend.release(3);
         backend.moved(15, 3, 58).unwrap();
         (0..15).for_each(|slot| backend.release(slot));
-        assert_eq!(all - backend.free.len(), 1);
+        assert_eq!(all - backend.free.count(), 1);
         // A piece that nobody goes on with is given up by the next call, and so is a prompt that has no samples left.
         backend.prefill(piece(0), none()).unwrap();
         backend.prefill(piece(0), none()).unwrap();
-        assert_eq!(all - backend.free.len(), 1);
+        assert_eq!(all - backend.free.count(), 1);
     }
 }

@@ -17,11 +17,11 @@
 //!
 //! # Why operators read a shared state
 //!
-//! Activations pass between the nodes as tensors. Weights, pages and the plan of a call do not: they are in a
+//! Activations pass between the nodes as tensors. Weights, pages and the spans of a call do not: they are in a
 //! [`operators::State`] behind a lock that every node takes. As inputs of the graph they would cost more than they explain:
 //! packed weights have a layout that no element type of ONNX names, so they would be opaque bytes, a hundred of them to be
 //! bound anew for every version; pages are written in place, so each would be bound at both ends of the node.
-//! And a plan is a nested structure that would be flattened into tensors and read back by every layer. A lock that nobody
+//! And spans are a nested structure that would be flattened into tensors and read back by every layer. A lock that nobody
 //! contends for takes less than 0.2 microseconds even on a busy machine: of a model with 30 layers, 152 nodes, less than
 //! 0.1 % of a step of 40 ms.
 

@@ -14,7 +14,7 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, pages::Pages, parallel::Machine, plan::Plan, simd::Isa, workers::Workers,
+    attention::Attention, linear::Input, pages::Pages, parallel::Machine, simd::Isa, spans::Spans, workers::Workers,
 };
 
 use super::{
@@ -27,7 +27,7 @@ use super::{
 pub(in super::super) struct State {
     pub weights: Arc<PackedWeights>,
     pub pages: Pages,
-    pub plan: Plan,
+    pub spans: Spans,
     /// For each row of logits, the token it belongs to.
     pub last_tokens: Vec<usize>,
     pub heads: usize,
@@ -170,14 +170,14 @@ fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Res
 }
 
 fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
-    let State { weights, pages, plan, heads, isa, threads, scratch, .. } = state;
+    let State { weights, pages, spans, heads, isa, threads, scratch, .. } = state;
     let qkv = context.input(0)?.ok_or_else(missing)?;
     let (_, qkv) = qkv.try_extract_tensor::<f32>()?;
     let width = *heads * pages.shape().head_dim;
-    let mut out = context.output(0, [plan.tokens(), width])?.ok_or_else(missing)?;
+    let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     let ([cos, sin], [q_norm, k_norm]) = (weights.rotary(), weights.head_norms(layer));
     let attention = Attention { heads: *heads, cos, sin, q_norm, k_norm, layer };
-    attention.run(qkv, plan, pages, out, Machine { isa: *isa, threads, scratch });
+    attention.run(qkv, spans, pages, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

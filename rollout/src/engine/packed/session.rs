@@ -8,10 +8,10 @@ use std::{
 use ndarray::{Array2, ArrayViewMut2};
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
 use rollout_kernels::{
-    packed::Format,
+    element::Format,
     pages::{PageShape, Pages},
-    plan::Plan,
     simd::Isa,
+    spans::Spans,
 };
 use shared::ModelConfig;
 
@@ -59,7 +59,7 @@ impl PackedSession {
         let state = Arc::new(Mutex::new(State {
             weights,
             pages,
-            plan: Plan::default(),
+            spans: Spans::default(),
             last_tokens: Vec::new(),
             heads: config.num_attention_heads,
             isa: Isa::detect(),
@@ -77,22 +77,22 @@ impl PackedSession {
         Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })
     }
 
-    /// Runs `ids`, one sequence after the other as `fill` adds them to the plan. `logits` (`[rows, vocab]`) receives the
+    /// Runs `ids`, one sequence after the other as `fill` adds them to the spans. `logits` (`[rows, vocab]`) receives the
     /// rows of the tokens that `fill` names.
     pub fn run(
         &mut self,
         ids: &[i64],
         mut logits: ArrayViewMut2<'_, f32>,
-        fill: impl FnOnce(&mut Plan, &mut Vec<usize>),
+        fill: impl FnOnce(&mut Spans, &mut Vec<usize>),
     ) -> Result<(), EngineError> {
         {
             let mut state = operators::lock(&self.state);
-            let State { plan, last_tokens, .. } = &mut *state;
-            plan.clear();
+            let State { spans, last_tokens, .. } = &mut *state;
+            spans.clear();
             last_tokens.clear();
-            fill(plan, last_tokens);
-            plan.cut(self.group);
-            assert_eq!(plan.tokens(), ids.len(), "one place in the plan for each token");
+            fill(spans, last_tokens);
+            spans.cut(self.group);
+            assert_eq!(spans.tokens(), ids.len(), "one place in the spans for each token");
             assert_eq!(logits.dim(), (last_tokens.len(), self.vocab), "one row of logits for each row asked for");
         }
         assert!(logits.is_standard_layout(), "arrays of logits are contiguous");
@@ -124,7 +124,7 @@ impl PackedSession {
 
     /// Pages of keys and values that the last run looked at: its own, and those of a prompt once for its neighbours.
     pub fn pages_read(&self) -> usize {
-        operators::lock(&self.state).plan.pages().len()
+        operators::lock(&self.state).spans.pages().len()
     }
 
     /// Takes other weights into use and returns those before.
@@ -144,8 +144,8 @@ impl PackedSession {
         let ids: Vec<i64> = (0..PROBE_TOKENS).map(|t| (t % config.vocab_size) as i64).collect();
         let pages: Vec<u32> = (0..PageShape::pages_for(PROBE_TOKENS) as u32).collect();
         let mut logits = Array2::from_elem((1, self.vocab), f32::NAN);
-        self.run(&ids, logits.view_mut(), |plan, last| {
-            plan.push(&[], 0, &pages, 0, PROBE_TOKENS);
+        self.run(&ids, logits.view_mut(), |spans, last| {
+            spans.push(&[], 0, &pages, 0, PROBE_TOKENS);
             last.push(PROBE_TOKENS - 1);
         })?;
         super::super::session::require_finite(logits.as_slice().expect("a new array is contiguous"))
@@ -177,8 +177,8 @@ mod tests {
         let mut logits = Array2::zeros((1, config.vocab_size));
         // A sequence without a page to store its key in.
         let error = session
-            .run(&[1], logits.view_mut(), |plan, last| {
-                plan.push(&[], 0, &[], 0, 1);
+            .run(&[1], logits.view_mut(), |spans, last| {
+                spans.push(&[], 0, &[], 0, 1);
                 last.push(0);
             })
             .unwrap_err()

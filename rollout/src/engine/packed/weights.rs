@@ -6,8 +6,9 @@ use exporters::{ROTARY_COS, ROTARY_SIN};
 use memmap2::Mmap;
 use rollout_kernels::{
     buffer::LargeBuffer,
+    element::Format,
     linear::{Linear, Norm},
-    packed::{Columns, Format, PackedShape, Quantized},
+    packed::{Columns, PackedShape, Quantized},
 };
 use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
 
@@ -74,12 +75,12 @@ impl PackedWeights {
                 parts.bias.then(|| parts.names.iter().map(|n| stored.floats(&format!("{n}.bias"))).collect());
             linears.push(LinearWeights {
                 shape,
-                panels: end..end + shape.len(),
+                panels: end..end + shape.words(),
                 quantized: None,
                 bias: biases.map(|b| shape.pack_bias(&b)),
                 gamma: parts.norm.as_deref().map(|n| stored.floats(n).to_vec()),
             });
-            end += shape.len();
+            end += shape.words();
         }
         let mut memory = match spare.filter(|memory| memory.0.len() == end) {
             Some(memory) => memory,

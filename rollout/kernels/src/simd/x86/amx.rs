@@ -41,7 +41,7 @@ fn keeps_registers() -> bool {
         // SAFETY: the caller has checked OSXSAVE.
         unsafe { _xgetbv(0) }
     }
-    // SAFETY: as above; OSXSAVE means XSAVE.
+    // SAFETY: OSXSAVE means that there is XSAVE.
     __cpuid(1).ecx & OSXSAVE != 0 && unsafe { enabled() } & TILES == TILES
 }
 
@@ -97,7 +97,8 @@ impl Drop for Tiles {
 /// What a product of tiles reads and writes.
 #[derive(Clone, Copy)]
 pub(crate) struct TileProduct {
-    /// Tiles of the left side (or pairs of tiles, of [`TileSplits`]), one after the other; of a second block of rows, `second` bytes further on.
+    /// Tiles of the left side, one after the other; of [`TileSplits`] pairs of tiles. Those of a second block of rows lie
+    /// `second` bytes further on.
     pub left: *const f32,
     /// Bytes from the first block of rows to the second.
     pub second: usize,
@@ -107,9 +108,9 @@ pub(crate) struct TileProduct {
     pub count: usize,
     /// Rows of 32 sums.
     pub sums: *mut [u32; 32],
-    /// Asked for on the way: `lines` cache lines for each of these.
+    /// Memory that is asked for on the way.
     pub ahead: *const f32,
-    /// See above.
+    /// Cache lines that are asked for in each step along the depth.
     pub lines: usize,
 }
 
@@ -120,10 +121,7 @@ pub(crate) trait TileDot {
     /// # Safety
     /// A [`Tiles`] must live on this thread, and the addresses be valid.
     unsafe fn one(product: TileProduct);
-    /// The same for two blocks of rows.
-    ///
-    /// # Safety
-    /// See above.
+    /// Multiplies two blocks of rows; what [`TileDot::one`] demands holds for both.
     unsafe fn two(product: TileProduct);
 }
 
@@ -139,92 +137,86 @@ pub(crate) struct TileHalves;
 /// large.
 pub(crate) struct TileSplits;
 
+/// A loop along the depth: what comes before it, what it does in a step and how it goes on to the next, and what comes
+/// after it. Each step asks for some cache lines.
+macro_rules! tile_loop {
+    (
+        $product:ident, [$($before:literal),+], [$($step:expr),+ $(,)?], [$($next:expr),+], [$($after:literal),+]
+        $(, $operand:ident = $address:expr)?
+    ) => {
+        asm!(
+            $($before,)+
+            "2:",
+            $($step,)+
+            "mov {line}, {lines}",
+            "test {line}, {line}",
+            "jz 4f",
+            "3:",
+            "prefetcht1 [{ahead}]",
+            "add {ahead}, 64",
+            "dec {line}",
+            "jnz 3b",
+            "4:",
+            $($next,)+
+            "dec {count}",
+            "jnz 2b",
+            $($after,)+
+            left = inout(reg) $product.left => _,
+            $($operand = inout(reg) $address => _,)?
+            right = inout(reg) $product.right => _,
+            count = inout(reg) $product.count => _,
+            ahead = inout(reg) $product.ahead => _,
+            line = out(reg) _,
+            lines = in(reg) $product.lines,
+            sums = in(reg) $product.sums,
+            row = in(reg) 64_usize,
+            step = in(reg) 128_usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+            out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
 /// A [`TileDot`] by what it does with the tiles of a step along the depth, for one and for two blocks of rows, and by the
 /// bytes of the left and of the right side that lie between two steps.
 macro_rules! tile_dot {
-    ($name:ty, $left:literal, $right:literal, [$($one:expr),+ $(,)?], [$($two:expr),+ $(,)?]) => {
+    ($name:ty, $left:literal, $right:literal, $one:tt, $two:tt) => {
         impl TileDot for $name {
             #[inline(always)]
             unsafe fn one(product: TileProduct) {
                 // SAFETY: the caller vouches for the tiles and for the addresses.
                 unsafe {
-                    asm!(
-                        "tilezero tmm0",
-                        "tilezero tmm1",
-                        "2:",
-                        $($one,)+
-                        "mov {line}, {lines}",
-                        "test {line}, {line}",
-                        "jz 4f",
-                        "3:",
-                        "prefetcht1 [{ahead}]",
-                        "add {ahead}, 64",
-                        "dec {line}",
-                        "jnz 3b",
-                        "4:",
-                        concat!("add {left}, ", $left),
-                        concat!("add {right}, ", $right),
-                        "dec {count}",
-                        "jnz 2b",
-                        "tilestored [{sums} + {step}*1], tmm0",
-                        "tilestored [{sums} + {step}*1 + 64], tmm1",
-                        left = inout(reg) product.left => _,
-                        right = inout(reg) product.right => _,
-                        count = inout(reg) product.count => _,
-                        ahead = inout(reg) product.ahead => _,
-                        line = out(reg) _,
-                        lines = in(reg) product.lines,
-                        sums = in(reg) product.sums,
-                        row = in(reg) 64_usize,
-                        step = in(reg) 128_usize,
-                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                        options(nostack),
+                    tile_loop!(
+                        product,
+                        ["tilezero tmm0", "tilezero tmm1"],
+                        $one,
+                        [concat!("add {left}, ", $left), concat!("add {right}, ", $right)],
+                        ["tilestored [{sums} + {step}*1], tmm0", "tilestored [{sums} + {step}*1 + 64], tmm1"]
                     );
                 }
             }
 
             #[inline(always)]
             unsafe fn two(product: TileProduct) {
-                // SAFETY: as above.
+                // SAFETY: the caller vouches for the tiles and for the addresses of both blocks of rows.
                 unsafe {
-                    asm!(
-                        "tilezero tmm0",
-                        "tilezero tmm1",
-                        "tilezero tmm2",
-                        "tilezero tmm3",
-                        "2:",
-                        $($two,)+
-                        "mov {line}, {lines}",
-                        "test {line}, {line}",
-                        "jz 4f",
-                        "3:",
-                        "prefetcht1 [{ahead}]",
-                        "add {ahead}, 64",
-                        "dec {line}",
-                        "jnz 3b",
-                        "4:",
-                        concat!("add {left}, ", $left),
-                        concat!("add {below}, ", $left),
-                        concat!("add {right}, ", $right),
-                        "dec {count}",
-                        "jnz 2b",
-                        "tilestored [{sums} + {step}*1], tmm0",
-                        "tilestored [{sums} + {step}*1 + 64], tmm1",
-                        "tilestored [{sums} + {step}*1 + 2048], tmm2",
-                        "tilestored [{sums} + {step}*1 + 2112], tmm3",
-                        left = inout(reg) product.left => _,
-                        below = inout(reg) product.left.byte_add(product.second) => _,
-                        right = inout(reg) product.right => _,
-                        count = inout(reg) product.count => _,
-                        ahead = inout(reg) product.ahead => _,
-                        line = out(reg) _,
-                        lines = in(reg) product.lines,
-                        sums = in(reg) product.sums,
-                        row = in(reg) 64_usize,
-                        step = in(reg) 128_usize,
-                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
-                        out("tmm6") _, out("tmm7") _,
-                        options(nostack),
+                    tile_loop!(
+                        product,
+                        ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+                        $two,
+                        [
+                            concat!("add {left}, ", $left),
+                            concat!("add {below}, ", $left),
+                            concat!("add {right}, ", $right)
+                        ],
+                        [
+                            "tilestored [{sums} + {step}*1], tmm0",
+                            "tilestored [{sums} + {step}*1 + 64], tmm1",
+                            "tilestored [{sums} + {step}*1 + 2048], tmm2",
+                            "tilestored [{sums} + {step}*1 + 2112], tmm3"
+                        ],
+                        below = product.left.byte_add(product.second)
                     );
                 }
             }

@@ -24,9 +24,9 @@ pub struct Span {
 
 /// All sequences of a call. Neighbours with the same prefix pages are computed together.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct Spans {
     /// In the order of their tokens.
-    pub(super) spans: Vec<Span>,
+    pub(super) all: Vec<Span>,
     /// Page ids of all spans.
     pub(super) pages: Vec<u32>,
     /// For each token its span.
@@ -37,10 +37,10 @@ pub struct Plan {
     written: Vec<bool>,
 }
 
-impl Plan {
+impl Spans {
     /// Forgets the last call; the buffers are kept.
     pub fn clear(&mut self) {
-        self.spans.clear();
+        self.all.clear();
         self.pages.clear();
         self.span_of.clear();
         self.blocks.clear();
@@ -55,12 +55,12 @@ impl Plan {
     /// Adds a sequence with `tokens` new tokens.
     pub fn push(&mut self, prefix: &[u32], prefix_len: usize, own: &[u32], own_len: usize, tokens: usize) {
         let first = self.tokens();
-        let shared = self.spans.last().map(|last| last.prefix_pages.clone());
+        let shared = self.all.last().map(|last| last.prefix_pages.clone());
         let shared = shared.filter(|last| !prefix.is_empty() && self.pages[last.clone()] == *prefix);
         let prefix_pages = shared.unwrap_or_else(|| self.extend(prefix));
         let own_pages = self.extend(own);
-        self.span_of.resize(first + tokens, self.spans.len());
-        self.spans.push(Span { tokens: first..first + tokens, prefix_pages, prefix_len, own_pages, own_len });
+        self.span_of.resize(first + tokens, self.all.len());
+        self.all.push(Span { tokens: first..first + tokens, prefix_pages, prefix_len, own_pages, own_len });
     }
 
     fn extend(&mut self, pages: &[u32]) -> Range<usize> {
@@ -77,11 +77,11 @@ impl Plan {
 
     /// Whether a block holds a piece of a sequence.
     pub(super) fn cuts_sequences(&self) -> bool {
-        let starts = |block: &Range<usize>| self.spans[self.span_of[block.start]].tokens.start == block.start;
+        let starts = |block: &Range<usize>| self.all[self.span_of[block.start]].tokens.start == block.start;
         !self.blocks.iter().all(starts)
     }
 
-    /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Plan::push`].
+    /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Spans::push`].
     ///
     /// # Panics
     /// When a page that a sequence writes to belongs to another one too: they are computed at the same time.
@@ -89,13 +89,13 @@ impl Plan {
         self.require_pages_of_their_own();
         let most = (BLOCK_ROWS / group).max(1);
         let mut first = 0;
-        while first < self.spans.len() {
+        while first < self.all.len() {
             let same = |s: &Span| {
-                let head = &self.spans[first];
+                let head = &self.all[first];
                 s.prefix_pages == head.prefix_pages && s.prefix_len == head.prefix_len && head.prefix_len > 0
             };
-            let run = 1 + self.spans[first + 1..].iter().take_while(|s| same(s)).count();
-            let tokens = self.spans[first].tokens.start..self.spans[first + run - 1].tokens.end;
+            let run = 1 + self.all[first + 1..].iter().take_while(|s| same(s)).count();
+            let tokens = self.all[first].tokens.start..self.all[first + run - 1].tokens.end;
             let tiling = Tiling::new(tokens.len(), most);
             for i in 0..tiling.count() {
                 let (start, length) = tiling.tile(i);
@@ -104,17 +104,15 @@ impl Plan {
             first += run;
         }
     }
-}
 
-impl Plan {
     fn require_pages_of_their_own(&mut self) {
-        let Self { spans, pages, written, .. } = self;
+        let Self { all, pages, written, .. } = self;
         written.clear();
         written.resize(pages.iter().max().map_or(0, |&page| page as usize + 1), false);
-        for &page in spans.iter().flat_map(|span| &pages[span.own_pages.clone()]) {
+        for &page in all.iter().flat_map(|span| &pages[span.own_pages.clone()]) {
             assert!(!std::mem::replace(&mut written[page as usize], true), "two sequences write to page {page}");
         }
-        for &page in spans.iter().flat_map(|span| &pages[span.prefix_pages.clone()]) {
+        for &page in all.iter().flat_map(|span| &pages[span.prefix_pages.clone()]) {
             assert!(!written[page as usize], "page {page} of a prefix is written to");
         }
     }
@@ -127,36 +125,36 @@ mod tests {
     #[test]
     #[should_panic(expected = "two sequences write to page 7")]
     fn a_page_has_one_writer() {
-        let mut plan = Plan::default();
-        plan.push(&[], 0, &[7], 0, 1);
-        plan.push(&[], 0, &[6, 7], 17, 1);
-        plan.cut(1);
+        let mut spans = Spans::default();
+        spans.push(&[], 0, &[7], 0, 1);
+        spans.push(&[], 0, &[6, 7], 17, 1);
+        spans.cut(1);
     }
 
     #[test]
     #[should_panic(expected = "page 2 of a prefix is written to")]
     fn a_shared_page_has_no_writer() {
-        let mut plan = Plan::default();
-        plan.push(&[1, 2], 20, &[3], 0, 1);
-        plan.push(&[], 0, &[2], 0, 1);
-        plan.cut(1);
+        let mut spans = Spans::default();
+        spans.push(&[1, 2], 20, &[3], 0, 1);
+        spans.push(&[], 0, &[2], 0, 1);
+        spans.cut(1);
     }
 
     #[test]
     fn sequences_of_a_prompt_are_computed_together_and_others_are_not() {
-        let mut plan = Plan::default();
+        let mut spans = Spans::default();
         for own in 0..7 {
-            plan.push(&[1, 2], 20, &[10 + own], 3, 1);
+            spans.push(&[1, 2], 20, &[10 + own], 3, 1);
         }
-        plan.push(&[3], 5, &[20], 0, 1);
-        plan.push(&[], 0, &[30, 31], 0, 20);
-        plan.cut(4);
-        assert_eq!(plan.tokens(), 28);
+        spans.push(&[3], 5, &[20], 0, 1);
+        spans.push(&[], 0, &[30, 31], 0, 20);
+        spans.cut(4);
+        assert_eq!(spans.tokens(), 28);
         // Six sequences of four heads fill a block; twenty tokens of a prompt take four blocks of at most six.
-        assert_eq!(plan.blocks, [0..4, 4..7, 7..8, 8..13, 13..18, 18..23, 23..28]);
-        assert_eq!(plan.pages.iter().filter(|&&page| page == 1).count(), 1, "a shared prefix is listed once");
-        assert_eq!((plan.span_of[6], plan.span_of[7], plan.span_of[27]), (6, 7, 8));
-        plan.clear();
-        assert_eq!(plan.tokens() + plan.blocks.len() + plan.pages.len(), 0);
+        assert_eq!(spans.blocks, [0..4, 4..7, 7..8, 8..13, 13..18, 18..23, 23..28]);
+        assert_eq!(spans.pages.iter().filter(|&&page| page == 1).count(), 1, "a shared prefix is listed once");
+        assert_eq!((spans.span_of[6], spans.span_of[7], spans.span_of[27]), (6, 7, 8));
+        spans.clear();
+        assert_eq!(spans.tokens() + spans.blocks.len() + spans.pages.len(), 0);
     }
 }

@@ -1,0 +1,38 @@
+//! What rows attend to at a time: a prefix, or a sequence's own pages.
+
+use super::{
+    super::pages::{PageShape, Piece},
+    Pieces,
+};
+
+/// Some pages of the call's list, as one key/value head sees them.
+pub(super) struct Part<'a> {
+    pub shape: PageShape,
+    pub pages: &'a [u32],
+    pub pieces: [Pieces; 4],
+}
+
+impl Part<'_> {
+    /// Address of a piece of a page.
+    #[inline(always)]
+    pub fn at(&self, piece: Piece, index: usize) -> *const f32 {
+        self.pieces[piece as usize].of(self.pages[index])
+    }
+}
+
+/// How many positions of a part a row sees: `first` in the beginning, and one more after every `every` rows.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    pub first: usize,
+    pub every: usize,
+}
+
+impl Seen {
+    pub fn all(positions: usize) -> Self {
+        Self { first: positions, every: usize::MAX }
+    }
+
+    pub fn by(self, row: usize) -> usize {
+        self.first + row / self.every
+    }
+}
