@@ -26,8 +26,6 @@ pub(super) struct Abilities {
     pub prefill: PrefillLimits,
     /// Whether a prompt can be computed in pieces.
     pub pieces: bool,
-    /// Whether a decode step takes drafts.
-    pub drafts: bool,
 }
 
 /// Prompts of one call of [`Backend::prefill`].

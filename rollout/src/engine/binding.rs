@@ -31,26 +31,19 @@ struct BorrowedTensor(NonNull<sys::OrtValue>);
 
 impl BorrowedTensor {
     /// # Safety
-    /// `data` must point to `bytes` bytes in the memory that `info` describes, and stay valid as long as ONNX Runtime
-    /// may use the tensor.
-    unsafe fn new(
-        info: &MemoryInfo<'_>,
-        data: *mut c_void,
-        bytes: usize,
-        shape: &[i64],
-        element: TensorElementType,
-    ) -> ort::Result<Self> {
+    /// The memory must be of the kind that `info` describes, and stay valid as long as ONNX Runtime may use the tensor.
+    unsafe fn new(info: &MemoryInfo<'_>, memory: &TensorMemory) -> ort::Result<Self> {
         let mut value: *mut sys::OrtValue = ptr::null_mut();
         // SAFETY: the pointers are valid for the call; ONNX Runtime copies the shape and keeps only `data`, for which
         // the caller vouches.
         ortsys![
             unsafe CreateTensorWithDataAsOrtValue(
                 info.ptr(),
-                data,
-                bytes,
-                shape.as_ptr(),
-                shape.len(),
-                element.into(),
+                memory.data,
+                memory.bytes(),
+                memory.shape.as_ptr(),
+                memory.shape.len(),
+                memory.element.into(),
                 &mut value
             )?;
             nonNull(value)
@@ -67,18 +60,27 @@ impl Drop for BorrowedTensor {
 }
 
 /// Memory that a tensor is laid over.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TensorMemory<'a> {
+#[derive(Debug)]
+pub(super) struct TensorMemory {
     /// First byte.
     pub data: *mut c_void,
-    /// Length in bytes.
-    pub bytes: usize,
-    /// Shape, row-major.
-    pub shape: &'a [i64],
-    /// Element type.
-    pub element: TensorElementType,
+    /// Row-major.
+    pub shape: Vec<i64>,
+    element: TensorElementType,
     /// Whether the pointer is one of the device.
-    pub on_device: bool,
+    on_device: bool,
+}
+
+impl TensorMemory {
+    pub fn new(data: *mut c_void, shape: &[usize], element: TensorElementType, on_device: bool) -> Self {
+        Self { data, shape: shape.iter().map(|&n| n as i64).collect(), element, on_device }
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        let elements = self.shape.iter().product::<i64>() as usize;
+        self.element.byte_size(elements).expect("numbers have a size")
+    }
 }
 
 /// A session's inputs and outputs, bound to memory of the engine.
@@ -103,8 +105,8 @@ impl Bindings {
     ///
     /// # Safety
     /// The memory must stay valid and unaliased by writers during every [`Bindings::run`] until the name is bound anew.
-    pub unsafe fn bind_input(&mut self, name: &CStr, memory: TensorMemory<'_>) -> ort::Result<()> {
-        // SAFETY: passed on to the caller.
+    pub unsafe fn bind_input(&mut self, name: &CStr, memory: &TensorMemory) -> ort::Result<()> {
+        // SAFETY: the caller vouches for the memory.
         let tensor = unsafe { self.tensor(memory)? };
         // SAFETY: the binding and the tensor are alive; the binding takes its own reference to the tensor.
         ortsys![unsafe BindInput(self.io.ptr_mut(), name.as_ptr(), tensor.0.as_ptr())?];
@@ -116,8 +118,8 @@ impl Bindings {
     /// # Safety
     /// As for [`Bindings::bind_input`]; nothing else may access the memory during a run, except that one buffer may be
     /// bound to a `past_key_values` input and the `present` output of the same layer.
-    pub unsafe fn bind_output(&mut self, name: &CStr, memory: TensorMemory<'_>) -> ort::Result<()> {
-        // SAFETY: passed on to the caller.
+    pub unsafe fn bind_output(&mut self, name: &CStr, memory: &TensorMemory) -> ort::Result<()> {
+        // SAFETY: the caller vouches for the memory.
         let tensor = unsafe { self.tensor(memory)? };
         // SAFETY: as in `bind_input`.
         ortsys![unsafe BindOutput(self.io.ptr_mut(), name.as_ptr(), tensor.0.as_ptr())?];
@@ -135,9 +137,11 @@ impl Bindings {
         result.map_err(EngineError::runtime("the graph failed"))
     }
 
-    unsafe fn tensor(&self, memory: TensorMemory<'_>) -> ort::Result<BorrowedTensor> {
+    /// # Safety
+    /// As for [`Bindings::bind_input`].
+    unsafe fn tensor(&self, memory: &TensorMemory) -> ort::Result<BorrowedTensor> {
         let info = if memory.on_device { &self.device } else { &self.host };
-        // SAFETY: passed on to the caller.
-        unsafe { BorrowedTensor::new(info, memory.data, memory.bytes, memory.shape, memory.element) }
+        // SAFETY: the caller vouches for the memory.
+        unsafe { BorrowedTensor::new(info, memory) }
     }
 }

@@ -10,20 +10,12 @@ pub enum EngineError {
     /// The ONNX Runtime library, or the part of it for the wanted device, is not there.
     #[error("{0}")]
     Library(String),
-    /// ONNX Runtime reported an error.
+    /// ONNX Runtime or the CUDA runtime reported an error.
     #[error("{doing}: {message}")]
     Runtime {
-        /// What the engine was doing.
+        /// What the engine was doing, or the function of the CUDA runtime that it called.
         doing: String,
-        /// What ONNX Runtime said.
-        message: String,
-    },
-    /// The CUDA runtime reported an error.
-    #[error("{call}: {message}")]
-    Cuda {
-        /// The function of the CUDA runtime.
-        call: &'static str,
-        /// What it said.
+        /// What the runtime said.
         message: String,
     },
     /// The folder of weights cannot be read.

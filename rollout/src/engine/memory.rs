@@ -51,17 +51,10 @@ impl MemoryPlan {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts = vec![
-            ("packed weights", self.packed_weights),
-            ("mapped weights", self.mapped_weights),
-            ("KV cache", self.kv_cache),
-            ("logits", self.logits),
-            ("activations", self.activations),
-        ];
-        if self.swap > 0 {
-            parts.insert(2, ("second set of weights for the swap", self.swap));
-        }
-        for (name, bytes) in parts {
+        let second_set = (self.swap > 0).then_some(("second set of weights for the swap", self.swap));
+        let weights = [("packed weights", self.packed_weights), ("mapped weights", self.mapped_weights)];
+        let rest = [("KV cache", self.kv_cache), ("logits", self.logits), ("activations", self.activations)];
+        for (name, bytes) in weights.into_iter().chain(second_set).chain(rest) {
             write!(f, "{name} {}, ", Size(bytes))?;
         }
         write!(f, "together {} of {} free", Size(self.total()), Size(self.available))

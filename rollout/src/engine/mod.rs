@@ -11,12 +11,12 @@
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
 //! | `check`, `error` | what is refused; what can go wrong |
-//! | `draft` | tokens that are computed ahead on trial |
+//! | `draft`, `history` | tokens that are computed ahead on trial; what a group has written so far |
 //! | `backend`, `open` | what computes logits; which of the next three does |
 //! | `packed` | the rewritten graph over [`rollout_kernels`] |
 //! | `stock` | the published graph, on any device |
 //! | `device` | what only a device needs: its memory, logits that stay there, CUDA graphs, TensorRT |
-//! | `logits` | output of a call |
+//! | `storage` | memory that graphs read and write |
 //! | `session`, `binding`, [`runtime`] | making sessions; the unsafe layer over ONNX Runtime; finding the library |
 //! | `swap` | taking new weights into use |
 //! | [`memory`] | the memory plan |
@@ -29,7 +29,7 @@ mod check;
 mod device;
 mod draft;
 mod error;
-mod logits;
+mod history;
 pub mod memory;
 mod open;
 mod packed;
@@ -40,6 +40,7 @@ mod sequence;
 mod session;
 pub mod step;
 mod stock;
+mod storage;
 mod swap;
 pub mod types;
 

@@ -6,8 +6,6 @@
 //! | [`stock`](super::stock) | the published graph as it is | any device |
 //! | [`device`] | the same, with logits or launches of decode steps kept on the device | devices, on request |
 
-use std::fmt::Display;
-
 use shared::{
     ModelConfig, WeightManifest,
     config::{KvDtype, RolloutDtype},
@@ -21,10 +19,6 @@ use super::{
     session::dtype_of,
     stock::StockBackend,
 };
-
-fn needs_packed(option: &str, dtype: impl Display) -> EngineError {
-    EngineError::Options(format!("{option} {dtype} needs the packed kernels, which take fp32 exports on the CPU"))
-}
 
 /// Loads a version into the backend that the options ask for and reserves the memory of every slot.
 pub(super) fn open(
@@ -42,11 +36,12 @@ pub(super) fn open(
             "the packed kernels do not know this graph; the kernels of ONNX Runtime are used"
         );
     }
-    if options.rollout_dtype != RolloutDtype::Auto {
-        return Err(needs_packed("rollout_dtype", options.rollout_dtype));
-    }
-    if options.kv_dtype != KvDtype::Auto {
-        return Err(needs_packed("kv_dtype", options.kv_dtype));
+    let EngineOptions { rollout_dtype, kv_dtype, speculative_tokens, .. } = *options;
+    let needs_packed = (rollout_dtype != RolloutDtype::Auto).then(|| format!("rollout_dtype {rollout_dtype}"));
+    let needs_packed = needs_packed.or((kv_dtype != KvDtype::Auto).then(|| format!("kv_dtype {kv_dtype}")));
+    if let Some(option) = needs_packed.or((speculative_tokens > 0).then(|| "speculative_tokens".to_owned())) {
+        let message = format!("{option} needs the packed kernels, which take fp32 exports on the CPU");
+        return Err(EngineError::Options(message));
     }
     let stock = StockBackend::open(source, config, manifest, options)?;
     if device::wanted(options) {

@@ -9,7 +9,7 @@
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Instant};
 
 use super::{
-    draft::SharedHistory,
+    history::SharedHistory,
     sequence::{Limits, Sequence},
     types::{FinishedSequence, GroupRequest},
 };
@@ -25,6 +25,13 @@ struct WaitingGroup {
     history: Option<SharedHistory>,
 }
 
+impl WaitingGroup {
+    /// How many have not started.
+    fn samples(&self) -> usize {
+        (self.request.num_generations - self.next_sample) as usize
+    }
+}
+
 /// What one call computes of waiting prompts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PrefillLimits {
@@ -37,33 +44,25 @@ pub(super) struct PrefillLimits {
 }
 
 /// The queue and the slots.
+#[derive(Default)]
 pub(super) struct Scheduler {
     capacity: usize,
     /// Index = slot; holes only between a finish and [`Scheduler::compact`].
     slots: Vec<Option<Sequence>>,
     occupied: usize,
     waiting: VecDeque<WaitingGroup>,
-    waiting_samples: usize,
     /// The prefix slots that hold prompts: of the first waiting group and those behind it.
     prefixes: Range<usize>,
-    admission: bool,
+    /// Whether nothing may start.
+    closed: bool,
 }
 
 impl Scheduler {
     pub fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            slots: Vec::with_capacity(capacity),
-            occupied: 0,
-            waiting: VecDeque::new(),
-            waiting_samples: 0,
-            prefixes: 0..0,
-            admission: true,
-        }
+        Self { capacity, ..Self::default() }
     }
 
     pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) {
-        self.waiting_samples += request.num_generations as usize;
         let (request, arrived) = (Arc::new(request), Instant::now());
         self.waiting.push_back(WaitingGroup { request, arrived, next_sample: 0, admitted: None, history });
     }
@@ -73,11 +72,11 @@ impl Scheduler {
     }
 
     pub fn waiting(&self) -> usize {
-        self.waiting_samples
+        self.waiting.iter().map(WaitingGroup::samples).sum()
     }
 
     pub fn set_admission(&mut self, admit: bool) {
-        self.admission = admit;
+        self.closed = !admit;
     }
 
     /// Number of prompts to be prefilled now, in one call: when a slot is free and the next sample's prompt is in no prefix
@@ -85,7 +84,7 @@ impl Scheduler {
     /// first alone is longer than that, or none is wanted.
     pub fn prompts_to_prefill(&self, limits: PrefillLimits, budget: usize) -> usize {
         let mut free = self.capacity - self.occupied;
-        if !self.admission || !self.prefixes.is_empty() {
+        if self.closed || !self.prefixes.is_empty() {
             return 0;
         }
         let mut count = 0;
@@ -95,7 +94,7 @@ impl Scheduler {
                 break;
             }
             count += 1;
-            free = free.saturating_sub((group.request.num_generations - group.next_sample) as usize);
+            free = free.saturating_sub(group.samples());
         }
         count
     }
@@ -132,16 +131,15 @@ impl Scheduler {
     /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot and the prefix slot
     /// of its prompt.
     pub fn start_next(&mut self, limits: &Limits) -> Option<(usize, usize)> {
-        if !self.admission || self.prefixes.is_empty() || self.occupied == self.capacity {
+        if self.closed || self.prefixes.is_empty() || self.occupied == self.capacity {
             return None;
         }
         let prefix = self.prefixes.start;
         let group = self.waiting.front_mut()?;
         let admitted = group.admitted.expect("a prefilled group was admitted");
-        let sequence = Sequence::new(&group.request, group.next_sample, [group.arrived, admitted], limits);
-        let sequence = sequence.with_history(group.history.as_ref());
+        let times = [group.arrived, admitted];
+        let sequence = Sequence::new(&group.request, group.next_sample, times, limits, group.history.as_ref());
         group.next_sample += 1;
-        self.waiting_samples -= 1;
         if group.next_sample == group.request.num_generations {
             self.waiting.pop_front();
             self.prefixes.start += 1;
@@ -206,12 +204,11 @@ impl Scheduler {
         for group in self.waiting.drain(..) {
             let admitted = group.admitted.unwrap_or_else(Instant::now);
             for sample in group.next_sample..group.request.num_generations {
-                let sequence = Sequence::new(&group.request, sample, [group.arrived, admitted], limits);
+                let sequence = Sequence::new(&group.request, sample, [group.arrived, admitted], limits, None);
                 aborted.push(sequence.finish(FinishReason::Aborted));
             }
         }
         self.occupied = 0;
-        self.waiting_samples = 0;
         self.forget_prefixes();
         aborted
     }
@@ -364,15 +361,15 @@ mod tests {
                 while let Some((slot, prefix)) = scheduler.start_next(&limits()) {
                     first_tokens(&mut scheduler, slot);
                     let sequence = scheduler.sequence(slot);
-                    prop_assert_eq!(sequence.prompt(), prefixes[prefix]);
-                    cache[slot] = Some((sequence.prompt(), sequence.sample()));
+                    prop_assert_eq!(sequence.identity().0, prefixes[prefix]);
+                    cache[slot] = Some(sequence.identity());
                 }
                 scheduler.compact(|from, to, used| {
                     assert!(from > to && used == 2);
                     cache[to] = cache[from].take();
                     Ok::<_, std::convert::Infallible>(())
                 }).unwrap();
-                let here: Vec<_> = scheduler.dense().map(|s| Some((s.prompt(), s.sample()))).collect();
+                let here: Vec<_> = scheduler.dense().map(|s| Some(s.identity())).collect();
                 prop_assert_eq!(&here[..], &cache[..here.len()]);
                 prop_assert_eq!(here.len(), scheduler.running());
                 for slot in 0..here.len() {

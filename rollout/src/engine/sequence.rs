@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Instant};
 use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
 
 use super::{
-    draft::SharedHistory,
+    EngineError,
+    history::SharedHistory,
     types::{FinishedSequence, GroupRequest, StopCriterion},
 };
 use crate::sampling::{Draw, RowError, Scratch, SeenTokens, sample_row};
@@ -48,8 +49,15 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A sample of a group that was queued and whose prompt began to be computed at these times.
-    pub fn new(request: &Arc<GroupRequest>, sample: u32, [arrived, admitted]: [Instant; 2], limits: &Limits) -> Self {
+    /// A sample of a group that was queued and whose prompt began to be computed at these times. Without a history, nothing
+    /// is drafted for it.
+    pub fn new(
+        request: &Arc<GroupRequest>,
+        sample: u32,
+        [arrived, admitted]: [Instant; 2],
+        limits: &Limits,
+        history: Option<&SharedHistory>,
+    ) -> Self {
         let own = request.lengths.as_ref().map(|lengths| lengths[sample as usize]);
         let limit = own.unwrap_or(request.sampling.max_completion_length) as usize;
         let limit = limit.min(limits.max_model_len - request.prompt_ids.len());
@@ -66,18 +74,13 @@ impl Sequence {
             versions: Vec::new(),
             seen,
             stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
-            history: None,
+            history: history.cloned(),
             arrived,
             admitted,
             first_token: None,
             drawn: None,
             request: Arc::clone(request),
         }
-    }
-
-    /// The same with drafts from what the group has written.
-    pub fn with_history(self, history: Option<&SharedHistory>) -> Self {
-        Self { history: history.cloned(), ..self }
     }
 
     /// What the group has written, with speculative decoding.
@@ -102,16 +105,6 @@ impl Sequence {
     /// The newest token.
     pub fn newest(&self) -> Option<u32> {
         self.token_ids.last().copied()
-    }
-
-    /// Id of the prompt, for messages.
-    pub fn prompt(&self) -> u64 {
-        self.request.prompt_id.0
-    }
-
-    /// Index within the group, for messages.
-    pub fn sample(&self) -> u32 {
-        self.sample
     }
 
     /// Tokens whose keys and values are in the cache: all but the newest.
@@ -156,8 +149,10 @@ impl Sequence {
     }
 
     /// Takes the drawn token; says why the completion ends with it, if it does.
-    pub fn accept(&mut self, version: PolicyVersion, limits: &Limits) -> Result<Option<FinishReason>, RowError> {
-        let Draw { token, logprob } = self.drawn.take().expect("a token was drawn before it is taken")?;
+    pub fn accept(&mut self, version: PolicyVersion, limits: &Limits) -> Result<Option<FinishReason>, EngineError> {
+        let drawn = self.drawn.take().expect("a token was drawn before it is taken");
+        let (prompt, sample) = (self.request.prompt_id.0, self.sample);
+        let Draw { token, logprob } = drawn.map_err(|reason| EngineError::Row { prompt, sample, version, reason })?;
         if self.versions.last().is_none_or(|&(_, last)| last != version) {
             self.versions.push((self.token_ids.len() as u32, version));
         }
@@ -169,7 +164,7 @@ impl Sequence {
         self.first_token.get_or_insert_with(Instant::now);
 
         let ends = !self.request.sampling.ignore_eos && limits.eos_token_ids.contains(&token);
-        let stopped = self.stop_criterion.as_mut().is_some_and(|watch| watch.push(token));
+        let stopped = self.stop_criterion.as_mut().is_some_and(|criterion| criterion.push(token));
         Ok(if ends || stopped {
             Some(FinishReason::Stop)
         } else {
@@ -199,6 +194,13 @@ mod tests {
     use super::*;
     use shared::PromptId;
 
+    impl Sequence {
+        /// Its prompt and its index within the group.
+        pub fn identity(&self) -> (u64, u32) {
+            (self.request.prompt_id.0, self.sample)
+        }
+    }
+
     struct Nth(u32);
 
     impl StopCriterion for Nth {
@@ -224,7 +226,7 @@ mod tests {
     /// Runs a sequence over logits whose arg-max at position `t` is `t`.
     fn run(request: GroupRequest, max_model_len: usize) -> (Vec<u32>, FinishReason) {
         let limits = Limits { eos_token_ids: vec![4, 9], max_model_len };
-        let mut sequence = Sequence::new(&Arc::new(request), 1, [Instant::now(); 2], &limits);
+        let mut sequence = Sequence::new(&Arc::new(request), 1, [Instant::now(); 2], &limits, None);
         for t in 0.. {
             let mut logits = vec![0.0; 64];
             logits[t] = 1.0;

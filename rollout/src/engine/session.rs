@@ -75,30 +75,23 @@ pub(super) fn require_finite(logits: &[f32]) -> Result<(), EngineError> {
 
 /// A session for a graph; `weights` is the hash of what it was exported from, if it is known.
 pub(crate) fn load(path: &Path, options: SessionOptions, weights: Option<&str>) -> ort::Result<Session> {
-    let builder = builder(options)?;
-    let mut builder = match options.device {
-        Device::Cpu => builder,
-        Device::Cuda => {
-            let provider = cuda().with_cuda_graph(options.cuda_graphs).build().error_on_failure();
-            builder.with_execution_providers([provider])?
-        }
+    let providers = match options.device {
+        Device::Cpu => vec![],
+        Device::Cuda => vec![cuda().with_cuda_graph(options.cuda_graphs).build().error_on_failure()],
         Device::Tensorrt => {
-            let tensorrt = tensorrt::provider(weights.filter(|_| !options.hot_swap))
-                .map_err(|e| ort::Error::new(e.to_string()))?;
-            builder.with_execution_providers([tensorrt, cuda().build().error_on_failure()])?
+            let tensorrt = tensorrt::provider(weights.filter(|_| !options.hot_swap));
+            vec![tensorrt.map_err(|e| ort::Error::new(e.to_string()))?, cuda().build().error_on_failure()]
         }
     };
+    let mut builder = builder(options)?.with_execution_providers(providers)?;
     alone(|| builder.commit_from_file(path))
 }
 
 /// A session for a small graph in memory, beside one for a model. On devices, CUDA runs it: TensorRT would take longer to
 /// build it than it ever runs.
 pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<Session> {
-    let builder = builder(options)?;
-    let mut builder = match options.device {
-        Device::Cpu => builder,
-        Device::Cuda | Device::Tensorrt => builder.with_execution_providers([cuda().build().error_on_failure()])?,
-    };
+    let cuda = (options.device != Device::Cpu).then(|| cuda().build().error_on_failure());
+    let mut builder = builder(options)?.with_execution_providers(cuda.as_slice())?;
     alone(|| builder.commit_from_memory(graph))
 }
 

@@ -8,8 +8,8 @@ use super::{
     EngineError,
     backend::{Abilities, Backend, Prompts, draw_on_host},
     check::{check_options, positions_of},
-    draft::{Drafter, Drafts, History},
-    logits::LogitsBuffer,
+    draft::{Drafter, Drafts},
+    history::History,
     memory::{available_memory, plan_memory},
     open::open,
     profile::{Profile, Stopwatch},
@@ -17,6 +17,7 @@ use super::{
     scheduler::{PrefillLimits, Scheduler},
     sequence::{DecodeRow, Limits},
     session::{dtype_of, read_manifest},
+    storage::{LogitsBuffer, logits_buffer, rows_of},
     swap::{PendingSwap, manifest_of},
     types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
 };
@@ -39,12 +40,7 @@ pub struct Engine {
     sampling: SamplingThreads,
     /// With speculative decoding.
     drafter: Option<Drafter>,
-    rows: Vec<DecodeRow>,
     drafts: Drafts,
-    /// Slots of samples that have just started, and the prefix slots of their prompts.
-    started: Vec<(usize, usize)>,
-    /// Slots whose next token can be drawn from the logits there are.
-    live: Vec<bool>,
     /// `[rows of a step, vocab]`.
     logits: LogitsBuffer,
     /// `[prompts of a call, vocab]`: what follows the prompts that samples start from.
@@ -77,10 +73,6 @@ impl Engine {
 
         let backend = open(&weights, &config, &manifest, &options)?;
         let abilities = backend.abilities();
-        if options.speculative_tokens > 0 && !abilities.drafts {
-            let message = "speculative_tokens needs the packed kernels, which take fp32 exports on the CPU";
-            return Err(EngineError::Options(message.into()));
-        }
         let sampling = SamplingThreads::new(options.threads)
             .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
         Ok(Self {
@@ -92,12 +84,9 @@ impl Engine {
             scheduler: Scheduler::new(options.max_num_seqs),
             sampling,
             drafter: (options.speculative_tokens > 0).then(|| Drafter::new(options.speculative_tokens, options.rows())),
-            rows: Vec::with_capacity(options.max_num_seqs),
             drafts: Drafts::default(),
-            started: Vec::with_capacity(options.max_num_seqs),
-            live: Vec::with_capacity(options.max_num_seqs),
-            logits: LogitsBuffer::new(options.rows() * config.vocab_size, options.device)?,
-            prefix_logits: LogitsBuffer::new(abilities.prefill.prompts * config.vocab_size, options.device)?,
+            logits: logits_buffer(options.rows() * config.vocab_size, options.device)?,
+            prefix_logits: logits_buffer(abilities.prefill.prompts * config.vocab_size, options.device)?,
             prefilled: 0,
             pending: None,
             profile: Profile::default(),
@@ -199,7 +188,8 @@ impl Engine {
     }
 
     /// Ends everything that runs or waits with [`shared::FinishReason::Aborted`]; sequences that had begun are returned with
-    /// their tokens so far, waiting ones without any.
+    /// their tokens so far, waiting ones without any. Prompts that were computed for them keep their memory until
+    /// the next ones are.
     pub fn abort_all(&mut self) -> Vec<FinishedSequence> {
         for slot in 0..self.scheduler.slots().len() {
             if self.scheduler.slots()[slot].is_some() {
@@ -267,27 +257,7 @@ impl Engine {
     /// # Errors
     /// When the new weights could not be loaded or failed their probe; the old weights stay in use.
     pub fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
-        match self.pending.take_if(|pending| pending.is_ready()) {
-            Some(pending) => self.switch(pending).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// As [`Engine::try_swap`], waiting until they are ready; `None` when no swap is pending.
-    ///
-    /// # Errors
-    /// As [`Engine::try_swap`].
-    pub fn wait_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
-        self.pending.take().map(|pending| self.switch(pending)).transpose()
-    }
-
-    /// Whether a swap was begun and not yet made.
-    #[must_use]
-    pub fn swap_pending(&self) -> bool {
-        self.pending.is_some()
-    }
-
-    fn switch(&mut self, pending: PendingSwap) -> Result<SwapReport, EngineError> {
+        let Some(pending) = self.pending.take_if(|pending| pending.is_ready()) else { return Ok(None) };
         let stalled = Instant::now();
         let (version, begun) = (pending.version, pending.begun);
         pending.join()?;
@@ -302,7 +272,7 @@ impl Engine {
             stall_seconds: stalled.elapsed().as_secs_f64(),
         };
         tracing::debug!(%version, seconds = report.seconds, stall_seconds = report.stall_seconds, "weights swapped");
-        Ok(report)
+        Ok(Some(report))
     }
 
     fn admit(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
@@ -315,52 +285,38 @@ impl Engine {
             if prompts == 0 && budget == whole {
                 // The next one is longer than that. Where it cannot be cut, it goes through as a whole.
                 prompts = self.scheduler.prompts_to_prefill(PrefillLimits { prompts: 1, ..limits }, usize::MAX);
-                if prompts == 1 && self.scheduler.running() > 0 && self.prefill_piece(watch)? {
-                    return Ok(());
+                let running = prompts == 1 && self.scheduler.running() > 0;
+                let left = || self.scheduler.tokens_to_prefill(limits, 1) - self.prefilled;
+                if running && self.abilities.pieces && left() > whole {
+                    return self.prefill(1, whole, watch);
                 }
             }
             if prompts == 0 {
                 return Ok(());
             }
             budget = budget.saturating_sub(self.scheduler.tokens_to_prefill(limits, prompts) - self.prefilled);
-            self.prefill(prompts, watch)?;
+            self.prefill(prompts, usize::MAX, watch)?;
         }
     }
 
-    /// Prefills the prompts of the first waiting groups.
-    fn prefill(&mut self, prompts: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
+    /// Computes at most `most` further tokens of each of the prompts of the first waiting groups: all that is left of them, or
+    /// a piece of the first alone.
+    fn prefill(&mut self, prompts: usize, most: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
         self.scheduler.admit(prompts);
         self.profile.scheduling += watch.lap();
         let waiting: Vec<&[u32]> = self.scheduler.prompts(prompts).collect();
-        let computed = std::mem::take(&mut self.prefilled);
-        let call = Prompts { tokens: &waiting, computed, most: usize::MAX };
-        let cost = self.backend.prefill(call, self.prefix_logits.rows(prompts, self.config.vocab_size))?;
-        let tokens = waiting.iter().map(|prompt| prompt.len()).sum::<usize>() - computed;
+        let computed = self.prefilled;
+        let left = waiting.iter().map(|prompt| prompt.len()).sum::<usize>() - computed;
+        let (tokens, complete) = if left > most { (most, 0) } else { (left, prompts) };
+        let logits = rows_of(&mut self.prefix_logits, complete, self.config.vocab_size);
+        let cost = self.backend.prefill(Prompts { tokens: &waiting, computed, most }, logits)?;
         self.profile.add_nodes(cost);
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
-        self.profile.prefills += prompts as u64;
+        self.profile.prefills += complete as u64;
         self.profile.prefill_tokens += tokens as u64;
-        self.scheduler.prefixes_are_ready(prompts);
+        self.prefilled = if complete == 0 { computed + tokens } else { 0 };
+        self.scheduler.prefixes_are_ready(complete);
         Ok(())
-    }
-
-    /// Computes a part of the next prompt, which is longer than the budget, unless the rest is within it or prompts cannot be
-    /// cut; returns whether it did.
-    fn prefill_piece(&mut self, watch: &mut Stopwatch) -> Result<bool, EngineError> {
-        let piece = self.options.max_num_batched_tokens;
-        let prompt = self.scheduler.prompts(1).next().expect("a prompt waits");
-        if !self.abilities.pieces || prompt.len() - self.prefilled <= piece {
-            return Ok(false);
-        }
-        self.profile.scheduling += watch.lap();
-        let call = Prompts { tokens: &[prompt], computed: self.prefilled, most: piece };
-        let cost = self.backend.prefill(call, self.prefix_logits.rows(0, self.config.vocab_size))?;
-        self.profile.add_nodes(cost);
-        self.scheduler.admit(1);
-        self.prefilled += piece;
-        self.profile.prefill += watch.lap_of(Event::Prefill { tokens: piece });
-        self.profile.prefill_tokens += piece as u64;
-        Ok(true)
     }
 
     /// Starts samples of the prompts in prefix slots until they have none left or the slots are full.
@@ -372,26 +328,26 @@ impl Engine {
         let vocab = self.config.vocab_size;
         loop {
             self.profile.scheduling += watch.lap();
-            self.started.clear();
+            // Slots of samples that have just started, and the prefix slots of their prompts.
+            let mut started = Vec::new();
             while let Some((slot, prefix)) = self.scheduler.start_next(&self.limits) {
                 self.backend.start(slot, prefix)?;
-                self.started.push((slot, prefix));
+                started.push((slot, prefix));
             }
-            if self.started.is_empty() {
+            if started.is_empty() {
                 return Ok(());
             }
             self.profile.kv_copy += watch.lap_of(Event::KvCopy);
             // Free slots are filled from the first on.
-            let started = &self.started;
             let prompt_of = |slot: usize| {
                 let index = started.binary_search_by_key(&slot, |&(slot, _)| slot).ok()?;
                 Some(started[index].1)
             };
-            let logits = self.prefix_logits.rows(self.abilities.prefill.prompts, vocab);
+            let logits = rows_of(&mut self.prefix_logits, self.abilities.prefill.prompts, vocab);
             draw_on_host(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
-            self.profile.sampling += watch.lap_of(Event::Sample { rows: self.started.len() });
-            for i in 0..self.started.len() {
-                self.accept(self.started[i].0, finished)?;
+            self.profile.sampling += watch.lap_of(Event::Sample { rows: started.len() });
+            for (slot, _) in started {
+                self.accept(slot, finished)?;
             }
         }
     }
@@ -403,19 +359,18 @@ impl Engine {
         self.profile.kv_copy += watch.lap_of(Event::KvCopy);
 
         let rows = self.scheduler.running();
-        self.rows.clear();
-        self.rows.extend(self.scheduler.dense().map(|sequence| sequence.decode_row()));
+        let decode_rows: Vec<DecodeRow> = self.scheduler.dense().map(|sequence| sequence.decode_row()).collect();
         if let Some(drafter) = &mut self.drafter {
             drafter.draft(self.scheduler.slots(), &mut self.drafts);
         }
         let computed = rows + self.drafts.len();
-        let logits = self.logits.rows(computed, self.config.vocab_size);
+        let logits = rows_of(&mut self.logits, computed, self.config.vocab_size);
         self.profile.scheduling += watch.lap();
-        let cost = self.backend.decode(&self.rows, &self.drafts, logits)?;
+        let cost = self.backend.decode(&decode_rows, &self.drafts, logits)?;
         let attended = |(slot, row): (usize, &DecodeRow)| -> u64 {
             (0..=self.drafts.of(slot).len()).map(|ahead| (row.position + 1 + ahead) as u64).sum()
         };
-        let positions = self.rows.iter().enumerate().map(attended).sum();
+        let positions = decode_rows.iter().enumerate().map(attended).sum();
         let time = watch.lap_of(Event::Decode { rows: computed, positions });
         if let Some(drafter) = &mut self.drafter {
             drafter.took(computed, time);
@@ -437,28 +392,23 @@ impl Engine {
         watch: &mut Stopwatch,
         finished: &mut Vec<FinishedSequence>,
     ) -> Result<(), EngineError> {
-        self.live.clear();
-        self.live.resize(rows, true);
+        // Slots whose next token can be drawn from the logits there are.
+        let mut live = vec![true; rows];
         for round in 0.. {
-            let (drafts, live) = (&self.drafts, &self.live);
+            let drafts = &self.drafts;
             let row_of = |slot: usize| live[slot].then(|| drafts.first_row(slot) + round);
-            let logits = self.logits.rows(rows + drafts.len(), self.config.vocab_size);
+            let logits = rows_of(&mut self.logits, rows + drafts.len(), self.config.vocab_size);
             let whole_rows = self.backend.draw(self.scheduler.slots(), &row_of, logits, &mut self.sampling)?;
             self.profile.whole_rows += whole_rows as u64;
             let drawn = live.iter().filter(|&&live| live).count();
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
-            for slot in 0..rows {
-                if !self.live[slot] {
-                    continue;
-                }
+            for (slot, live) in live.iter_mut().enumerate().filter(|(_, live)| **live) {
                 let newest = self.accept(slot, finished)?;
-                self.live[slot] = newest.is_some() && newest == self.drafts.of(slot).get(round).copied();
-                if self.live[slot] {
-                    self.profile.accepted_tokens += 1;
-                    self.profile.decode_tokens += 1;
-                }
+                *live = newest.is_some() && newest == self.drafts.of(slot).get(round).copied();
+                self.profile.accepted_tokens += u64::from(*live);
+                self.profile.decode_tokens += u64::from(*live);
             }
-            if !self.live.contains(&true) {
+            if !live.contains(&true) {
                 break;
             }
         }
@@ -468,13 +418,7 @@ impl Engine {
     /// Takes the token that a sequence has drawn; returns it if the sequence goes on.
     fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<Option<u32>, EngineError> {
         let sequence = self.scheduler.sequence(slot);
-        let (prompt, sample) = (sequence.prompt(), sequence.sample());
-        let ended = sequence.accept(self.version, &self.limits).map_err(|reason| EngineError::Row {
-            prompt,
-            sample,
-            version: self.version,
-            reason,
-        })?;
+        let ended = sequence.accept(self.version, &self.limits)?;
         if let Some(drafter) = &mut self.drafter {
             drafter.learn(sequence);
         }

@@ -49,13 +49,24 @@ impl<T: Send + 'static> Shelf<T> {
     }
 }
 
-/// A version in the making on a side thread. Dropping it waits for the thread: at the end of the program, ONNX Runtime
-/// must not be taken down under it.
+/// A thread that is waited for even when nobody wants what it does any more: at the end of the program, ONNX Runtime must
+/// not be taken down under it.
+struct Joined<T>(Option<JoinHandle<T>>);
+
+impl<T> Drop for Joined<T> {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // Nobody asks any more how it ended; a panic has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A version in the making on a side thread.
 pub(super) struct PendingSwap {
     pub version: PolicyVersion,
     pub begun: Instant,
-    /// There until it is joined.
-    thread: Option<JoinHandle<Result<(), EngineError>>>,
+    thread: Joined<Result<(), EngineError>>,
 }
 
 impl PendingSwap {
@@ -70,30 +81,21 @@ impl PendingSwap {
                 loaded
             })
             .map_err(|e| EngineError::Swap { version, message: format!("no thread to load it on: {e}") })?;
-        Ok(Self { version, begun: Instant::now(), thread: Some(thread) })
+        Ok(Self { version, begun: Instant::now(), thread: Joined(Some(thread)) })
     }
 
     /// Whether [`PendingSwap::join`] returns without waiting.
     pub fn is_ready(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.thread.0.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits until the version is on its [`Shelf`].
     pub fn join(mut self) -> Result<(), EngineError> {
         let version = self.version;
-        let thread = self.thread.take().expect("it is joined once");
+        let thread = self.thread.0.take().expect("it is joined once");
         let result = thread.join().map_err(|_| "the loading thread panicked".to_owned());
         let loaded = result.and_then(|loaded| loaded.map_err(|e| e.to_string()));
         loaded.map_err(|message| EngineError::Swap { version, message })
-    }
-}
-
-impl Drop for PendingSwap {
-    fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // Nobody wants the version any more, nor what was wrong with it.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -107,33 +109,19 @@ pub(super) fn manifest_of(source: &WeightSource, config: &ModelConfig) -> Result
     Ok(manifest)
 }
 
-/// Gives sessions back to the system without holding up the caller: unmapping and freeing take milliseconds. Dropping it
-/// waits for the last one, as with [`PendingSwap`].
+/// Gives sessions back to the system without holding up the caller: unmapping and freeing take milliseconds.
 #[derive(Default)]
-pub(super) struct Retired(Option<JoinHandle<()>>);
+pub(super) struct Retired(Option<Joined<()>>);
 
 impl Retired {
     /// Drops a session on a side thread.
     pub fn push(&mut self, session: impl Send + 'static) {
-        // The one before has had the time of a whole version.
-        self.join();
+        // Waits for the one before, which has had the time of a whole version.
+        self.0 = None;
         match thread::Builder::new().name("weight-retire".into()).spawn(move || drop(session)) {
-            Ok(thread) => self.0 = Some(thread),
+            Ok(thread) => self.0 = Some(Joined(Some(thread))),
             Err(error) => tracing::warn!(%error, "no thread to free the old weights on; freed in place"),
         }
-    }
-
-    fn join(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic while memory is freed has been reported by its thread and changes nothing here.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Retired {
-    fn drop(&mut self) {
-        self.join();
     }
 }
 
@@ -156,7 +144,7 @@ mod tests {
             seen.store(true, Ordering::Relaxed);
             Err(EngineError::Swap { version, message: "of the test's own making".into() })
         });
-        drop(PendingSwap { version, begun: Instant::now(), thread: Some(thread) });
+        drop(PendingSwap { version, begun: Instant::now(), thread: Joined(Some(thread)) });
         assert!(ended.load(Ordering::Relaxed));
     }
 

@@ -86,7 +86,7 @@ impl EngineOptions {
     }
 }
 
-/// Watches the tokens of one completion for a stop string.
+/// Looks for a stop string in the tokens of one completion.
 pub trait StopCriterion: Send {
     /// Takes the next token; true ends the completion (the token is kept).
     fn push(&mut self, token: u32) -> bool;
@@ -109,7 +109,7 @@ pub struct GroupRequest {
     pub sampling: Arc<SamplingParams>,
     /// Own completion lengths per sample, for benchmarks with ragged lengths; wins over `max_completion_length`.
     pub lengths: Option<Arc<[u32]>>,
-    /// Makes a watch for each completion; absent without stop strings.
+    /// Makes a criterion for each completion; absent without stop strings.
     pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,
 }
 

@@ -33,15 +33,15 @@ const TENSORRT_LIBRARIES: &[&str] = &["libcudnn.so.9", "libnvinfer.so.10", "libn
 /// # Errors
 /// The first one that is missing.
 pub(in crate::engine) fn load_libraries(device: Device) -> Result<(), EngineError> {
-    let (name, required): (_, &[&[&str]]) = match device {
+    let required: &[&[&str]] = match device {
         Device::Cpu => return Ok(()),
-        Device::Cuda => ("cuda", &[CUDA_LIBRARIES]),
-        Device::Tensorrt => ("tensorrt", &[CUDA_LIBRARIES, TENSORRT_LIBRARIES]),
+        Device::Cuda => &[CUDA_LIBRARIES],
+        Device::Tensorrt => &[CUDA_LIBRARIES, TENSORRT_LIBRARIES],
     };
     let folders = library_folders()?;
     for library in required.iter().copied().flatten() {
         // Never closed: libraries opened later that link this one by name get it.
-        std::mem::forget(open(library, &folders).ok_or_else(|| missing(name, library))?);
+        std::mem::forget(open(library, &folders).ok_or_else(|| missing(device, library))?);
     }
     for library in CUDA_OPTIONAL_LIBRARIES {
         match open(library, &folders) {
@@ -52,7 +52,7 @@ pub(in crate::engine) fn load_libraries(device: Device) -> Result<(), EngineErro
     Ok(())
 }
 
-fn missing(device: &str, library: &str) -> EngineError {
+fn missing(device: Device, library: &str) -> EngineError {
     let way_out = match library {
         "libcuda.so.1" => "install the NVIDIA driver",
         _ if TENSORRT_LIBRARIES.contains(&library) => "install TensorRT 10 and let LD_LIBRARY_PATH name its folder",
@@ -160,7 +160,7 @@ impl Cuda {
             return Ok(cuda);
         }
         load_libraries(Device::Cuda)?;
-        let library = open(CUDA_RUNTIME, &library_folders()?).ok_or_else(|| missing("cuda", CUDA_RUNTIME))?;
+        let library = open(CUDA_RUNTIME, &library_folders()?).ok_or_else(|| missing(Device::Cuda, CUDA_RUNTIME))?;
         let cuda = Self::resolve(&library)
             .map_err(|e| EngineError::Library(format!("{CUDA_RUNTIME} is not a CUDA 13 runtime: {e}")))?;
         std::mem::forget(library);
@@ -185,13 +185,13 @@ impl Cuda {
         }
     }
 
-    fn check(&self, call: &'static str, status: c_int) -> Result<(), EngineError> {
+    fn check(&self, call: &str, status: c_int) -> Result<(), EngineError> {
         if status == 0 {
             return Ok(());
         }
         // SAFETY: the function returns a static text for every number.
         let text = unsafe { CStr::from_ptr((self.get_error_string)(status)) };
-        Err(EngineError::Cuda { call, message: text.to_string_lossy().into_owned() })
+        Err(EngineError::Runtime { doing: call.to_owned(), message: text.to_string_lossy().into_owned() })
     }
 
     /// Free bytes of the device.

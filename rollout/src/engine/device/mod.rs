@@ -17,11 +17,11 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     backend::{Abilities, Backend, Cost, Prompts, draw_on_host},
     draft::Drafts,
-    logits::FloatMemory,
     runtime::library_path,
     sequence::{DecodeRow, Sequence},
     session::SessionOptions,
     stock::StockBackend,
+    storage::FloatMemory,
     swap::LoadJob,
 };
 use crate::sampling::SamplingThreads;
@@ -32,18 +32,17 @@ use crate::sampling::SamplingThreads;
 /// # Errors
 /// When the provider library or one that it links is missing.
 pub(super) fn require(device: Device) -> Result<(), EngineError> {
-    let (name, provider) = match device {
-        Device::Cpu => return Ok(()),
-        Device::Cuda => ("cuda", "libonnxruntime_providers_cuda.so"),
-        Device::Tensorrt => ("tensorrt", "libonnxruntime_providers_tensorrt.so"),
-    };
+    if device == Device::Cpu {
+        return Ok(());
+    }
+    let provider = format!("libonnxruntime_providers_{device}.so");
     let library = library_path()?;
     let library = library.canonicalize().unwrap_or(library);
-    if library.with_file_name(provider).is_file() {
+    if library.with_file_name(&provider).is_file() {
         return cuda::load_libraries(device);
     }
     Err(EngineError::Library(format!(
-        "device {name} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {ONNXRUNTIME_VARIABLE} name the \
+        "device {device} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {ONNXRUNTIME_VARIABLE} name the \
          library of an onnxruntime-gpu package",
         library.display()
     )))

@@ -7,17 +7,14 @@
 //! rows, and there drafts are all but free.
 
 mod drafts;
-mod history;
 mod prices;
 mod rates;
 
 use std::{sync::PoisonError, time::Duration};
 
 pub(super) use drafts::Drafts;
-pub(super) use history::{History, SharedHistory};
 
-use super::sequence::Sequence;
-use history::LONGEST;
+use super::{history::LONGEST, sequence::Sequence};
 use prices::Prices;
 use rates::Rates;
 
@@ -25,6 +22,7 @@ use rates::Rates;
 const LEAST_LIKELY: f32 = 0.05;
 
 /// Decides what is drafted.
+#[derive(Default)]
 pub(super) struct Drafter {
     /// Most drafts of a sequence in a step.
     most: usize,
@@ -49,15 +47,7 @@ struct Chain {
 
 impl Drafter {
     pub fn new(most: usize, rows: usize) -> Self {
-        Self {
-            most,
-            rows,
-            rates: Rates::default(),
-            prices: Prices::default(),
-            chains: Vec::new(),
-            order: Vec::new(),
-            context: Vec::new(),
-        }
+        Self { most, rows, ..Self::default() }
     }
 
     /// The drafts of the next step, for the sequences of the slots from 0 on.

@@ -1,6 +1,6 @@
 //! How often guesses come true, by how well they are founded.
 
-use super::history::{Guess, LONGEST};
+use crate::engine::history::{Guess, LONGEST};
 
 /// Kinds of support that a guess may have.
 const SUPPORTS: usize = 6;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ndarray::ArrayViewMut2;
 use rollout_kernels::{
+    buffer::LargeBuffer,
     element::{Format, KvFormat},
     pages::{FreePages, PAGE, PageShape},
     simd::{Isa, MAX_BYTE_PRODUCTS},
@@ -23,7 +24,7 @@ use super::{
     },
     page_shape,
     session::{PackedOptions, PackedSession},
-    weights::{PackedWeights, PanelMemory},
+    weights::PackedWeights,
 };
 
 /// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
@@ -63,13 +64,10 @@ pub(in super::super) struct PackedBackend {
     coming: Option<Prefix>,
     free: FreePages,
     options: PackedOptions,
-    ids: Vec<i64>,
-    /// Slots in the order of the call.
-    order: Vec<usize>,
     /// The next version.
     loaded: Shelf<PackedWeights>,
     /// Memory of the version before.
-    spare: Option<PanelMemory>,
+    spare: Option<LargeBuffer>,
 }
 
 impl PackedBackend {
@@ -94,8 +92,6 @@ impl PackedBackend {
             coming: None,
             free: FreePages::new(options.pages.pages),
             options,
-            ids: Vec::new(),
-            order: Vec::new(),
             loaded: Shelf::default(),
             spare: None,
         })
@@ -129,7 +125,6 @@ impl Backend for PackedBackend {
             instruction_set: Isa::detect().name(self.options.format),
             prefill: PREFILL,
             pieces: true,
-            drafts: true,
         }
     }
 
@@ -144,8 +139,7 @@ impl Backend for PackedBackend {
             computed,
             "the first prompt is the one that was begun"
         );
-        self.ids.clear();
-        let mut pieces = Vec::new();
+        let (mut ids, mut pieces) = (Vec::new(), Vec::new());
         for prompt in tokens {
             let prefix = coming.take().unwrap_or_else(|| {
                 let mut pages = Vec::new();
@@ -153,11 +147,11 @@ impl Backend for PackedBackend {
                 Prefix { pages, len: 0 }
             });
             let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
-            self.ids.extend(piece.iter().map(|&t| i64::from(t)));
+            ids.extend(piece.iter().map(|&t| i64::from(t)));
             let complete = prefix.len + piece.len() == prompt.len();
             pieces.push((prefix, piece.len(), complete));
         }
-        let result = self.session.run(&self.ids, logits, |spans, last| {
+        let result = self.session.run(&ids, logits, |spans, last| {
             for (prefix, tokens, complete) in &pieces {
                 spans.push(&[], 0, &prefix.pages, prefix.len, *tokens);
                 // Nobody asks what follows a piece: the head of the model is not computed.
@@ -201,7 +195,7 @@ impl Backend for PackedBackend {
         drafts: &Drafts,
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError> {
-        let Self { session, slots, free, ids, order, .. } = self;
+        let Self { session, slots, free, .. } = self;
         for (index, (slot, row)) in slots.iter_mut().zip(rows).enumerate() {
             let slot = slot.as_mut().expect("decoding runs on slots without holes");
             let tokens = 1 + drafts.of(index).len();
@@ -210,17 +204,16 @@ impl Backend for PackedBackend {
         }
         let at = |slot: usize| slots[slot].as_ref().expect("decoding runs on slots without holes");
         // Neighbours with one prompt read it together.
-        order.clear();
-        order.extend(0..rows.len());
+        let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_unstable_by_key(|&slot| (at(slot).prefix.pages[0], slot));
-        ids.clear();
-        for &slot in order.iter() {
+        let mut ids = Vec::with_capacity(rows.len() + drafts.len());
+        for &slot in &order {
             ids.push(i64::from(rows[slot].token));
             ids.extend(drafts.of(slot).iter().map(|&token| i64::from(token)));
         }
-        session.run(ids, logits, |spans, last| {
+        session.run(&ids, logits, |spans, last| {
             last.resize(ids.len(), 0);
-            for &slot in order.iter() {
+            for &slot in &order {
                 let Slot { prefix, own, .. } = at(slot);
                 let tokens = 1 + drafts.of(slot).len();
                 let (first, row) = (spans.tokens(), drafts.first_row(slot));

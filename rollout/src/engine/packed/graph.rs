@@ -3,11 +3,9 @@
 use std::fs;
 
 use exporters::onnx::{
+    builder::{Dim, GraphBuilder, int},
     decoder_graph,
-    proto::{
-        AttributeProto, AttributeType, DataType, Dimension, DimensionProto, GraphProto, ModelProto, NodeProto,
-        OperatorSetIdProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
-    },
+    proto::{DataType, ModelProto, OperatorSetIdProto},
 };
 use prost::Message;
 use shared::{ModelConfig, WeightManifest, manifest::MODEL_FILE};
@@ -41,59 +39,27 @@ pub(super) fn is_known(
 /// The decoder in packed operators, serialised. `input_ids` i64 `[tokens]` to `logits` f32 `[rows, vocab]`; which
 /// token belongs to which sequence, weights and cache are known to the operators.
 pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
-    let mut nodes = vec![node(EMBEDDING, "embedding", &["input_ids"], 0)];
-    let mut stream = "embedding".to_owned();
+    let mut graph = GraphBuilder::default();
+    graph.input("input_ids", DataType::Int64, &[Dim::Named("tokens")]);
+    graph.output("logits", DataType::Float, &[Dim::Named("rows"), Dim::Fixed(config.vocab_size)]);
+    let mut node = |operator: &str, name: &str, inputs: &[&str], index: usize| {
+        graph.node(operator, name, inputs, &[int(INDEX, index as i64)])
+    };
+    let mut stream = node(EMBEDDING, "embedding", &["input_ids"], 0);
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
-        let [qkv, attended, attention, inner, mlp] = ["qkv", "attended", "attention", "inner", "mlp"].map(name);
         let first = LINEARS_PER_LAYER * layer;
-        nodes.push(node(LINEAR, &qkv, &[&stream], first));
-        nodes.push(node(ATTENTION, &attended, &[&qkv], layer));
-        nodes.push(node(LINEAR, &attention, &[&attended, &stream], first + 1));
-        nodes.push(node(LINEAR, &inner, &[&attention], first + 2));
-        nodes.push(node(LINEAR, &mlp, &[&inner, &attention], first + 3));
-        stream = mlp;
+        let qkv = node(LINEAR, &name("qkv"), &[&stream], first);
+        let attended = node(ATTENTION, &name("attended"), &[&qkv], layer);
+        let attention = node(LINEAR, &name("attention"), &[&attended, &stream], first + 1);
+        let inner = node(LINEAR, &name("inner"), &[&attention], first + 2);
+        stream = node(LINEAR, &name("mlp"), &[&inner, &attention], first + 3);
     }
-    nodes.push(node(LINEAR, "logits", &[&stream], LINEARS_PER_LAYER * config.num_hidden_layers));
-    let graph = GraphProto {
-        node: nodes,
-        name: "packed decoder".into(),
-        initializer: Vec::new(),
-        input: vec![value("input_ids", DataType::Int64, &[named("tokens")])],
-        output: vec![value("logits", DataType::Float, &[named("rows"), Dimension::DimValue(config.vocab_size as i64)])],
-    };
-    let set = |domain: &str, version| OperatorSetIdProto { domain: domain.into(), version };
-    ModelProto {
-        ir_version: 10,
-        producer_name: "tandem".into(),
-        graph: Some(graph),
-        opset_import: vec![set("", 21), set(DOMAIN, 1)],
+    node(LINEAR, "logits", &[&stream], LINEARS_PER_LAYER * config.num_hidden_layers);
+    let mut model = graph.finish("packed decoder");
+    model.opset_import.push(OperatorSetIdProto { domain: DOMAIN.into(), version: 1 });
+    for node in model.graph.iter_mut().flat_map(|graph| &mut graph.node) {
+        node.domain = DOMAIN.into();
     }
-    .encode_to_vec()
-}
-
-fn node(op: &str, output: &str, inputs: &[&str], index: usize) -> NodeProto {
-    NodeProto {
-        input: inputs.iter().map(ToString::to_string).collect(),
-        output: vec![output.into()],
-        name: output.into(),
-        op_type: op.into(),
-        attribute: vec![AttributeProto {
-            name: INDEX.into(),
-            f: None,
-            i: Some(index as i64),
-            r#type: AttributeType::Int as i32,
-        }],
-        domain: DOMAIN.into(),
-    }
-}
-
-fn named(name: &str) -> Dimension {
-    Dimension::DimParam(name.into())
-}
-
-fn value(name: &str, element: DataType, shape: &[Dimension]) -> ValueInfoProto {
-    let dim = shape.iter().map(|d| DimensionProto { value: Some(d.clone()) }).collect();
-    let tensor = TensorTypeProto { elem_type: element as i32, shape: Some(TensorShapeProto { dim }) };
-    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type: Some(tensor) }) }
+    model.encode_to_vec()
 }

@@ -79,14 +79,11 @@ impl Operator for Node {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        match self.operation {
-            Operation::Embedding => vec![OperatorInput::required(TensorElementType::Int64)],
-            Operation::Linear => vec![
-                OperatorInput::required(TensorElementType::Float32),
-                OperatorInput::optional(TensorElementType::Float32),
-            ],
-            Operation::Attention => vec![OperatorInput::required(TensorElementType::Float32)],
-        }
+        let ids = matches!(self.operation, Operation::Embedding);
+        let first = if ids { TensorElementType::Int64 } else { TensorElementType::Float32 };
+        let residual = matches!(self.operation, Operation::Linear);
+        let second = residual.then(|| OperatorInput::optional(TensorElementType::Float32));
+        [OperatorInput::required(first)].into_iter().chain(second)
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {

@@ -20,7 +20,8 @@ use super::{
         EngineError,
         backend::Cost,
         binding::{Bindings, TensorMemory},
-        session::{SessionOptions, alone, builder},
+        session::{SessionOptions, alone, builder, require_finite},
+        storage::FloatMemory,
     },
     graph,
     operators::{self, SharedState, State},
@@ -82,7 +83,7 @@ impl PackedSession {
     pub fn run(
         &mut self,
         ids: &[i64],
-        mut logits: ArrayViewMut2<'_, f32>,
+        logits: ArrayViewMut2<'_, f32>,
         fill: impl FnOnce(&mut Spans, &mut Vec<usize>),
     ) -> Result<(), EngineError> {
         {
@@ -95,28 +96,16 @@ impl PackedSession {
             assert_eq!(spans.tokens(), ids.len(), "one place in the spans for each token");
             assert_eq!(logits.dim(), (last_tokens.len(), self.vocab), "one row of logits for each row asked for");
         }
-        assert!(logits.is_standard_layout(), "arrays of logits are contiguous");
-        let shape = [logits.nrows() as i64, self.vocab as i64];
-        let input = TensorMemory {
-            data: ids.as_ptr().cast_mut().cast(),
-            bytes: size_of_val(ids),
-            shape: &[ids.len() as i64],
-            element: TensorElementType::Int64,
-            on_device: false,
-        };
-        let output = TensorMemory {
-            data: logits.as_mut_ptr().cast(),
-            bytes: logits.len() * size_of::<f32>(),
-            shape: &shape,
-            element: TensorElementType::Float32,
-            on_device: false,
-        };
+        let data = ids.as_ptr().cast_mut().cast();
+        let input = TensorMemory::new(data, &[ids.len()], TensorElementType::Int64, false);
+        let shape = [logits.nrows(), self.vocab];
+        let output = FloatMemory::of(logits).tensor(&shape);
         // SAFETY: ids and logits are borrowed until this function returns, and both names are bound anew before every
         // run.
         unsafe {
             self.bindings
-                .bind_input(c"input_ids", input)
-                .and_then(|()| self.bindings.bind_output(c"logits", output))
+                .bind_input(c"input_ids", &input)
+                .and_then(|()| self.bindings.bind_output(c"logits", &output))
                 .map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
             self.bindings.run(&mut self.session, None)
         }
@@ -148,7 +137,7 @@ impl PackedSession {
             spans.push(&[], 0, &pages, 0, PROBE_TOKENS);
             last.push(PROBE_TOKENS - 1);
         })?;
-        super::super::session::require_finite(logits.as_slice().expect("a new array is contiguous"))
+        require_finite(logits.as_slice().expect("a new array is contiguous"))
     }
 }
 

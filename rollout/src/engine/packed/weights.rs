@@ -20,9 +20,6 @@ use super::{
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// Memory for the panels of all products; that of a retired version serves the next one.
-pub(in super::super) struct PanelMemory(LargeBuffer);
-
 /// A product and what belongs to it.
 struct LinearWeights {
     shape: PackedShape,
@@ -39,7 +36,8 @@ pub(in super::super) struct PackedWeights {
     embedding: Range<usize>,
     hidden: usize,
     epsilon: f32,
-    memory: PanelMemory,
+    /// The panels of all products.
+    memory: LargeBuffer,
     /// [`LINEARS_PER_LAYER`] for each layer, then the language-model head.
     linears: Vec<LinearWeights>,
     /// Norms of query and key heads, layer by layer.
@@ -55,7 +53,7 @@ impl PackedWeights {
         config: &ModelConfig,
         manifest: &WeightManifest,
         format: Format,
-        spare: Option<PanelMemory>,
+        spare: Option<LargeBuffer>,
         threads: usize,
     ) -> Result<Self, EngineError> {
         let threads = start_threads(threads, Duration::ZERO)?;
@@ -67,30 +65,24 @@ impl PackedWeights {
         let stored = Stored { data: &data, manifest };
         stored.check(config.head_dim).map_err(failed)?;
 
-        let mut end = 0;
-        let mut linears = Vec::new();
-        for parts in products(config) {
-            let shape = parts.shape(format);
-            let biases: Option<Vec<&[f32]>> =
-                parts.bias.then(|| parts.names.iter().map(|n| stored.floats(&format!("{n}.bias"))).collect());
+        let words = products(config, format).map(|product| product.shape.words()).sum();
+        let mut memory = match spare.filter(|memory| memory.len() == words) {
+            Some(memory) => memory,
+            None => LargeBuffer::new(words).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?,
+        };
+        let (mut linears, mut end) = (Vec::new(), 0);
+        for Product { names, norm, shape, bias } in products(config, format) {
+            let all = |what: &str| names.iter().map(|n| stored.floats(&format!("{n}.{what}"))).collect::<Vec<&[f32]>>();
+            let panels = end..end + shape.words();
+            end = panels.end;
+            let weights = all("weight");
             linears.push(LinearWeights {
                 shape,
-                panels: end..end + shape.words(),
-                quantized: None,
-                bias: biases.map(|b| shape.pack_bias(&b)),
-                gamma: parts.norm.as_deref().map(|n| stored.floats(n).to_vec()),
+                quantized: shape.pack(&weights, &mut memory[panels.clone()], &threads),
+                panels,
+                bias: bias.then(|| shape.pack_bias(&all("bias"))),
+                gamma: norm.map(|n| stored.floats(&n).to_vec()),
             });
-            end += shape.words();
-        }
-        let mut memory = match spare.filter(|memory| memory.0.len() == end) {
-            Some(memory) => memory,
-            None => PanelMemory(
-                LargeBuffer::new(end).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?,
-            ),
-        };
-        for (parts, linear) in products(config).zip(&mut linears) {
-            let weights: Vec<&[f32]> = parts.names.iter().map(|n| stored.floats(&format!("{n}.weight"))).collect();
-            linear.quantized = linear.shape.pack(&weights, &mut memory.0[linear.panels.clone()], &threads);
             stored.forget(&weights);
         }
         let head_norm = |layer: usize, which: &str| {
@@ -113,7 +105,7 @@ impl PackedWeights {
     }
 
     /// The memory of the panels, when nobody needs the version any more.
-    pub fn into_memory(self) -> PanelMemory {
+    pub fn into_memory(self) -> LargeBuffer {
         self.memory
     }
 
@@ -122,7 +114,7 @@ impl PackedWeights {
         let LinearWeights { shape, panels, quantized, bias, gamma } = &self.linears[index];
         Linear {
             shape: *shape,
-            panels: &self.memory.0[panels.clone()],
+            panels: &self.memory[panels.clone()],
             quantized: quantized.as_ref(),
             bias: bias.as_deref(),
             norm: gamma.as_deref().map(|gamma| Norm { gamma, epsilon: self.epsilon }),
@@ -212,40 +204,28 @@ impl<'a> Stored<'a> {
 struct Product {
     names: Vec<String>,
     norm: Option<String>,
-    columns: Columns,
-    depth: usize,
-    outputs: usize,
+    shape: PackedShape,
     bias: bool,
 }
 
-impl Product {
-    fn shape(&self, format: Format) -> PackedShape {
-        PackedShape { depth: self.depth, outputs: self.outputs, columns: self.columns, format }
-    }
-}
-
 /// The products in the order of the graph.
-fn products(config: &ModelConfig) -> impl Iterator<Item = Product> {
+fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
     let head = Product {
         names: vec![if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" }.into()],
         norm: Some("model.norm.weight".into()),
-        columns: Columns::Joined,
-        depth: config.hidden_size,
-        outputs: config.vocab_size,
+        shape: PackedShape { depth: config.hidden_size, outputs: config.vocab_size, columns: Columns::Joined, format },
         bias: false,
     };
-    (0..config.num_hidden_layers).flat_map(|layer| layer_products(config, layer)).chain([head])
+    (0..config.num_hidden_layers).flat_map(move |layer| layer_products(config, format, layer)).chain([head])
 }
 
-fn layer_products(config: &ModelConfig, layer: usize) -> [Product; LINEARS_PER_LAYER] {
+fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Product; LINEARS_PER_LAYER] {
     let name = |what: &str| format!("model.layers.{layer}.{what}");
     let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
     let product = |names: &[&str], norm: Option<&str>, columns, depth, outputs, bias| Product {
         names: names.iter().map(|n| name(n)).collect(),
         norm: norm.map(name),
-        columns,
-        depth,
-        outputs,
+        shape: PackedShape { depth, outputs, columns, format },
         bias,
     };
     let (hidden, inner, width) =

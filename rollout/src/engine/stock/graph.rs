@@ -1,6 +1,6 @@
 //! One version of the weights, loaded: an ONNX Runtime session whose inputs and outputs are bound to the engine's memory.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 
 use ort::{
     memory::AllocationDevice,
@@ -15,23 +15,15 @@ use shared::{
 
 use super::{
     batch::{Batch, Inputs},
-    kv_cache::{KvCache, KvShape, Plane},
+    kv_cache::{KvCache, KvShape},
 };
 use crate::engine::{
     EngineError, WeightSource,
     binding::{Bindings, TensorMemory},
-    device,
-    logits::FloatMemory,
-    runtime,
+    device, runtime,
     session::{SessionOptions, dtype_of, load, loaded, read_manifest, require_finite},
+    storage::FloatMemory,
 };
-
-/// Names of the values of one layer's cache in the graph.
-struct LayerNames {
-    past: CString,
-    present: CString,
-    plane: Plane,
-}
 
 /// A loaded version.
 pub(in crate::engine) struct GraphSession {
@@ -39,17 +31,15 @@ pub(in crate::engine) struct GraphSession {
     bindings: Bindings,
     /// Of runs that are not recorded.
     plain: RunOptions,
-    caches: Vec<LayerNames>,
+    /// For each plane of the cache the names of its input and its output.
+    caches: Vec<[CString; 2]>,
     wants_positions: bool,
     vocab: usize,
     dtype: Dtype,
     device: Device,
     /// What the cache inputs and outputs are bound to: address of the first slot and number of rows.
-    bound: Option<(*mut c_void, usize)>,
+    bound: Option<(usize, usize)>,
 }
-
-// SAFETY: `bound` is compared, never dereferenced; session, bindings and options may be moved between threads.
-unsafe impl Send for GraphSession {}
 
 impl GraphSession {
     /// Loads `model.onnx` of a folder; its weights are mapped, and packed where the device's kernels want that.
@@ -64,14 +54,11 @@ impl GraphSession {
         let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
         let plain = run_options(None).map_err(EngineError::runtime(&doing))?;
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
-        let name = |text: String| CString::new(text).expect("names of the graph hold no zero byte");
+        let name = |side: &str, layer: usize, kind: &str| {
+            CString::new(format!("{side}.{layer}.{kind}")).expect("names of the graph hold no zero byte")
+        };
         let caches = (0..config.num_hidden_layers)
-            .flat_map(|i| [("key", Plane::Key(i), i), ("value", Plane::Value(i), i)])
-            .map(|(kind, plane, i)| LayerNames {
-                past: name(format!("past_key_values.{i}.{kind}")),
-                present: name(format!("present.{i}.{kind}")),
-                plane,
-            })
+            .flat_map(|layer| ["key", "value"].map(|kind| ["past_key_values", "present"].map(|s| name(s, layer, kind))))
             .collect();
         let dtype = dtype_of(&manifest);
         Ok(Self {
@@ -114,10 +101,10 @@ impl GraphSession {
         first_slot: usize,
         logits: FloatMemory<'_>,
     ) -> ort::Result<()> {
-        let tokens: &[i64] = &[inputs.rows as i64, inputs.width as i64];
+        let tokens: &[usize] = &[inputs.rows, inputs.width];
         let rows = &tokens[..1];
         let longest = std::ptr::from_ref(inputs.total_sequence_length).cast_mut().cast();
-        let (wide, narrow) = ((TensorElementType::Int64, 8), (TensorElementType::Int32, 4));
+        let (wide, narrow) = (TensorElementType::Int64, TensorElementType::Int32);
         let integers = [
             (c"input_ids", inputs.input_ids, tokens, wide, inputs.on_device),
             (c"seqlens_k", inputs.seqlens_k, rows, narrow, inputs.on_device),
@@ -125,39 +112,31 @@ impl GraphSession {
             (c"last_index", inputs.last_index, rows, wide, inputs.on_device),
             (c"position_ids", inputs.position_ids, tokens, wide, inputs.on_device),
         ];
-        for (name, data, shape, (element, size), on_device) in integers {
+        for (name, data, shape, element, on_device) in integers {
             if name == c"position_ids" && !self.wants_positions {
                 continue;
             }
-            let bytes = shape.iter().product::<i64>() as usize * size;
             // SAFETY: the inputs are borrowed until `run` returns; they are only read.
-            unsafe { self.bindings.bind_input(name, TensorMemory { data, bytes, shape, element, on_device })? };
+            unsafe { self.bindings.bind_input(name, &TensorMemory::new(data, shape, element, on_device))? };
         }
         // SAFETY: the logits are exclusively borrowed until `run` returns, and bound anew at the next call.
-        unsafe { self.bindings.bind_output(c"logits", logits.tensor(&[rows[0], self.vocab as i64]))? };
+        unsafe { self.bindings.bind_output(c"logits", &logits.tensor(&[inputs.rows, self.vocab]))? };
         self.bind_caches(kv, first_slot, inputs.rows)
     }
 
     fn bind_caches(&mut self, kv: &mut KvCache, first_slot: usize, rows: usize) -> ort::Result<()> {
-        let target = Some((kv.slice(Plane::Key(0), first_slot, rows).data, rows));
+        let target = Some((kv.slice(0, first_slot, rows).data.addr(), rows));
         if self.bound == target {
             return Ok(());
         }
         self.bound = None;
-        for cache in &self.caches {
-            let slice = kv.slice(cache.plane, first_slot, rows);
-            let memory = TensorMemory {
-                data: slice.data,
-                bytes: slice.bytes,
-                shape: &slice.shape,
-                element: slice.element,
-                on_device: slice.on_device,
-            };
+        for (plane, [past, present]) in self.caches.iter().enumerate() {
+            let memory = kv.slice(plane, first_slot, rows);
             // SAFETY: the cache is exclusively borrowed until `run` returns. GroupQueryAttention works in place when
             // past and present are the same memory.
             unsafe {
-                self.bindings.bind_input(&cache.past, memory)?;
-                self.bindings.bind_output(&cache.present, memory)?;
+                self.bindings.bind_input(past, &memory)?;
+                self.bindings.bind_output(present, &memory)?;
             }
         }
         self.bound = target;

@@ -1,18 +1,13 @@
 //! The keys and values of every sequence: one arena, cut into slots.
 //!
-//! The arena is `[planes, slots, kv_heads, positions, head_dim]` with one plane for the keys and one for the values of
-//! each layer. Neighbouring slots of a plane are contiguous, so the rows of a batch are bound to ONNX Runtime as a
+//! The arena is `[planes, slots, kv_heads, positions, head_dim]`. Plane `2 * layer` holds the keys of a layer, and plane
+//! `2 * layer + 1` its values. Neighbouring slots of a plane are contiguous, so the rows of a batch are bound to ONNX Runtime as a
 //! slice of the arena, and GroupQueryAttention appends to it in place.
-
-use std::ffi::c_void;
 
 use ort::value::TensorElementType;
 use shared::{Dtype, ModelConfig, config::Device};
 
-use crate::engine::{
-    EngineError,
-    device::cuda::{BoxCopy, DeviceMemory},
-};
+use crate::engine::{EngineError, binding::TensorMemory, device::cuda::BoxCopy, storage::Storage};
 
 /// Sizes of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,73 +65,25 @@ impl KvShape {
     }
 }
 
-/// One of a layer's two planes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Plane {
-    Key(usize),
-    Value(usize),
-}
-
-impl Plane {
-    fn index(self) -> usize {
-        match self {
-            Self::Key(layer) => 2 * layer,
-            Self::Value(layer) => 2 * layer + 1,
-        }
-    }
-}
-
 /// The arena.
 pub(in crate::engine) struct KvCache {
     shape: KvShape,
     storage: Storage,
 }
 
-enum Storage {
-    /// Whole words, so that the allocation is aligned for any element; zeroed pages cost nothing until they are used.
-    Host(Vec<u64>),
-    Device(DeviceMemory),
-}
-
-/// A run of neighbouring slots of one plane.
-pub(in crate::engine) struct KvSlice {
-    pub data: *mut c_void,
-    pub bytes: usize,
-    /// `[slots, kv_heads, positions, head_dim]`.
-    pub shape: [i64; 4],
-    pub element: TensorElementType,
-    pub on_device: bool,
-}
-
 impl KvCache {
     /// An arena in the memory of the device that the graph runs on.
     pub fn new(shape: KvShape, device: Device) -> Result<Self, EngineError> {
-        let storage = match device {
-            Device::Cpu => Storage::Host(vec![0; shape.bytes().div_ceil(8)]),
-            Device::Cuda | Device::Tensorrt => Storage::Device(DeviceMemory::new(shape.bytes())?),
-        };
-        Ok(Self { shape, storage })
+        Ok(Self { shape, storage: Storage::new(shape.bytes(), device)? })
     }
 
-    /// The slots `first..first + rows` of a plane.
-    pub fn slice(&mut self, plane: Plane, first: usize, rows: usize) -> KvSlice {
+    /// The slots `first..first + rows` of a plane, `[rows, kv_heads, positions, head_dim]`.
+    pub fn slice(&mut self, plane: usize, first: usize, rows: usize) -> TensorMemory {
         let KvShape { slots, kv_heads, positions, head_dim, .. } = self.shape;
         assert!(first + rows <= slots, "slots {first}..{} of {slots}", first + rows);
-        let start = plane.index() * self.shape.plane_bytes() + first * self.shape.slot_bytes();
-        let (data, on_device) = match &mut self.storage {
-            Storage::Host(words) => {
-                let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-                (bytes[start..].as_mut_ptr().cast(), false)
-            }
-            Storage::Device(memory) => (memory.at(start), true),
-        };
-        KvSlice {
-            data,
-            bytes: rows * self.shape.slot_bytes(),
-            shape: [rows, kv_heads, positions, head_dim].map(|n| n as i64),
-            element: self.shape.element(),
-            on_device,
-        }
+        let start = plane * self.shape.plane_bytes() + first * self.shape.slot_bytes();
+        let shape = [rows, kv_heads, positions, head_dim];
+        TensorMemory::new(self.storage.at(start), &shape, self.shape.element(), self.storage.on_device())
     }
 
     /// Copies the first `used` positions of one slot over another; on a device the copy is only started.
@@ -147,7 +94,7 @@ impl KvCache {
         }
         let KvShape { layers, slots, kv_heads, head_dim, element_size, .. } = self.shape;
         // Each head of each slot is a row; the rows of a slot follow one another, and so do the slots of a plane.
-        let copy = BoxCopy {
+        self.storage.copy_rows(BoxCopy {
             row_bytes: self.shape.head_bytes(),
             rows: slots * kv_heads,
             from_row: from * kv_heads,
@@ -155,12 +102,7 @@ impl KvCache {
             width: used * head_dim * element_size,
             height: kv_heads,
             depth: 2 * layers,
-        };
-        match &mut self.storage {
-            Storage::Host(words) => copy_rows(bytemuck::cast_slice_mut(words), copy),
-            Storage::Device(memory) => return memory.copy_rows(copy),
-        }
-        Ok(())
+        })
     }
 
     /// Bytes of one position of one sequence, all layers together.
@@ -170,20 +112,7 @@ impl KvCache {
 
     /// Waits for the copies; to be called before the graph runs.
     pub fn settle(&mut self) -> Result<(), EngineError> {
-        match &mut self.storage {
-            Storage::Host(_) => Ok(()),
-            Storage::Device(memory) => memory.settle(),
-        }
-    }
-}
-
-fn copy_rows(bytes: &mut [u8], copy: BoxCopy) {
-    for slice in 0..copy.depth {
-        for row in 0..copy.height {
-            let at = |first: usize| (slice * copy.rows + first + row) * copy.row_bytes;
-            let from = at(copy.from_row);
-            bytes.copy_within(from..from + copy.width, at(copy.to_row));
-        }
+        self.storage.settle()
     }
 }
 
@@ -196,16 +125,14 @@ mod tests {
     #[test]
     fn slices_do_not_overlap_and_cover_the_arena() {
         let mut cache = KvCache::new(SHAPE, Device::Cpu).unwrap();
-        let base = cache.slice(Plane::Key(0), 0, 1).data as usize;
+        let base = cache.slice(0, 0, 1).data as usize;
         let mut next = base;
-        for layer in 0..2 {
-            for plane in [Plane::Key(layer), Plane::Value(layer)] {
-                let all = cache.slice(plane, 0, 3);
-                assert_eq!((all.data as usize, all.shape), (next, [3, 2, 4, 8]));
-                let tail = cache.slice(plane, 1, 2);
-                assert_eq!((tail.data as usize, tail.bytes), (next + all.bytes / 3, all.bytes / 3 * 2));
-                next += all.bytes;
-            }
+        for plane in 0..4 {
+            let all = cache.slice(plane, 0, 3);
+            assert_eq!((all.data as usize, &all.shape[..]), (next, &[3, 2, 4, 8][..]));
+            let tail = cache.slice(plane, 1, 2);
+            assert_eq!((tail.data as usize, tail.bytes()), (next + all.bytes() / 3, all.bytes() / 3 * 2));
+            next += all.bytes();
         }
         assert_eq!(next - base, SHAPE.bytes());
     }

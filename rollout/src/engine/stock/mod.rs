@@ -19,10 +19,10 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     backend::{Abilities, Backend, Cost, Prompts},
     draft::Drafts,
-    logits::FloatMemory,
     scheduler::PrefillLimits,
     sequence::DecodeRow,
     session::{SessionOptions, dtype_of},
+    storage::FloatMemory,
     swap::{LoadJob, Retired, Shelf},
     types::Kernels,
 };
@@ -93,7 +93,6 @@ impl Backend for StockBackend {
             instruction_set: "onnxruntime",
             prefill: PrefillLimits { prompts: self.prefill_batch, together: usize::MAX, padded: true },
             pieces: false,
-            drafts: false,
         }
     }
 

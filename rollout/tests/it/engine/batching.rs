@@ -8,7 +8,9 @@ use shared::{
     config::{KvDtype, RolloutDtype},
 };
 
-use super::support::{MODES, exported, finish, golden_model, greedy, group, mixed_groups, options, outcome, trained};
+use super::support::{
+    MODES, exported, finish, golden_model, greedy, group, mixed_groups, options, outcome, trained, wait_swap,
+};
 
 #[test]
 fn completions_do_not_depend_on_batching_threads_or_arrival() {
@@ -99,7 +101,7 @@ fn a_long_prompt_is_computed_in_pieces_while_sequences_run() {
         let mut cut = engine(PIECE, &v0);
         (0..3).for_each(|_| assert!(cut.step().unwrap().is_empty()));
         cut.begin_swap(v1.clone()).unwrap();
-        cut.wait_swap().unwrap();
+        wait_swap(&mut cut).unwrap();
         for sequence in finish(&mut cut) {
             if sequence.versions == [(0, v1.version)] {
                 let ((tag, sample), got) = outcome(sequence);

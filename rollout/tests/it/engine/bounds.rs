@@ -12,7 +12,7 @@ use shared::{
 use super::support::{Nth, exported, finish, golden_model, greedy, group, options};
 
 #[test]
-fn end_of_sequence_tokens_and_stop_criteriones_end_completions() {
+fn end_of_sequence_tokens_and_stop_criteria_end_completions() {
     let model = golden_model("llama");
     let folder = tempfile::tempdir().unwrap();
     let mut engine = Engine::new(exported(&model, folder.path()), &model, options(4, 1)).unwrap();

@@ -1,9 +1,12 @@
 //! Models, groups and the loop that the tests share.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, thread, time::Duration};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, WeightSource};
+use rollout::engine::{
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, SwapReport,
+    WeightSource,
+};
 use shared::{
     FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, KvDtype, RolloutDtype},
@@ -26,6 +29,17 @@ pub fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         spinning: false,
         hot_swap: false,
     }
+}
+
+/// Waits until the version that is being loaded is in use.
+pub fn wait_swap(engine: &mut Engine) -> Result<SwapReport, EngineError> {
+    for _ in 0..60_000 {
+        if let Some(report) = engine.try_swap()? {
+            return Ok(report);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("no version comes within a minute");
 }
 
 /// What computes the model, in every way there is on the CPU.

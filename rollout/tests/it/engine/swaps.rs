@@ -4,7 +4,9 @@ use exporters::{Checkpoint, ExportOptions, export};
 use rollout::engine::{Engine, EngineError, EngineOptions, WeightSource};
 use shared::{ModelDir, PolicyVersion};
 
-use super::support::{MODES, exported, finish, golden_model, greedy, group, options, outcome, trained, write};
+use super::support::{
+    MODES, exported, finish, golden_model, greedy, group, options, outcome, trained, wait_swap, write,
+};
 
 #[test]
 fn new_weights_are_taken_up_between_steps() {
@@ -40,13 +42,13 @@ fn check_swaps(model: &ModelDir, [v0, v1]: [&WeightSource; 2], options: impl Fn(
     for (after, [before, expected]) in [(v1, [&old, &new]), (v0, [&new, &old]), (v1, [&old, &new])] {
         let was = engine.version();
         engine.add_group(request(0)).unwrap();
-        assert!(engine.wait_swap().unwrap().is_none());
+        assert!(engine.try_swap().unwrap().is_none());
         for _ in 0..5 {
             engine.step().unwrap();
         }
         engine.begin_swap(after.clone()).unwrap();
-        assert!(engine.swap_pending() && engine.begin_swap(after.clone()).is_err());
-        let report = engine.wait_swap().unwrap().expect("a swap was pending");
+        assert!(engine.begin_swap(after.clone()).is_err(), "one is pending");
+        let report = wait_swap(&mut engine).unwrap();
         assert_eq!((report.version, engine.version()), (after.version, after.version));
         assert!(report.seconds >= report.stall_seconds && report.stall_seconds >= 0.0);
         for sequence in finish(&mut engine) {
@@ -77,7 +79,7 @@ fn bad_weights_are_refused_and_the_old_ones_go_on() {
     let expect = |error: EngineError, part: &str| assert!(error.to_string().contains(part), "{error}");
 
     engine.begin_swap(nan).unwrap();
-    expect(engine.wait_swap().unwrap_err(), "not finite");
+    expect(wait_swap(&mut engine).unwrap_err(), "not finite");
     let mislabelled = WeightSource { version: PolicyVersion(7), ..v0.clone() };
     expect(engine.begin_swap(mislabelled).unwrap_err(), "holds v0");
     let missing = WeightSource { dir: folder.path().join("none"), version: PolicyVersion(1) };
@@ -85,7 +87,7 @@ fn bad_weights_are_refused_and_the_old_ones_go_on() {
     let short = WeightSource { dir: folder.path().join("short"), version: PolicyVersion(0) };
     export(&model, &short.dir, &ExportOptions { max_positions: Some(95), ..ExportOptions::default() }).unwrap();
     expect(engine.begin_swap(short).unwrap_err(), "95 positions, and max_model_len is 96");
-    assert!(!engine.swap_pending());
+    assert!(engine.try_swap().unwrap().is_none(), "nothing is pending");
     engine.add_group(group(0, &[5, 6], 1, greedy(4))).unwrap();
     assert_eq!(finish(&mut engine)[0].versions, [(0, PolicyVersion(0))]);
 

@@ -8,7 +8,7 @@ use shared::{
     config::{KvDtype, RolloutDtype},
 };
 
-use super::support::{Nth, exported, finish, golden_model, group, mixed_groups, options, outcome, trained};
+use super::support::{Nth, exported, finish, golden_model, group, mixed_groups, options, outcome, trained, wait_swap};
 
 #[test]
 fn candidates_give_the_completions_of_full_logits() {
@@ -86,7 +86,7 @@ fn steps_of_fixed_sizes_give_the_same_completions() {
                 for step in 0.. {
                     match step {
                         6 => engine.begin_swap(v1.clone()).unwrap(),
-                        9 => drop(engine.wait_swap().unwrap().expect("a swap is pending")),
+                        9 => drop(wait_swap(&mut engine).unwrap()),
                         _ if engine.is_idle() => break,
                         _ => {}
                     }
@@ -109,7 +109,7 @@ fn steps_of_fixed_sizes_give_the_same_completions() {
 }
 
 /// [`mixed_groups`], and groups whose completions repeat each other or themselves: greedy ones run into a cycle, which is
-/// cut by its length, by a stop watch or by the room there is.
+/// cut by its length, by a stop criterion or by the room there is.
 fn repetitive_groups() -> Vec<GroupRequest> {
     let sampling_at =
         |temperature| SamplingParams { temperature, max_completion_length: 80, ..SamplingParams::default() };

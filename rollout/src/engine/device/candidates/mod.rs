@@ -24,9 +24,9 @@ use crate::{
     engine::{
         EngineError,
         binding::{Bindings, TensorMemory},
-        logits::{DeviceLogits, FloatMemory, LogitsBuffer},
         sequence::Sequence,
         session::{SessionOptions, load_small},
+        storage::{FloatMemory, LogitsBuffer, Storage, logits_buffer},
     },
     sampling::SamplingThreads,
 };
@@ -53,18 +53,14 @@ impl SmallGraph {
         Ok(Self { session, bindings })
     }
 
-    fn run(
-        &mut self,
-        inputs: &[(&CStr, TensorMemory<'_>)],
-        outputs: &[(&CStr, TensorMemory<'_>)],
-    ) -> Result<(), EngineError> {
+    fn run(&mut self, inputs: &[(&CStr, TensorMemory)], outputs: &[(&CStr, TensorMemory)]) -> Result<(), EngineError> {
         // SAFETY: every memory is borrowed by the caller until this returns, and every name is bound anew before each run.
         unsafe {
             for (name, memory) in inputs {
-                self.bindings.bind_input(name, *memory).map_err(EngineError::runtime("cannot bind logits"))?;
+                self.bindings.bind_input(name, memory).map_err(EngineError::runtime("cannot bind logits"))?;
             }
             for (name, memory) in outputs {
-                self.bindings.bind_output(name, *memory).map_err(EngineError::runtime("cannot bind logits"))?;
+                self.bindings.bind_output(name, memory).map_err(EngineError::runtime("cannot bind logits"))?;
             }
             self.bindings.run(&mut self.session, None)
         }
@@ -76,7 +72,7 @@ pub(in crate::engine) struct Candidates {
     summarise: SmallGraph,
     gather: SmallGraph,
     /// `[max_num_seqs, vocab]`.
-    logits: DeviceLogits,
+    logits: Storage,
     /// Logits of a block, and blocks of a row.
     width: usize,
     blocks: usize,
@@ -110,11 +106,11 @@ impl Candidates {
             return Ok(None);
         };
         let (blocks, device) = (vocab / width, options.device);
-        let buffer = |length: usize| LogitsBuffer::new(length, device);
+        let buffer = |length: usize| logits_buffer(length, device);
         Ok(Some(Self {
             summarise: SmallGraph::new(&summarise_graph(blocks, width), options)?,
             gather: SmallGraph::new(&gather_graph(width), options)?,
-            logits: DeviceLogits::new(rows * vocab, device)?,
+            logits: Storage::new(rows * vocab * size_of::<f32>(), device)?,
             width,
             blocks,
             limit,
@@ -137,11 +133,11 @@ impl Candidates {
     pub fn logits(&mut self, rows: usize) -> Result<FloatMemory<'_>, EngineError> {
         self.logits.settle()?;
         let length = rows * self.vocab();
-        Ok(self.logits.first(length))
+        Ok(self.logits.floats(length))
     }
 
     /// All of that memory.
-    pub fn on_device(&mut self) -> &mut DeviceLogits {
+    pub fn on_device(&mut self) -> &mut Storage {
         &mut self.logits
     }
 
@@ -181,17 +177,15 @@ impl Candidates {
 
     fn sum_blocks(&mut self, rows: usize, own_temperatures: bool) -> Result<(), EngineError> {
         let Self { blocks, width, .. } = *self;
-        let n = rows as i64;
-        let shapes = ([n, blocks as i64, width as i64], [n, 1, 1], [n, blocks as i64]);
         let sums = if own_temperatures { &mut self.scaled } else { &mut self.sums };
         self.summarise.run(
             &[
-                (c"logits", self.logits.first(rows * blocks * width).tensor(&shapes.0)),
-                (c"inverse_temperature", FloatMemory::new(&mut self.inverse_temperatures).tensor(&shapes.1)),
+                (c"logits", self.logits.floats(rows * blocks * width).tensor(&[rows, blocks, width])),
+                (c"inverse_temperature", FloatMemory::new(&mut self.inverse_temperatures).tensor(&[rows, 1, 1])),
             ],
             &[
-                (c"maxima", FloatMemory::new(&mut self.maxima[..rows * blocks]).tensor(&shapes.2)),
-                (c"sums", FloatMemory::new(&mut sums[..rows * blocks]).tensor(&shapes.2)),
+                (c"maxima", FloatMemory::new(&mut self.maxima[..rows * blocks]).tensor(&[rows, blocks])),
+                (c"sums", FloatMemory::new(&mut sums[..rows * blocks]).tensor(&[rows, blocks])),
             ],
         )
     }
@@ -231,20 +225,11 @@ impl Candidates {
         if wanted.is_empty() {
             return Ok(());
         }
-        let n = wanted.len();
-        let all = [(rows * *blocks) as i64, *width as i64];
-        let taken = [n as i64, *width as i64];
-        let which = TensorMemory {
-            data: wanted.as_mut_ptr().cast(),
-            bytes: size_of_val(wanted.as_slice()),
-            shape: &taken[..1],
-            element: TensorElementType::Int64,
-            on_device: false,
-        };
-        let length = rows * *blocks * *width;
+        let (n, all) = (wanted.len(), rows * *blocks);
+        let which = TensorMemory::new(wanted.as_mut_ptr().cast(), &[n], TensorElementType::Int64, false);
         self.gather.run(
-            &[(c"blocks", self.logits.first(length).tensor(&all)), (c"wanted", which)],
-            &[(c"taken", FloatMemory::new(&mut self.fetched[..n * *width]).tensor(&taken))],
+            &[(c"blocks", self.logits.floats(all * *width).tensor(&[all, *width])), (c"wanted", which)],
+            &[(c"taken", FloatMemory::new(&mut self.fetched[..n * *width]).tensor(&[n, *width]))],
         )
     }
 
@@ -362,8 +347,7 @@ mod tests {
         let mut candidates = Candidates::new(rows, vocab, 1024, options).unwrap().unwrap();
         let mut stream = Stream::new(&[4]);
         let values: Vec<f32> = (0..rows * vocab).map(|_| (stream.next_normal() * 4.0) as f32).collect();
-        let DeviceLogits::Host(logits) = &mut candidates.logits else { panic!("the CPU's logits are in main memory") };
-        logits.copy_from_slice(&values);
+        candidates.logits.write(bytemuck::cast_slice(&values)).unwrap();
         candidates.inverse_temperatures = vec![1.0, 0.5, 2.0];
         candidates.sum_blocks(rows, true).unwrap();
         let (width, blocks) = (candidates.width, candidates.blocks);

@@ -13,15 +13,15 @@ use ndarray::ArrayViewMut2;
 use ort::session::RunOptions;
 use shared::config::Device;
 
-use super::{candidates::Candidates, cuda::DeviceMemory};
+use super::candidates::Candidates;
 use crate::engine::{
     EngineError,
-    logits::DeviceLogits,
     stock::{
         StockBackend,
         batch::{Batch, Inputs},
         graph::run_options,
     },
+    storage::Storage,
 };
 
 /// What the logits of a replay may be off, as a share of the largest: launches are the same, sums may come in another
@@ -50,7 +50,7 @@ pub(in crate::engine) struct CapturedSteps {
     sizes: Vec<Size>,
     inputs: FixedInputs,
     /// `[max_num_seqs, vocab]`, for engines without [`Candidates`].
-    logits: Option<DeviceLogits>,
+    logits: Option<Storage>,
     vocab: usize,
 }
 
@@ -71,7 +71,7 @@ impl CapturedSteps {
         Ok(Self {
             sizes: sizes(max_num_seqs).into_iter().enumerate().map(size).collect::<Result<_, EngineError>>()?,
             inputs: FixedInputs::new(max_num_seqs, positions, device)?,
-            logits: own_logits.then(|| DeviceLogits::new(max_num_seqs * vocab, device)).transpose()?,
+            logits: own_logits.then(|| Storage::new(max_num_seqs * vocab * size_of::<f32>(), device)).transpose()?,
             vocab,
         })
     }
@@ -117,19 +117,19 @@ impl CapturedSteps {
         inputs.set(batch)?;
         let inputs = inputs.inputs(size.rows);
         let computed = size.rows * *vocab;
-        session.run(&inputs, kv, 0, on_device.first(computed), Some(&size.graph))?;
+        session.run(&inputs, kv, 0, on_device.floats(computed), Some(&size.graph))?;
         // The first run under an id records and computes; the second is the first that only replays, on other inputs.
         if !size.is_recorded() {
             (size.recorded, size.checked) = (Some(thread::current().id()), false);
         } else if !size.checked {
-            let read = |on_device: &mut DeviceLogits| -> Result<Vec<f32>, EngineError> {
+            let read = |on_device: &mut Storage| -> Result<Vec<f32>, EngineError> {
                 let mut values = vec![0.0; wanted];
                 on_device.read(0, &mut values)?;
                 Ok(values)
             };
             let replayed = read(on_device)?;
             // A run on the same inputs writes the same keys and values to the same places once more.
-            session.run(&inputs, kv, 0, on_device.first(computed), None)?;
+            session.run(&inputs, kv, 0, on_device.floats(computed), None)?;
             require_equal(&replayed, &read(on_device)?, size.rows)?;
             size.checked = true;
         }
@@ -171,18 +171,15 @@ struct FixedInputs {
     /// For each row of the largest step: token, position and `last_index`, and then `seqlens_k` in half the width.
     words: Vec<i64>,
     rows: usize,
-    device: Option<DeviceMemory>,
+    storage: Storage,
     total_sequence_length: i32,
 }
 
 impl FixedInputs {
     fn new(rows: usize, positions: usize, device: Device) -> Result<Self, EngineError> {
         let words = vec![0; 3 * rows + rows.div_ceil(2)];
-        let device = match device {
-            Device::Cpu => None,
-            Device::Cuda | Device::Tensorrt => Some(DeviceMemory::new(size_of_val(words.as_slice()))?),
-        };
-        Ok(Self { words, rows, device, total_sequence_length: positions as i32 })
+        let storage = Storage::new(size_of_val(words.as_slice()), device)?;
+        Ok(Self { words, rows, storage, total_sequence_length: positions as i32 })
     }
 
     fn set(&mut self, batch: &Batch) -> Result<(), EngineError> {
@@ -192,26 +189,21 @@ impl FixedInputs {
             column[..values.len()].copy_from_slice(values);
         }
         bytemuck::cast_slice_mut(narrow)[..batch.rows].copy_from_slice(&batch.seqlens_k);
-        match &mut self.device {
-            None => Ok(()),
-            Some(memory) => memory.write(0, bytemuck::cast_slice(&self.words)),
-        }
+        self.storage.write(bytemuck::cast_slice(&self.words))
     }
 
     /// Those of the first `rows` rows.
-    fn inputs(&self, rows: usize) -> Inputs<'_> {
-        let column = |index: usize| match &self.device {
-            None => self.words[index * self.rows..].as_ptr().cast_mut().cast(),
-            Some(memory) => memory.at(index * self.rows * size_of::<i64>()),
-        };
+    fn inputs(&mut self, rows: usize) -> Inputs<'_> {
+        let [input_ids, position_ids, last_index, seqlens_k] =
+            [0, 1, 2, 3].map(|column| self.storage.at(column * self.rows * size_of::<i64>()));
         Inputs {
             rows,
             width: 1,
-            input_ids: column(0),
-            position_ids: column(1),
-            last_index: column(2),
-            seqlens_k: column(3),
-            on_device: self.device.is_some(),
+            input_ids,
+            position_ids,
+            last_index,
+            seqlens_k,
+            on_device: self.storage.on_device(),
             total_sequence_length: &self.total_sequence_length,
         }
     }
@@ -255,9 +247,9 @@ mod tests {
         fixed.set(&batch).unwrap();
         assert_eq!(fixed.words[..11], [5, 6, 0, 0, 3, 10, 0, 0, 0, 0, 0]);
         assert_eq!(bytemuck::cast_slice::<i64, i32>(&fixed.words[12..])[..3], [3, 10, 0]);
+        let first = fixed.storage.at(0) as usize;
         let inputs = fixed.inputs(3);
         assert_eq!((inputs.rows, inputs.width, *inputs.total_sequence_length, inputs.on_device), (3, 1, 64, false));
-        let first = fixed.words.as_ptr() as usize;
         let columns = [inputs.input_ids, inputs.position_ids, inputs.last_index, inputs.seqlens_k];
         assert_eq!(columns.map(|column| column as usize - first), [0, 32, 64, 96]);
     }

@@ -2,21 +2,20 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
     sync::{Arc, Mutex},
 };
 
 /// What the completions of a group have in common.
-pub type SharedHistory = Arc<Mutex<History>>;
+pub(super) type SharedHistory = Arc<Mutex<History>>;
 
 /// Tokens of the longest context that is looked up.
-pub const LONGEST: usize = 4;
+pub(super) const LONGEST: usize = 4;
 /// Votes beyond which counts of a context are no longer kept.
 const MOST_VOTES: u16 = 1000;
 
 /// What is likely to come next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Guess {
+pub(super) struct Guess {
     /// The token.
     pub token: u32,
     /// Length of the context that it followed before, the longest that is known.
@@ -37,25 +36,7 @@ struct Next {
 
 /// The contexts of a prompt and its completions so far.
 #[derive(Debug, Default)]
-pub struct History(HashMap<u64, Next, BuildHasherDefault<Hashed>>);
-
-/// Takes keys for what they are: hashes.
-#[derive(Debug, Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are words");
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-}
+pub(super) struct History(HashMap<u64, Next>);
 
 impl History {
     /// That of a prompt, for all its completions.
