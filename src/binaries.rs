@@ -17,15 +17,8 @@ pub fn find(name: &str) -> Result<PathBuf> {
 
 /// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather
 /// than the process, the command must be started from the main thread.
-///
-/// Its OpenMP threads sleep while they wait, unless the user says otherwise: libtorch's spin by default, which costs
-/// nothing on idle cores and makes the program ten times slower as soon as the cores are shared with anything else.
 pub fn command(program: &Path) -> Command {
-    const VARIABLE: &str = "OMP_WAIT_POLICY";
     let mut command = Command::new(program);
-    if env::var_os(VARIABLE).is_none() {
-        command.env(VARIABLE, "PASSIVE");
-    }
     let parent = std::process::id();
     // SAFETY: between fork and exec only prctl, getppid and raise are called, which are async-signal-safe and touch no
     // memory of the parent.

@@ -49,8 +49,8 @@ fn main() -> ExitCode {
 fn program() -> ExitCode {
     logging::init();
     let command = Cli::parse_from(command_line::words()).command;
-    if let Err(error) = learner::device::sleep_while_waiting() {
-        tracing::warn!("libtorch's idle threads will spin, because the program cannot start itself again: {error}");
+    if let Err(error) = learner::device::prepare_environment() {
+        tracing::warn!("libtorch will be slower, because the program cannot start itself again: {error}");
     }
     let done = |()| ExitCode::SUCCESS;
     let result = match command {

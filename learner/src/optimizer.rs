@@ -64,12 +64,6 @@ impl AdamW {
         Self { options, exp_avg: parameters.zeros_like(), exp_avg_sq: parameters.zeros_like(), step: 0 }
     }
 
-    /// Number of applied updates.
-    #[must_use]
-    pub fn step_count(&self) -> u64 {
-        self.step
-    }
-
     /// Clips the gradients, updates the parameters and returns the global gradient norm before clipping. Where that is not
     /// finite, everything stays as it was. The gradients' content is used up.
     pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, rate: f64) -> f64 {

@@ -2,8 +2,6 @@
 
 use std::ops::{Index, IndexMut, Range};
 
-use ndarray::Array2;
-
 /// Rows of different lengths, one after the other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ragged<T> {
@@ -62,17 +60,6 @@ impl<T: Clone> Ragged<T> {
     #[must_use]
     pub fn filled(value: T, lengths: impl IntoIterator<Item = usize>) -> Self {
         lengths.into_iter().map(|length| std::iter::repeat_n(value.clone(), length)).collect()
-    }
-
-    /// The rows under each other, filled up on the right: `[rows, longest]`.
-    #[must_use]
-    pub fn padded(&self, filler: T) -> Array2<T> {
-        let width = self.lengths().max().unwrap_or(0);
-        let mut array = Array2::from_elem((self.len(), width), filler);
-        for (mut line, row) in array.rows_mut().into_iter().zip(self.rows()) {
-            line.iter_mut().zip(row).for_each(|(slot, value)| slot.clone_from(value));
-        }
-        array
     }
 
     /// The given rows, back to back.
@@ -145,6 +132,5 @@ mod tests {
         assert_eq!(copy.rows().collect::<Vec<_>>(), [&[1, 2][..], &[], &[0], &[4, 5, 6]]);
         copy.scatter(&[2], &[3]);
         assert_eq!(copy, rows);
-        assert_eq!(rows.padded(9), ndarray::array![[1, 2, 9], [9, 9, 9], [3, 9, 9], [4, 5, 6]]);
     }
 }

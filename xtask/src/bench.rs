@@ -70,7 +70,7 @@ fn measure(host: &Host, model: &Path) -> Result<()> {
     run(rollout)?;
     println!("learner bench, {}", model.display());
     let mut learner = host.command(host.binary("learner"));
-    learner.args(["bench", "--batch-size", "32"]).args(LENGTHS).arg("--model").arg(model);
+    learner.args(["bench", "--num-prompts", "4", "--num-generations", "8"]).args(LENGTHS).arg("--model").arg(model);
     run(learner)
 }
 

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Instant};
 
 use serde_json::json;
 use shared::{
-    Completion, FinishReason, GroupId, PolicyVersion, RewardOutcome, RolloutGroup,
+    Completion, FinishReason, GroupId, ModelConfig, PolicyVersion, RewardOutcome, RolloutGroup,
     config::{ImportanceSamplingMode, TrainConfig},
     rng, testing,
 };
@@ -21,9 +21,12 @@ pub struct Args {
     /// Model directory; one without weights gets random ones.
     #[arg(long)]
     pub model: PathBuf,
-    /// Completions per step, all with the same prompt and completion length.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..))]
-    pub batch_size: u32,
+    /// Prompts per step.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_prompts: u32,
+    /// Completions per prompt.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..))]
+    pub num_generations: u32,
     /// Prompt tokens.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_length: u32,
@@ -48,8 +51,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, Some(0), device, true)?;
     let config = TrainConfig {
-        num_generations: args.batch_size,
-        per_device_train_batch_size: args.batch_size,
+        num_generations: args.num_generations,
+        per_device_train_batch_size: args.num_prompts * args.num_generations,
         max_completion_length: args.completion_length,
         num_iterations: args.num_iterations,
         micro_batch_tokens: args.compute.micro_batch_tokens,
@@ -63,7 +66,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut seconds = Vec::new();
     let mut phases: Vec<StepMetrics> = Vec::new();
     for step in 0..=args.steps {
-        let groups = [synthetic_group(args, model.config().vocab_size, step)];
+        let groups: Vec<RolloutGroup> = (0..args.num_prompts)
+            .map(|prompt| synthetic_group(args, model.config().vocab_size, [step, prompt]))
+            .collect();
         let batch = StepBatch::new(&groups, &config, PolicyVersion(0));
         let start = Instant::now();
         let trained = trainer.step(&batch, u64::from(step))?;
@@ -73,15 +78,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let step_s = median(seconds.clone());
-    let completion_tokens = f64::from(args.batch_size * args.completion_length);
-    let tokens = completion_tokens + f64::from(args.batch_size * args.prompt_length);
+    let completions = args.num_prompts * args.num_generations;
+    let completion_tokens = f64::from(completions * args.completion_length);
+    let tokens = completion_tokens + f64::from(completions * args.prompt_length);
+    let computed = work(model.config(), args);
     let phase = |pick: fn(&StepMetrics) -> f64| median(phases.iter().map(pick).collect());
     println!(
         "{}",
         json!({
             "model": args.model.display().to_string(),
             "parameters": model.config().parameter_count(),
-            "batch_size": args.batch_size,
+            "num_prompts": args.num_prompts,
+            "num_generations": args.num_generations,
             "prompt_length": args.prompt_length,
             "completion_length": args.completion_length,
             "micro_batch_tokens": args.compute.micro_batch_tokens,
@@ -91,33 +99,52 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "step_s": step_s,
             "min_step_s": seconds.iter().copied().fold(f64::INFINITY, f64::min),
             "max_step_s": seconds.iter().copied().fold(0.0, f64::max),
+            "forward_s": phase(|s| s.times.passes.forward.as_secs_f64()),
+            "head_s": phase(|s| s.times.passes.head.as_secs_f64()),
+            "backward_s": phase(|s| s.times.passes.backward.as_secs_f64()),
             "fwd_bwd_s": phase(|s| s.times.forward_backward.as_secs_f64()),
             "optimizer_s": phase(|s| s.times.optimizer.as_secs_f64()),
             "grad_norm": phase(|s| s.grad_norms[0]),
             "tokens_per_s": tokens / step_s,
             "completion_tokens_per_s": completion_tokens / step_s,
-            "peak_rss_mb": device::peak_memory().map(|bytes| bytes / (1 << 20)),
+            "gflops": computed / phase(|s| s.times.forward_backward.as_secs_f64()) / 1e9,
+            "peak_rss_bytes": device::peak_memory(),
         })
     );
     Ok(())
 }
 
+/// Floating-point operations that a step's forward and backward passes need: a prompt once, attention where the mask lets
+/// it, logits of completion tokens only, nothing computed twice.
+fn work(config: &ModelConfig, args: &Args) -> f64 {
+    let [prompts, group, prompt, completion] =
+        [args.num_prompts, args.num_generations, args.prompt_length, args.completion_length].map(f64::from);
+    let fed = completion - 1.0;
+    let embedding = (config.vocab_size * config.hidden_size) as f64;
+    let copies = if config.tie_word_embeddings { 1.0 } else { 2.0 };
+    let inner = config.parameter_count() as f64 - copies * embedding;
+    let pairs = prompt * prompt / 2.0 + group * fed * (prompt + fed / 2.0);
+    let attention = 4.0 * (config.num_hidden_layers * config.num_attention_heads * config.head_dim) as f64 * pairs;
+    let products = 2.0 * (inner * (prompt + group * fed) + embedding * group * completion);
+    3.0 * prompts * (products + attention)
+}
+
 /// Random tokens with random rewards.
-fn synthetic_group(args: &Args, vocabulary: usize, step: u32) -> RolloutGroup {
-    let mut stream = rng::Stream::new(&[u64::from(step)]);
+fn synthetic_group(args: &Args, vocabulary: usize, [step, prompt]: [u32; 2]) -> RolloutGroup {
+    let mut stream = rng::Stream::new(&[u64::from(step), u64::from(prompt)]);
     let mut tokens = |count: u32| (0..count).map(|_| stream.below(vocabulary as u64) as u32).collect::<Vec<u32>>();
     let prompt_ids = tokens(args.prompt_length);
-    let completions = (0..args.batch_size)
+    let completions = (0..args.num_generations)
         .map(|sample| Completion {
             finish_reason: FinishReason::Length,
-            rewards: vec![RewardOutcome::Score(rng::uniform(&[u64::from(step), u64::from(sample)]))],
+            rewards: vec![RewardOutcome::Score(rng::uniform(&[u64::from(step), u64::from(prompt), u64::from(sample)]))],
             ..testing::completion(sample, tokens(args.completion_length))
         })
         .collect();
     RolloutGroup {
         prompt_ids,
         reward_names: vec![("random".into(), 1.0)],
-        ..testing::group(GroupId::default(), completions)
+        ..testing::group(GroupId { index: prompt, ..GroupId::default() }, completions)
     }
 }
 

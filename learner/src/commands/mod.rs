@@ -30,7 +30,8 @@ pub struct ComputeArgs {
     /// Threads; all cores without it.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Most tokens of one forward pass, padding included. Bounds memory, never changes a result.
+    /// Most tokens of one forward pass, a prompt that several completions share counted once. Bounds memory, never
+    /// changes a result.
     #[arg(long, default_value_t = TrainConfig::default().micro_batch_tokens, value_parser = clap::value_parser!(u32).range(1..))]
     pub micro_batch_tokens: u32,
 }

@@ -101,7 +101,7 @@ impl Critic {
         let mut found = Ragged::filled(0.0, lengths);
         for rows in split(sequences, rows, self.budget) {
             let micro = MicroBatch::new(sequences, &rows, self.device);
-            found.scatter(&rows, &self.trained.model().evaluate(&micro.input_ids_BS, &micro.positions_N)?);
+            found.scatter(&rows, &self.trained.model().evaluate(&micro.packed, &micro.positions_N)?);
         }
         Ok(found)
     }
@@ -131,7 +131,7 @@ impl Critic {
                 let micro = MicroBatch::new(sequences, &rows, device);
                 let (values, returns) = (values.gather(&rows), returns.gather(&rows));
                 let weights = micro.per_token(|row| weights[row]);
-                scorer.differentiate(&micro.input_ids_BS, &micro.positions_N, gradients, &mut |predictions| {
+                scorer.differentiate(&micro.packed, &micro.positions_N, gradients, &mut |predictions| {
                     let found = value_loss(predictions, &values, &returns, &weights, range);
                     loss += found.value;
                     stats.predictions += predictions.iter().sum::<f64>();

@@ -16,8 +16,6 @@ pub struct Objective {
     pub spec: &'static LossSpec,
     /// What the ratio is taken over.
     pub level: ImportanceSamplingLevel,
-    /// Bound of a token's log-ratio on both sides: 20 in verl, none in TRL.
-    pub log_ratio_bound: Option<f64>,
     /// Weight of the entropy bonus, as it is now.
     pub entropy_coef: f64,
     /// Weight of the KL term in the loss; 0 = none.
@@ -34,7 +32,6 @@ impl Objective {
         Self {
             spec,
             level: spec.ratio.level(config.importance_sampling_level),
-            log_ratio_bound: spec.log_ratio_bound,
             entropy_coef: config.entropy_coef,
             beta: if config.use_kl_in_reward { 0.0 } else { config.beta },
             old_policy_kl_coef: config.old_policy_kl_coef,

@@ -32,7 +32,9 @@ pub fn policy_loss(objective: &Objective, logprobs_N: &Tensor, tokens: &Tokens) 
     let log_ratio_N = ratio::log_ratio(logprobs_N, tokens.old_logprobs_N.as_ref());
     let (rows, advantages_N) = (&tokens.rows, &tokens.advantages_N);
     let ratio_N = match objective.spec.ratio {
-        Ratio::Chosen | Ratio::OfToken => ratio::ratio(&log_ratio_N, rows, objective.level, objective.log_ratio_bound),
+        Ratio::Chosen | Ratio::OfToken => {
+            ratio::ratio(&log_ratio_N, rows, objective.level, objective.spec.log_ratio_bound)
+        }
         Ratio::OfCompletion => ratio::gspo_token(logprobs_N, &log_ratio_N, rows),
     };
     let config = &*objective.config;
@@ -52,7 +54,7 @@ pub fn policy_loss(objective: &Objective, logprobs_N: &Tensor, tokens: &Tokens) 
         LossType::Gpg => ((logprobs_N * advantages_N).neg(), Vec::new()),
     };
     metrics.push((RATIO, ratio_N.detach()));
-    let bounded_N = ratio::bounded(&log_ratio_N.detach(), objective.log_ratio_bound);
+    let bounded_N = ratio::bounded(&log_ratio_N.detach(), objective.spec.log_ratio_bound);
     metrics.push((PPO_KL, bounded_N.neg()));
     PolicyLoss { loss_N, ratio_N, metrics }
 }

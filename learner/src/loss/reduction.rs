@@ -1,7 +1,7 @@
 //! Reductions: what a token's loss weighs in the loss of an optimiser update.
 //!
-//! Every reduction gives one weight to all tokens of a completion, and the weight is made of figures of the minibatches
-//! batch, the update and the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
+//! Every reduction gives one weight to all tokens of a completion, and the weight is made of figures of the minibatch,
+//! the update and the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
 //! completions are spread over forward passes.
 
 use shared::{
@@ -9,7 +9,7 @@ use shared::{
     methods::Reduction,
 };
 
-use crate::verl::EPSILON;
+use crate::{ragged::Ragged, verl::EPSILON};
 
 /// Figures that are the same for every completion of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,22 +34,16 @@ pub struct RowWeights {
     pub entropies: Vec<f64>,
 }
 
-/// Weights of an update's rows, given the trained tokens of each and the size of a minibatch.
+/// Weights of an update's rows, given the trained tokens of each in its minibatch.
 #[must_use]
-pub fn update_weights(
-    config: &TrainConfig,
-    lengths: &[usize],
-    minibatch_rows: usize,
-    normaliser: &Normaliser,
-) -> RowWeights {
-    let minibatches: Vec<&[usize]> = lengths.chunks(minibatch_rows).collect();
+pub fn update_weights(config: &TrainConfig, minibatches: &Ragged<usize>, normaliser: &Normaliser) -> RowWeights {
     let reduction = config.loss_aggregation.map_or(config.loss_type.spec().reduction, Reduction::Aggregation);
     let scale_factor = config.loss_scale_factor.unwrap_or(normaliser.max_completion_length);
-    let mut losses = loss_weights(reduction, lengths, minibatch_rows, normaliser, scale_factor);
-    let mut entropies: Vec<f64> = minibatches.iter().flat_map(|rows| entropy_weights(rows, normaliser)).collect();
+    let mut losses = loss_weights(reduction, minibatches, normaliser, scale_factor);
+    let mut entropies: Vec<f64> = minibatches.rows().flat_map(|rows| entropy_weights(rows, normaliser)).collect();
     if config.use_valid_token_scale {
-        let total = lengths.iter().sum::<usize>().max(1) as f64;
-        let scales = minibatches.iter().flat_map(|rows| {
+        let total = minibatches.values().iter().sum::<usize>().max(1) as f64;
+        let scales = minibatches.rows().flat_map(|rows| {
             let share = rows.iter().sum::<usize>() as f64 / total;
             vec![share * minibatches.len() as f64; rows.len()]
         });
@@ -64,15 +58,14 @@ pub fn update_weights(
     RowWeights { losses, entropies }
 }
 
-/// Weight of each completion's tokens, given the trained tokens of every completion of an update.
+/// Weight of each completion's tokens, given the trained tokens of every completion of an update by minibatch.
 ///
 /// Source of all but verl's: TRL 1.16 `GRPOTrainer._compute_loss`, over one minibatch at a time. An empty row counts
 /// as 0 in the mean over completions.
 #[must_use]
 pub fn loss_weights(
     reduction: Reduction,
-    lengths: &[usize],
-    minibatch_rows: usize,
+    minibatches: &Ragged<usize>,
     normaliser: &Normaliser,
     scale_factor: f64,
 ) -> Vec<f64> {
@@ -81,7 +74,7 @@ pub fn loss_weights(
             let (rows, tokens) = (batch.len() as f64, batch.iter().sum::<usize>() as f64);
             batch.iter().map(|&length| 1.0 / weight(length, rows, tokens)).collect()
         };
-        lengths.chunks(minibatch_rows).flat_map(each).collect()
+        minibatches.rows().flat_map(each).collect()
     };
     let Normaliser { accumulation, share, generation_tokens, max_completion_length } = *normaliser;
     match reduction {
@@ -90,8 +83,8 @@ pub fn loss_weights(
         Reduction::LengthConstant => of_minibatch(&|_, rows, _| rows * max_completion_length * accumulation),
         Reduction::CompletionSum => of_minibatch(&|_, rows, _| rows * accumulation),
         Reduction::GenerationTokenMean => of_minibatch(&|_, _, _| generation_tokens.max(1.0) * share),
-        Reduction::UpdateMean => sequence_weights(lengths),
-        Reduction::Aggregation(mode) => Aggregation::new(mode, scale_factor).weights(lengths),
+        Reduction::UpdateMean => sequence_weights(minibatches.values()),
+        Reduction::Aggregation(mode) => Aggregation::new(mode, scale_factor).weights(minibatches.values()),
     }
 }
 
@@ -145,10 +138,14 @@ mod tests {
     const NORMALISER: Normaliser =
         Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: 4.0, max_completion_length: 4.0 };
 
+    fn minibatches(lengths: &[usize], rows: usize) -> Ragged<usize> {
+        lengths.chunks(rows).map(<[usize]>::to_vec).collect()
+    }
+
     /// Lengths 1 and 3 with per-token losses a and b.
     #[test]
     fn worked_examples() {
-        let weights = |reduction| loss_weights(reduction, &[1, 3], 2, &NORMALISER, 4.0);
+        let weights = |reduction| loss_weights(reduction, &minibatches(&[1, 3], 2), &NORMALISER, 4.0);
         assert_eq!(weights(Reduction::CompletionMean), [0.5, 1.0 / 6.0]);
         assert_eq!(weights(Reduction::MinibatchTokenMean), [0.25, 0.25]);
         assert_eq!(weights(Reduction::GenerationTokenMean), [0.25, 0.25]);
@@ -164,7 +161,7 @@ mod tests {
         for minibatch_rows in [1, 2, 3] {
             let accumulation = 3usize.div_ceil(minibatch_rows) as f64;
             let normaliser = Normaliser { accumulation, ..NORMALISER };
-            let found = update_weights(&config, &[1, 3, 6], minibatch_rows, &normaliser);
+            let found = update_weights(&config, &minibatches(&[1, 3, 6], minibatch_rows), &normaliser);
             assert!(found.losses.iter().chain(&found.entropies).all(|w| (w - 0.1).abs() < 1e-12), "{found:?}");
         }
     }
@@ -177,7 +174,7 @@ mod tests {
         for config in [token_mean, TrainConfig::default()] {
             let config = TrainConfig { use_valid_token_scale: true, ..config };
             let normaliser = Normaliser { accumulation: 3.0, generation_tokens: 10.0, ..NORMALISER };
-            let found = update_weights(&config, &[1, 3, 6], 1, &normaliser);
+            let found = update_weights(&config, &minibatches(&[1, 3, 6], 1), &normaliser);
             assert!(found.losses.iter().chain(&found.entropies).all(|w| (w - 0.1).abs() < 1e-12), "{found:?}");
         }
     }
@@ -186,7 +183,7 @@ mod tests {
     fn an_aggregation_replaces_that_of_the_loss_type() {
         let config =
             |loss_type, loss_aggregation| TrainConfig { loss_type, loss_aggregation, ..TrainConfig::default() };
-        let of = |config: &TrainConfig| update_weights(config, &[1, 3], 1, &NORMALISER).losses;
+        let of = |config: &TrainConfig| update_weights(config, &minibatches(&[1, 3], 1), &NORMALISER).losses;
         assert_eq!(of(&config(LossType::Grpo, Some(LossAggregation::TokenMean))), [0.25, 0.25]);
         assert_eq!(of(&config(LossType::Vanilla, None)), [0.25, 0.25]);
         assert_eq!(of(&config(LossType::Vanilla, Some(LossAggregation::SeqMeanTokenSum))), [0.5, 0.5]);

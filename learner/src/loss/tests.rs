@@ -119,8 +119,6 @@ fn early_stopping_leaves_everything_out() {
     assert!(!found.stopped && found.value > 0.0 && gradients[0] != 0.0);
 }
 
-/// The gradients of autograd are those of the loss: central differences, for every method that is differentiable
-/// where it is not clipped.
 /// PPO eq. 8 of one token: the ratio times the advantage, minus β times an estimate of KL[π_old, π] from a sample of π_old,
 /// whose expectation is the divergence and whose gradient vanishes where the two agree.
 #[test]
@@ -128,9 +126,9 @@ fn the_penalty_on_the_distance_from_the_old_policy() {
     let config =
         TrainConfig { old_policy_kl_coef: 0.5, epsilon: 0.99, epsilon_high: Some(9.0), ..TrainConfig::default() };
     for ratio in [0.4f64, 1.0, 2.5] {
-        let (value, slope) = of_ratio(&config, ratio, 2.0);
+        let (value, gradient) = of_ratio(&config, ratio, 2.0);
         assert!(close(value, -2.0 * ratio + 0.5 * (ratio - 1.0 - ratio.ln())), "{ratio}: {value}");
-        assert!(close(slope, -2.0 * ratio + 0.5 * (ratio - 1.0)), "{ratio}: {slope}");
+        assert!(close(gradient, -2.0 * ratio + 0.5 * (ratio - 1.0)), "{ratio}: {gradient}");
     }
     let objective = Objective::from_config(&config);
     assert!(objective.trains(&[0.0]), "also a completion without an advantage is held back");
@@ -141,6 +139,8 @@ fn the_penalty_on_the_distance_from_the_old_policy() {
     assert!(close(old.iter().zip(new).map(of_token).sum(), divergence));
 }
 
+/// The gradients of autograd are those of the loss: central differences, for methods that are differentiable where they
+/// are not clipped.
 #[test]
 fn gradients_are_finite_differences() {
     use LossType::{Dapo, GeoMean, Sapo};

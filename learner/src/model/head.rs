@@ -3,17 +3,17 @@
 //!
 //! The softmax's derivative is known in closed form (one-hot minus probability), so the head's backward pass is written
 //! out: a chunk of tokens is projected, its log-probs are handed to the loss, and the gradient that comes back is
-//! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing of the size of the
-//! vocabulary outlives its chunk, and nothing is computed twice.
+//! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing is computed twice, and
+//! all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
 
 use std::{ops::Range, sync::Arc};
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::support::{self, Support, Truncation};
 
-/// Largest `[tokens, vocabulary]` tensor, in bytes. Two of them live at a time.
-const CHUNK_BYTES: i64 = 1 << 28;
+/// Largest `[tokens, vocabulary]` tensor, in bytes. A head has two.
+const CHUNK_BYTES: i64 = 7 << 24;
 
 /// What the policy says about a run of tokens.
 #[derive(Debug)]
@@ -88,21 +88,23 @@ impl Targets<'_> {
 pub struct Head {
     weight_VH: Tensor,
     chunk: i64,
+    /// Two chunks, `[chunk, V]` each. They take no memory before they are used.
+    buffers: [Tensor; 2],
 }
 
 impl Head {
-    /// A head with weight `[vocabulary, hidden]`, outside the autograd graph.
+    /// A head with weight `[vocabulary, hidden]`.
     #[must_use]
     pub fn new(weight_VH: &Tensor) -> Self {
         let row = weight_VH.size()[0] * weight_VH.kind().elt_size_in_bytes() as i64;
-        Self { weight_VH: weight_VH.detach(), chunk: (CHUNK_BYTES / row).max(1) }
+        Self::with_chunk(weight_VH, (CHUNK_BYTES / row).max(1))
     }
 
     /// With another bound on the tokens of a chunk; results do not depend on it.
     #[must_use]
-    pub fn with_chunk(mut self, tokens: i64) -> Self {
-        self.chunk = tokens.max(1);
-        self
+    pub fn with_chunk(weight_VH: &Tensor, chunk: i64) -> Self {
+        let buffer = || Tensor::empty([chunk, weight_VH.size()[0]], (weight_VH.kind(), weight_VH.device()));
+        Self { weight_VH: weight_VH.shallow_clone(), chunk, buffers: [buffer(), buffer()] }
     }
 
     /// Logits of every position, `[.., hidden]` to `[.., vocabulary]`.
@@ -116,8 +118,7 @@ impl Head {
         let (logprobs, entropies) = self
             .chunks(hidden_NH)
             .map(|run| {
-                let logs_nV = self.log_softmax(&part(hidden_NH, &run), targets, &run);
-                let (stats, _) = stats(&logs_nV, &targets.ids(&run));
+                let (stats, _) = self.project(&part(hidden_NH, &run), targets, &run);
                 (stats.logprobs_N, stats.entropies_N)
             })
             .unzip::<_, _, Vec<_>, Vec<_>>();
@@ -157,14 +158,12 @@ impl Head {
             .chunks(hidden_NH)
             .map(|run| {
                 let (hidden_nH, ids_n) = (part(hidden_NH, &run), targets.ids(&run));
-                let logs_nV = self.log_softmax(&hidden_nH, targets, &run);
-                let (stats, probabilities_nV) = stats(&logs_nV, &ids_n);
+                let (stats, buffers) = self.project(&hidden_nH, targets, &run);
                 let of_tokens = match &known {
                     Some(known) => known.slice(&run),
                     None => gradient_of(run, &stats),
                 };
-                let gradient_nV =
-                    logit_gradients(logs_nV, probabilities_nV, &stats, &ids_n, &of_tokens, targets.temperature);
+                let gradient_nV = logit_gradients(buffers, &stats, &ids_n, &of_tokens, targets.temperature);
                 let _ = weight_gradient_VH.addmm_(&gradient_nV.tr(), &hidden_nH);
                 gradient_nV.mm(&self.weight_VH)
             })
@@ -176,16 +175,23 @@ impl Head {
         chunks(hidden_NH.size()[0], self.chunk)
     }
 
-    /// Log-probs of the vocabulary for a run of tokens; far below anything that counts outside the support.
-    fn log_softmax(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> Tensor {
-        let mut logits_nV = self.logits(hidden_nH);
+    /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary. Outside
+    /// the support a log-prob is far below anything that counts.
+    fn project(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> (TokenStats, [Tensor; 2]) {
+        let [mut logits_nV, logs_nV] = self.buffers.each_ref().map(|buffer| buffer.narrow(0, 0, run.end - run.start));
+        let _ = hidden_nH.linear_out(&logits_nV, &self.weight_VH, None::<Tensor>);
         if targets.temperature != 1.0 {
             let _ = logits_nV.g_div_scalar_(targets.temperature);
         }
         if let Some(sets) = targets.chunk(run).supports {
             let _ = logits_nV.masked_fill_(&support::outside(sets, &logits_nV), OUTSIDE);
         }
-        logits_nV.log_softmax(-1, None::<Kind>)
+        let _ = logits_nV.internal_log_softmax_out(&logs_nV, -1, false);
+        let probabilities_nV = logs_nV.exp_out(&logits_nV);
+        let logprobs_N = logs_nV.gather(1, &targets.ids(run).unsqueeze(1), false).squeeze_dim(1);
+        // A row-wise dot product as a batched matrix product: no third tensor of the vocabulary's size.
+        let entropies_N = probabilities_nV.unsqueeze(1).bmm(&logs_nV.unsqueeze(2)).reshape([-1]).neg();
+        (TokenStats { logprobs_N, entropies_N }, [logs_nV, probabilities_nV])
     }
 }
 
@@ -201,13 +207,12 @@ fn part(hidden_NH: &Tensor, run: &Range<i64>) -> Tensor {
     hidden_NH.narrow(0, run.start, run.end - run.start)
 }
 
-/// Derivatives of the loss with respect to the logits, `[n, V]`, in place of its first two arguments.
+/// Derivatives of the loss with respect to the logits, `[n, V]`, in place of log-probs and probabilities.
 ///
 /// With p the probabilities and H the entropy: `∂logprob/∂z_j = (1[j = token] − p_j) / T` and
 /// `∂H/∂z_j = −p_j (log p_j + H) / T`.
 fn logit_gradients(
-    mut logs_nV: Tensor,
-    mut probabilities_nV: Tensor,
+    [mut logs_nV, mut probabilities_nV]: [Tensor; 2],
     stats: &TokenStats,
     ids_n: &Tensor,
     gradients: &TokenGradients,
@@ -221,19 +226,9 @@ fn logit_gradients(
         let _ = logs_nV.g_mul_(&entropy_gradient_n1).g_add_(&constant_n1).neg_();
         let _ = probabilities_nV.g_mul_(&logs_nV);
     } else {
-        drop(logs_nV);
         let _ = probabilities_nV.g_mul_(&gradient_n1.neg());
     }
     probabilities_nV.scatter_add_(1, &ids_n.unsqueeze(1), &gradient_n1)
-}
-
-/// The statistics of a chunk, and its probabilities `[n, V]`.
-fn stats(logs_nV: &Tensor, targets_n: &Tensor) -> (TokenStats, Tensor) {
-    let probabilities_nV = logs_nV.exp();
-    let logprobs_N = logs_nV.gather(1, &targets_n.unsqueeze(1), false).squeeze_dim(1);
-    // A row-wise dot product as a batched matrix product: no third tensor of the vocabulary's size.
-    let entropies_N = probabilities_nV.unsqueeze(1).bmm(&logs_nV.unsqueeze(2)).reshape([-1]).neg();
-    (TokenStats { logprobs_N, entropies_N }, probabilities_nV)
 }
 
 /// Chunks back to back; an empty selection keeps kind, device and trailing shape of `like`.

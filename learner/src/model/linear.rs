@@ -2,13 +2,13 @@
 
 use tch::Tensor;
 
-use super::parameters::Parameters;
+use super::parameters::{Gradients, Leaf, Parameters};
 
 /// `y = x Wᵀ + b` with `W` as `[out, in]`.
 #[derive(Debug)]
 pub(super) struct Linear {
-    weight: Tensor,
-    bias: Option<Tensor>,
+    weight: Leaf,
+    bias: Option<Leaf>,
 }
 
 impl Linear {
@@ -17,8 +17,26 @@ impl Linear {
         Self { weight: parameters.leaf(&format!("{name}.weight")), bias: parameters.find(&format!("{name}.bias")) }
     }
 
-    /// `[.., in]` to `[.., out]`.
+    /// `[T, in]` to `[T, out]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight, self.bias.as_ref())
+        x.linear(&self.weight.values, self.bias.as_ref().map(|bias| &bias.values))
+    }
+
+    /// [`Self::forward`] added to `onto`, `[T, out]`.
+    pub(super) fn forward_onto(&self, onto: &Tensor, x: &Tensor) -> Tensor {
+        let sum = onto.addmm(x, &self.weight.values.tr());
+        match &self.bias {
+            Some(bias) => sum + &bias.values,
+            None => sum,
+        }
+    }
+
+    /// Adds the parameters' gradients, given the input and the gradient of the output, and returns that of the input.
+    pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
+        let _ = gradients.leaf_mut(self.weight.index).addmm_(&dy.tr(), x);
+        if let Some(bias) = &self.bias {
+            *gradients.leaf_mut(bias.index) += dy.sum_dim_intlist([0i64].as_slice(), false, None);
+        }
+        dy.mm(&self.weight.values)
     }
 }

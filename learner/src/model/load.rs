@@ -62,7 +62,7 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
         labels.truncate(config.hidden_size);
         Ok(labels)
     };
-    let parameters = Parameters::load(&config, options.kind, options.device, options.trainable, &mut read)?;
+    let parameters = Parameters::load(&config, options.kind, options.device, &mut read)?;
     Ok(Scorer::new(config, parameters))
 }
 
@@ -126,6 +126,6 @@ fn build(
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Decoder, LearnerError> {
     check_memory(config, options)?;
-    let parameters = Parameters::load(config, options.kind, options.device, options.trainable, read)?;
+    let parameters = Parameters::load(config, options.kind, options.device, read)?;
     Ok(Decoder::new(config.clone(), parameters))
 }

@@ -2,8 +2,8 @@
 //!
 //! Every parameter is a slice of the flat buffer, so the optimiser, the norm and the clipping are a few operations on
 //! one long vector instead of several on each of hundreds of tensors. Projections that read the same input (q, k and v;
-//! gate and up) lie next to each other and are one *leaf* of the autograd graph: one matrix product instead of three
-//! or two, while each keeps its Hugging Face name as a slice of rows.
+//! gate and up) lie next to each other and are one *leaf*: one matrix product instead of three or
+//! two, while each keeps its Hugging Face name as a slice of rows.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -23,14 +23,14 @@ struct Slice {
     elements: Range<i64>,
 }
 
-/// A tensor of the autograd graph: one or more parameters stacked along the first dimension.
+/// Where a leaf lies.
 #[derive(Debug, Clone)]
-struct Leaf {
+struct Place {
     shape: Vec<i64>,
     offset: i64,
 }
 
-impl Leaf {
+impl Place {
     fn numel(&self) -> i64 {
         self.shape.iter().product()
     }
@@ -39,7 +39,7 @@ impl Leaf {
 /// Where everything lies in a flat buffer; the same for parameters, gradients and optimiser moments.
 #[derive(Debug)]
 struct Layout {
-    leaves: Vec<Leaf>,
+    leaves: Vec<Place>,
     by_name: HashMap<String, usize>,
     slices: Vec<Slice>,
     /// Elements before this index belong to matrices, those after it to vectors (norms and biases).
@@ -78,7 +78,7 @@ impl Layout {
             if shape.len() >= 2 {
                 layout.matrices = layout.length;
             }
-            layout.leaves.push(Leaf { shape, offset });
+            layout.leaves.push(Place { shape, offset });
         }
         layout
     }
@@ -104,6 +104,15 @@ fn leaf_name(name: &str) -> String {
     key
 }
 
+/// A tensor that a product takes as a whole: one or more parameters stacked along the first dimension.
+#[derive(Debug)]
+pub struct Leaf {
+    /// Index in [`Parameters::leaves`] and [`Gradients::leaf_mut`].
+    pub index: usize,
+    /// The values, which are those of the flat buffer.
+    pub values: Tensor,
+}
+
 /// All parameters of a decoder.
 #[derive(Debug)]
 pub struct Parameters {
@@ -115,15 +124,12 @@ pub struct Parameters {
 impl Parameters {
     /// Parameters filled from `read`, which gives the row-major values of a Hugging Face parameter.
     ///
-    /// `trainable` makes the leaves part of the autograd graph.
-    ///
     /// # Errors
     /// The error of `read`, or [`LearnerError::Shape`] when it gives another number of values.
     pub fn load(
         config: &ModelConfig,
         kind: Kind,
         device: Device,
-        trainable: bool,
         read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
     ) -> Result<Self, LearnerError> {
         let layout = Layout::new(config);
@@ -137,7 +143,7 @@ impl Parameters {
             let mut target = flat.narrow(0, slice.elements.start, expected as i64);
             target.copy_(&Tensor::from_slice(&values));
         }
-        let leaves = layout.leaf_views(&flat).into_iter().map(|view| view.set_requires_grad(trainable)).collect();
+        let leaves = layout.leaf_views(&flat);
         Ok(Self { layout, flat, leaves })
     }
 
@@ -145,25 +151,19 @@ impl Parameters {
     ///
     /// # Panics
     /// When the architecture has no such leaf: a mistake in the model's code.
-    pub fn leaf(&self, name: &str) -> Tensor {
+    pub fn leaf(&self, name: &str) -> Leaf {
         self.find(name).unwrap_or_else(|| panic!("the architecture has no parameter {name}"))
     }
 
     /// As [`Self::leaf`], for parameters that some architectures do not have.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<Tensor> {
-        self.layout.by_name.get(name).map(|&i| self.leaves[i].shallow_clone())
+    pub fn find(&self, name: &str) -> Option<Leaf> {
+        self.layout.by_name.get(name).map(|&index| Leaf { index, values: self.leaves[index].shallow_clone() })
     }
 
     /// Every leaf, in layout order.
     pub fn leaves(&self) -> &[Tensor] {
         &self.leaves
-    }
-
-    /// Index of a leaf in [`Self::leaves`] and [`Gradients::leaf_mut`].
-    #[must_use]
-    pub fn leaf_index(&self, name: &str) -> Option<usize> {
-        self.layout.by_name.get(name).copied()
     }
 
     /// The flat buffer, `[length]`. Alignment gaps are 0 and stay 0.

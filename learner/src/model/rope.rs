@@ -3,24 +3,26 @@
 use shared::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
-/// Cosines and sines of the positions `0..S`, for one forward pass.
+/// Cosines and sines for the positions of one forward pass.
 #[derive(Debug)]
 pub(super) struct Rotation {
-    /// `[S, 1, head_dim]`.
+    /// `[T, 1, head_dim]`.
     cos: Tensor,
-    /// `[S, 1, head_dim]`, the first half negated, so that a rotation is `x · cos + roll(x) · sin`.
+    /// `[T, 1, head_dim]`, the first half negated, so that a rotation is `x · cos + roll(x) · sin`.
     sin: Tensor,
     half: i64,
 }
 
 impl Rotation {
-    /// Tables for `positions` positions, evaluated in float64.
-    pub(super) fn new(config: &ModelConfig, positions: i64, kind: Kind, device: Device) -> Self {
-        let double = (Kind::Double, Device::Cpu);
+    /// Tables for the given positions, `[T]`, evaluated in float64.
+    pub(super) fn new(config: &ModelConfig, positions: &[i64], kind: Kind, device: Device) -> Self {
         let frequencies = Tensor::from_slice(&config.inverse_frequencies());
-        let angles = Tensor::arange(positions, double).outer(&frequencies);
+        let longest = positions.iter().max().map_or(0, |last| last + 1);
+        let angles = Tensor::arange(longest, (Kind::Double, Device::Cpu)).outer(&frequencies);
+        let positions_T = Tensor::from_slice(positions);
         let table = |first: Tensor, second: Tensor| {
-            Tensor::cat(&[first, second], -1).unsqueeze(1).to_kind(kind).to_device(device)
+            let table = Tensor::cat(&[first, second], -1).to_kind(kind).index_select(0, &positions_T);
+            table.unsqueeze(1).to_device(device)
         };
         Self {
             cos: table(angles.cos(), angles.cos()),
@@ -29,9 +31,18 @@ impl Rotation {
         }
     }
 
-    /// Rotates every head: `[B, S, heads, head_dim]` to the same shape.
-    pub(super) fn apply(&self, x_BSND: &Tensor) -> Tensor {
-        let swapped = x_BSND.roll([self.half].as_slice(), [-1i64].as_slice());
-        (x_BSND * &self.cos).addcmul(&swapped, &self.sin)
+    /// Rotates every head in place: `[T, heads, head_dim]`.
+    pub(super) fn rotate(&self, x_TND: &Tensor) {
+        self.turn(x_TND, &self.sin);
+    }
+
+    /// Undoes [`Self::rotate`], which is also its derivative's transpose: gradients go back through it.
+    pub(super) fn rotate_back(&self, x_TND: &Tensor) {
+        self.turn(x_TND, &self.sin.neg());
+    }
+
+    fn turn(&self, x_TND: &Tensor, sin: &Tensor) {
+        let swapped = x_TND.roll([self.half].as_slice(), [-1i64].as_slice());
+        let _ = x_TND.shallow_clone().g_mul_(&self.cos).addcmul_(&swapped, sin);
     }
 }

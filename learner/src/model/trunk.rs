@@ -1,15 +1,19 @@
 //! The transformer below any head: embedding, layers and final norm, with its backward pass.
+//!
+//! The backward pass is written out. A layer's parameters get their gradients from products that add to the flat buffer, so
+//! that there is no second copy of them, and what a layer keeps of its forward pass is in sight.
 
 use shared::ModelConfig;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::{
-    attention::Attention,
+    attention::{Attention, AttentionTape},
     mlp::Mlp,
     norm::RmsNorm,
-    parameters::{Gradients, Parameters},
+    parameters::{Gradients, Leaf, Parameters},
     rope::Rotation,
 };
+use crate::batch::{Packed, Tree};
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
@@ -21,44 +25,76 @@ struct Layer {
     mlp: Mlp,
 }
 
+/// What a layer keeps of a forward pass. Normed inputs and the MLP's inner product are computed again: they are as large
+/// as what is kept, and cost next to nothing beside the matrix products.
+#[derive(Debug)]
+struct LayerTape {
+    /// The layer's input, `[T, H]`.
+    x_TH: Tensor,
+    attention: AttentionTape,
+    /// The MLP's input before its norm, `[T, H]`.
+    middle_TH: Tensor,
+    gate_up: Tensor,
+}
+
 impl Layer {
-    fn forward(&self, x_BSH: &Tensor, rotation: &Rotation) -> Tensor {
-        let x_BSH = x_BSH + self.attention.forward(&self.input_norm.forward(x_BSH), rotation);
-        &x_BSH + self.mlp.forward(&self.output_norm.forward(&x_BSH))
+    fn forward(&self, x_TH: Tensor, trees: &[Tree], rotation: &Rotation) -> (Tensor, LayerTape) {
+        let normed_TH = self.input_norm.forward(&x_TH);
+        let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotation);
+        let normed_TH = self.output_norm.forward(&middle_TH);
+        let (y_TH, gate_up) = self.mlp.forward_onto(&middle_TH, &normed_TH);
+        (y_TH, LayerTape { x_TH, attention, middle_TH, gate_up })
+    }
+
+    /// Adds the parameters' gradients, given that of the output, and returns that of the input.
+    fn backward(
+        &self,
+        tape: LayerTape,
+        dy_TH: Tensor,
+        trees: &[Tree],
+        rotation: &Rotation,
+        gradients: &mut Gradients,
+    ) -> Tensor {
+        let LayerTape { x_TH, attention, middle_TH, gate_up } = tape;
+        let normed_TH = self.output_norm.forward(&middle_TH);
+        let d_normed_TH = self.mlp.backward(&normed_TH, &gate_up, &dy_TH, gradients);
+        let d_middle_TH = dy_TH + self.output_norm.backward(&middle_TH, &d_normed_TH, gradients);
+        let normed_TH = self.input_norm.forward(&x_TH);
+        let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotation, gradients);
+        d_middle_TH + self.input_norm.backward(&x_TH, &d_normed_TH, gradients)
     }
 }
 
 /// A forward pass that can be differentiated.
 #[derive(Debug)]
 pub(super) struct Tape {
-    input_ids_BS: Tensor,
-    embedded_BSH: Tensor,
+    rotation: Rotation,
+    layers: Vec<LayerTape>,
+    /// Hidden states of the selected positions before the final norm, `[N, H]`.
+    selected_NH: Tensor,
+    /// The same, normed.
     hidden_NH: Tensor,
 }
 
 impl Tape {
-    /// Normed hidden states of the selected positions, `[N, H]`, outside the graph.
-    pub(super) fn hidden(&self) -> Tensor {
-        self.hidden_NH.detach()
+    /// Normed hidden states of the selected positions, `[N, H]`.
+    pub(super) fn hidden(&self) -> &Tensor {
+        &self.hidden_NH
     }
 }
 
-/// Embedding, layers and final norm, with all parameters of the model that they are part of.
+/// Embedding, layers and final norm, with all parameters of the model that they are part of. Nothing here uses autograd.
 #[derive(Debug)]
 pub(super) struct Trunk {
     config: ModelConfig,
     parameters: Parameters,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    embedding_VH: Tensor,
-    embedding_index: usize,
-    /// Leaves between embedding and head, with their indices: those that autograd differentiates.
-    inner: Vec<(usize, Tensor)>,
+    embedding: Leaf,
 }
 
 impl Trunk {
-    /// The trunk of a model whose head is the leaf `head`, which may be the embedding.
-    pub(super) fn new(config: ModelConfig, parameters: Parameters, head: &str) -> Self {
+    pub(super) fn new(config: ModelConfig, parameters: Parameters) -> Self {
         let norm = |name: &str| RmsNorm::new(&parameters, name, config.rms_norm_eps);
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
@@ -68,21 +104,7 @@ impl Trunk {
                 mlp: Mlp::new(&parameters, &format!("model.layers.{i}.mlp")),
             })
             .collect();
-        let index = |name| parameters.leaf_index(name).expect("every architecture has an embedding and a head");
-        let (embedding_index, head_index) = (index(EMBEDDING), index(head));
-        let inner = (0..parameters.leaves().len())
-            .filter(|i| ![embedding_index, head_index].contains(i))
-            .map(|i| (i, parameters.leaves()[i].shallow_clone()))
-            .collect();
-        Self {
-            layers,
-            norm: norm("model.norm"),
-            embedding_VH: parameters.leaf(EMBEDDING).detach(),
-            embedding_index,
-            inner,
-            config,
-            parameters,
-        }
+        Self { layers, norm: norm("model.norm"), embedding: parameters.leaf(EMBEDDING), config, parameters }
     }
 
     pub(super) fn config(&self) -> &ModelConfig {
@@ -93,53 +115,54 @@ impl Trunk {
         &self.parameters
     }
 
-    /// Normed hidden states of every position, `[B, S]` token ids to `[B, S, H]`.
-    pub(super) fn every(&self, input_ids_BS: &Tensor) -> Tensor {
-        self.norm.forward(&self.layers(self.embed(input_ids_BS)))
+    /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`.
+    pub(super) fn forward(&self, batch: &Packed, positions_N: &Tensor) -> Tensor {
+        let rotation = self.rotation(batch);
+        let embedded_TH = self.embed(batch);
+        let x_TH = self.layers.iter().fold(embedded_TH, |x_TH, layer| layer.forward(x_TH, &batch.trees, &rotation).0);
+        self.norm.forward(&x_TH.index_select(0, positions_N))
     }
 
-    /// Normed hidden states of the selected flat positions (in `B·S`), `[N, H]`.
-    pub(super) fn selected(&self, input_ids_BS: &Tensor, positions_N: &Tensor) -> Tensor {
-        self.select(&self.layers(self.embed(input_ids_BS)), positions_N)
+    /// As [`Self::forward`], to be followed by [`Self::backward`].
+    pub(super) fn record(&self, batch: &Packed, positions_N: &Tensor) -> Tape {
+        let (rotation, mut x_TH) = (self.rotation(batch), self.embed(batch));
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let (y_TH, tape) = layer.forward(x_TH, &batch.trees, &rotation);
+            layers.push(tape);
+            x_TH = y_TH;
+        }
+        let selected_NH = x_TH.index_select(0, positions_N);
+        let hidden_NH = self.norm.forward(&selected_NH);
+        Tape { rotation, layers, selected_NH, hidden_NH }
     }
 
-    /// As [`Self::selected`], to be followed by [`Self::backward`].
-    pub(super) fn record(&self, input_ids_BS: &Tensor, positions_N: &Tensor) -> Tape {
-        // The embedding is left out of the graph: autograd would make a dense [V, H] gradient of it every time.
-        let embedded_BSH = tch::no_grad(|| self.embed(input_ids_BS)).set_requires_grad(true);
-        let hidden_NH = self.select(&self.layers(embedded_BSH.shallow_clone()), positions_N);
-        Tape { input_ids_BS: input_ids_BS.shallow_clone(), embedded_BSH, hidden_NH }
+    /// Adds the parameters' gradients, given that of the normed hidden states of the same tokens, `[N, H]`.
+    pub(super) fn backward(
+        &self,
+        batch: &Packed,
+        positions_N: &Tensor,
+        tape: Tape,
+        gradient_NH: &Tensor,
+        gradients: &mut Gradients,
+    ) {
+        let Tape { rotation, layers, selected_NH, .. } = tape;
+        let d_selected_NH = self.norm.backward(&selected_NH, gradient_NH, gradients);
+        let shape = [batch.ids_T.size()[0], self.config.hidden_size as i64];
+        let mut dx_TH = Tensor::zeros(shape, (d_selected_NH.kind(), d_selected_NH.device()));
+        // Texts with the same stem have the place of their first token's prediction in common.
+        let _ = dx_TH.index_add_(0, positions_N, &d_selected_NH);
+        for (layer, tape) in self.layers.iter().zip(layers).rev() {
+            dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotation, gradients);
+        }
+        let _ = gradients.leaf_mut(self.embedding.index).index_add_(0, &batch.ids_T, &dx_TH);
     }
 
-    /// Adds the parameters' gradients, given that of the selected hidden states, `[N, H]`.
-    pub(super) fn backward(&self, tape: Tape, gradient_NH: &Tensor, gradients: &mut Gradients) {
-        // A gradient is carried into the graph by a product whose derivative it is.
-        let carrier = (tape.hidden_NH * gradient_NH).sum(None::<Kind>);
-        let inputs: Vec<&Tensor> =
-            std::iter::once(&tape.embedded_BSH).chain(self.inner.iter().map(|(_, leaf)| leaf)).collect();
-        let mut results = Tensor::run_backward(&[carrier], &inputs, false, false).into_iter();
-        let embedded_gradient = results.next().expect("one gradient per input");
-        tch::no_grad(|| {
-            for ((index, _), gradient) in self.inner.iter().zip(results) {
-                *gradients.leaf_mut(*index) += gradient;
-            }
-            let rows_BH = embedded_gradient.reshape([-1, self.config.hidden_size as i64]);
-            let _ = gradients.leaf_mut(self.embedding_index).index_add_(0, &tape.input_ids_BS.reshape([-1]), &rows_BH);
-        });
+    fn embed(&self, batch: &Packed) -> Tensor {
+        Tensor::embedding(&self.embedding.values, &batch.ids_T, -1, false, false)
     }
 
-    fn embed(&self, input_ids_BS: &Tensor) -> Tensor {
-        Tensor::embedding(&self.embedding_VH, input_ids_BS, -1, false, false)
-    }
-
-    fn layers(&self, embedded_BSH: Tensor) -> Tensor {
-        let kind = embedded_BSH.kind();
-        let rotation = Rotation::new(&self.config, embedded_BSH.size()[1], kind, embedded_BSH.device());
-        self.layers.iter().fold(embedded_BSH, |x_BSH, layer| layer.forward(&x_BSH, &rotation))
-    }
-
-    fn select(&self, x_BSH: &Tensor, positions_N: &Tensor) -> Tensor {
-        let rows_TH = x_BSH.reshape([-1, self.config.hidden_size as i64]);
-        self.norm.forward(&rows_TH.index_select(0, positions_N))
+    fn rotation(&self, batch: &Packed) -> Rotation {
+        Rotation::new(&self.config, &batch.places, self.embedding.values.kind(), self.embedding.values.device())
     }
 }

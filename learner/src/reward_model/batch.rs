@@ -3,14 +3,17 @@
 use tch::{Device, Tensor};
 
 use super::{Answer, Pair};
-use crate::{batch::pack, host::to_device, ragged::Ragged};
+use crate::{
+    batch::{Packed, Packer, pack},
+    ragged::Ragged,
+};
 
-/// Answers that go through the model together, padded on the right, with the places where scores are read off.
+/// Answers that go through the model together, with the places where scores are read off.
 #[derive(Debug)]
 pub struct AnswerBatch {
-    /// Inputs, `[B, S]`.
-    pub input_ids_BS: Tensor,
-    /// Flat positions (in `B·S`) of the ends of all answers, `[N]`.
+    /// Inputs.
+    pub packed: Packed,
+    /// Places in the inputs where answers end, `[N]`.
     pub positions_N: Tensor,
     /// Number of ends of each answer.
     counts: Vec<usize>,
@@ -20,13 +23,13 @@ impl AnswerBatch {
     /// A batch of the given answers.
     #[must_use]
     pub fn new(answers: &[&Answer], device: Device) -> Self {
-        let ids = answers.iter().map(|answer| answer.tokens.iter().map(|&id| i64::from(id)));
-        let input_ids_BS = ids.collect::<Ragged<i64>>().padded(0);
-        let width = input_ids_BS.ncols();
-        let ends = answers.iter().enumerate().flat_map(|(b, answer)| answer.ends.iter().map(move |end| (b, end)));
-        let positions: Vec<i64> = ends.map(|(b, end)| (b * width + end) as i64).collect();
+        let (mut packer, mut positions) = (Packer::default(), Vec::new());
+        for answer in answers {
+            let start = packer.stem(&answer.tokens);
+            positions.extend(answer.ends.iter().map(|&end| start + end as i64));
+        }
         Self {
-            input_ids_BS: to_device(&input_ids_BS, device),
+            packed: packer.finish(device),
             positions_N: Tensor::from_slice(&positions).to_device(device),
             counts: answers.iter().map(|answer| answer.ends.len()).collect(),
         }
@@ -47,10 +50,8 @@ impl AnswerBatch {
     }
 }
 
-/// Splits pairs into passes of at most `budget` positions, padding included; a pair is never torn apart, and a longer one
-/// goes alone.
+/// Splits pairs into passes of at most `budget` positions; a pair is never torn apart, and a longer one goes alone.
 #[must_use]
 pub fn split_pairs(pairs: &[&Pair], budget: usize) -> Vec<Vec<usize>> {
-    let length_of = |pair: usize| pairs[pair].chosen.tokens.len().max(pairs[pair].rejected.tokens.len());
-    pack(0..pairs.len(), length_of, 2, budget)
+    pack(pairs.iter().map(|pair| pair.chosen.tokens.len() + pair.rejected.tokens.len()), budget)
 }

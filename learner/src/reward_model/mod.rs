@@ -161,9 +161,9 @@ impl<'a> Epoch<'a> {
 pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Ragged<f64>, LearnerError> {
     let device = scorer.parameters().flat().device();
     let mut found = Ragged::filled(0.0, answers.iter().map(|answer| answer.ends.len()));
-    for items in pack(0..answers.len(), |i| answers[i].tokens.len(), 1, budget) {
+    for items in pack(answers.iter().map(|answer| answer.tokens.len()), budget) {
         let batch = AnswerBatch::new(&items.iter().map(|&i| &answers[i]).collect::<Vec<_>>(), device);
-        found.scatter(&items, &scorer.evaluate(&batch.input_ids_BS, &batch.positions_N)?);
+        found.scatter(&items, &scorer.evaluate(&batch.packed, &batch.positions_N)?);
     }
     Ok(found)
 }
@@ -190,7 +190,7 @@ pub fn loss_and_gradients(
     for items in split_pairs(pairs, budget) {
         let answers: Vec<&Answer> = items.iter().flat_map(|&i| [&pairs[i].chosen, &pairs[i].rejected]).collect();
         let batch = AnswerBatch::new(&answers, device);
-        scorer.differentiate(&batch.input_ids_BS, &batch.positions_N, gradients, &mut |scores| {
+        scorer.differentiate(&batch.packed, &batch.positions_N, gradients, &mut |scores| {
             let scores: Vec<f64> = batch.by_answer(scores).rows().map(mean).collect();
             let gradients = scores.chunks(2).flat_map(|pair| {
                 let (loss, gradient) = bradley_terry(pair[0] - pair[1]);

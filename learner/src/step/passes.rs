@@ -96,12 +96,13 @@ impl Pass<'_> {
         let whole = self.objective.scope() == Scope::Completion || weights_unknown;
         let span = if whole { Span::Whole } else { Span::Run };
         let (mut failure, mut values) = (None, TokenValues::default());
-        policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
+        let times = policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
             self.differentiate_run(micro, &run, stats, &mut values, totals).unwrap_or_else(|error| {
                 failure = Some(error);
                 stats.logprobs_N.zeros_like().into()
             })
         });
+        self.metrics.times.passes += times;
         if let Some(error) = failure {
             return Err(error);
         }
@@ -159,7 +160,9 @@ impl Pass<'_> {
                 logprobs_N: column(&logprob_gradients),
                 entropies_N: Some(column(&entropy_gradients)),
             };
-            policy.differentiate(&micro, temperature, Span::Run, gradients, &mut |run, _| fixed.slice(&run));
+            let mut gradient_of = |run: Range<i64>, _: &TokenStats| fixed.slice(&run);
+            self.metrics.times.passes +=
+                policy.differentiate(&micro, temperature, Span::Run, gradients, &mut gradient_of);
         }
         Ok(())
     }

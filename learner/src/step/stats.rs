@@ -5,7 +5,7 @@ use std::time::Duration;
 use shared::metrics::{self, MetricRecord};
 use tch::Tensor;
 
-use crate::{kl::k3_value, loss::LossMetrics, ragged::Ragged};
+use crate::{kl::k3_value, loss::LossMetrics, model::PassTimes, ragged::Ragged};
 
 /// What is told of a training step.
 #[derive(Debug, Default)]
@@ -48,8 +48,10 @@ pub struct Times {
     pub old_logprobs: Duration,
     /// Log-probs of the reference policy.
     pub ref_logprobs: Duration,
-    /// Forward and backward passes.
+    /// Forward and backward passes, with what lies between and beside them.
     pub forward_backward: Duration,
+    /// Those alone, by part.
+    pub passes: PassTimes,
     /// Clipping and AdamW.
     pub optimizer: Duration,
 }

@@ -232,15 +232,22 @@ impl Trainer {
         let mut weights = RowWeights { losses: vec![0.0; rows], entropies: vec![0.0; rows] };
         let minibatch_rows = self.config.per_device_train_batch_size as usize;
         for rows in updates {
+            // What does not count, or has no reward, is as if it had not been sampled: it takes a place in its minibatch
+            // and is in no divisor.
+            let counted = |&&row: &&usize| batch.rows[row].valid && !batch.rows[row].excluded;
+            let lengths = |rows: &[usize]| -> Vec<usize> {
+                rows.iter().filter(counted).map(|&row| batch.rows[row].trained_tokens()).collect()
+            };
+            let minibatches: Ragged<usize> =
+                rows.chunks(minibatch_rows).map(lengths).filter(|minibatch| !minibatch.is_empty()).collect();
             let normaliser = Normaliser {
-                accumulation: rows.len().div_ceil(minibatch_rows) as f64,
+                accumulation: minibatches.len() as f64,
                 share: 1.0 / updates.len() as f64,
                 generation_tokens: batch.completion_tokens() as f64,
                 max_completion_length: f64::from(self.config.max_completion_length),
             };
-            let lengths: Vec<usize> = rows.iter().map(|&r| batch.rows[r].trained_tokens()).collect();
-            let found = update_weights(&self.config, &lengths, minibatch_rows, &normaliser);
-            for (i, &row) in rows.iter().enumerate() {
+            let found = update_weights(&self.config, &minibatches, &normaliser);
+            for (i, &row) in rows.iter().filter(counted).enumerate() {
                 (weights.losses[row], weights.entropies[row]) = (found.losses[i], found.entropies[i]);
             }
         }

@@ -82,7 +82,18 @@ fn the_benchmark_measures_steps_that_train() {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path());
     let model = folder.path().to_str().unwrap();
-    let lengths = ["--batch-size", "4", "--prompt-length", "3", "--completion-length", "40", "--steps", "1"];
+    let lengths = [
+        "--num-prompts",
+        "1",
+        "--num-generations",
+        "4",
+        "--prompt-length",
+        "3",
+        "--completion-length",
+        "40",
+        "--steps",
+        "1",
+    ];
     let run = learner(&[&["bench", "--model", model, "--threads", "1"][..], &lengths].concat());
     let result: Value = serde_json::from_str(String::from_utf8(run.stdout).unwrap().lines().last().unwrap()).unwrap();
     assert!(result["grad_norm"].as_f64().unwrap() > 1e-3, "{result}");

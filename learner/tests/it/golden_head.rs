@@ -48,7 +48,7 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
     let logits_NV = Tensor::from_slice(&rows).view([tokens, -1]).to_kind(kind);
     let vocabulary = logits_NV.size()[1];
     // With the identity as the projection the hidden states are the logits.
-    let head = Head::new(&Tensor::eye(vocabulary, (kind, Device::Cpu))).with_chunk(chunk);
+    let head = Head::with_chunk(&Tensor::eye(vocabulary, (kind, Device::Cpu)), chunk);
     let ids_N = Tensor::from_slice(&ids);
     let targets = Targets { ids_N: &ids_N, temperature, supports: None };
 
@@ -159,7 +159,7 @@ fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
 
         for chunk in [2, 100] {
             for span in [Span::Run, Span::Whole] {
-                let head = Head::new(&weight_VH).with_chunk(chunk);
+                let head = Head::with_chunk(&weight_VH, chunk);
                 let targets = Targets { ids_N: &ids_N, temperature, supports };
                 let mut found_VH = weight_VH.zeros_like();
                 let found_NH = head

@@ -139,7 +139,7 @@ fn trl_case(case: &Value) {
         max_completion_length: number(&inputs["max_completion_length"]),
     };
     let lengths = lengths(&inputs["mask"]);
-    let weights = update_weights(&config, &lengths, lengths.len(), &normaliser);
+    let weights = update_weights(&config, &std::iter::once(lengths).collect(), &normaliser);
     let mut importance = importance(inputs, "importance_ratio", &inputs["mask"]);
     if let Some(importance) = importance.as_mut().filter(|_| config.loss_type == LossType::Vespo) {
         importance.weights_N *= padding(&inputs["importance_ratio"], &inputs["mask"]);
@@ -288,7 +288,7 @@ fn verl_case(case: &Value) {
         generation_tokens: lengths.iter().sum::<usize>() as f64,
         max_completion_length: width as f64,
     };
-    let weights = update_weights(&config, &lengths, lengths.len(), &normaliser);
+    let weights = update_weights(&config, &std::iter::once(lengths).collect(), &normaliser);
     let case = Case::new(case, importance(inputs, "rollout_is_weights", mask), &weights);
     let objective = Objective::from_config(&config);
     let found = case.differentiate(&objective);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use learner::{
-    batch::{MicroBatch, Sequence, split},
+    batch::{MicroBatch, Packed, Packer, Sequence, split},
     kl,
     loss::{
         Objective, Rows, Tokens,
@@ -24,7 +24,6 @@ use crate::support::figures::numbers;
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
 const NORM_TOLERANCE: f64 = 2e-5;
-const WEIGHT_TOLERANCE: f64 = 5e-6;
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
@@ -41,14 +40,16 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-fn row(ids: &[u32]) -> Tensor {
-    Tensor::from_slice(&ids.iter().map(|&id| i64::from(id)).collect::<Vec<_>>()).unsqueeze(0)
+fn row(ids: &[u32]) -> Packed {
+    let mut packer = Packer::default();
+    packer.stem(ids);
+    packer.finish(Device::Cpu)
 }
 
-fn open(case: &Value) -> (ModelDir, Decoder) {
+fn open(case: &Value, kind: Kind) -> (ModelDir, Decoder) {
     let path = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
     let model = ModelDir::open(path).unwrap();
-    let decoder = load(&model, LoadOptions::default()).unwrap();
+    let decoder = load(&model, LoadOptions { kind, ..LoadOptions::default() }).unwrap();
     (model, decoder)
 }
 
@@ -62,9 +63,9 @@ fn cases() -> Vec<Value> {
 #[test]
 fn golden_model_forward() {
     for case in cases() {
-        let (_, decoder) = open(&case);
+        let (_, decoder) = open(&case, Kind::Float);
         for forward in case["expected"]["forward"].as_array().unwrap() {
-            let logits = decoder.logits(&row(&ids(&forward["ids"]))).squeeze_dim(0).to_kind(Kind::Double);
+            let logits = decoder.logits(&row(&ids(&forward["ids"]))).to_kind(Kind::Double);
             // Long inputs come with the last position's logits alone.
             for (position, expected) in forward["logits"].as_array().into_iter().flatten().enumerate() {
                 assert_eq!(forward["logits_positions"][position].as_u64(), Some(position as u64));
@@ -85,11 +86,11 @@ fn golden_model_forward() {
 #[test]
 fn golden_model_greedy() {
     for case in cases() {
-        let (_, decoder) = open(&case);
+        let (_, decoder) = open(&case, Kind::Float);
         let greedy = &case["expected"]["greedy"];
         let (prompt, continuation) = (ids(&greedy["prompt_ids"]), ids(&greedy["continuation_ids"]));
         let whole = [prompt.clone(), continuation.clone()].concat();
-        let logits = decoder.logits(&row(&whole)).squeeze_dim(0);
+        let logits = decoder.logits(&row(&whole));
         let predicted = Vec::<i64>::try_from(logits.argmax(-1, false)).unwrap();
         let predicted: Vec<u32> = predicted[prompt.len() - 1..whole.len() - 1].iter().map(|&i| i as u32).collect();
         assert_eq!(predicted, continuation);
@@ -126,7 +127,7 @@ fn logprobs(
 #[test]
 fn golden_model_completion_logprobs() {
     for case in cases() {
-        let (_, decoder) = open(&case);
+        let (_, decoder) = open(&case, Kind::Float);
         let (prompts, completions) =
             (all_ids(&case["inputs"]["prompt_ids"]), all_ids(&case["inputs"]["completion_ids"]));
         for budget in [1, 24, 1 << 20] {
@@ -142,21 +143,24 @@ fn golden_model_completion_logprobs() {
     }
 }
 
-/// Three AdamW steps; every memory split must lead to the same figures.
+/// Three AdamW steps; every memory split must lead to the same figures. AdamW divides a gradient by its own size, so that
+/// the rounding of the smallest ones shows in the weights: float64 is held to less than float32, in which the golden
+/// figures were computed.
 #[test]
 fn golden_model_training() {
     for case in cases() {
         for budget in [1, 24, 1 << 20] {
-            train(&case, budget);
+            train(&case, budget, Kind::Float, 8e-6);
+            train(&case, budget, Kind::Double, 3e-6);
         }
     }
 }
 
-fn train(case: &Value, budget: usize) {
+fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
     let (inputs, expected) = (&case["inputs"], &case["expected"]);
     let hyper = &inputs["hyper"];
     let number = |key: &str| hyper[key].as_f64().unwrap();
-    let (_, decoder) = open(case);
+    let (_, decoder) = open(case, kind);
     let (prompts, completions) = (all_ids(&inputs["prompt_ids"]), all_ids(&inputs["completion_ids"]));
     let sequences: Vec<Sequence<'_>> =
         prompts.iter().zip(&completions).map(|(prompt, completion)| Sequence { prompt, completion }).collect();
@@ -179,7 +183,7 @@ fn train(case: &Value, budget: usize) {
         use_bias_correction_kl: false,
         ..TrainConfig::default()
     };
-    let weights = update_weights(&config, &lengths, lengths.len(), &normaliser);
+    let weights = update_weights(&config, &std::iter::once(lengths.clone()).collect(), &normaliser);
     let objective = Objective::from_config(&config);
     let betas = numbers(&hyper["betas"]);
     let mut optimizer = AdamW::new(
@@ -249,22 +253,22 @@ fn train(case: &Value, budget: usize) {
             let name = if tied { "model.embed_tokens.weight" } else { name.as_str() };
             let values = decoder.parameters().read_f32(name).unwrap();
             let found: Vec<f64> = numbers(&after["index"]).iter().map(|&i| f64::from(values[i as usize])).collect();
-            assert_close(name, &found, &numbers(&after["value"]), WEIGHT_TOLERANCE);
+            assert_close(name, &found, &numbers(&after["value"]), tolerance);
         }
     }
     let (after, _) = logprobs(&decoder, &prompts, &completions, number("temperature"), budget);
     for (row, own) in after.iter().enumerate() {
         assert_close("logps after", own, &numbers(&expected["completion_logps_after"][row]), LOGIT_TOLERANCE);
     }
-    compare_weights(&decoder, &harness::golden_dir().join(expected["weights_after_file"].as_str().unwrap()));
+    compare_weights(&decoder, &harness::golden_dir().join(expected["weights_after_file"].as_str().unwrap()), tolerance);
 }
 
-fn compare_weights(decoder: &Decoder, file: &Path) {
+fn compare_weights(decoder: &Decoder, file: &Path, tolerance: f64) {
     let saved = Tensor::read_safetensors(file).unwrap();
     assert_eq!(saved.len(), decoder.parameters().named().count());
     for (name, tensor) in saved {
         let own = decoder.parameters().slice_of(decoder.parameters().flat(), &name).unwrap();
         let difference = (own.detach() - tensor).abs().max().double_value(&[]);
-        assert!(difference <= WEIGHT_TOLERANCE, "{name} differs by {difference}");
+        assert!(difference <= tolerance, "{name} differs by {difference}");
     }
 }

@@ -76,7 +76,7 @@ fn golden_loss_aggregation() {
         // not with the constant divisor.
         let constant = config.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm);
         let workers = given("dp_size").filter(|_| !constant).unwrap_or(1.0);
-        let weights: Vec<f64> = update_weights(&config, &all, all.len(), &normaliser)
+        let weights: Vec<f64> = update_weights(&config, &std::iter::once(all).collect(), &normaliser)
             .losses
             .into_iter()
             .zip(&lengths)

@@ -4,6 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use harness::tiny_model::Qwen2;
 use learner::{
+    batch::Packer,
     model::{LoadOptions, Scorer, load, load_scorer},
     reward_model::{Answer, Pair, loss_and_gradients, rank, score},
 };
@@ -53,8 +54,11 @@ fn a_scorer_sees_the_hidden_states_of_the_language_model() {
         let head_VH = decoder.parameters().slice_of(decoder.parameters().flat(), key).unwrap();
         let mut own = scorer.parameters().slice_of(scorer.parameters().flat(), SCORE).unwrap();
         own.copy_(&head_VH.narrow(0, 17, 1));
-        let ids = Tensor::from_slice(&[3i64, 99, 411, 7, 7, 256]).view([2, 3]);
-        let logits = decoder.logits(&ids).reshape([6, -1]).narrow(1, 17, 1).squeeze_dim(1);
+        let mut packer = Packer::default();
+        packer.stem(&[3, 99, 411]);
+        packer.stem(&[7, 7, 256]);
+        let ids = packer.finish(tch::Device::Cpu);
+        let logits = decoder.logits(&ids).narrow(1, 17, 1).squeeze_dim(1);
         let scores = scorer.evaluate(&ids, &Tensor::arange(6, (Kind::Int64, tch::Device::Cpu))).unwrap();
         for (i, score) in scores.iter().enumerate() {
             assert!((score - logits.double_value(&[i as i64])).abs() < 1e-12, "{name}");

@@ -90,6 +90,13 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
         let mut aborted = groups.clone();
         aborted[1].completions[2].finish_reason = FinishReason::Aborted;
         assert!(largest_difference(&clean, &step(&config, &aborted).0) < 1e-12, "{loss_type:?}");
+        // As if it had not been sampled.
+        let one_update =
+            TrainConfig { per_device_train_batch_size: 12, gradient_accumulation_steps: 1, ..config.clone() };
+        let mut gone = groups.clone();
+        gone[1].completions.remove(2);
+        let difference = largest_difference(&step(&one_update, &groups).0, &step(&one_update, &gone).0);
+        assert!(difference < 1e-12, "{loss_type:?}: {difference}");
         let zero = TrainConfig { reward_failure: RewardFailure::Zero, ..config.clone() };
         assert!(largest_difference(&clean, &step(&zero, &groups).0) > 0.0, "{loss_type:?}");
         let (_, stats) = step(&config, &groups);

@@ -104,9 +104,10 @@ options! {
             also(&["total_training_steps"]), at_least(1.0);
         /// Optimisation passes over each generation batch (μ).
         num_iterations: u32 = 1, trl, also(&["ppo_epochs"]), at_least(1.0);
-        /// Most tokens (prompt and completion, padding included) that the learner holds in one forward pass. It bounds
-        /// memory and never changes a gradient.
-        micro_batch_tokens: u32 = 8192, at_least(1.0);
+        /// Most tokens that the learner holds in one forward pass, where a prompt goes through once for all of its
+        /// completions that fit. It bounds memory and never changes a gradient. Groups that do not fit have their prompt
+        /// computed once for each part.
+        micro_batch_tokens: u32 = 2048, at_least(1.0);
     }
 
     "Advantages" {

@@ -1,0 +1,68 @@
+//! Token sequences laid end to end.
+
+use tch::{Device, Tensor};
+
+/// A text and its continuations, one behind the other. A token attends to those before it in its own text, and a branch
+/// to the whole stem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tree {
+    /// Where the stem begins.
+    pub start: i64,
+    /// Tokens of the stem.
+    pub stem: i64,
+    /// Tokens of each branch; none is empty.
+    pub branches: Vec<i64>,
+}
+
+/// What a transformer is given: texts without padding, of which some share their beginnings.
+#[derive(Debug)]
+pub struct Packed {
+    /// Token ids, `[T]`.
+    pub ids_T: Tensor,
+    /// Number of tokens before each in its own text, `[T]`.
+    pub places: Vec<i64>,
+    /// Who attends to whom, in the order of the tokens.
+    pub trees: Vec<Tree>,
+}
+
+/// Lays texts end to end.
+#[derive(Debug, Default)]
+pub struct Packer {
+    ids: Vec<i64>,
+    places: Vec<i64>,
+    trees: Vec<Tree>,
+}
+
+impl Packer {
+    /// A text of its own, not empty; returns where it begins.
+    pub fn stem<'a>(&mut self, ids: impl IntoIterator<Item = &'a u32>) -> i64 {
+        let start = self.append(ids, 0);
+        self.trees.push(Tree { start, stem: self.ids.len() as i64 - start, branches: Vec::new() });
+        start
+    }
+
+    /// A continuation of the last stem, which may be empty; returns where it begins.
+    ///
+    /// # Panics
+    /// Before the first stem.
+    pub fn branch<'a>(&mut self, ids: impl IntoIterator<Item = &'a u32>) -> i64 {
+        let stem = self.trees.last().expect("a branch has a stem").stem;
+        let start = self.append(ids, stem);
+        let length = self.ids.len() as i64 - start;
+        self.trees.last_mut().expect("seen above").branches.extend((length > 0).then_some(length));
+        start
+    }
+
+    /// The whole.
+    #[must_use]
+    pub fn finish(self, device: Device) -> Packed {
+        Packed { ids_T: Tensor::from_slice(&self.ids).to_device(device), places: self.places, trees: self.trees }
+    }
+
+    fn append<'a>(&mut self, ids: impl IntoIterator<Item = &'a u32>, first_place: i64) -> i64 {
+        let start = self.ids.len() as i64;
+        self.ids.extend(ids.into_iter().map(|&id| i64::from(id)));
+        self.places.extend((0..self.ids.len() as i64 - start).map(|i| first_place + i));
+        start
+    }
+}

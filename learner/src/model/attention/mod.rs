@@ -1,0 +1,113 @@
+//! Causal grouped-query self-attention.
+
+mod core;
+mod part;
+
+use shared::{Architecture, ModelConfig};
+use tch::Tensor;
+
+use self::core::{Attended, attend, attend_backward};
+use super::{
+    linear::Linear,
+    norm::RmsNorm,
+    parameters::{Gradients, Parameters},
+    rope::Rotation,
+};
+use crate::batch::Tree;
+
+/// Self-attention of one layer.
+#[derive(Debug)]
+pub(super) struct Attention {
+    qkv: Linear,
+    output: Linear,
+    /// Qwen3's norms on each head of q and k.
+    head_norms: Option<(RmsNorm, RmsNorm)>,
+    query_heads: i64,
+    key_heads: i64,
+    head_dim: i64,
+}
+
+/// What [`Attention::backward`] needs of a forward pass.
+#[derive(Debug)]
+pub(super) struct AttentionTape {
+    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated unless the heads are normed.
+    qkv_TND: Tensor,
+    /// Normed and rotated queries and keys, where the heads are normed.
+    normed: Option<(Tensor, Tensor)>,
+    attended: Attended,
+}
+
+impl Attention {
+    /// The leaves below `{name}.`.
+    pub(super) fn new(config: &ModelConfig, parameters: &Parameters, name: &str) -> Self {
+        let norm = |which: &str| RmsNorm::new(parameters, &format!("{name}.{which}"), config.rms_norm_eps);
+        Self {
+            qkv: Linear::new(parameters, &format!("{name}.qkv_proj")),
+            output: Linear::new(parameters, &format!("{name}.o_proj")),
+            head_norms: (config.architecture == Architecture::Qwen3).then(|| (norm("q_norm"), norm("k_norm"))),
+            query_heads: config.num_attention_heads as i64,
+            key_heads: config.num_key_value_heads as i64,
+            head_dim: config.head_dim as i64,
+        }
+    }
+
+    /// `[T, hidden]`, added to `onto`, to the sum and what [`Self::backward`] needs.
+    pub(super) fn forward_onto(
+        &self,
+        onto: &Tensor,
+        x_TH: &Tensor,
+        trees: &[Tree],
+        rotation: &Rotation,
+    ) -> (Tensor, AttentionTape) {
+        let qkv_TND = self.qkv.forward(x_TH).view([-1, self.query_heads + 2 * self.key_heads, self.head_dim]);
+        let [q_TND, k_TND, v_TND] = self.parts(&qkv_TND);
+        let normed = self.head_norms.as_ref().map(|(q_norm, k_norm)| (q_norm.forward(&q_TND), k_norm.forward(&k_TND)));
+        let (q_TND, k_TND) = match &normed {
+            Some((q_TND, k_TND)) => (q_TND.shallow_clone(), k_TND.shallow_clone()),
+            None => (q_TND, k_TND),
+        };
+        rotation.rotate(&q_TND);
+        rotation.rotate(&k_TND);
+        let attended = attend([&q_TND, &k_TND, &v_TND], trees);
+        let sum = self.output.forward_onto(onto, &attended.out_TND.flatten(1, 2));
+        (sum, AttentionTape { qkv_TND, normed, attended })
+    }
+
+    /// Adds the parameters' gradients, given input, tape and the gradient of the output; returns that of the input.
+    pub(super) fn backward(
+        &self,
+        x_TH: &Tensor,
+        tape: &AttentionTape,
+        dy_TH: &Tensor,
+        trees: &[Tree],
+        rotation: &Rotation,
+        gradients: &mut Gradients,
+    ) -> Tensor {
+        let [q_TND, k_TND, v_TND] = self.parts(&tape.qkv_TND);
+        let mixed = tape.attended.out_TND.flatten(1, 2);
+        let d_mixed_TND = self.output.backward(&mixed, dy_TH, gradients).view_as(&tape.attended.out_TND);
+        let d_qkv_TND = tape.qkv_TND.empty_like();
+        let [mut dq_TND, mut dk_TND, dv_TND] = self.parts(&d_qkv_TND);
+        let (q_rotated, k_rotated) = tape.normed.as_ref().map_or((&q_TND, &k_TND), |(q, k)| (q, k));
+        attend_backward(
+            [q_rotated, k_rotated, &v_TND],
+            &tape.attended,
+            &d_mixed_TND,
+            trees,
+            [&dq_TND, &dk_TND, &dv_TND],
+        );
+        rotation.rotate_back(&dq_TND);
+        rotation.rotate_back(&dk_TND);
+        if let Some((q_norm, k_norm)) = &self.head_norms {
+            dq_TND.copy_(&q_norm.backward(&q_TND, &dq_TND, gradients));
+            dk_TND.copy_(&k_norm.backward(&k_TND, &dk_TND, gradients));
+        }
+        self.qkv.backward(x_TH, &d_qkv_TND.flatten(1, 2), gradients)
+    }
+
+    /// Queries, keys and values as views.
+    fn parts(&self, qkv_TND: &Tensor) -> [Tensor; 3] {
+        let (q, kv) = (self.query_heads, self.key_heads);
+        [qkv_TND.narrow(1, 0, q), qkv_TND.narrow(1, q, kv), qkv_TND.narrow(1, q + kv, kv)]
+    }
+}
