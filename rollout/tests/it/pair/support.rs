@@ -82,6 +82,8 @@ impl Run {
     }
 
     pub fn learner(&self, incarnation: u64, step: u64) -> Learner<'_> {
+        // A learner says where it stands as soon as it can be reached.
+        self.write_version(step);
         let mut learner = Learner {
             run: self,
             end: IoxLearner::open(&self.run_dir).unwrap(),
@@ -96,6 +98,22 @@ impl Run {
         };
         learner.publish(step);
         learner
+    }
+
+    /// Writes a version's weights, if they are not there yet.
+    fn write_version(&self, step: u64) {
+        let version = PolicyVersion(step);
+        let model = ModelDir::open(&self.config.model).unwrap();
+        let base = self.run_dir.version(PolicyVersion(0));
+        if !base.exists() {
+            export(&model, &base, &ExportOptions { dtype: Dtype::Fp32, max_positions: None }).unwrap();
+        }
+        let weights = Checkpoint::open(&model).unwrap();
+        let scale = 1.0 + 0.3 * step as f32;
+        let mut read = |name: &str| Ok(weights.read_f32(name)?.into_iter().map(|w| w * scale).collect());
+        if !self.run_dir.version(version).exists() {
+            write_version(&base, &self.run_dir.version(version), version, &mut read).unwrap();
+        }
     }
 
     /// What the channel has on this machine for this run.
@@ -187,21 +205,9 @@ pub struct Learner<'a> {
 impl Learner<'_> {
     /// Goes to a step: publishes its version and says so.
     pub fn publish(&mut self, step: u64) {
-        let version = PolicyVersion(step);
-        let run_dir = &self.run.run_dir;
-        let model = ModelDir::open(&self.run.config.model).unwrap();
-        let base = run_dir.version(PolicyVersion(0));
-        if !base.exists() {
-            export(&model, &base, &ExportOptions { dtype: Dtype::Fp32, max_positions: None }).unwrap();
-        }
-        let weights = Checkpoint::open(&model).unwrap();
-        let scale = 1.0 + 0.3 * step as f32;
-        let mut read = |name: &str| Ok(weights.read_f32(name)?.into_iter().map(|w| w * scale).collect());
-        if !run_dir.version(version).exists() {
-            write_version(&base, &run_dir.version(version), version, &mut read).unwrap();
-        }
+        self.run.write_version(step);
         let per_step = self.run.config.groups_per_step();
-        self.status.version = version;
+        self.status.version = PolicyVersion(step);
         self.status.step = Step(step);
         self.status.cursor = step * u64::from(per_step);
         self.status.finished = step == self.status.total_steps;
