@@ -120,6 +120,11 @@ impl TrainConfig {
             self.old_policy_kl_target.is_none() || self.old_policy_kl_coef > 0.0,
             "`old_policy_kl_target` leads the weight of a penalty that is off: set `old_policy_kl_coef`, where it begins"
         );
+        ensure!(
+            self.old_policy_kl_coef == 0.0 || self.decoupled_objective,
+            "`old_policy_kl_coef` needs `decoupled_objective`: without it the old policy's log-probs are not computed, and \
+             the penalty would hold the policy at the sampler's"
+        );
         Ok(())
     }
 }
@@ -253,6 +258,9 @@ mod tests {
         refused("`old_policy_kl_target` leads the weight", |c| c.old_policy_kl_target = Some(0.01));
         refused("`old_policy_kl_target`", |c| (c.old_policy_kl_coef, c.old_policy_kl_target) = (1.0, Some(0.0)));
         accepted(|c| (c.old_policy_kl_coef, c.old_policy_kl_target) = (1.0, Some(0.01)));
+        refused("`old_policy_kl_coef` needs `decoupled_objective`", |c| {
+            (c.old_policy_kl_coef, c.decoupled_objective) = (1.0, false);
+        });
         refused("`kl_controller` adaptive", |c| (c.beta, c.kl_controller) = (0.1, KlController::Adaptive));
         refused("`kl_target`", |c| c.kl_target = 0.0);
         accepted(|c| {
