@@ -98,5 +98,7 @@ fn thirty_steps_with_bytes_raise_the_reward() {
     let Some(data) = data_dir("thirty_steps_with_bytes_raise_the_reward") else { return };
     let training = thirty_steps(&data, "rollout_dtype = \"int8\"\n");
     let mismatch = training.curve("mismatch_kl");
-    assert!(mismatch.iter().all(|kl| (1e-6..0.02).contains(kl)), "mismatch_kl {mismatch:?}");
+    assert!(mismatch.iter().all(|&kl| kl > 0.0 && kl < 0.02), "mismatch_kl {mismatch:?}");
+    // Later the policy hardly draws any more, and there is little to round.
+    assert!(mismatch[..10].iter().all(|&kl| kl > 1e-4), "mismatch_kl {mismatch:?}");
 }

@@ -85,7 +85,8 @@ fn rewards_of_steps_alone_teach_the_carry() {
     let records = json_lines(&run.join("metrics.jsonl"));
     let rewards: Vec<f64> = records.iter().map(|record| record["reward"].as_f64().unwrap()).collect();
     let (first, last) = (mean(&rewards[..5]), mean(&rewards[75..]));
-    assert!(last > first + 0.1, "share of right steps {first:.3} before, {last:.3} after");
+    // How many there are before hangs on the last bits of the warm start: at least half of the wrong ones go.
+    assert!(1.0 - last < 0.5 * (1.0 - first), "share of right steps {first:.3} before, {last:.3} after");
     let (before, after) = (accuracy(&warm_start().join("warm")), accuracy(&run.join("checkpoint-80")));
     assert!(after > before + 0.2, "accuracy {before:.3} before, {after:.3} after");
 }
@@ -100,7 +101,8 @@ fn rounds_with_a_reward_model_trained_along_raise_what_the_judge_rewards() {
     iterate.args(["--reward-learning-rate=5e-4", "--reward-epochs=6", "--"]);
     iterate.arg(format!("--output_dir={}", out.display()));
     iterate.args(["--reward_funcs=format", "--generation_batch_size=128", "--per_device_train_batch_size=128"]);
-    iterate.args(["--max_steps=20", "--learning_rate=1e-4", "--beta=0.1", "--eval_steps=none", "--seed=5"]);
+    // At twice the rate the policy leaves what the reward model has seen, and the judge's rewards fall again.
+    iterate.args(["--max_steps=20", "--learning_rate=5e-5", "--beta=0.1", "--eval_steps=none", "--seed=5"]);
     let result = last_json(&cli::finish(iterate).success().stdout);
 
     let rounds = result["rounds"].as_array().unwrap();
