@@ -92,7 +92,7 @@ pub enum ConfigJsonError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A feature that would change the model's mathematics and is not implemented.
+    /// A feature that would change the model's mathematics: such a model is refused.
     #[error("config.json: `{key}` = {value} is not supported ({hint})")]
     Unsupported {
         /// The key.

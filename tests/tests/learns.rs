@@ -99,6 +99,8 @@ fn thirty_steps_with_bytes_raise_the_reward() {
     let training = thirty_steps(&data, "rollout_dtype = \"int8\"\n");
     let mismatch = training.curve("mismatch_kl");
     assert!(mismatch.iter().all(|&kl| kl > 0.0 && kl < 0.02), "mismatch_kl {mismatch:?}");
-    // Later the policy hardly draws any more, and there is little to round.
-    assert!(mismatch[..10].iter().all(|&kl| kl > 1e-4), "mismatch_kl {mismatch:?}");
+    let entropy = training.curve("entropy");
+    // Where the policy hardly draws any more, there is nothing left to round.
+    let draws = mismatch.iter().zip(&entropy).filter(|(_, entropy)| **entropy > 0.02);
+    assert!(draws.clone().count() >= 15 && draws.into_iter().all(|(&kl, _)| kl > 1e-6), "{mismatch:?} {entropy:?}");
 }

@@ -85,8 +85,8 @@ fn rewards_of_steps_alone_teach_the_carry() {
     let records = json_lines(&run.join("metrics.jsonl"));
     let rewards: Vec<f64> = records.iter().map(|record| record["reward"].as_f64().unwrap()).collect();
     let (first, last) = (mean(&rewards[..5]), mean(&rewards[75..]));
-    // How many there are before hangs on the last bits of the warm start: at least half of the wrong ones go.
-    assert!(1.0 - last < 0.5 * (1.0 - first), "share of right steps {first:.3} before, {last:.3} after");
+    // How many there are before hangs on the last bits of the warm start: most of the wrong ones go.
+    assert!(1.0 - last < 0.4 * (1.0 - first), "share of right steps {first:.3} before, {last:.3} after");
     let (before, after) = (accuracy(&warm_start().join("warm")), accuracy(&run.join("checkpoint-80")));
     assert!(after > before + 0.2, "accuracy {before:.3} before, {after:.3} after");
 }

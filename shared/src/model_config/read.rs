@@ -4,11 +4,11 @@ use serde_json::{Map, Value};
 
 use super::{Architecture, ConfigJsonError, Head, ModelConfig, RopeScaling};
 
-const SLIDING_WINDOW: &str = "sliding-window attention is not implemented";
+const SLIDING_WINDOW: &str = "sliding-window attention is not supported";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of relatives of the three families that mean another computation.
-const NOT_IMPLEMENTED: [&str; 5] =
+const REFUSED: [&str; 5] =
     ["num_experts", "num_local_experts", "quantization_config", "attn_logit_softcapping", "final_logit_softcapping"];
 
 /// Reads the text of a `config.json`.
@@ -220,8 +220,8 @@ impl Reader<'_> {
         self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;
         self.expect("use_mrope", off, "rotary positions of text only")?;
-        for key in NOT_IMPLEMENTED {
-            self.expect(key, |_| false, "not implemented")?;
+        for key in REFUSED {
+            self.expect(key, |_| false, "the models here do without")?;
         }
         Ok(())
     }
