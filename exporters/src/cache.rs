@@ -98,16 +98,14 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     let mut hasher = blake3::Hasher::new();
     let mut part = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
-        hasher.update_rayon(bytes);
+        hasher.update(bytes);
     };
     let config = model.path().join("config.json");
     part(&REVISION.to_le_bytes());
     part(&fs::read(&config).map_err(|e| ExportError::io(&config, e))?);
     part(&options.positions(model.config())?.to_le_bytes());
     part(options.dtype.to_string().as_bytes());
-    for content in checkpoint.files() {
-        part(content);
-    }
+    part(checkpoint.weights_blake3().as_bytes());
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 

@@ -2,17 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::{self, File},
-    ops::Range,
+    fs,
     path::{Path, PathBuf},
 };
 
-use memmap2::Mmap;
-use safetensors::SafeTensors;
 use serde::Deserialize;
-use shared::{Dtype, ModelConfig, ModelDir};
+use shared::{ModelConfig, ModelDir};
 
-use crate::{ExportError, values};
+use crate::{
+    ExportError,
+    tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
+};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -24,22 +24,9 @@ const LM_HEAD: &str = "lm_head.weight";
 /// The files must not be overwritten while they are mapped; a new version belongs into a new file.
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Vec<MappedFile>,
-    tensors: HashMap<String, Tensor>,
-}
-
-#[derive(Debug)]
-struct MappedFile {
-    path: PathBuf,
-    map: Mmap,
-}
-
-#[derive(Debug)]
-struct Tensor {
-    file: usize,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Range<usize>,
+    files: Vec<TensorFile>,
+    /// By name, with the number of the file.
+    tensors: HashMap<String, (usize, Tensor)>,
 }
 
 impl Checkpoint {
@@ -66,46 +53,34 @@ impl Checkpoint {
     /// An unknown name.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, ExportError> {
         let unknown = || ExportError::values(name, "the checkpoint has no parameter of that name");
-        let tensor = self.tensors.get(name).ok_or_else(unknown)?;
-        Ok(values::decode(self.bytes(tensor), tensor.dtype))
+        let (file, tensor) = self.tensors.get(name).ok_or_else(unknown)?;
+        Ok(self.files[*file].read_f32(tensor))
     }
 
-    /// The contents of the weight files, in a fixed order.
-    pub(crate) fn files(&self) -> impl Iterator<Item = &[u8]> {
-        self.files.iter().map(|f| &f.map[..])
+    /// blake3 over the contents of the weight files, in hex: the name of a base in its adapters.
+    #[must_use]
+    pub fn weights_blake3(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for file in &self.files {
+            hasher.update(&(file.map.len() as u64).to_le_bytes());
+            hasher.update_rayon(&file.map);
+        }
+        hasher.finalize().to_hex().to_string()
     }
 
-    fn bytes(&self, tensor: &Tensor) -> &[u8] {
-        &self.files[tensor.file].map[tensor.bytes.clone()]
+    fn bytes(&self, (file, tensor): &(usize, Tensor)) -> &[u8] {
+        &self.files[*file].map[tensor.bytes.clone()]
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<(), ExportError> {
-        let map = map(&path)?;
-        let broken = |e: safetensors::SafeTensorError| {
-            ExportError::content(&path, format!("not a whole safetensors file: {e}; download or write it again"))
-        };
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(broken)?;
-        let start = header + size_of::<u64>();
-        for name in metadata.offset_keys() {
-            let info = metadata.info(&name).expect("the name is one of the file's");
-            let dtype = match info.dtype {
-                safetensors::Dtype::F32 => Dtype::Fp32,
-                safetensors::Dtype::F16 => Dtype::Fp16,
-                safetensors::Dtype::BF16 => Dtype::Bf16,
-                _ if is_inverse_frequencies(&name) => continue,
-                other => {
-                    let message = format!("tensor {name} has element type {other}; supported: F32, F16, BF16");
-                    return Err(ExportError::content(&path, message));
-                }
-            };
-            let bytes = start + info.data_offsets.0..start + info.data_offsets.1;
-            let tensor = Tensor { file: self.files.len(), dtype, shape: info.shape.clone(), bytes };
-            if let Some(first) = self.tensors.insert(name.clone(), tensor) {
-                let message = format!("tensor {name} is also in {}", self.files[first.file].path.display());
-                return Err(ExportError::content(&path, message));
+        let file = TensorFile::open(path)?;
+        for (name, tensor) in file.tensors()? {
+            if let Some((first, _)) = self.tensors.insert(name.clone(), (self.files.len(), tensor)) {
+                let message = format!("tensor {name} is also in {}", self.files[first].path.display());
+                return Err(ExportError::content(&file.path, message));
             }
         }
-        self.files.push(MappedFile { path, map });
+        self.files.push(file);
         Ok(())
     }
 
@@ -127,7 +102,7 @@ impl Checkpoint {
     }
 
     fn check_parameter(&self, name: &str, shape: &[usize], dir: &Path) -> Result<(), ExportError> {
-        let Some(tensor) = self.tensors.get(name) else {
+        let Some((file, tensor)) = self.tensors.get(name) else {
             let hint = if name == LM_HEAD { " (with `tie_word_embeddings` true it would not be needed)" } else { "" };
             return Err(ExportError::content(dir, format!("the weights have no tensor {name}{hint}")));
         };
@@ -135,7 +110,7 @@ impl Checkpoint {
             return Ok(());
         }
         let message = format!("tensor {name} has shape {:?}, config.json asks for {shape:?}", tensor.shape);
-        Err(ExportError::content(&self.files[tensor.file].path, message))
+        Err(ExportError::content(&self.files[*file].path, message))
     }
 
     /// transformers ties only when both tensors are equal (`PreTrainedModel.tie_weights`); a head that differs would
@@ -144,7 +119,7 @@ impl Checkpoint {
         let (Some(head), Some(embedding)) = (self.tensors.get(LM_HEAD), self.tensors.get(EMBEDDING)) else {
             return Ok(());
         };
-        if head.dtype != embedding.dtype || self.bytes(head) != self.bytes(embedding) {
+        if head.1.dtype != embedding.1.dtype || self.bytes(head) != self.bytes(embedding) {
             let message = "config.json: `tie_word_embeddings` = true, but the weights have a lm_head.weight that \
                            differs from the embedding; set it to false";
             return Err(ExportError::content(dir, message));
@@ -156,7 +131,7 @@ impl Checkpoint {
     /// Every tensor of the index must be in the shard it names.
     fn check_shards(&self, shard_of: &BTreeMap<String, String>, dir: &Path) -> Result<(), ExportError> {
         for (name, shard) in shard_of {
-            let found = self.tensors.get(name).map(|t| &self.files[t.file].path);
+            let found = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
             if found != Some(&dir.join(shard)) && !is_inverse_frequencies(name) {
                 let message = format!("names tensor {name} in {shard}, which does not have it");
                 return Err(ExportError::content(&dir.join(INDEX), message));
@@ -194,17 +169,4 @@ fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), 
         return Err(ExportError::content(&index, format!("`{name}` is not the name of a file beside it")));
     }
     Ok((shards.into_iter().map(|name| dir.join(name)).collect(), weight_map))
-}
-
-/// Maps a file of weights.
-pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
-    let file = File::open(path).map_err(|e| ExportError::io(path, e))?;
-    // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and replaced by
-    // renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with SIGBUS.
-    unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))
-}
-
-/// Buffers that transformers once saved and now computes.
-fn is_inverse_frequencies(name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq")
 }

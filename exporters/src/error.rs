@@ -47,6 +47,12 @@ pub enum ExportError {
         /// What is wrong, and the way out.
         message: String,
     },
+    /// An adapter is for a module that cannot have one.
+    #[error(
+        "`target_modules`: the model has no linear layer {0}; q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and \
+         down_proj can be adapted"
+    )]
+    NoSuchModule(String),
     /// The model directory cannot be used.
     #[error(transparent)]
     ModelDir(#[from] ModelDirError),

@@ -1,15 +1,11 @@
 //! Back to a Hugging Face directory: `model.safetensors` in fp32 with everything else the model came with.
 
-use std::{collections::HashMap, fs, io::Write, path::Path};
+use std::{fs, path::Path};
 
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo},
-};
 use serde_json::{Value, json};
 use shared::{Architecture, Head, ModelConfig, ModelDir, atomic};
 
-use crate::{ExportError, TensorSource, VersionDir, values};
+use crate::{ExportError, TensorSource, VersionDir, tensor_file};
 
 /// Writes the folder `out`: the parameters that `read` gives as `model.safetensors` (fp32, Hugging Face names, sorted
 /// by name) and the configuration, tokenizer and chat template of `model`. Where `config.json` states another element
@@ -35,7 +31,7 @@ pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> 
 /// # Errors
 /// As [`write_hf`]; the folder may then have some of the files.
 pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
-    write_safetensors(model.config(), &dir.join("model.safetensors"), read)?;
+    write_weights(model.config(), dir, read)?;
     copy_companions(model, dir, as_float32)
 }
 
@@ -46,7 +42,7 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(
 /// As [`fill_hf`].
 pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
-    write_safetensors(&config, &dir.join("model.safetensors"), read)?;
+    write_weights(&config, dir, read)?;
     copy_companions(model, dir, |config| {
         as_float32(config);
         as_scorer(config, model.config().architecture);
@@ -102,41 +98,10 @@ pub fn version_to_hf(model: &ModelDir, version_dir: &Path, out: &Path) -> Result
     write_hf(model, out, &mut |name| Ok(version.read_f32(name)?))
 }
 
-fn write_safetensors(config: &ModelConfig, path: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+fn write_weights(config: &ModelConfig, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
     let mut parameters = config.parameters();
     parameters.sort();
-    let (header, length) = safetensors_header(&parameters);
-    atomic::require_space(path, header.len() as u64 + length)?;
-    atomic::write_with(path, |file| {
-        file.write_all(&header).map_err(|e| ExportError::io(path, e))?;
-        for (name, shape) in &parameters {
-            let values = read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?;
-            values::check_length(name, shape, shape.iter().product::<usize>() as u64, values.len())?;
-            let bytes = values::encode(name, &values, shared::Dtype::Fp32)?;
-            file.write_all(&bytes).map_err(|e| ExportError::io(path, e))?;
-        }
-        Ok(())
-    })
-}
-
-/// Length prefix and header of the file, and the length of the tensors that follow. The crate's own writer wants all
-/// tensors at hand, which a trainer with little memory to spare cannot give.
-fn safetensors_header(parameters: &[(String, Vec<usize>)]) -> (Vec<u8>, u64) {
-    let mut end = 0;
-    let tensors = parameters
-        .iter()
-        .map(|(name, shape)| {
-            let start = end;
-            end += shape.iter().product::<usize>() * size_of::<f32>();
-            (name.clone(), TensorInfo { dtype: Dtype::F32, shape: shape.clone(), data_offsets: (start, end) })
-        })
-        .collect();
-    // transformers refuses files without this entry.
-    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let metadata = Metadata::new(Some(format), tensors).expect("the tensors follow one another without a gap");
-    let mut json = serde_json::to_vec(&metadata).expect("a header is always valid JSON");
-    json.resize(json.len().next_multiple_of(size_of::<u64>()), b' ');
-    ([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat(), end as u64)
+    tensor_file::write_f32(&dir.join("model.safetensors"), &parameters, [], read)
 }
 
 /// Sets the element type (`torch_dtype`, in transformers 5 `dtype`) to float32; returns whether another one was stated.

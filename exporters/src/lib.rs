@@ -12,6 +12,8 @@ mod export;
 mod hf;
 mod layout;
 pub mod onnx;
+pub mod peft;
+mod tensor_file;
 mod values;
 mod version;
 
@@ -21,4 +23,5 @@ pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
 pub use hf::{fill_hf, fill_hf_scorer, version_to_hf, write_hf, write_hf_scorer};
 pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, fused_rotary};
+pub use peft::{Adapter, AdapterConfig, fill_adapter};
 pub use version::{TensorSource, VersionDir, fill_version, write_version};

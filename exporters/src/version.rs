@@ -8,7 +8,7 @@ use shared::{
     manifest::{DATA_FILE, MODEL_FILE},
 };
 
-use crate::{ExportError, SourceError, checkpoint, export, layout::Values, values};
+use crate::{ExportError, SourceError, export, layout::Values, tensor_file, values};
 
 /// Gives the fp32 values of a parameter by its Hugging Face name, row-major.
 pub type TensorSource<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>;
@@ -73,7 +73,7 @@ impl VersionDir {
         if blake3::hash(&graph).to_hex().as_str() != manifest.model_blake3 {
             return Err(ExportError::content(&model_path, "is not the graph that the manifest was written for"));
         }
-        Ok(Self { manifest, graph, data: checkpoint::map(&dir.join(DATA_FILE))? })
+        Ok(Self { manifest, graph, data: tensor_file::map(&dir.join(DATA_FILE))? })
     }
 
     /// The manifest.

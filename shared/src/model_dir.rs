@@ -9,6 +9,9 @@ use serde_json::Value;
 
 use crate::model_config::{ConfigJsonError, ModelConfig};
 
+/// File name by which a folder is known as a LoRA adapter of PEFT.
+pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
+
 /// A model directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelDirError {

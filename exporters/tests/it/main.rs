@@ -1,5 +1,6 @@
 //! The exporter through its public interface; no runtime is needed.
 
+mod adapter;
 mod cache;
 mod checkpoint;
 mod graph;

@@ -1,0 +1,196 @@
+//! `adapter_config.json`.
+
+use std::{fs, path::Path};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use shared::model_dir::ADAPTER_CONFIG_FILE;
+
+use crate::ExportError;
+
+/// What PEFT puts before the names of the base's modules.
+const PREFIX: &str = "base_model.model.";
+
+/// What a LoRA adapter is: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a value that changes
+/// nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterConfig {
+    /// The base as its user named it: a folder, absolute or as seen from the adapter's.
+    pub base_model_name_or_path: String,
+    /// The base by the content of its weights ([`Checkpoint::weights_blake3`](crate::Checkpoint::weights_blake3)). PEFT knows
+    /// no such key, so it is in the header of the safetensors, if a program of ours wrote them.
+    pub base_blake3: Option<String>,
+    /// Rank of the updates.
+    pub r: usize,
+    /// Numerator of [`scaling`](Self::scaling).
+    pub lora_alpha: f64,
+    /// Share of the adapter's inputs that training drops.
+    pub lora_dropout: f64,
+    /// The linear layers that have an update, by the ends of their names: `q_proj`, `self_attn.q_proj`, …
+    pub target_modules: Vec<String>,
+    /// Rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732).
+    pub use_rslora: bool,
+}
+
+/// The keys that are read.
+#[derive(Deserialize)]
+struct Keys {
+    base_model_name_or_path: Option<String>,
+    r: usize,
+    lora_alpha: f64,
+    #[serde(default)]
+    lora_dropout: f64,
+    target_modules: Vec<String>,
+    #[serde(default)]
+    use_rslora: bool,
+}
+
+impl AdapterConfig {
+    /// Reads `adapter_config.json` of a folder.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not of PEFT, or a key that asks for what is not applied here, with its value.
+    pub fn read(dir: &Path) -> Result<Self, ExportError> {
+        let path = dir.join(ADAPTER_CONFIG_FILE);
+        let refused = |message: String| ExportError::content(&path, message);
+        let text = fs::read(&path).map_err(|e| ExportError::io(&path, e))?;
+        let json: Value = serde_json::from_slice(&text).map_err(|e| refused(format!("is not valid JSON: {e}")))?;
+        if let Some((key, value, hint)) = first_refused(&json) {
+            return Err(refused(format!("`{key}` = {value} is not supported ({hint})")));
+        }
+        let Keys { base_model_name_or_path, r, lora_alpha, lora_dropout, target_modules, use_rslora } =
+            Keys::deserialize(&json).map_err(|e| refused(format!("not the configuration of a LoRA adapter: {e}")))?;
+        if r == 0 || target_modules.is_empty() {
+            return Err(refused("`r` must be at least 1, and `target_modules` must name something".into()));
+        }
+        let base_model_name_or_path = base_model_name_or_path.unwrap_or_default();
+        Ok(Self { base_model_name_or_path, base_blake3: None, r, lora_alpha, lora_dropout, target_modules, use_rslora })
+    }
+
+    /// The file, with every key without which PEFT would take another value.
+    pub(super) fn to_json(&self) -> Value {
+        // PEFT declares a whole number.
+        let whole = self.lora_alpha.fract() == 0.0 && self.lora_alpha.abs() < f64::from(u32::MAX);
+        let lora_alpha = if whole { json!(self.lora_alpha as i64) } else { json!(self.lora_alpha) };
+        json!({
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+            "init_lora_weights": true,
+            "lora_alpha": lora_alpha,
+            "lora_dropout": self.lora_dropout,
+            "modules_to_save": null,
+            "peft_type": "LORA",
+            "r": self.r,
+            "target_modules": self.target_modules,
+            "task_type": "CAUSAL_LM",
+            "use_dora": false,
+            "use_rslora": self.use_rslora,
+        })
+    }
+
+    /// What the product of B and A is multiplied with: `lora_alpha / r`, rank-stabilised `lora_alpha / sqrt(r)`.
+    #[must_use]
+    pub fn scaling(&self) -> f64 {
+        let r = self.r as f64;
+        self.lora_alpha / if self.use_rslora { r.sqrt() } else { r }
+    }
+
+    /// The linear layers that have an update, in the model's order: each with its name, outputs and inputs. `parameters`
+    /// are those of the base ([`ModelConfig::parameters`](shared::ModelConfig::parameters)).
+    ///
+    /// # Errors
+    /// An entry of `target_modules` that is no linear layer of the decoder.
+    pub fn modules(
+        &self,
+        parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
+    ) -> Result<Vec<(String, [usize; 2])>, ExportError> {
+        let linear = |(name, shape): (String, Vec<usize>)| {
+            let module = name.strip_prefix("model.layers.").and(name.strip_suffix(".weight"))?;
+            Some((module.to_owned(), <[usize; 2]>::try_from(shape).ok()?))
+        };
+        let is_target = |module: &str, target: &str| {
+            module.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let all: Vec<_> = parameters.into_iter().filter_map(linear).collect();
+        let has = |target: &&String| all.iter().any(|(module, _)| is_target(module, target));
+        if let Some(target) = self.target_modules.iter().find(|target| !has(target)) {
+            return Err(ExportError::NoSuchModule(target.clone()));
+        }
+        let is_adapted = |module: &str| self.target_modules.iter().any(|target| is_target(module, target));
+        Ok(all.iter().filter(|(module, _)| is_adapted(module)).cloned().collect())
+    }
+
+    /// Names and shapes of the tensors in `adapter_model.safetensors`: of each of the [`modules`](Self::modules) A, `[r, in]`,
+    /// and B, `[out, r]`.
+    ///
+    /// # Errors
+    /// As [`modules`](Self::modules).
+    pub fn tensors(
+        &self,
+        parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
+    ) -> Result<Vec<(String, Vec<usize>)>, ExportError> {
+        let pair = |(module, [outputs, inputs]): (String, [usize; 2])| {
+            let [a, b] = Self::tensor_names(&module);
+            [(a, vec![self.r, inputs]), (b, vec![outputs, self.r])]
+        };
+        Ok(self.modules(parameters)?.into_iter().flat_map(pair).collect())
+    }
+
+    /// Names of A and B of a linear layer (`model.layers.0.self_attn.q_proj`).
+    #[must_use]
+    pub fn tensor_names(module: &str) -> [String; 2] {
+        ["lora_A", "lora_B"].map(|which| format!("{PREFIX}{module}.{which}.weight"))
+    }
+}
+
+/// The first key that asks for what is not applied here, with its value and what is supported.
+fn first_refused(json: &Value) -> Option<(&'static str, &Value, &'static str)> {
+    /// A key, which of its values are applied, and what to do about the others.
+    type Supported = (&'static str, fn(&Value) -> bool, &'static str);
+    const PLAIN: &str = "plain LoRA only; merge such an adapter with PEFT";
+    const PATTERN: &str = "all updates must have the same rank and alpha";
+    const WEIGHTS: &str = "an update of linear layers only; merge such an adapter with PEFT";
+    const INIT: &str = "it changes the base too; save with PEFT's path_initial_model_for_weight_conversion";
+    let nothing = |_: &Value| false;
+    let keeps_base: fn(&Value) -> bool = |value| match value.as_str() {
+        Some(name) => ["gaussian", "eva", "orthogonal"].contains(&name),
+        None => true,
+    };
+    let keys: [Supported; _] = [
+        ("peft_type", |value| value == "LORA", "supported: LORA"),
+        ("task_type", |value| value == "CAUSAL_LM", "supported: CAUSAL_LM"),
+        ("bias", |value| value == "none", "supported: none"),
+        ("target_modules", Value::is_array, "a list of names is needed"),
+        ("init_lora_weights", keeps_base, INIT),
+        ("rank_pattern", nothing, PATTERN),
+        ("alpha_pattern", nothing, PATTERN),
+        ("modules_to_save", nothing, WEIGHTS),
+        ("trainable_token_indices", nothing, WEIGHTS),
+        ("target_parameters", nothing, WEIGHTS),
+        ("lora_bias", nothing, WEIGHTS),
+        ("layers_to_transform", nothing, "every layer has its update"),
+        ("layer_replication", nothing, "every layer has its update"),
+        ("exclude_modules", nothing, "list the modules in `target_modules`"),
+        ("fan_in_fan_out", nothing, "weights are [out, in]"),
+        ("use_dora", nothing, PLAIN),
+        ("use_qalora", nothing, PLAIN),
+        ("alora_invocation_tokens", nothing, PLAIN),
+        ("arrow_config", nothing, PLAIN),
+    ];
+    keys.into_iter().find_map(|(key, is_applied, hint)| {
+        let value = json.get(key).filter(|value| !is_neutral(value))?;
+        (!is_applied(value)).then_some((key, value, hint))
+    })
+}
+
+/// Whether a key says that there is no such thing.
+fn is_neutral(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}

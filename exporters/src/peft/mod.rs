@@ -1,0 +1,21 @@
+//! LoRA adapters (Hu et al. 2021, arXiv:2106.09685) as PEFT directories: `adapter_config.json` and
+//! `adapter_model.safetensors`, with PEFT's names, shapes and meaning.
+//!
+//! [`AdapterConfig`] is what the first file says and which tensors follow from it, [`Adapter`] an opened directory, and
+//! [`LowRank`] what it adds to one linear layer. [`fill_adapter`] writes a directory.
+
+mod adapter;
+mod config;
+mod low_rank;
+mod write;
+
+pub use adapter::Adapter;
+pub use config::AdapterConfig;
+pub use low_rank::LowRank;
+pub use write::fill_adapter;
+
+/// File name of the tensors in a PEFT directory.
+pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// Key in the header of [`ADAPTER_WEIGHTS_FILE`] under which the base is named: PEFT does not read it.
+const BASE_KEY: &str = "base_blake3";

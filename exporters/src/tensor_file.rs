@@ -1,0 +1,134 @@
+//! safetensors files, read where they lie and written tensor by tensor.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::Write,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use memmap2::Mmap;
+use safetensors::{
+    SafeTensors,
+    tensor::{Metadata, TensorInfo},
+};
+use shared::{Dtype, atomic};
+
+use crate::{ExportError, TensorSource, values};
+
+/// A mapped file; it must not be overwritten while it is mapped.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    pub path: PathBuf,
+    pub map: Mmap,
+    header: Metadata,
+    /// Where the tensors begin.
+    start: usize,
+}
+
+/// Where a tensor lies in its file.
+#[derive(Debug)]
+pub(crate) struct Tensor {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Range<usize>,
+}
+
+impl TensorFile {
+    /// Maps a file and reads its header.
+    pub fn open(path: PathBuf) -> Result<Self, ExportError> {
+        let map = map(&path)?;
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| {
+            ExportError::content(&path, format!("not a whole safetensors file: {e}; download or write it again"))
+        })?;
+        Ok(Self { path, map, header: metadata, start: header + size_of::<u64>() })
+    }
+
+    /// An entry of the header beside the tensors.
+    pub fn entry(&self, key: &str) -> Option<&str> {
+        Some(self.header.metadata().as_ref()?.get(key)?)
+    }
+
+    /// The tensors in the order of the file.
+    pub fn tensors(&self) -> Result<Vec<(String, Tensor)>, ExportError> {
+        let tensor = |name: String| {
+            let info = self.header.info(&name).expect("the name is one of the file's");
+            let dtype = match info.dtype {
+                safetensors::Dtype::F32 => Dtype::Fp32,
+                safetensors::Dtype::F16 => Dtype::Fp16,
+                safetensors::Dtype::BF16 => Dtype::Bf16,
+                _ if is_inverse_frequencies(&name) => return None,
+                other => {
+                    let message = format!("tensor {name} has element type {other}; supported: F32, F16, BF16");
+                    return Some(Err(ExportError::content(&self.path, message)));
+                }
+            };
+            let bytes = self.start + info.data_offsets.0..self.start + info.data_offsets.1;
+            Some(Ok((name, Tensor { dtype, shape: info.shape.clone(), bytes })))
+        };
+        self.header.offset_keys().into_iter().filter_map(tensor).collect()
+    }
+
+    /// The values of a tensor of the file.
+    pub fn read_f32(&self, tensor: &Tensor) -> Vec<f32> {
+        values::decode(&self.map[tensor.bytes.clone()], tensor.dtype)
+    }
+}
+
+/// Maps a file of weights.
+pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
+    let file = File::open(path).map_err(|e| ExportError::io(path, e))?;
+    // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and replaced by
+    // renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with SIGBUS.
+    unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))
+}
+
+/// Buffers that transformers once saved and now computes.
+pub(crate) fn is_inverse_frequencies(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+}
+
+/// Writes a file of fp32 tensors, given as names and shapes, with the values that `read` gives, and with further `entries` of
+/// the header.
+pub(crate) fn write_f32(
+    path: &Path,
+    tensors: &[(String, Vec<usize>)],
+    entries: impl IntoIterator<Item = (String, String)>,
+    read: TensorSource<'_>,
+) -> Result<(), ExportError> {
+    let (header, length) = header(tensors, entries);
+    atomic::require_space(path, header.len() as u64 + length)?;
+    atomic::write_with(path, |file| {
+        file.write_all(&header).map_err(|e| ExportError::io(path, e))?;
+        for (name, shape) in tensors {
+            let values = read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?;
+            values::check_length(name, shape, shape.iter().product::<usize>() as u64, values.len())?;
+            let bytes = values::encode(name, &values, Dtype::Fp32)?;
+            file.write_all(&bytes).map_err(|e| ExportError::io(path, e))?;
+        }
+        Ok(())
+    })
+}
+
+/// Length prefix and header of the file, and the length of the tensors that follow. The crate's own writer wants all
+/// tensors at hand, which a trainer with little memory to spare cannot give.
+fn header(tensors: &[(String, Vec<usize>)], entries: impl IntoIterator<Item = (String, String)>) -> (Vec<u8>, u64) {
+    let mut end = 0;
+    let tensors = tensors
+        .iter()
+        .map(|(name, shape)| {
+            let start = end;
+            end += shape.iter().product::<usize>() * size_of::<f32>();
+            let info = TensorInfo { dtype: safetensors::Dtype::F32, shape: shape.clone(), data_offsets: (start, end) };
+            (name.clone(), info)
+        })
+        .collect();
+    // transformers refuses files without this entry.
+    let format = ("format".to_string(), "pt".to_string());
+    let entries: HashMap<String, String> = entries.into_iter().chain([format]).collect();
+    let metadata = Metadata::new(Some(entries), tensors).expect("the tensors follow one another without a gap");
+    let mut json = serde_json::to_vec(&metadata).expect("a header is always valid JSON");
+    json.resize(json.len().next_multiple_of(size_of::<u64>()), b' ');
+    ([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat(), end as u64)
+}

@@ -1,0 +1,177 @@
+//! PEFT directories.
+
+use std::{fs, path::Path};
+
+use exporters::{Adapter, AdapterConfig, fill_adapter};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use crate::support::{Tensors, TestModel, files, values, write_safetensors};
+
+pub fn config() -> AdapterConfig {
+    AdapterConfig {
+        base_model_name_or_path: "../model".into(),
+        base_blake3: None,
+        r: 4,
+        lora_alpha: 6.0,
+        lora_dropout: 0.0,
+        target_modules: vec!["q_proj".into(), "self_attn.o_proj".into(), "up_proj".into()],
+        use_rslora: false,
+    }
+}
+
+/// A folder with an adapter of the test's values.
+pub fn write(model: &TestModel, config: &AdapterConfig) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let parameters = model.config().parameters();
+    let shapes: Tensors = config.tensors(parameters.clone()).unwrap().into_iter().collect();
+    fill_adapter(dir.path(), config, parameters, &mut |name| Ok(values(name, &shapes[name]))).unwrap();
+    dir
+}
+
+fn llama() -> TestModel {
+    TestModel::new(&json!({}), Dtype::F32)
+}
+
+fn refusal(dir: &Path, model: &TestModel) -> String {
+    Adapter::open(dir, &model.config()).unwrap_err().to_string()
+}
+
+#[test]
+fn an_adapter_is_read_as_written_under_pefts_names() {
+    let model = llama();
+    let written = AdapterConfig { base_blake3: Some("ab".repeat(32)), ..config() };
+    let dir = write(&model, &written);
+    let adapter = Adapter::open(dir.path(), &model.config()).unwrap();
+    assert_eq!(*adapter.config(), written);
+    let stored = files(dir.path());
+    assert_eq!(adapter.blake3(), blake3::hash(&stored["adapter_model.safetensors"]).to_hex().as_str());
+    let tensors = SafeTensors::deserialize(&stored["adapter_model.safetensors"]).unwrap();
+    assert_eq!(tensors.len(), 2 * 2 * 3, "A and B of three layers in each of two");
+    let b = tensors.tensor("base_model.model.model.layers.1.mlp.up_proj.lora_B.weight").unwrap();
+    assert_eq!((b.shape(), b.dtype()), (&[24, 4][..], Dtype::F32));
+    let json: Value = serde_json::from_slice(&stored["adapter_config.json"]).unwrap();
+    assert_eq!(json["lora_alpha"].as_i64(), Some(6), "PEFT declares a whole number");
+    assert_eq!((&json["peft_type"], &json["task_type"]), (&json!("LORA"), &json!("CAUSAL_LM")));
+
+    let fraction = AdapterConfig { lora_alpha: 0.5, use_rslora: true, ..config() };
+    let dir = write(&model, &fraction);
+    assert_eq!(*Adapter::open(dir.path(), &model.config()).unwrap().config(), fraction);
+}
+
+#[test]
+fn merging_adds_the_scaled_product_to_what_is_adapted_and_to_nothing_else() {
+    let model = llama();
+    for use_rslora in [false, true] {
+        let config = AdapterConfig { use_rslora, ..config() };
+        let scaling = if use_rslora { 3.0 } else { 1.5 };
+        assert_eq!(config.scaling(), scaling);
+        let dir = write(&model, &config);
+        let adapter = Adapter::open(dir.path(), &model.config()).unwrap();
+        for (name, shape) in model.config().parameters() {
+            let base = values(&name, &shape);
+            let merged = adapter.merged(&name, base.clone());
+            let adapted = ["q_proj", "o_proj", "up_proj"].iter().any(|target| name.contains(target));
+            assert_eq!(adapter.update(&name).is_some(), adapted, "{name}");
+            if !adapted {
+                assert_eq!(merged, base, "{name}");
+                continue;
+            }
+            let (outputs, inputs) = (shape[0], shape[1]);
+            let [a, b] = AdapterConfig::tensor_names(name.strip_suffix(".weight").unwrap());
+            let (a, b) = (values(&a, &[4, inputs]), values(&b, &[outputs, 4]));
+            for (i, found) in merged.iter().enumerate() {
+                let (row, column) = (i / inputs, i % inputs);
+                let product: f32 = (0..4).map(|k| b[row * 4 + k] * a[k * inputs + column]).sum();
+                // All factors are multiples of 1/64 below 2, so no sum is rounded.
+                assert_eq!(*found, base[i] + scaling as f32 * product, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn half_precision_is_read_exactly() {
+    let model = llama();
+    for dtype in [Dtype::F16, Dtype::BF16] {
+        let dir = write(&model, &config());
+        let shapes: Tensors = config().tensors(model.config().parameters()).unwrap().into_iter().collect();
+        write_safetensors(&dir.path().join("adapter_model.safetensors"), &shapes, dtype);
+        let adapter = Adapter::open(dir.path(), &model.config()).unwrap();
+        let [a, _] = AdapterConfig::tensor_names("model.layers.0.mlp.up_proj");
+        assert_eq!(adapter.update("model.layers.0.mlp.up_proj.weight").unwrap().a(), values(&a, &[4, 16]));
+    }
+}
+
+#[test]
+fn tensors_must_be_exactly_those_of_the_configuration() {
+    let model = llama();
+    let dir = write(&model, &config());
+    let path = dir.path().join("adapter_model.safetensors");
+    let shapes: Tensors = config().tensors(model.config().parameters()).unwrap().into_iter().collect();
+    let [a, b] = AdapterConfig::tensor_names("model.layers.1.self_attn.q_proj");
+    let spoilt = |spoil: &dyn Fn(&mut Tensors)| {
+        let mut shapes = shapes.clone();
+        spoil(&mut shapes);
+        write_safetensors(&path, &shapes, Dtype::F32);
+        refusal(dir.path(), &model)
+    };
+    let error = spoilt(&|shapes| drop(shapes.remove(&a)));
+    assert!(error.contains(&format!("adapter_model.safetensors: has no tensor {a}")), "{error}");
+    let error = spoilt(&|shapes| drop(shapes.insert(b.clone(), vec![64, 5])));
+    assert!(error.contains(&b) && error.contains("[64, 5]") && error.contains("[64, 4]"), "{error}");
+    let error = spoilt(&|shapes| drop(shapes.insert("base_model.model.lm_head.weight".into(), vec![2])));
+    assert!(error.contains("base_model.model.lm_head.weight that adapter_config.json does not ask for"), "{error}");
+    fs::write(&path, b"12345").unwrap();
+    assert!(refusal(dir.path(), &model).contains("not a whole safetensors file"));
+    fs::remove_file(&path).unwrap();
+    assert!(refusal(dir.path(), &model).contains("adapter_model.safetensors: no such file"));
+}
+
+#[test]
+fn what_would_change_the_computation_is_refused_with_its_key() {
+    let model = llama();
+    let dir = write(&model, &config());
+    let path = dir.path().join("adapter_config.json");
+    let whole: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let with = |key: &str, value: Value| {
+        let mut json = whole.clone();
+        json[key] = value;
+        fs::write(&path, json.to_string()).unwrap();
+    };
+    for (key, value) in [
+        ("peft_type", json!("IA3")),
+        ("task_type", json!("SEQ_CLS")),
+        ("bias", json!("all")),
+        ("use_dora", json!(true)),
+        ("lora_bias", json!(true)),
+        ("fan_in_fan_out", json!(true)),
+        ("modules_to_save", json!(["lm_head"])),
+        ("rank_pattern", json!({"q_proj": 8})),
+        ("alpha_pattern", json!({"q_proj": 8})),
+        ("layers_to_transform", json!([0])),
+        ("target_modules", json!(".*_proj")),
+        ("init_lora_weights", json!("pissa")),
+    ] {
+        with(key, value.clone());
+        let error = refusal(dir.path(), &model);
+        assert!(error.contains(&format!("adapter_config.json: `{key}` = {value} is not supported (")), "{error}");
+    }
+    with("target_modules", json!(["q_proj", "lm_head"]));
+    assert!(refusal(dir.path(), &model).contains("`target_modules`: the model has no linear layer lm_head; q_proj"));
+    for (key, value) in [("target_modules", json!([])), ("r", json!(0))] {
+        with(key, value);
+        assert!(
+            refusal(dir.path(), &model).contains("`r` must be at least 1, and `target_modules` must name something")
+        );
+    }
+    with("r", json!("x"));
+    assert!(refusal(dir.path(), &model).contains("not the configuration of a LoRA adapter"));
+    // What PEFT writes for features that are not used.
+    for (key, value) in
+        [("rank_pattern", json!({})), ("layers_to_transform", json!(null)), ("init_lora_weights", json!(true))]
+    {
+        with(key, value);
+        Adapter::open(dir.path(), &model.config()).unwrap();
+    }
+}
