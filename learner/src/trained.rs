@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use crate::{
     error::LearnerError,
-    model::{Gradients, Parameters},
+    model::{Gradients, Parameters, Trainable},
     optimizer::{AdamW, AdamWOptions},
     schedule::Schedule,
 };
@@ -58,11 +58,11 @@ pub struct Progress {
     pub seconds: f64,
 }
 
-impl<M: AsRef<Parameters>> Trained<M> {
+impl<M: Trainable> Trained<M> {
     /// A model before its first update.
     #[must_use]
     pub fn new(model: M, options: AdamWOptions, schedule: Schedule) -> Self {
-        let parameters = model.as_ref();
+        let parameters = model.trained();
         Self {
             optimizer: AdamW::new(parameters, options),
             gradients: parameters.gradients(),
@@ -77,9 +77,9 @@ impl<M: AsRef<Parameters>> Trained<M> {
         &self.model
     }
 
-    /// Its parameters.
+    /// What the optimiser moves of it.
     pub fn parameters(&self) -> &Parameters {
-        self.model.as_ref()
+        self.model.trained()
     }
 
     /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the way.
@@ -105,10 +105,11 @@ impl<M: AsRef<Parameters>> Trained<M> {
         let loss = pass(&self.model, &mut self.gradients)?;
         let learning_rate = self.skip();
         let grad_norm = if loss.is_finite() {
-            self.optimizer.update(self.model.as_ref(), &self.gradients, learning_rate)
+            self.optimizer.update(self.model.trained(), &self.gradients, learning_rate)
         } else {
             f64::NAN
         };
+        self.model.moved();
         Ok(Update { loss, grad_norm, learning_rate, applied: grad_norm.is_finite() })
     }
 
@@ -163,7 +164,7 @@ impl<M: AsRef<Parameters>> Trained<M> {
     /// A tensor that is missing or does not fit the model, by name.
     pub fn restore(&mut self, updates: u64, state: &OptimizerState) -> Result<(), LearnerError> {
         self.updates = updates;
-        self.optimizer.restore(self.model.as_ref(), state)
+        self.optimizer.restore(self.model.trained(), state)
     }
 }
 
@@ -182,7 +183,7 @@ mod tests {
     }
 
     fn ones(gradients: &mut Gradients) {
-        let _ = gradients.leaf_mut(0).fill_(1.0);
+        let _ = gradients.flat().narrow(0, 0, 16).fill_(1.0);
     }
 
     #[test]

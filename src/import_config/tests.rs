@@ -88,6 +88,7 @@ fn a_config_of_trl() {
     assert_eq!((config.loss_type, config.scale_rewards), (LossType::DrGrpo, ScaleRewards::None));
     assert_eq!((config.beta, config.epsilon_high), (0.04, Some(0.28)));
     assert_eq!(config.importance_sampling_clip_max, 2.0);
+    assert!(config.bf16 && config.gradient_checkpointing);
     assert_eq!(config.logging_steps, 1);
     assert_eq!((config.updates_per_step(), config.save_steps), (1, 50), "an update is a step here");
     config.validate().unwrap();

@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn an_option_of_trl_without_a_counterpart_is_explained() {
-        for (word, hint) in [("--bf16", "float32"), ("--report-to=none", "metrics.jsonl"), ("--lern", "learn")] {
+        for (word, hint) in [("--fp16", "float32"), ("--report-to=none", "metrics.jsonl"), ("--lern", "learn")] {
             let message = CommandLine::parse(&words(word)).unwrap_err().to_string();
             assert!(message.contains("unknown option") && message.contains(hint), "{message}");
         }

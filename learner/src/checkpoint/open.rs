@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use shared::{ModelDir, RunDir, config::TrainConfig};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{
@@ -43,7 +43,7 @@ pub fn open_trainer(
     checkpoint: Option<&Path>,
     device: Device,
 ) -> Result<(Trainer, TrainerState), LearnerError> {
-    let options = LoadOptions { kind: Kind::Float, device, trainable: true };
+    let options = LoadOptions::training(device, config.bf16, config.gradient_checkpointing);
     let weights = checkpoint.map(ModelDir::open).transpose()?;
     let policy = model::load(weights.as_ref().unwrap_or(model), options)?;
     // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.

@@ -53,7 +53,7 @@ pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &Trai
     exporters::fill_hf(model, dir, &mut |name| policy.parameters().read_f32(name).map_err(Into::into))?;
     Tensor::write_safetensors(&policy.state(), dir.join(OPTIMIZER_FILE))?;
     if let Some(reference) = trainer.moving_reference() {
-        let parameters = reference.parameters();
+        let parameters = reference.weights().trained();
         let folder = dir.join(REFERENCE_DIR);
         fs::create_dir(&folder)?;
         exporters::fill_hf(model, &folder, &mut |name| parameters.read_f32(name).map_err(Into::into))?;

@@ -9,7 +9,7 @@ use shared::{
     rng, testing,
 };
 
-use super::{ComputeArgs, load_or_initialise};
+use super::{ComputeArgs, TrainingArgs, load_or_initialise};
 use crate::{
     device,
     step::{StepBatch, StepMetrics, Trainer},
@@ -40,6 +40,8 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub num_iterations: u32,
     #[command(flatten)]
+    training: TrainingArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -49,7 +51,7 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
-    let (model, policy) = load_or_initialise(&args.model, Some(0), device, true)?;
+    let (model, policy) = load_or_initialise(&args.model, Some(0), args.training.load_options(device))?;
     let config = TrainConfig {
         num_generations: args.num_generations,
         per_device_train_batch_size: args.num_prompts * args.num_generations,
@@ -96,6 +98,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "num_iterations": args.num_iterations,
             "threads": tch::get_num_threads(),
             "device": format!("{device:?}"),
+            "bf16": args.training.bf16,
+            "gradient_checkpointing": args.training.gradient_checkpointing,
             "step_s": step_s,
             "min_step_s": seconds.iter().copied().fold(f64::INFINITY, f64::min),
             "max_step_s": seconds.iter().copied().fold(0.0, f64::max),

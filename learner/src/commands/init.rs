@@ -29,7 +29,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         bail!("{} has weights already; remove them first", args.model.display());
     }
     let decoder = model::initialise(&model, args.seed, LoadOptions { trainable: false, ..LoadOptions::default() })?;
-    let parameters = decoder.parameters();
+    let parameters = decoder.weights().base();
     let named: Vec<(&str, Vec<usize>, Vec<f32>)> = parameters
         .named()
         .map(|(name, shape)| Ok((name, shape.iter().map(|&n| n as usize).collect(), parameters.read_f32(name)?)))

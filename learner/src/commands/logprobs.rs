@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use shared::atomic;
 
 use super::{ComputeArgs, above_zero, load_or_initialise};
-use crate::{batch::Sequence, step::evaluate, text};
+use crate::{batch::Sequence, model::LoadOptions, step::evaluate, text};
 
 /// Flags of `learner logprobs`.
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,8 @@ struct Row {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     above_zero("--temperature", args.temperature)?;
     let device = args.compute.open()?;
-    let (model, policy) = load_or_initialise(&args.model, None, device, false)?;
+    let options = LoadOptions { device, trainable: false, ..LoadOptions::default() };
+    let (model, policy) = load_or_initialise(&args.model, None, options)?;
     let vocabulary = model.config().vocab_size;
     let mut rows = text::rows(&args.input, |line| read_row(line, vocabulary).map_err(|e| format!("{e:#}")))?;
     let start = Instant::now();

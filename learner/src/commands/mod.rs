@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
 use shared::{ModelDir, config::TrainConfig};
-use tch::{Device, Kind};
+use tch::Device;
 
 use crate::{
     device,
@@ -34,6 +34,23 @@ pub struct ComputeArgs {
     /// changes a result.
     #[arg(long, default_value_t = TrainConfig::default().micro_batch_tokens, value_parser = clap::value_parser!(u32).range(1..))]
     pub micro_batch_tokens: u32,
+}
+
+/// Flags of subcommands that train without a configuration.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct TrainingArgs {
+    /// Compute the layers in bfloat16, with float32 copies of what is trained.
+    #[arg(long)]
+    pub bf16: bool,
+    /// Keep each layer's input alone and compute the layer again on the way back: less memory, more time, the same bits.
+    #[arg(long)]
+    pub gradient_checkpointing: bool,
+}
+
+impl TrainingArgs {
+    fn load_options(self, device: Device) -> LoadOptions {
+        LoadOptions::training(device, self.bf16, self.gradient_checkpointing)
+    }
 }
 
 impl ComputeArgs {
@@ -90,11 +107,9 @@ fn check(flag: &str, value: f64, allowed: &str, holds: bool) -> anyhow::Result<(
 fn load_or_initialise(
     path: &PathBuf,
     init_seed: Option<u64>,
-    device: Device,
-    trainable: bool,
+    options: LoadOptions,
 ) -> anyhow::Result<(ModelDir, Decoder)> {
     let model = ModelDir::open(path)?;
-    let options = LoadOptions { kind: Kind::Float, device, trainable };
     let decoder = match init_seed {
         Some(seed) if !model.has_weights() => {
             tracing::info!("{} has no weights: random ones from seed {seed}", path.display());

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use shared::ModelDir;
-use tch::Kind;
 
 use super::{ComputeArgs, above_zero, below_one, not_negative, refuse_overwriting, word};
 use crate::{
@@ -65,7 +64,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     not_negative("--learning-rate", args.learning_rate)?;
     let device = args.compute.open()?;
     let model = ModelDir::open(&args.model)?;
-    let scorer = load_scorer(&model, LoadOptions { kind: Kind::Float, device, trainable: true })
+    let scorer = load_scorer(&model, LoadOptions { device, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let reader = Reader::new(&model, args.level, args.max_length.map(|length| length as usize))?;
     let pairs = reader.pairs(&args.pairs)?;
@@ -90,7 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     })?;
     tracing::info!("accuracy {:.3} before, {:.3} after", summary.accuracy_before, summary.accuracy_after);
-    let parameters = scorer.parameters();
+    let parameters = scorer.weights().trained();
     exporters::write_hf_scorer(&model, &args.output, &mut |name| parameters.read_f32(name).map_err(Into::into))
         .with_context(|| format!("the model cannot be written to {}", args.output.display()))?;
     println!("{}", serde_json::to_string(&summary)?);

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use anyhow::Context;
 use serde_json::json;
 use shared::{ModelDir, atomic};
-use tch::Kind;
 
 use super::{ComputeArgs, word};
 use crate::{
@@ -39,7 +38,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let model = ModelDir::open(&args.model)?;
-    let scorer = load_scorer(&model, LoadOptions { kind: Kind::Float, device, trainable: false })
+    let scorer = load_scorer(&model, LoadOptions { device, trainable: false, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;
     let found = score(&scorer, &answers, args.compute.micro_batch_tokens as usize)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use shared::config::LrSchedulerType;
 
-use super::{ComputeArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting};
+use super::{ComputeArgs, TrainingArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting};
 use crate::{
     optimizer::AdamWOptions,
     schedule::Schedule,
@@ -61,6 +61,8 @@ pub struct Args {
     #[arg(long)]
     pub init_seed: Option<u64>,
     #[command(flatten)]
+    training: TrainingArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -79,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         bail!("--max-steps must be at least 1");
     }
     let device = args.compute.open()?;
-    let (model, policy) = load_or_initialise(&args.model, args.init_seed, device, true)?;
+    let (model, policy) = load_or_initialise(&args.model, args.init_seed, args.training.load_options(device))?;
     let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
     let steps = args
         .max_steps
@@ -112,7 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             progress.seconds
         );
     })?;
-    let parameters = policy.parameters();
+    let parameters = policy.weights().trained();
     exporters::write_hf(&model, &args.output, &mut |name| parameters.read_f32(name).map_err(Into::into))
         .with_context(|| format!("the model cannot be written to {}", args.output.display()))?;
     println!("{}", serde_json::to_string(&summary)?);

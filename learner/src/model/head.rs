@@ -10,6 +10,7 @@ use std::{ops::Range, sync::Arc};
 
 use tch::Tensor;
 
+use super::kinds::wide;
 use crate::support::{self, Support, Truncation};
 
 /// Largest `[tokens, vocabulary]` tensor, in bytes. A head has two.
@@ -49,13 +50,14 @@ impl From<Tensor> for TokenGradients {
     }
 }
 
-/// How much of a micro-batch a loss has to see before it can say what the gradients are.
+/// How much a loss has to see before it can say what the gradients are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Span {
-    /// Any run of tokens: each chunk is projected once.
-    Run,
-    /// All tokens of the micro-batch: where they are more than one chunk, each chunk is projected twice.
-    Whole,
+pub enum Span<'a> {
+    /// A token.
+    Token,
+    /// A completion, of which these are the numbers of the tokens, in order and without gaps. Chunks then end where
+    /// completions do; one that is longer than a chunk is projected twice.
+    Completion(&'a [Range<usize>]),
 }
 
 /// Which token each hidden state predicts, and out of which distribution.
@@ -83,7 +85,7 @@ impl Targets<'_> {
     }
 }
 
-/// The projection from hidden states to the vocabulary.
+/// The projection from hidden states to the vocabulary, in float32 at least.
 #[derive(Debug)]
 pub struct Head {
     weight_VH: Tensor,
@@ -93,11 +95,19 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head with weight `[vocabulary, hidden]`.
+    /// A head with weight `[vocabulary, hidden]`, of which it keeps a wider copy where that is of half a word.
     #[must_use]
     pub fn new(weight_VH: &Tensor) -> Self {
+        let weight_VH = wide(weight_VH);
         let row = weight_VH.size()[0] * weight_VH.kind().elt_size_in_bytes() as i64;
-        Self::with_chunk(weight_VH, (CHUNK_BYTES / row).max(1))
+        Self::with_chunk(&weight_VH, (CHUNK_BYTES / row).max(1))
+    }
+
+    /// The weight has become this one.
+    pub(super) fn follow(&self, weight_VH: &Tensor) {
+        if weight_VH.kind() != self.weight_VH.kind() {
+            self.weight_VH.shallow_clone().copy_(weight_VH);
+        }
     }
 
     /// With another bound on the tokens of a chunk; results do not depend on it.
@@ -115,8 +125,11 @@ impl Head {
     /// Log-probs and entropies, without gradients.
     #[must_use]
     pub fn evaluate(&self, hidden_NH: &Tensor, targets: &Targets<'_>) -> TokenStats {
-        let (logprobs, entropies) = self
-            .chunks(hidden_NH)
+        self.evaluate_run(hidden_NH, targets, 0..hidden_NH.size()[0])
+    }
+
+    fn evaluate_run(&self, hidden_NH: &Tensor, targets: &Targets<'_>, run: Range<i64>) -> TokenStats {
+        let (logprobs, entropies) = chunks(run, self.chunk)
             .map(|run| {
                 let (stats, _) = self.project(&part(hidden_NH, &run), targets, &run);
                 (stats.logprobs_N, stats.entropies_N)
@@ -130,7 +143,7 @@ impl Head {
     #[must_use]
     pub fn supports(&self, hidden_NH: &Tensor, targets: &Targets<'_>, truncation: &Truncation) -> Vec<Arc<Support>> {
         // Sorting takes several times the memory of the logits.
-        let runs = chunks(hidden_NH.size()[0], (self.chunk / 8).max(1));
+        let runs = chunks(0..hidden_NH.size()[0], (self.chunk / 8).max(1));
         let sets = runs.flat_map(|run| {
             let logits_nV = self.logits(&part(hidden_NH, &run));
             support::supports(&logits_nV, &targets.ids(&run), targets.temperature, truncation)
@@ -140,39 +153,51 @@ impl Head {
 
     /// Log-probs, entropies and gradients.
     ///
-    /// `gradient_of` receives the statistics of a run of tokens (with [`Span::Whole`] once, those of all) and returns
-    /// the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`; the hidden states'
-    /// gradient, `[N, hidden]`, is returned.
+    /// `gradient_of` receives the statistics of one run of tokens after the other, which `span` says the least of, and
+    /// returns the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`, if that is wanted; the
+    /// hidden states' gradient, `[N, hidden]`, is returned.
     pub fn differentiate(
         &self,
         hidden_NH: &Tensor,
         targets: &Targets<'_>,
-        span: Span,
-        weight_gradient_VH: &mut Tensor,
+        span: Span<'_>,
+        mut weight_gradient_VH: Option<&mut Tensor>,
         gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> TokenGradients,
     ) -> Tensor {
-        let tokens = hidden_NH.size()[0];
-        let known = (span == Span::Whole && tokens > self.chunk)
-            .then(|| gradient_of(0..tokens, &self.evaluate(hidden_NH, targets)));
-        let gradients: Vec<Tensor> = self
-            .chunks(hidden_NH)
-            .map(|run| {
+        let mut gradients = Vec::new();
+        for seen in self.runs(hidden_NH.size()[0], span) {
+            let known = (seen.end - seen.start > self.chunk)
+                .then(|| gradient_of(seen.clone(), &self.evaluate_run(hidden_NH, targets, seen.clone())));
+            for run in chunks(seen.clone(), self.chunk) {
                 let (hidden_nH, ids_n) = (part(hidden_NH, &run), targets.ids(&run));
                 let (stats, buffers) = self.project(&hidden_nH, targets, &run);
                 let of_tokens = match &known {
-                    Some(known) => known.slice(&run),
+                    Some(known) => known.slice(&(run.start - seen.start..run.end - seen.start)),
                     None => gradient_of(run, &stats),
                 };
                 let gradient_nV = logit_gradients(buffers, &stats, &ids_n, &of_tokens, targets.temperature);
-                let _ = weight_gradient_VH.addmm_(&gradient_nV.tr(), &hidden_nH);
-                gradient_nV.mm(&self.weight_VH)
-            })
-            .collect();
+                if let Some(weight_gradient_VH) = &mut weight_gradient_VH {
+                    let _ = weight_gradient_VH.addmm_(&gradient_nV.tr(), &hidden_nH);
+                }
+                gradients.push(gradient_nV.mm(&self.weight_VH));
+            }
+        }
         join(&gradients, hidden_NH)
     }
 
-    fn chunks(&self, hidden_NH: &Tensor) -> impl Iterator<Item = Range<i64>> + use<> {
-        chunks(hidden_NH.size()[0], self.chunk)
+    /// What `gradient_of` sees at once: as much as fits in a chunk, and at least what `span` asks for.
+    fn runs(&self, tokens: i64, span: Span<'_>) -> Vec<Range<i64>> {
+        let Span::Completion(completions) = span else {
+            return chunks(0..tokens, self.chunk).collect();
+        };
+        let mut runs: Vec<Range<i64>> = Vec::new();
+        for completion in completions.iter().map(|c| c.start as i64..c.end as i64) {
+            match runs.last_mut() {
+                Some(run) if completion.end - run.start <= self.chunk => run.end = completion.end,
+                _ => runs.push(completion),
+            }
+        }
+        runs
     }
 
     /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary. Outside
@@ -198,9 +223,10 @@ impl Head {
 /// Logit of a token outside the support. Finite, because the entropy multiplies it by a probability of 0.
 const OUTSIDE: f64 = -1e30;
 
-/// `0..tokens` in runs of at most `chunk`.
-fn chunks(tokens: i64, chunk: i64) -> impl Iterator<Item = Range<i64>> {
-    (0..tokens).step_by(chunk as usize).map(move |start| start..(start + chunk).min(tokens))
+/// A run in parts of at most `chunk`.
+fn chunks(run: Range<i64>, chunk: i64) -> impl Iterator<Item = Range<i64>> {
+    let end = run.end;
+    run.step_by(chunk as usize).map(move |start| start..(start + chunk).min(end))
 }
 
 fn part(hidden_NH: &Tensor, run: &Range<i64>) -> Tensor {

@@ -2,41 +2,69 @@
 
 use tch::Tensor;
 
-use super::parameters::{Gradients, Leaf, Parameters};
+use super::{
+    low_rank::LowRank,
+    parameters::{Gradients, Leaf},
+    weights::Weights,
+};
 
-/// `y = x Wᵀ + b` with `W` as `[out, in]`.
+/// `y = x Wᵀ + b` with `W` as `[out, in]`, and what an adapter adds.
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Leaf,
     bias: Option<Leaf>,
+    low_rank: Option<LowRank>,
 }
 
 impl Linear {
-    /// The leaf `{name}.weight` and, where the architecture has one, `{name}.bias`.
-    pub(super) fn new(parameters: &Parameters, name: &str) -> Self {
-        Self { weight: parameters.leaf(&format!("{name}.weight")), bias: parameters.find(&format!("{name}.bias")) }
+    /// The projection of a block with that name.
+    pub(super) fn new(weights: &Weights, block: &str, name: &str) -> Self {
+        Self::stacked(weights, block, name, &[name])
+    }
+
+    /// A leaf of several projections, in order: `{block}.{name}.weight` and, where the architecture has one, `.bias`.
+    pub(super) fn stacked(weights: &Weights, block: &str, name: &str, members: &[&str]) -> Self {
+        Self {
+            weight: weights.leaf(&format!("{block}.{name}.weight")),
+            bias: weights.find(&format!("{block}.{name}.bias")),
+            low_rank: weights.low_rank(block, name, members),
+        }
     }
 
     /// `[T, in]` to `[T, out]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight.values, self.bias.as_ref().map(|bias| &bias.values))
+        self.adapted(x, x.linear(&self.weight.values, self.bias.as_ref().map(|bias| &bias.values)))
     }
 
     /// [`Self::forward`] added to `onto`, `[T, out]`.
     pub(super) fn forward_onto(&self, onto: &Tensor, x: &Tensor) -> Tensor {
         let sum = onto.addmm(x, &self.weight.values.tr());
-        match &self.bias {
-            Some(bias) => sum + &bias.values,
-            None => sum,
+        self.adapted(
+            x,
+            match &self.bias {
+                Some(bias) => sum + &bias.values,
+                None => sum,
+            },
+        )
+    }
+
+    fn adapted(&self, x: &Tensor, y: Tensor) -> Tensor {
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.add_to(&y, x);
         }
+        y
     }
 
     /// Adds the parameters' gradients, given the input and the gradient of the output, and returns that of the input.
     pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
-        let _ = gradients.leaf_mut(self.weight.index).addmm_(&dy.tr(), x);
+        gradients.add_product(&self.weight, dy, x);
         if let Some(bias) = &self.bias {
-            *gradients.leaf_mut(bias.index) += dy.sum_dim_intlist([0i64].as_slice(), false, None);
+            gradients.add_rows(bias, dy);
         }
-        dy.mm(&self.weight.values)
+        let mut dx = dy.mm(&self.weight.values);
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.backward(x, dy, &mut dx, gradients);
+        }
+        dx
     }
 }

@@ -4,7 +4,7 @@ use exporters::Checkpoint;
 use shared::{Head, ModelConfig, ModelDir, rng};
 use tch::{Device, Kind};
 
-use super::{Decoder, Parameters, Scorer, scorer::SCORE};
+use super::{Decoder, Parameters, Scorer, Weights, kinds::wide_kind, scorer::SCORE};
 use crate::error::LearnerError;
 
 /// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
@@ -13,17 +13,29 @@ const INITIALIZER_RANGE: f64 = 0.02;
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
-    /// Element type of the parameters; stored values are converted.
+    /// Element type that the layers compute in; stored values are converted. A model that is trained in bfloat16 has a
+    /// float32 copy of what is trained.
     pub kind: Kind,
     /// Where they live.
     pub device: Device,
     /// Whether gradients will be asked for.
     pub trainable: bool,
+    /// As [`Decoder::new`] says.
+    pub gradient_checkpointing: bool,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { kind: Kind::Float, device: Device::Cpu, trainable: true }
+        Self { kind: Kind::Float, device: Device::Cpu, trainable: true, gradient_checkpointing: false }
+    }
+}
+
+impl LoadOptions {
+    /// Of a model that is trained, with the options of a run.
+    #[must_use]
+    pub fn training(device: Device, bf16: bool, gradient_checkpointing: bool) -> Self {
+        let kind = if bf16 { Kind::BFloat16 } else { Kind::Float };
+        Self { kind, device, trainable: true, gradient_checkpointing }
     }
 }
 
@@ -49,7 +61,6 @@ pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerEr
 /// As [`load`].
 pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, LearnerError> {
     let config = Scorer::config_of(model.config());
-    check_memory(&config, options)?;
     let checkpoint = Checkpoint::open(model)?;
     let mut read = |name: &str| -> Result<Vec<f32>, LearnerError> {
         if name != SCORE {
@@ -62,8 +73,8 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
         labels.truncate(config.hidden_size);
         Ok(labels)
     };
-    let parameters = Parameters::load(&config, options.kind, options.device, &mut read)?;
-    Ok(Scorer::new(config, parameters))
+    let weights = weights(&config, options, &mut read)?;
+    Ok(Scorer::new(config, weights, options.gradient_checkpointing))
 }
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
@@ -125,7 +136,19 @@ fn build(
     options: LoadOptions,
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Decoder, LearnerError> {
+    Ok(Decoder::new(config.clone(), weights(config, options, read)?, options.gradient_checkpointing))
+}
+
+fn weights(
+    config: &ModelConfig,
+    options: LoadOptions,
+    read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
+) -> Result<Weights, LearnerError> {
     check_memory(config, options)?;
-    let parameters = Parameters::load(config, options.kind, options.device, read)?;
-    Ok(Decoder::new(config.clone(), parameters))
+    let mut load = |kind| Parameters::load(config.parameters(), kind, options.device, read);
+    Ok(if options.trainable && options.kind != wide_kind(options.kind) {
+        Weights::rounded(load(wide_kind(options.kind))?, options.kind)
+    } else {
+        Weights::new(load(options.kind)?)
+    })
 }

@@ -2,10 +2,7 @@
 
 use tch::Tensor;
 
-use super::{
-    linear::Linear,
-    parameters::{Gradients, Parameters},
-};
+use super::{linear::Linear, parameters::Gradients, weights::Weights};
 
 /// `down(silu(gate(x)) · up(x))`.
 #[derive(Debug)]
@@ -16,19 +13,22 @@ pub(super) struct Mlp {
 
 impl Mlp {
     /// The leaves below `{name}.`.
-    pub(super) fn new(parameters: &Parameters, name: &str) -> Self {
+    pub(super) fn new(weights: &Weights, name: &str) -> Self {
         Self {
-            gate_up: Linear::new(parameters, &format!("{name}.gate_up_proj")),
-            down: Linear::new(parameters, &format!("{name}.down_proj")),
+            gate_up: Linear::stacked(weights, name, "gate_up_proj", &["gate_proj", "up_proj"]),
+            down: Linear::new(weights, name, "down_proj"),
         }
     }
 
-    /// `[T, hidden]`, added to `onto`, to the sum and what [`Self::backward`] needs: gate and up, `[T, 2 · inner]`.
-    pub(super) fn forward_onto(&self, onto: &Tensor, x_TH: &Tensor) -> (Tensor, Tensor) {
-        let gate_up = self.gate_up.forward(x_TH);
+    /// Gate and up, `[T, 2 · inner]`, of `[T, hidden]`.
+    pub(super) fn gate_up(&self, x_TH: &Tensor) -> Tensor {
+        self.gate_up.forward(x_TH)
+    }
+
+    /// The block's result of gate and up, added to `onto`, `[T, hidden]`.
+    pub(super) fn output_onto(&self, onto: &Tensor, gate_up: &Tensor) -> Tensor {
         let halves = gate_up.chunk(2, -1);
-        let sum = self.down.forward_onto(onto, &halves[0].silu().g_mul_(&halves[1]));
-        (sum, gate_up)
+        self.down.forward_onto(onto, &halves[0].silu().g_mul_(&halves[1]))
     }
 
     /// Adds the parameters' gradients, given input, gate and up, and the gradient of the output; returns that of the

@@ -2,14 +2,17 @@
 
 mod attention;
 mod head;
+mod kinds;
 mod linear;
 mod load;
+mod low_rank;
 mod mlp;
 mod norm;
 mod parameters;
 mod rope;
 mod scorer;
 mod trunk;
+mod weights;
 
 use std::{
     ops::{AddAssign, Range},
@@ -18,18 +21,20 @@ use std::{
 };
 
 use shared::ModelConfig;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub use head::{Head, Span, Targets, TokenGradients, TokenStats};
 pub use load::{LoadOptions, initialise, load, load_scorer};
-pub use parameters::{Gradients, Leaf, Parameters};
+pub use parameters::{Gradients, Parameters};
 pub use scorer::Scorer;
+pub use weights::Weights;
 
 use crate::{
     batch::{MicroBatch, Packed},
     device::wait_for,
     support::{Support, Truncation},
 };
+use parameters::Leaf;
 use trunk::{EMBEDDING, Trunk};
 
 const UNTIED_HEAD: &str = "lm_head.weight";
@@ -53,27 +58,62 @@ impl AddAssign for PassTimes {
     }
 }
 
+/// What an optimiser can move.
+pub trait Trainable {
+    /// Its parameters.
+    fn trained(&self) -> &Parameters;
+
+    /// To be called when they have changed.
+    fn moved(&self);
+}
+
+impl<M: Trainable> Trainable for &M {
+    fn trained(&self) -> &Parameters {
+        (*self).trained()
+    }
+
+    fn moved(&self) {
+        (*self).moved();
+    }
+}
+
+impl Trainable for Scorer {
+    fn trained(&self) -> &Parameters {
+        self.weights().trained()
+    }
+
+    fn moved(&self) {
+        self.weights().moved();
+    }
+}
+
+impl Trainable for Decoder {
+    fn trained(&self) -> &Parameters {
+        self.weights().trained()
+    }
+
+    fn moved(&self) {
+        self.weights().moved();
+        self.head.follow(&self.head_leaf.values);
+    }
+}
+
 /// A causal language model.
 #[derive(Debug)]
 pub struct Decoder {
     trunk: Trunk,
     head: Head,
-    head_index: usize,
-}
-
-impl AsRef<Parameters> for Decoder {
-    fn as_ref(&self) -> &Parameters {
-        self.parameters()
-    }
+    head_leaf: Leaf,
 }
 
 impl Decoder {
-    /// A model over the given parameters.
+    /// A model over the given weights. With gradient checkpointing, passes with gradients keep each layer's input alone and
+    /// compute the layer again on the way back: the same bits, in less memory and more time.
     #[must_use]
-    pub fn new(config: ModelConfig, parameters: Parameters) -> Self {
-        let name = if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD };
-        let leaf = parameters.leaf(name);
-        Self { trunk: Trunk::new(config, parameters), head: Head::new(&leaf.values), head_index: leaf.index }
+    pub fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
+        let head_leaf = weights.leaf(if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD });
+        let head = Head::new(&head_leaf.values);
+        Self { trunk: Trunk::new(config, weights, gradient_checkpointing), head, head_leaf }
     }
 
     /// The architecture.
@@ -82,10 +122,16 @@ impl Decoder {
         self.trunk.config()
     }
 
-    /// The parameters.
+    /// The weights.
     #[must_use]
-    pub fn parameters(&self) -> &Parameters {
-        self.trunk.parameters()
+    pub fn weights(&self) -> &Weights {
+        self.trunk.weights()
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.weights().base().flat().device()
     }
 
     /// Logits of every position, `[T, V]`.
@@ -110,14 +156,14 @@ impl Decoder {
 
     /// Forward and backward pass of a micro-batch.
     ///
-    /// `gradient_of` is called for consecutive runs of completion tokens (with [`Span::Whole`] once, for all) with
+    /// `gradient_of` is called for consecutive runs of completion tokens, as [`Head::differentiate`] says, with
     /// their statistics and returns the derivatives of the loss. Parameter gradients are added to `gradients`. Returns where
     /// the time went.
     pub fn differentiate(
         &self,
         batch: &MicroBatch,
         temperature: f64,
-        span: Span,
+        span: Span<'_>,
         gradients: &mut Gradients,
         gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> TokenGradients,
     ) -> PassTimes {
@@ -132,7 +178,7 @@ impl Decoder {
             tape.hidden(),
             &targets(batch, temperature),
             span,
-            gradients.leaf_mut(self.head_index),
+            gradients.of(&self.head_leaf),
             gradient_of,
         );
         let head = elapsed() - forward;

@@ -2,9 +2,13 @@
 
 use tch::Tensor;
 
-use super::parameters::{Gradients, Leaf, Parameters};
+use super::{
+    kinds::wide,
+    parameters::{Gradients, Leaf},
+    weights::Weights,
+};
 
-/// `x / sqrt(mean(x²) + ε) · weight` over the last dimension.
+/// `x / sqrt(mean(x²) + ε) · weight` over the last dimension, in float32 at least.
 #[derive(Debug)]
 pub(super) struct RmsNorm {
     weight: Leaf,
@@ -13,25 +17,27 @@ pub(super) struct RmsNorm {
 
 impl RmsNorm {
     /// The leaf `{name}.weight`.
-    pub(super) fn new(parameters: &Parameters, name: &str, eps: f64) -> Self {
-        Self { weight: parameters.leaf(&format!("{name}.weight")), eps }
+    pub(super) fn new(weights: &Weights, name: &str, eps: f64) -> Self {
+        Self { weight: weights.leaf(&format!("{name}.weight")), eps }
     }
 
     /// `[.., width]` to `[.., width]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
-        (x * self.scale(x)).g_mul_(&self.weight.values)
+        let x_wide = wide(x);
+        (&x_wide * self.scale(&x_wide)).g_mul_(&self.weight.values).to_kind(x.kind())
     }
 
     /// Adds the weight's gradient, given the input and the gradient of the output, and returns that of the input.
     ///
     /// With x̂ = x · scale and g = dy · weight: `dx = scale · (g − x̂ · mean(g · x̂))`.
     pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
-        let (scale, width) = (self.scale(x), self.weight.values.size()[0]);
+        let (kind, x, dy, weight) = (x.kind(), wide(x), wide(dy), wide(&self.weight.values));
+        let (scale, width) = (self.scale(&x), weight.size()[0]);
         let unit = x * &scale;
-        let products = (&unit * dy).reshape([-1, width]);
-        *gradients.leaf_mut(self.weight.index) += products.sum_dim_intlist([0i64].as_slice(), false, None);
-        let mean = products.mv(&self.weight.values).view_as(&scale) / -(width as f64);
-        (dy * &self.weight.values).addcmul_(&unit, &mean).g_mul_(&scale)
+        let products = (&unit * &dy).reshape([-1, width]);
+        gradients.add_rows(&self.weight, &products);
+        let mean = products.mv(&weight).view_as(&scale) / -(width as f64);
+        (dy * &weight).addcmul_(&unit, &mean).g_mul_(&scale).to_kind(kind)
     }
 
     /// `1 / sqrt(mean(x²) + ε)`, `[.., 1]`.

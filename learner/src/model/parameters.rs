@@ -5,9 +5,8 @@
 //! gate and up) lie next to each other and are one *leaf*: one matrix product instead of three or
 //! two, while each keeps its Hugging Face name as a slice of rows.
 
-use std::{collections::HashMap, ops::Range};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use shared::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::LearnerError;
@@ -48,10 +47,10 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(config: &ModelConfig) -> Self {
+    fn new(named: Vec<(String, Vec<usize>)>) -> Self {
         type Members = Vec<(String, Vec<i64>)>;
         let mut groups: Vec<(String, Members)> = Vec::new();
-        for (name, shape) in config.parameters() {
+        for (name, shape) in named {
             let key = leaf_name(&name);
             let shape = shape.iter().map(|&n| n as i64).collect();
             match groups.iter_mut().find(|(k, _)| *k == key) {
@@ -92,9 +91,12 @@ impl Layout {
     }
 }
 
-/// The leaf that a Hugging Face parameter is part of.
+/// The leaf that a parameter is part of. The second factors of low-rank projections differ in shape and stand alone.
 fn leaf_name(name: &str) -> String {
     let mut key = name.to_owned();
+    if name.contains(".lora_B.") {
+        return key;
+    }
     for (member, leaf) in [("q_proj", "qkv_proj"), ("k_proj", "qkv_proj"), ("v_proj", "qkv_proj")] {
         key = key.replace(&format!(".{member}."), &format!(".{leaf}."));
     }
@@ -106,33 +108,40 @@ fn leaf_name(name: &str) -> String {
 
 /// A tensor that a product takes as a whole: one or more parameters stacked along the first dimension.
 #[derive(Debug)]
-pub struct Leaf {
-    /// Index in [`Parameters::leaves`] and [`Gradients::leaf_mut`].
-    pub index: usize,
+pub(super) struct Leaf {
     /// The values, which are those of the flat buffer.
-    pub values: Tensor,
+    pub(super) values: Tensor,
+    /// Its index in [`Gradients`]; absent = frozen.
+    trained: Option<usize>,
 }
 
-/// All parameters of a decoder.
+impl Leaf {
+    /// The same, without a gradient.
+    pub(super) fn frozen(self) -> Self {
+        Self { trained: None, ..self }
+    }
+}
+
+/// Parameters of a model, or of a low-rank adapter.
 #[derive(Debug)]
 pub struct Parameters {
-    layout: Layout,
+    layout: Arc<Layout>,
     flat: Tensor,
     leaves: Vec<Tensor>,
 }
 
 impl Parameters {
-    /// Parameters filled from `read`, which gives the row-major values of a Hugging Face parameter.
+    /// Parameters with the given names and shapes, filled from `read`, which gives row-major values.
     ///
     /// # Errors
     /// The error of `read`, or [`LearnerError::Shape`] when it gives another number of values.
     pub fn load(
-        config: &ModelConfig,
+        named: Vec<(String, Vec<usize>)>,
         kind: Kind,
         device: Device,
         read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
     ) -> Result<Self, LearnerError> {
-        let layout = Layout::new(config);
+        let layout = Layout::new(named);
         let flat = Tensor::zeros([layout.length], (kind, device));
         for slice in &layout.slices {
             let values = read(&slice.name)?;
@@ -143,22 +152,37 @@ impl Parameters {
             let mut target = flat.narrow(0, slice.elements.start, expected as i64);
             target.copy_(&Tensor::from_slice(&values));
         }
-        let leaves = layout.leaf_views(&flat);
-        Ok(Self { layout, flat, leaves })
+        Ok(Self::over(Arc::new(layout), flat))
+    }
+
+    fn over(layout: Arc<Layout>, flat: Tensor) -> Self {
+        Self { leaves: layout.leaf_views(&flat), layout, flat }
+    }
+
+    /// The same values rounded to another element type.
+    #[must_use]
+    pub fn rounded(&self, kind: Kind) -> Self {
+        Self::over(Arc::clone(&self.layout), self.flat.to_kind(kind))
+    }
+
+    /// The same buffer under another handle.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        Self::over(Arc::clone(&self.layout), self.flat.shallow_clone())
     }
 
     /// The leaf of that name (Hugging Face's, with `qkv_proj` and `gate_up_proj` for the stacked projections).
     ///
     /// # Panics
     /// When the architecture has no such leaf: a mistake in the model's code.
-    pub fn leaf(&self, name: &str) -> Leaf {
+    pub(super) fn leaf(&self, name: &str) -> Leaf {
         self.find(name).unwrap_or_else(|| panic!("the architecture has no parameter {name}"))
     }
 
     /// As [`Self::leaf`], for parameters that some architectures do not have.
-    #[must_use]
-    pub fn find(&self, name: &str) -> Option<Leaf> {
-        self.layout.by_name.get(name).map(|&index| Leaf { index, values: self.leaves[index].shallow_clone() })
+    pub(super) fn find(&self, name: &str) -> Option<Leaf> {
+        let index = *self.layout.by_name.get(name)?;
+        Some(Leaf { values: self.leaves[index].shallow_clone(), trained: Some(index) })
     }
 
     /// Every leaf, in layout order.
@@ -190,6 +214,11 @@ impl Parameters {
         Some(flat.narrow(0, slice.elements.start, length).view(slice.shape.as_slice()))
     }
 
+    /// Rows of a Hugging Face parameter.
+    pub(super) fn rows(&self, name: &str) -> i64 {
+        self.layout.slice(name).map_or(0, |slice| slice.shape[0])
+    }
+
     /// Values of a Hugging Face parameter, row-major float32.
     ///
     /// # Errors
@@ -209,8 +238,7 @@ impl Parameters {
     #[must_use]
     pub fn gradients(&self) -> Gradients {
         let flat = self.zeros_like();
-        let leaves = self.layout.leaf_views(&flat);
-        Gradients { flat, leaves }
+        Gradients { leaves: self.layout.leaf_views(&flat), flat }
     }
 }
 
@@ -232,9 +260,26 @@ impl Gradients {
         &self.flat
     }
 
-    /// The gradient of a leaf, to be added to in place.
-    pub fn leaf_mut(&mut self, index: usize) -> &mut Tensor {
-        &mut self.leaves[index]
+    /// The gradient of a leaf, to be added to in place; absent where the leaf is frozen.
+    pub(super) fn of(&mut self, leaf: &Leaf) -> Option<&mut Tensor> {
+        leaf.trained.map(|index| &mut self.leaves[index])
+    }
+
+    /// Adds `dyᵀ x` to the gradient of a leaf, unless it is frozen.
+    pub(super) fn add_product(&mut self, leaf: &Leaf, dy: &Tensor, x: &Tensor) {
+        let Some(gradient) = self.of(leaf) else { return };
+        if gradient.kind() == x.kind() {
+            let _ = gradient.addmm_(&dy.tr(), x);
+        } else {
+            *gradient += dy.tr().mm(x);
+        }
+    }
+
+    /// Adds the rows' sum to the gradient of a leaf, unless it is frozen.
+    pub(super) fn add_rows(&mut self, leaf: &Leaf, rows: &Tensor) {
+        if let Some(gradient) = self.of(leaf) {
+            *gradient += rows.sum_dim_intlist([0i64].as_slice(), false, gradient.kind());
+        }
     }
 
     /// Global 2-norm: the norm of the leaves' norms, as `torch.nn.utils.clip_grad_norm_`.

@@ -3,6 +3,8 @@
 use shared::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
+use super::kinds::wide;
+
 /// Cosines and sines for the positions of one forward pass.
 #[derive(Debug)]
 pub(super) struct Rotation {
@@ -42,7 +44,11 @@ impl Rotation {
     }
 
     fn turn(&self, x_TND: &Tensor, sin: &Tensor) {
-        let swapped = x_TND.roll([self.half].as_slice(), [-1i64].as_slice());
-        let _ = x_TND.shallow_clone().g_mul_(&self.cos).addcmul_(&swapped, sin);
+        let mut turned_TND = wide(x_TND);
+        let swapped = turned_TND.roll([self.half].as_slice(), [-1i64].as_slice());
+        let _ = turned_TND.g_mul_(&self.cos).addcmul_(&swapped, sin);
+        if turned_TND.kind() != x_TND.kind() {
+            x_TND.shallow_clone().copy_(&turned_TND);
+        }
     }
 }

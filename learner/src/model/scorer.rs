@@ -4,8 +4,10 @@ use shared::{Head, ModelConfig};
 use tch::Tensor;
 
 use super::{
-    parameters::{Gradients, Leaf, Parameters},
+    kinds::wide,
+    parameters::{Gradients, Leaf},
     trunk::Trunk,
+    weights::Weights,
 };
 use crate::{batch::Packed, error::LearnerError, host::to_host};
 
@@ -20,12 +22,6 @@ pub struct Scorer {
     head: Leaf,
 }
 
-impl AsRef<Parameters> for Scorer {
-    fn as_ref(&self) -> &Parameters {
-        self.parameters()
-    }
-}
-
 impl Scorer {
     /// The architecture with this head instead of its own.
     #[must_use]
@@ -33,11 +29,11 @@ impl Scorer {
         ModelConfig { head: Head::Score { labels: 1 }, ..config.clone() }
     }
 
-    /// A scorer over parameters of [`Self::config_of`] some architecture.
+    /// A scorer over weights of [`Self::config_of`] some architecture.
     #[must_use]
-    pub fn new(config: ModelConfig, parameters: Parameters) -> Self {
-        let head = parameters.leaf(SCORE);
-        Self { trunk: Trunk::new(config, parameters), head }
+    pub fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
+        let head = weights.leaf(SCORE);
+        Self { trunk: Trunk::new(config, weights, gradient_checkpointing), head }
     }
 
     /// The architecture.
@@ -46,10 +42,10 @@ impl Scorer {
         self.trunk.config()
     }
 
-    /// The parameters.
+    /// The weights.
     #[must_use]
-    pub fn parameters(&self) -> &Parameters {
-        self.trunk.parameters()
+    pub fn weights(&self) -> &Weights {
+        self.trunk.weights()
     }
 
     /// Scores of the given places of a batch, `[N]`, without gradients.
@@ -71,13 +67,13 @@ impl Scorer {
         let of_scores = gradient_of(&to_host(&self.project(hidden_NH))?);
         let gradient_N1 =
             Tensor::from_slice(&of_scores).to_kind(hidden_NH.kind()).to_device(hidden_NH.device()).unsqueeze(1);
-        let _ = gradients.leaf_mut(self.head.index).addmm_(&gradient_N1.tr(), hidden_NH);
-        let gradient_NH = gradient_N1.mm(&self.head.values);
+        gradients.add_product(&self.head, &gradient_N1, hidden_NH);
+        let gradient_NH = gradient_N1.mm(&wide(&self.head.values));
         self.trunk.backward(batch, positions_N, tape, &gradient_NH, gradients);
         Ok(())
     }
 
     fn project(&self, hidden_NH: &Tensor) -> Tensor {
-        hidden_NH.linear(&self.head.values, None::<Tensor>).squeeze_dim(1)
+        hidden_NH.linear(&wide(&self.head.values), None::<Tensor>).squeeze_dim(1)
     }
 }

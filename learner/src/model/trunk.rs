@@ -8,10 +8,12 @@ use tch::Tensor;
 
 use super::{
     attention::{Attention, AttentionTape},
+    kinds::{wide, wide_kind},
     mlp::Mlp,
     norm::RmsNorm,
-    parameters::{Gradients, Leaf, Parameters},
+    parameters::{Gradients, Leaf},
     rope::Rotation,
+    weights::Weights,
 };
 use crate::batch::{Packed, Tree};
 
@@ -38,12 +40,15 @@ struct LayerTape {
 }
 
 impl Layer {
-    fn forward(&self, x_TH: Tensor, trees: &[Tree], rotation: &Rotation) -> (Tensor, LayerTape) {
+    fn record(&self, x_TH: Tensor, trees: &[Tree], rotation: &Rotation) -> LayerTape {
         let normed_TH = self.input_norm.forward(&x_TH);
         let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotation);
-        let normed_TH = self.output_norm.forward(&middle_TH);
-        let (y_TH, gate_up) = self.mlp.forward_onto(&middle_TH, &normed_TH);
-        (y_TH, LayerTape { x_TH, attention, middle_TH, gate_up })
+        let gate_up = self.mlp.gate_up(&self.output_norm.forward(&middle_TH));
+        LayerTape { x_TH, attention, middle_TH, gate_up }
+    }
+
+    fn output(&self, tape: &LayerTape) -> Tensor {
+        self.mlp.output_onto(&tape.middle_TH, &tape.gate_up)
     }
 
     /// Adds the parameters' gradients, given that of the output, and returns that of the input.
@@ -65,12 +70,20 @@ impl Layer {
     }
 }
 
+/// What is kept of a layer between the passes.
+#[derive(Debug)]
+enum Kept {
+    Tape(LayerTape),
+    /// The layer's input, from which the backward pass makes the tape once more.
+    Input(Tensor),
+}
+
 /// A forward pass that can be differentiated.
 #[derive(Debug)]
 pub(super) struct Tape {
     rotation: Rotation,
-    layers: Vec<LayerTape>,
-    /// Hidden states of the selected positions before the final norm, `[N, H]`.
+    layers: Vec<Kept>,
+    /// Hidden states of the selected positions before the final norm, `[N, H]`, in float32 at least.
     selected_NH: Tensor,
     /// The same, normed.
     hidden_NH: Tensor,
@@ -83,44 +96,46 @@ impl Tape {
     }
 }
 
-/// Embedding, layers and final norm, with all parameters of the model that they are part of. Nothing here uses autograd.
+/// Embedding, layers and final norm, with all weights of the model that they are part of. Nothing here uses autograd.
 #[derive(Debug)]
 pub(super) struct Trunk {
     config: ModelConfig,
-    parameters: Parameters,
+    weights: Weights,
+    gradient_checkpointing: bool,
     layers: Vec<Layer>,
     norm: RmsNorm,
     embedding: Leaf,
 }
 
 impl Trunk {
-    pub(super) fn new(config: ModelConfig, parameters: Parameters) -> Self {
-        let norm = |name: &str| RmsNorm::new(&parameters, name, config.rms_norm_eps);
+    pub(super) fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
+        let norm = |name: &str| RmsNorm::new(&weights, name, config.rms_norm_eps);
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
                 input_norm: norm(&format!("model.layers.{i}.input_layernorm")),
-                attention: Attention::new(&config, &parameters, &format!("model.layers.{i}.self_attn")),
+                attention: Attention::new(&config, &weights, &format!("model.layers.{i}.self_attn")),
                 output_norm: norm(&format!("model.layers.{i}.post_attention_layernorm")),
-                mlp: Mlp::new(&parameters, &format!("model.layers.{i}.mlp")),
+                mlp: Mlp::new(&weights, &format!("model.layers.{i}.mlp")),
             })
             .collect();
-        Self { layers, norm: norm("model.norm"), embedding: parameters.leaf(EMBEDDING), config, parameters }
+        let (norm, embedding) = (norm("model.norm"), weights.leaf(EMBEDDING));
+        Self { layers, norm, embedding, config, weights, gradient_checkpointing }
     }
 
     pub(super) fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    pub(super) fn parameters(&self) -> &Parameters {
-        &self.parameters
+    pub(super) fn weights(&self) -> &Weights {
+        &self.weights
     }
 
-    /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`.
+    /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`, in float32 at least.
     pub(super) fn forward(&self, batch: &Packed, positions_N: &Tensor) -> Tensor {
         let rotation = self.rotation(batch);
-        let embedded_TH = self.embed(batch);
-        let x_TH = self.layers.iter().fold(embedded_TH, |x_TH, layer| layer.forward(x_TH, &batch.trees, &rotation).0);
-        self.norm.forward(&x_TH.index_select(0, positions_N))
+        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, &batch.trees, &rotation));
+        let x_TH = self.layers.iter().fold(self.embed(batch), through);
+        self.norm.forward(&wide(&x_TH.index_select(0, positions_N)))
     }
 
     /// As [`Self::forward`], to be followed by [`Self::backward`].
@@ -128,11 +143,11 @@ impl Trunk {
         let (rotation, mut x_TH) = (self.rotation(batch), self.embed(batch));
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let (y_TH, tape) = layer.forward(x_TH, &batch.trees, &rotation);
-            layers.push(tape);
-            x_TH = y_TH;
+            let tape = layer.record(x_TH, &batch.trees, &rotation);
+            x_TH = layer.output(&tape);
+            layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
         }
-        let selected_NH = x_TH.index_select(0, positions_N);
+        let selected_NH = wide(&x_TH.index_select(0, positions_N));
         let hidden_NH = self.norm.forward(&selected_NH);
         Tape { rotation, layers, selected_NH, hidden_NH }
     }
@@ -152,10 +167,17 @@ impl Trunk {
         let mut dx_TH = Tensor::zeros(shape, (d_selected_NH.kind(), d_selected_NH.device()));
         // Texts with the same stem have the place of their first token's prediction in common.
         let _ = dx_TH.index_add_(0, positions_N, &d_selected_NH);
-        for (layer, tape) in self.layers.iter().zip(layers).rev() {
+        let mut dx_TH = dx_TH.to_kind(self.embedding.values.kind());
+        for (layer, kept) in self.layers.iter().zip(layers).rev() {
+            let tape = match kept {
+                Kept::Tape(tape) => tape,
+                Kept::Input(x_TH) => layer.record(x_TH, &batch.trees, &rotation),
+            };
             dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotation, gradients);
         }
-        let _ = gradients.leaf_mut(self.embedding.index).index_add_(0, &batch.ids_T, &dx_TH);
+        if let Some(gradient) = gradients.of(&self.embedding) {
+            let _ = gradient.index_add_(0, &batch.ids_T, &wide(&dx_TH));
+        }
     }
 
     fn embed(&self, batch: &Packed) -> Tensor {
@@ -163,6 +185,7 @@ impl Trunk {
     }
 
     fn rotation(&self, batch: &Packed) -> Rotation {
-        Rotation::new(&self.config, &batch.places, self.embedding.values.kind(), self.embedding.values.device())
+        let (kind, device) = (self.embedding.values.kind(), self.embedding.values.device());
+        Rotation::new(&self.config, &batch.places, wide_kind(kind), device)
     }
 }

@@ -159,7 +159,7 @@ impl<'a> Epoch<'a> {
 
 /// Scores of answers at each of their ends.
 pub fn score(scorer: &Scorer, answers: &[Answer], budget: usize) -> Result<Ragged<f64>, LearnerError> {
-    let device = scorer.parameters().flat().device();
+    let device = scorer.weights().trained().flat().device();
     let mut found = Ragged::filled(0.0, answers.iter().map(|answer| answer.ends.len()));
     for items in pack(answers.iter().map(|answer| answer.tokens.len()), budget) {
         let batch = AnswerBatch::new(&items.iter().map(|&i| &answers[i]).collect::<Vec<_>>(), device);
@@ -185,7 +185,7 @@ pub fn loss_and_gradients(
     budget: usize,
     gradients: &mut Gradients,
 ) -> Result<f64, LearnerError> {
-    let device = scorer.parameters().flat().device();
+    let device = scorer.weights().trained().flat().device();
     let (count, mut sum) = (pairs.len() as f64, 0.0);
     for items in split_pairs(pairs, budget) {
         let answers: Vec<&Answer> = items.iter().flat_map(|&i| [&pairs[i].chosen, &pairs[i].rejected]).collect();

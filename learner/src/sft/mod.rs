@@ -108,11 +108,11 @@ pub fn loss_and_gradients(
     gradients: &mut Gradients,
 ) -> Result<f64, LearnerError> {
     let total: usize = rows.iter().map(|&r| sequences[r].completion.len()).sum();
-    let device = policy.parameters().flat().device();
+    let device = policy.device();
     let mut sum = Tensor::zeros([], (Kind::Double, device));
     for rows in split(sequences, rows, budget) {
         let micro = MicroBatch::new(sequences, &rows, device);
-        policy.differentiate(&micro, 1.0, Span::Run, gradients, &mut |_, stats| {
+        policy.differentiate(&micro, 1.0, Span::Token, gradients, &mut |_, stats| {
             sum += stats.logprobs_N.sum(Kind::Double);
             stats.logprobs_N.full_like(-1.0 / total as f64).into()
         });

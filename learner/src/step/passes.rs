@@ -94,7 +94,7 @@ impl Pass<'_> {
         // The weights of the correction go over whole rows of old log-probs, which here only just become known.
         let weights_unknown = self.inputs.importance.is_some() && self.reads_old_logprobs;
         let whole = self.objective.scope() == Scope::Completion || weights_unknown;
-        let span = if whole { Span::Whole } else { Span::Run };
+        let span = if whole { Span::Completion(&micro.tokens) } else { Span::Token };
         let (mut failure, mut values) = (None, TokenValues::default());
         let times = policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
             self.differentiate_run(micro, &run, stats, &mut values, totals).unwrap_or_else(|error| {
@@ -120,8 +120,11 @@ impl Pass<'_> {
     ) -> Result<TokenGradients, LearnerError> {
         values.logprobs.extend(to_host(&stats.logprobs_N)?);
         values.entropies.extend(to_host(&stats.entropies_N)?);
-        if self.reads_old_logprobs && values.logprobs.len() == micro.targets_N.numel() {
-            self.inputs.remember(&micro.rows, &values.logprobs);
+        if self.reads_old_logprobs {
+            let ends = |row: &usize| run.contains(&(micro.tokens[*row].end as i64 - 1));
+            for row in (0..micro.rows.len()).filter(ends) {
+                self.inputs.remember(&micro.rows[row..=row], &values.logprobs[micro.tokens[row].clone()]);
+            }
         }
         let tokens = self.tokens(&micro.rows, self.forward.device).slice(run);
         let found = self.objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens)?;
@@ -162,7 +165,7 @@ impl Pass<'_> {
             };
             let mut gradient_of = |run: Range<i64>, _: &TokenStats| fixed.slice(&run);
             self.metrics.times.passes +=
-                policy.differentiate(&micro, temperature, Span::Run, gradients, &mut gradient_of);
+                policy.differentiate(&micro, temperature, Span::Token, gradients, &mut gradient_of);
         }
         Ok(())
     }

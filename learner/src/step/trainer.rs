@@ -98,7 +98,7 @@ impl Trainer {
             truncation: Truncation::of(&config.sampling()),
             credit: CreditAssigner::from_config(config),
             keeps_gradient: false,
-            device: policy.parameters().flat().device(),
+            device: policy.device(),
             policy: Trained::new(policy, AdamWOptions::from_config(config), schedule),
             config: Arc::new(config.clone()),
             reference,
@@ -338,7 +338,7 @@ impl Trainer {
         let due = self.config.sync_ref_model && steps.is_multiple_of(self.config.ref_model_sync_steps);
         let Some(reference) = self.reference.as_ref().filter(|_| due) else { return };
         tch::no_grad(|| {
-            let mut flat = reference.parameters().flat().shallow_clone();
+            let mut flat = reference.weights().trained().flat().shallow_clone();
             let _ = flat.lerp_(self.policy.parameters().flat(), self.config.ref_model_mixup_alpha);
         });
     }

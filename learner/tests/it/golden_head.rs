@@ -1,6 +1,6 @@
 //! The head's log-probs, entropies and closed-form gradient against `logprob_entropy.json`.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use learner::{
     model::{Head, Span, Targets, TokenGradients},
@@ -31,7 +31,9 @@ fn golden_logprob_entropy() {
     for case in &cases {
         for (kind, tolerance) in [(Kind::Double, 1e-9), (Kind::Float, 1e-5)] {
             for chunk in [1, 3, 100] {
-                for span in [Span::Run, Span::Whole] {
+                for span in
+                    [Span::Token, Span::Completion(&completions(case["inputs"]["ids"].as_array().unwrap().len()))]
+                {
                     run(case, kind, tolerance, chunk, span);
                 }
             }
@@ -39,7 +41,12 @@ fn golden_logprob_entropy() {
     }
 }
 
-fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
+/// So many tokens as a completion of one and one of the rest.
+fn completions(tokens: usize) -> [Range<usize>; 2] {
+    [0..1, 1..tokens]
+}
+
+fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span<'_>) {
     let (inputs, expected) = (&case["inputs"], &case["expected"]);
     let temperature = case["params"]["temperature"].as_f64().unwrap();
     let rows: Vec<f64> = inputs["logits"].as_array().unwrap().iter().flat_map(numbers).collect();
@@ -58,7 +65,7 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span) {
 
     let weights_N = Tensor::from_slice(&numbers(&inputs["weights"]));
     let mut weight_gradient = Tensor::zeros([vocabulary, vocabulary], (kind, Device::Cpu));
-    let gradient = head.differentiate(&logits_NV, &targets, span, &mut weight_gradient, &mut |run, _| {
+    let gradient = head.differentiate(&logits_NV, &targets, span, Some(&mut weight_gradient), &mut |run, _| {
         TokenGradients::from(weights_N.shallow_clone()).slice(&run)
     });
     let gradients: Vec<f64> =
@@ -158,16 +165,35 @@ fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
         let expected = Tensor::run_backward(&[loss], &[&hidden, &weight], false, false);
 
         for chunk in [2, 100] {
-            for span in [Span::Run, Span::Whole] {
+            for span in [Span::Token, Span::Completion(&completions(ids_N.numel()))] {
                 let head = Head::with_chunk(&weight_VH, chunk);
                 let targets = Targets { ids_N: &ids_N, temperature, supports };
                 let mut found_VH = weight_VH.zeros_like();
-                let found_NH = head
-                    .differentiate(&hidden_NH, &targets, span, &mut found_VH, &mut |run, _| gradients().slice(&run));
+                let found_NH = head.differentiate(&hidden_NH, &targets, span, Some(&mut found_VH), &mut |run, _| {
+                    gradients().slice(&run)
+                });
                 for (found, expected) in [(found_NH, &expected[0]), (found_VH, &expected[1])] {
                     assert!((found - expected).abs().max().double_value(&[]) < 1e-12);
                 }
             }
         }
     }
+}
+
+#[test]
+fn a_completion_is_seen_at_once_and_what_fits_is_projected_once() {
+    let head = Head::with_chunk(&Tensor::eye(4, (Kind::Double, Device::Cpu)), 3);
+    let (hidden_NH, ids_N) =
+        (Tensor::zeros([9, 4], (Kind::Double, Device::Cpu)), Tensor::zeros([9], (Kind::Int64, Device::Cpu)));
+    let targets = Targets { ids_N: &ids_N, temperature: 1.0, supports: None };
+    let seen = |span| {
+        let mut runs = Vec::new();
+        let _ = head.differentiate(&hidden_NH, &targets, span, None, &mut |run, stats| {
+            runs.push(run);
+            stats.logprobs_N.zeros_like().into()
+        });
+        runs
+    };
+    assert_eq!(seen(Span::Token), [0..3, 3..6, 6..9]);
+    assert_eq!(seen(Span::Completion(&[0..2, 2..3, 3..7, 7..9])), [0..3, 3..7, 7..9]);
 }

@@ -189,7 +189,7 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
     let objective = Objective::from_config(&config);
     let betas = numbers(&hyper["betas"]);
     let mut optimizer = AdamW::new(
-        decoder.parameters(),
+        decoder.weights().trained(),
         AdamWOptions {
             betas: (betas[0], betas[1]),
             eps: number("eps"),
@@ -197,7 +197,7 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
             max_grad_norm: number("max_grad_norm"),
         },
     );
-    let mut gradients = decoder.parameters().gradients();
+    let mut gradients = decoder.weights().trained().gradients();
     for step in expected["training"].as_array().unwrap() {
         gradients.zero();
         let (mut loss, mut kl_sum, mut clipped, mut logps) = (0.0, 0.0, 0, vec![Vec::new(); rows.len()]);
@@ -216,7 +216,7 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
                 entropy_weights_N: Tensor::from_slice(&batch.per_token(|r| weights.entropies[r])),
             };
             let mut found = Vec::new();
-            decoder.differentiate(&batch, number("temperature"), Span::Run, &mut gradients, &mut |run, stats| {
+            decoder.differentiate(&batch, number("temperature"), Span::Token, &mut gradients, &mut |run, stats| {
                 found.extend(Vec::<f64>::try_from(stats.logprobs_N.to_kind(Kind::Double)).unwrap());
                 let result =
                     objective.differentiate(&stats.logprobs_N, &stats.entropies_N, &tokens.slice(&run)).unwrap();
@@ -242,18 +242,18 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
         assert_close("kl", &[kl_sum / tokens], &[step["kl_token_mean"].as_f64().unwrap()], LOSS_TOLERANCE);
         assert_eq!(Some(clipped as u64), step["clipped_tokens"].as_u64());
         for (name, norm) in step["grad_l2_per_tensor"].as_object().unwrap() {
-            let slice = decoder.parameters().slice_of(gradients.flat(), name).unwrap();
+            let slice = decoder.weights().trained().slice_of(gradients.flat(), name).unwrap();
             let (found, norm) = (slice.norm().double_value(&[]), norm.as_f64().unwrap());
             assert!((found - norm).abs() <= 1e-4 * norm.max(1e-3), "gradient norm of {name}: {found}, expected {norm}");
         }
         let norm = step["grad_norm_before_clip"].as_f64().unwrap();
-        let grad_norm = optimizer.update(decoder.parameters(), &gradients, number("lr"));
+        let grad_norm = optimizer.update(decoder.weights().trained(), &gradients, number("lr"));
         assert!((grad_norm - norm).abs() <= NORM_TOLERANCE * norm, "{grad_norm} is not {norm}");
         for (name, after) in step["weights_after"].as_object().unwrap() {
             // A tied head is listed under both of its names.
             let tied = decoder.config().tie_word_embeddings && name == "lm_head.weight";
             let name = if tied { "model.embed_tokens.weight" } else { name.as_str() };
-            let values = decoder.parameters().read_f32(name).unwrap();
+            let values = decoder.weights().trained().read_f32(name).unwrap();
             let found: Vec<f64> = numbers(&after["index"]).iter().map(|&i| f64::from(values[i as usize])).collect();
             assert_close(name, &found, &numbers(&after["value"]), tolerance);
         }
@@ -267,10 +267,10 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
 
 fn compare_weights(decoder: &Decoder, file: &Path, tolerance: f64) {
     let saved = Tensor::read_safetensors(file).unwrap();
-    assert_eq!(saved.len(), decoder.parameters().named().count());
+    assert_eq!(saved.len(), decoder.weights().trained().named().count());
     let mut outliers = 0;
     for (name, tensor) in saved {
-        let own = decoder.parameters().slice_of(decoder.parameters().flat(), &name).unwrap();
+        let own = decoder.weights().trained().slice_of(decoder.weights().trained().flat(), &name).unwrap();
         let differences = (own - tensor).abs();
         let largest = differences.max().double_value(&[]);
         assert!(largest <= tolerance, "{name} differs by {largest}");

@@ -2,6 +2,7 @@
 
 use learner::{
     model::{LoadOptions, load},
+    replay::cosine,
     step::{StepBatch, TrainedStep, Trainer},
 };
 use proptest::prelude::*;
@@ -29,11 +30,12 @@ fn config() -> TrainConfig {
 fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, TrainedStep) {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
-    let options = LoadOptions { kind, ..LoadOptions::default() };
+    let gradient_checkpointing = config.gradient_checkpointing;
+    let options = LoadOptions { kind, gradient_checkpointing, ..LoadOptions::default() };
     // Another model of the same shape would do; this one is the policy after a few steps.
     let reference = (config.beta != 0.0).then(|| {
         let reference = load(&model, LoadOptions { trainable: false, ..options }).unwrap();
-        let _ = reference.parameters().flat().shallow_clone().g_mul_scalar_(0.98);
+        let _ = reference.weights().trained().flat().shallow_clone().g_mul_scalar_(0.98);
         reference
     });
     let mut trainer = Trainer::new(config, load(&model, options).unwrap(), reference).unwrap();
@@ -213,5 +215,36 @@ fn accumulation_changes_nothing() {
     assert!(
         distance(&of(Bnpo, Token, 1), &of(Bnpo, Token, 12), f64::MIN_POSITIVE) > 1e-3,
         "bnpo is defined by the minibatch"
+    );
+}
+
+#[test]
+fn gradient_checkpointing_changes_no_bit() {
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let kept = TrainConfig { beta: 0.05, ..config() };
+        let again = TrainConfig { gradient_checkpointing: true, ..kept.clone() };
+        let groups = groups(&kept, 5);
+        let [a, b] = [kept, again].map(|config| step(&config, &groups, kind));
+        assert_eq!(a.1.metrics.losses, b.1.metrics.losses);
+        assert!(a.0.policy().parameters().flat().equal(b.0.policy().parameters().flat()), "{kind:?}");
+    }
+}
+
+/// Layers in bfloat16: the gradient is that of float32 but for rounding, and what the passes read is the float32 copy rounded.
+#[test]
+fn in_bfloat16_a_float32_copy_is_trained() {
+    let config = TrainConfig { num_iterations: 1, gradient_accumulation_steps: 4, ..config() };
+    let groups = groups(&config, 5);
+    let [(wide, _), (narrow, _)] = [Kind::Float, Kind::BFloat16].map(|kind| step(&config, &groups, kind));
+    let angle = cosine(wide.policy().gradients().flat(), narrow.policy().gradients().flat()).unwrap();
+    assert!((0.998..0.999_999).contains(&angle), "{angle}");
+    let weights = narrow.policy().model().weights();
+    let (read, trained) = (weights.base().flat(), weights.trained().flat());
+    assert_eq!((read.kind(), trained.kind()), (Kind::BFloat16, Kind::Float));
+    assert!(read.equal(&trained.to_kind(Kind::BFloat16)));
+    let moved = trained - wide.policy().parameters().flat();
+    assert!(
+        moved.abs().max().double_value(&[]) < 2.5 * config.learning_rate,
+        "AdamW moves a weight by its rate at most"
     );
 }

@@ -334,9 +334,9 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
         }
         Publisher::new(run_dir.clone(), base)
     };
-    let saved = publisher(Dtype::Fp32).publish(version, policy.parameters()).unwrap();
+    let saved = publisher(Dtype::Fp32).publish(version, policy.weights().trained()).unwrap();
     let dtype_after = |dtype: Dtype| {
-        publisher(dtype).rewind(version, Some(&saved), policy.parameters()).unwrap();
+        publisher(dtype).rewind(version, Some(&saved), policy.weights().trained()).unwrap();
         WeightManifest::read(&run_dir.version(version)).unwrap().tensor("model.embed_tokens.weight").unwrap().dtype
     };
     assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);

@@ -25,7 +25,7 @@ fn golden(name: &str) -> ModelDir {
 /// A scorer with a head that is not 0.
 fn scorer(name: &str) -> Scorer {
     let scorer = load_scorer(&golden(name), double()).unwrap();
-    let mut head = scorer.parameters().slice_of(scorer.parameters().flat(), SCORE).unwrap();
+    let mut head = scorer.weights().trained().slice_of(scorer.weights().trained().flat(), SCORE).unwrap();
     assert_eq!(head.abs().max().double_value(&[]), 0.0, "the head of a language model's directory starts at 0");
     let values: Vec<f64> = (0..head.numel()).map(|i| (i as f64 * 0.37).sin()).collect();
     head.copy_(&Tensor::from_slice(&values).view_as(&head));
@@ -51,8 +51,8 @@ fn a_scorer_sees_the_hidden_states_of_the_language_model() {
         let scorer = load_scorer(&golden(name), double()).unwrap();
         // With a row of the language-model head as its head, a score is that token's logit.
         let key = if decoder.config().tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
-        let head_VH = decoder.parameters().slice_of(decoder.parameters().flat(), key).unwrap();
-        let mut own = scorer.parameters().slice_of(scorer.parameters().flat(), SCORE).unwrap();
+        let head_VH = decoder.weights().trained().slice_of(decoder.weights().trained().flat(), key).unwrap();
+        let mut own = scorer.weights().trained().slice_of(scorer.weights().trained().flat(), SCORE).unwrap();
         own.copy_(&head_VH.narrow(0, 17, 1));
         let mut packer = Packer::default();
         packer.stem(&[3, 99, 411]);
@@ -72,10 +72,10 @@ fn gradients_are_derivatives_and_do_not_depend_on_the_split() {
     let scorer = scorer("qwen2");
     let pairs = pairs();
     let all: Vec<&Pair> = pairs.iter().collect();
-    let mut gradients = scorer.parameters().gradients();
+    let mut gradients = scorer.weights().trained().gradients();
     let loss = loss_and_gradients(&scorer, &all, 1 << 20, &mut gradients).unwrap();
     assert!((loss - rank(&scorer, &pairs, 1 << 20).unwrap().loss).abs() < 1e-12);
-    let mut split = scorer.parameters().gradients();
+    let mut split = scorer.weights().trained().gradients();
     let again = loss_and_gradients(&scorer, &all, 1, &mut split).unwrap();
     assert!((loss - again).abs() < 1e-12);
     let difference = (gradients.flat() - split.flat()).abs().max().double_value(&[]);
@@ -83,8 +83,9 @@ fn gradients_are_derivatives_and_do_not_depend_on_the_split() {
     for name in
         [SCORE, "model.norm.weight", "model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.up_proj.weight"]
     {
-        let values = scorer.parameters().slice_of(scorer.parameters().flat(), name).unwrap().reshape([-1]);
-        let gradient = scorer.parameters().slice_of(gradients.flat(), name).unwrap().reshape([-1]);
+        let values =
+            scorer.weights().trained().slice_of(scorer.weights().trained().flat(), name).unwrap().reshape([-1]);
+        let gradient = scorer.weights().trained().slice_of(gradients.flat(), name).unwrap().reshape([-1]);
         let at = gradient.abs().argmax(0, false).int64_value(&[]);
         let shifted = |by: f64| {
             let _ = values.get(at).g_add_scalar_(by);

@@ -197,7 +197,7 @@ fn a_loss_that_is_not_finite_skips_the_update() {
     let model = ModelDir::open(&config.model).unwrap();
     let policy = load(&model, LoadOptions::default()).unwrap();
     let name = "model.norm.weight";
-    let _ = policy.parameters().slice_of(policy.parameters().flat(), name).unwrap().fill_(f64::NAN);
+    let _ = policy.weights().trained().slice_of(policy.weights().trained().flat(), name).unwrap().fill_(f64::NAN);
     let mut trainer = Trainer::new(&config, policy, None).unwrap();
     let before = trainer.policy().parameters().read_f32("model.embed_tokens.weight").unwrap();
     let groups = support::groups(&config, 3);
@@ -295,12 +295,12 @@ fn the_reference_follows_the_policy() {
     let start = flat(trainer.policy().parameters());
     let groups = support::groups(&config, 3);
     for step in 0..2 {
-        let before = flat(trainer.moving_reference().unwrap().parameters());
+        let before = flat(trainer.moving_reference().unwrap().weights().trained());
         assert_eq!(largest_difference(&before, &start), 0.0);
         trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), step).unwrap();
     }
     let expected = &start * 0.4 + flat(trainer.policy().parameters()) * 0.6;
-    assert!(largest_difference(&flat(trainer.moving_reference().unwrap().parameters()), &expected) < 1e-12);
+    assert!(largest_difference(&flat(trainer.moving_reference().unwrap().weights().trained()), &expected) < 1e-12);
     assert!(largest_difference(&expected, &start) > 1e-3);
 }
 

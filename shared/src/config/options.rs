@@ -110,6 +110,16 @@ options! {
         micro_batch_tokens: u32 = 2048, at_least(1.0);
     }
 
+    "Memory of the learner" {
+        /// Keep each layer's input alone and compute the layer again on the way back: activations take a small part of
+        /// the memory, a step about a third more time, and the result is the same bit for bit. TRL's default is true.
+        gradient_checkpointing: bool = false, trl, keeps_results;
+        /// Compute the learner's layers in bfloat16, with float32 copies of what is trained; norms, softmax, loss and the
+        /// language-model head stay in float32. Faster where the processor multiplies bfloat16 (AMX, AVX-512 BF16, GPUs);
+        /// the sampler gets the rounded weights. TRL's default is true.
+        bf16: bool = false, trl;
+    }
+
     "Advantages" {
         /// How rewards become advantages.
         advantage_estimator: AdvantageEstimator = AdvantageEstimator::Grpo,

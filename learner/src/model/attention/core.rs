@@ -5,9 +5,12 @@
 //! part but the joined output and log-sum-exp. So a stem's keys and values are never copied, and their gradients come from
 //! all branches at once.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use super::part::{Mask, Part, part, part_backward};
+use super::{
+    super::kinds::wide_kind,
+    part::{Mask, Part, part, part_backward},
+};
 use crate::batch::Tree;
 
 /// Attention's output, with what its derivative needs.
@@ -23,9 +26,8 @@ pub(super) struct Attended {
 /// mixed values.
 pub(super) fn attend(qkv: [&Tensor; 3], trees: &[Tree]) -> Attended {
     let q_TND = qkv[0];
-    let kind = if q_TND.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     let out_TND = Tensor::empty(q_TND.size(), (q_TND.kind(), q_TND.device()));
-    let lse_TN = Tensor::empty(&q_TND.size()[..2], (kind, q_TND.device()));
+    let lse_TN = Tensor::empty(&q_TND.size()[..2], (wide_kind(q_TND.kind()), q_TND.device()));
     for tree in trees {
         for block in Block::own(tree) {
             let own = part(qkv.map(|x| block.view(x)), Mask::Causal);

@@ -7,12 +7,7 @@ use shared::{Architecture, ModelConfig};
 use tch::Tensor;
 
 use self::core::{Attended, attend, attend_backward};
-use super::{
-    linear::Linear,
-    norm::RmsNorm,
-    parameters::{Gradients, Parameters},
-    rope::Rotation,
-};
+use super::{linear::Linear, norm::RmsNorm, parameters::Gradients, rope::Rotation, weights::Weights};
 use crate::batch::Tree;
 
 /// Self-attention of one layer.
@@ -39,11 +34,11 @@ pub(super) struct AttentionTape {
 
 impl Attention {
     /// The leaves below `{name}.`.
-    pub(super) fn new(config: &ModelConfig, parameters: &Parameters, name: &str) -> Self {
-        let norm = |which: &str| RmsNorm::new(parameters, &format!("{name}.{which}"), config.rms_norm_eps);
+    pub(super) fn new(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
+        let norm = |which: &str| RmsNorm::new(weights, &format!("{name}.{which}"), config.rms_norm_eps);
         Self {
-            qkv: Linear::new(parameters, &format!("{name}.qkv_proj")),
-            output: Linear::new(parameters, &format!("{name}.o_proj")),
+            qkv: Linear::stacked(weights, name, "qkv_proj", &["q_proj", "k_proj", "v_proj"]),
+            output: Linear::new(weights, name, "o_proj"),
             head_norms: (config.architecture == Architecture::Qwen3).then(|| (norm("q_norm"), norm("k_norm"))),
             query_heads: config.num_attention_heads as i64,
             key_heads: config.num_key_value_heads as i64,
