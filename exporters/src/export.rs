@@ -108,6 +108,7 @@ pub(crate) fn fill<'a>(
         data_blake3,
         model_blake3: blake3::hash(graph).to_hex().to_string(),
         tensors: tensors.to_vec(),
+        adapter: None,
     };
     manifest.write(dir)?;
     Ok(manifest)

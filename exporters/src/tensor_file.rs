@@ -84,6 +84,11 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
     unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))
 }
 
+/// blake3 of a file's content, in hex.
+pub(crate) fn hash(content: &[u8]) -> String {
+    blake3::Hasher::new().update_rayon(content).finalize().to_hex().to_string()
+}
+
 /// Buffers that transformers once saved and now computes.
 pub(crate) fn is_inverse_frequencies(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")

@@ -8,7 +8,7 @@ use shared::{
     manifest::{DATA_FILE, MODEL_FILE},
 };
 
-use crate::{ExportError, SourceError, export, layout::Values, tensor_file, values};
+use crate::{Adapter, ExportError, SourceError, export, layout::Values, tensor_file, values};
 
 /// Gives the fp32 values of a parameter by its Hugging Face name, row-major.
 pub type TensorSource<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>;
@@ -59,21 +59,25 @@ pub struct VersionDir {
     manifest: WeightManifest,
     graph: Vec<u8>,
     data: Mmap,
+    adapter: Option<Adapter>,
 }
 
 impl VersionDir {
-    /// Opens a folder and checks that its parts belong together; the weights themselves are mapped, not read.
+    /// Opens a folder and checks that its parts belong together; the weights themselves are mapped, not read, but for those of
+    /// an adapter.
     ///
     /// # Errors
-    /// A missing or damaged manifest, graph or data file, by name.
+    /// A missing or damaged manifest, graph, data file or adapter, by name.
     pub fn open(dir: &Path) -> Result<Self, ExportError> {
         let manifest = WeightManifest::read(dir)?;
-        let model_path = dir.join(MODEL_FILE);
+        let export = manifest.export_dir(dir);
+        let model_path = export.join(MODEL_FILE);
         let graph = fs::read(&model_path).map_err(|e| ExportError::io(&model_path, e))?;
         if blake3::hash(&graph).to_hex().as_str() != manifest.model_blake3 {
             return Err(ExportError::content(&model_path, "is not the graph that the manifest was written for"));
         }
-        Ok(Self { manifest, graph, data: tensor_file::map(&dir.join(DATA_FILE))? })
+        let (data, adapter) = (tensor_file::map(&export.join(DATA_FILE))?, Adapter::of_version(dir, &manifest)?);
+        Ok(Self { manifest, graph, data, adapter })
     }
 
     /// The manifest.
@@ -82,21 +86,24 @@ impl VersionDir {
         &self.manifest
     }
 
-    /// The values of a tensor, row-major.
+    /// The values of a tensor, row-major, with what an adapter adds to it.
     ///
     /// # Errors
     /// An unknown name.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, ExportError> {
         let unknown = || ExportError::values(name, "the manifest has no tensor of that name");
         let tensor = self.manifest.tensor(name).ok_or_else(unknown)?;
-        Ok(values::decode(self.bytes(tensor), tensor.dtype))
+        let values = values::decode(self.bytes(tensor), tensor.dtype);
+        Ok(match &self.adapter {
+            Some(adapter) => adapter.merged(name, values),
+            None => values,
+        })
     }
 
     /// Whether the weights are, bit for bit, those the manifest was written for; reads all of them.
     #[must_use]
     pub fn is_intact(&self) -> bool {
-        let hash = blake3::Hasher::new().update_rayon(&self.data).finalize();
-        hash.to_hex().as_str() == self.manifest.data_blake3
+        tensor_file::hash(&self.data) == self.manifest.data_blake3
     }
 
     pub(crate) fn bytes(&self, tensor: &TensorEntry) -> &[u8] {

@@ -1,7 +1,10 @@
 //! The weight manifest: what lies where in `weights.data`, so that a new version can be written without touching the
 //! graph.
 
-use std::{fmt, fs, path::Path};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +22,8 @@ pub const DATA_FILE: &str = "weights.data";
 pub const MANIFEST_FILE: &str = "manifest.json";
 /// Version of the manifest's own format.
 pub const MANIFEST_FORMAT: u32 = 1;
+/// The same, of a version that is an adapter on an export: programs that know no adapters refuse it.
+pub const ADAPTER_FORMAT: u32 = 2;
 
 /// Element type of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,10 +86,20 @@ pub struct TensorEntry {
     pub length: u64,
 }
 
-/// Description of one version directory.
+/// What makes a version of an export.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterEntry {
+    /// Folder of the export.
+    pub base: PathBuf,
+    /// blake3 of `adapter_model.safetensors` beside the manifest, in hex.
+    pub blake3: String,
+}
+
+/// Description of one version directory: of `model.onnx` and `weights.data` in it, or of those of an export elsewhere and
+/// an adapter (`adapter_config.json` and `adapter_model.safetensors`) that is to be added to them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightManifest {
-    /// [`MANIFEST_FORMAT`].
+    /// [`MANIFEST_FORMAT`], with an adapter [`ADAPTER_FORMAT`].
     pub format: u32,
     /// The version these weights are; 0 for an export.
     pub version: PolicyVersion,
@@ -96,6 +111,9 @@ pub struct WeightManifest {
     pub model_blake3: String,
     /// Every tensor, by ascending offset.
     pub tensors: Vec<TensorEntry>,
+    /// The adapter; graph and data are then those of its base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterEntry>,
 }
 
 /// A manifest that cannot be used.
@@ -126,7 +144,8 @@ fn refused(file: &Path, message: String) -> ManifestError {
 }
 
 impl WeightManifest {
-    /// Reads `dir/manifest.json` and checks that `weights.data` has the length it states.
+    /// Reads `dir/manifest.json` and checks that `weights.data` has the length it states and that a base is the one that the
+    /// adapter was made for.
     ///
     /// # Errors
     /// A [`ManifestError`] that names the file.
@@ -135,18 +154,43 @@ impl WeightManifest {
         let text = fs::read(&path).map_err(named(&path))?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|e| refused(&path, format!("not a weight manifest: {e}")))?;
-        let found = manifest.format;
-        if found != MANIFEST_FORMAT {
-            let words = format!("manifest format {found} is not the format {MANIFEST_FORMAT} of this program");
+        let (found, known) = (manifest.format, manifest.own_format());
+        if found != known {
+            let words = format!("manifest format {found} is not the format {known} of this program");
             return Err(refused(&path, format!("{words}; export the model again")));
         }
-        let data = dir.join(DATA_FILE);
+        if let Some(AdapterEntry { base, .. }) = &manifest.adapter {
+            let export = Self::read(base)?;
+            if export.adapter.is_some() || export.data_blake3 != manifest.data_blake3 {
+                let base = base.display();
+                return Err(refused(&path, format!("is of an adapter for other weights than those in {base}")));
+            }
+        }
+        let data = manifest.export_dir(dir).join(DATA_FILE);
         let (length, stated) = (fs::metadata(&data).map_err(named(&data))?.len(), manifest.data_length);
         if length != stated {
             return Err(refused(&data, format!("is {length} bytes long, the manifest says {stated}")));
         }
         manifest.check_entries(&path)?;
         Ok(manifest)
+    }
+
+    /// The format that a manifest of this content has.
+    fn own_format(&self) -> u32 {
+        if self.adapter.is_some() { ADAPTER_FORMAT } else { MANIFEST_FORMAT }
+    }
+
+    /// The folder of graph and data: that of the manifest, `dir`, or the base of its adapter.
+    #[must_use]
+    pub fn export_dir<'a>(&'a self, dir: &'a Path) -> &'a Path {
+        self.adapter.as_ref().map_or(dir, |adapter| &adapter.base)
+    }
+
+    /// This manifest for a version that adds an adapter to its export, which lies in `dir`.
+    #[must_use]
+    pub fn with_adapter(self, dir: &Path, version: PolicyVersion, blake3: String) -> Self {
+        let base = self.export_dir(dir).to_path_buf();
+        Self { format: ADAPTER_FORMAT, version, adapter: Some(AdapterEntry { base, blake3 }), ..self }
     }
 
     /// A reader may map any entry: each must lie inside the file, after the one before it, and have the length that
@@ -182,9 +226,13 @@ impl WeightManifest {
     /// Whether the parameters are, by name and shape, those of a model with this configuration.
     #[must_use]
     pub fn is_of(&self, config: &ModelConfig) -> bool {
+        self.parameters().eq(config.parameters())
+    }
+
+    /// Names and shapes of the parameters, as [`ModelConfig::parameters`] gives them.
+    pub fn parameters(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         let stored = self.tensors.iter().filter(|t| t.role == TensorRole::Parameter);
-        let stored = stored.map(|t| (t.name.clone(), t.shape.iter().map(|&n| n as usize).collect()));
-        stored.eq(config.parameters())
+        stored.map(|t| (t.name.clone(), t.shape.iter().map(|&n| n as usize).collect()))
     }
 
     /// The tensor of that name.
@@ -220,6 +268,7 @@ mod tests {
             data_blake3: String::new(),
             model_blake3: String::new(),
             tensors: vec![entry("a", &[2], 0), entry("b", &[2, 3], 4096)],
+            adapter: None,
         };
         fs::write(dir.path().join(DATA_FILE), vec![0; 4096 + 24]).unwrap();
         spoil(&mut manifest);
@@ -251,6 +300,40 @@ mod tests {
             let error = read_spoilt(spoil).unwrap_err();
             assert!(error.contains("manifest.json: the entry of tensor b"), "{error}");
         }
+    }
+
+    #[test]
+    fn an_adapter_has_graph_and_data_of_its_base_and_a_format_of_its_own() {
+        let run = tempfile::tempdir().unwrap();
+        let [base, version] = ["base", "v1"].map(|name| run.path().join(name));
+        fs::create_dir(&base).unwrap();
+        fs::create_dir(&version).unwrap();
+        fs::write(base.join(DATA_FILE), [0; 8]).unwrap();
+        let mut export = WeightManifest {
+            format: MANIFEST_FORMAT,
+            version: PolicyVersion(0),
+            data_length: 8,
+            data_blake3: "of the base".into(),
+            model_blake3: String::new(),
+            tensors: vec![entry("a", &[2], 0)],
+            adapter: None,
+        };
+        export.write(&base).unwrap();
+        let adapter = export.clone().with_adapter(&base, PolicyVersion(1), "of the adapter".into());
+        adapter.write(&version).unwrap();
+        let read = WeightManifest::read(&version).unwrap();
+        assert_eq!((&read, read.format, read.version), (&adapter, 2, PolicyVersion(1)));
+        assert_eq!((read.export_dir(&version), export.export_dir(&base)), (&*base, &*base));
+        // The base of a version that is made from another one is the export all the same.
+        assert_eq!(read.with_adapter(&version, PolicyVersion(2), String::new()).export_dir(&version), base);
+
+        export.data_blake3 = "of another".into();
+        export.write(&base).unwrap();
+        let error = WeightManifest::read(&version).unwrap_err().to_string();
+        assert!(error.contains("v1/manifest.json: is of an adapter for other weights than those in"), "{error}");
+        fs::remove_dir_all(&base).unwrap();
+        let error = WeightManifest::read(&version).unwrap_err().to_string();
+        assert!(error.contains("base/manifest.json"), "{error}");
     }
 
     #[test]

@@ -2,10 +2,13 @@
 
 use std::{collections::HashMap, path::Path};
 
-use shared::ModelConfig;
+use shared::WeightManifest;
 
 use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY, LowRank};
-use crate::{ExportError, tensor_file::TensorFile};
+use crate::{
+    ExportError,
+    tensor_file::{self, TensorFile},
+};
 
 /// A LoRA adapter in memory, in fp32.
 #[derive(Debug, Clone)]
@@ -17,12 +20,12 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Reads a PEFT directory for a base of this configuration.
+    /// Reads a PEFT directory for a base with these parameters.
     ///
     /// # Errors
     /// What [`AdapterConfig::read`] refuses; a broken file; a tensor that is missing, unknown, of another shape or of another
     /// element type than fp32, fp16 or bf16 (by name).
-    pub fn open(dir: &Path, model: &ModelConfig) -> Result<Self, ExportError> {
+    pub fn open(dir: &Path, parameters: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self, ExportError> {
         let mut config = AdapterConfig::read(dir)?;
         let path = dir.join(ADAPTER_WEIGHTS_FILE);
         let refused = |message: String| ExportError::content(&path, message);
@@ -44,7 +47,7 @@ impl Adapter {
             )))
         };
         let mut updates = HashMap::new();
-        for (module, [outputs, inputs]) in config.modules(model.parameters())? {
+        for (module, [outputs, inputs]) in config.modules(parameters)? {
             let [a, b] = AdapterConfig::tensor_names(&module);
             let (a, b) = (take(&a, [config.r, inputs])?, take(&b, [outputs, config.r])?);
             updates.insert(module, LowRank { scaling: config.scaling() as f32, a, b, r: config.r });
@@ -52,8 +55,23 @@ impl Adapter {
         if let Some(extra) = stored.keys().min() {
             return Err(refused(format!("has a tensor {extra} that adapter_config.json does not ask for")));
         }
-        let blake3 = blake3::Hasher::new().update_rayon(&file.map).finalize().to_hex().to_string();
-        Ok(Self { config, blake3, updates })
+        Ok(Self { config, blake3: tensor_file::hash(&file.map), updates })
+    }
+
+    /// The adapter of a version directory, if it is one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or another adapter than the manifest was written for.
+    pub fn of_version(dir: &Path, manifest: &WeightManifest) -> Result<Option<Self>, ExportError> {
+        let Some(entry) = &manifest.adapter else {
+            return Ok(None);
+        };
+        let adapter = Self::open(dir, manifest.parameters())?;
+        if adapter.blake3 != entry.blake3 {
+            let message = "is not the adapter that the manifest was written for";
+            return Err(ExportError::content(&dir.join(ADAPTER_WEIGHTS_FILE), message));
+        }
+        Ok(Some(adapter))
     }
 
     /// What the adapter is.

@@ -2,7 +2,8 @@
 //! `adapter_model.safetensors`, with PEFT's names, shapes and meaning.
 //!
 //! [`AdapterConfig`] is what the first file says and which tensors follow from it, [`Adapter`] an opened directory, and
-//! [`LowRank`] what it adds to one linear layer. [`fill_adapter`] writes a directory.
+//! [`LowRank`] what it adds to one linear layer. [`fill_adapter`] writes a directory, [`write_adapter_version`] one that is a
+//! policy version.
 
 mod adapter;
 mod config;
@@ -12,7 +13,7 @@ mod write;
 pub use adapter::Adapter;
 pub use config::AdapterConfig;
 pub use low_rank::LowRank;
-pub use write::fill_adapter;
+pub use write::{fill_adapter, fill_adapter_version, write_adapter_version};
 
 /// File name of the tensors in a PEFT directory.
 pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";

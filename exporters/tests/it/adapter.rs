@@ -2,9 +2,13 @@
 
 use std::{fs, path::Path};
 
-use exporters::{Adapter, AdapterConfig, fill_adapter};
+use exporters::{
+    Adapter, AdapterConfig, Checkpoint, ExportOptions, VersionDir, export, fill_adapter, version_to_hf,
+    write_adapter_version,
+};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
+use shared::{ModelDir, PolicyVersion};
 
 use crate::support::{Tensors, TestModel, files, values, write_safetensors};
 
@@ -20,12 +24,16 @@ pub fn config() -> AdapterConfig {
     }
 }
 
+/// The tensors of an adapter.
+fn shapes(model: &TestModel, config: &AdapterConfig) -> Tensors {
+    config.tensors(model.config().parameters()).unwrap().into_iter().collect()
+}
+
 /// A folder with an adapter of the test's values.
 pub fn write(model: &TestModel, config: &AdapterConfig) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let parameters = model.config().parameters();
-    let shapes: Tensors = config.tensors(parameters.clone()).unwrap().into_iter().collect();
-    fill_adapter(dir.path(), config, parameters, &mut |name| Ok(values(name, &shapes[name]))).unwrap();
+    let shapes = shapes(model, config);
+    fill_adapter(dir.path(), config, model.config().parameters(), &mut |name| Ok(values(name, &shapes[name]))).unwrap();
     dir
 }
 
@@ -34,7 +42,7 @@ fn llama() -> TestModel {
 }
 
 fn refusal(dir: &Path, model: &TestModel) -> String {
-    Adapter::open(dir, &model.config()).unwrap_err().to_string()
+    Adapter::open(dir, model.config().parameters()).unwrap_err().to_string()
 }
 
 #[test]
@@ -42,7 +50,7 @@ fn an_adapter_is_read_as_written_under_pefts_names() {
     let model = llama();
     let written = AdapterConfig { base_blake3: Some("ab".repeat(32)), ..config() };
     let dir = write(&model, &written);
-    let adapter = Adapter::open(dir.path(), &model.config()).unwrap();
+    let adapter = Adapter::open(dir.path(), model.config().parameters()).unwrap();
     assert_eq!(*adapter.config(), written);
     let stored = files(dir.path());
     assert_eq!(adapter.blake3(), blake3::hash(&stored["adapter_model.safetensors"]).to_hex().as_str());
@@ -56,7 +64,7 @@ fn an_adapter_is_read_as_written_under_pefts_names() {
 
     let fraction = AdapterConfig { lora_alpha: 0.5, use_rslora: true, ..config() };
     let dir = write(&model, &fraction);
-    assert_eq!(*Adapter::open(dir.path(), &model.config()).unwrap().config(), fraction);
+    assert_eq!(*Adapter::open(dir.path(), model.config().parameters()).unwrap().config(), fraction);
 }
 
 #[test]
@@ -67,7 +75,7 @@ fn merging_adds_the_scaled_product_to_what_is_adapted_and_to_nothing_else() {
         let scaling = if use_rslora { 3.0 } else { 1.5 };
         assert_eq!(config.scaling(), scaling);
         let dir = write(&model, &config);
-        let adapter = Adapter::open(dir.path(), &model.config()).unwrap();
+        let adapter = Adapter::open(dir.path(), model.config().parameters()).unwrap();
         for (name, shape) in model.config().parameters() {
             let base = values(&name, &shape);
             let merged = adapter.merged(&name, base.clone());
@@ -95,9 +103,9 @@ fn half_precision_is_read_exactly() {
     let model = llama();
     for dtype in [Dtype::F16, Dtype::BF16] {
         let dir = write(&model, &config());
-        let shapes: Tensors = config().tensors(model.config().parameters()).unwrap().into_iter().collect();
+        let shapes = shapes(&model, &config());
         write_safetensors(&dir.path().join("adapter_model.safetensors"), &shapes, dtype);
-        let adapter = Adapter::open(dir.path(), &model.config()).unwrap();
+        let adapter = Adapter::open(dir.path(), model.config().parameters()).unwrap();
         let [a, _] = AdapterConfig::tensor_names("model.layers.0.mlp.up_proj");
         assert_eq!(adapter.update("model.layers.0.mlp.up_proj.weight").unwrap().a(), values(&a, &[4, 16]));
     }
@@ -108,7 +116,7 @@ fn tensors_must_be_exactly_those_of_the_configuration() {
     let model = llama();
     let dir = write(&model, &config());
     let path = dir.path().join("adapter_model.safetensors");
-    let shapes: Tensors = config().tensors(model.config().parameters()).unwrap().into_iter().collect();
+    let shapes = shapes(&model, &config());
     let [a, b] = AdapterConfig::tensor_names("model.layers.1.self_attn.q_proj");
     let spoilt = |spoil: &dyn Fn(&mut Tensors)| {
         let mut shapes = shapes.clone();
@@ -172,6 +180,40 @@ fn what_would_change_the_computation_is_refused_with_its_key() {
         [("rank_pattern", json!({})), ("layers_to_transform", json!(null)), ("init_lora_weights", json!(true))]
     {
         with(key, value);
-        Adapter::open(dir.path(), &model.config()).unwrap();
+        Adapter::open(dir.path(), model.config().parameters()).unwrap();
     }
+}
+
+#[test]
+fn a_version_that_is_an_adapter_reads_as_the_merged_model() {
+    let model = llama();
+    let path = |name: &str| model.path().join(name);
+    let exported = export(&model.open(), &path("base"), &ExportOptions::default()).unwrap();
+    let shapes = shapes(&model, &config());
+    let mut read = |name: &str| Ok(values(name, &shapes[name]));
+    write_adapter_version(&path("base"), &path("v1"), PolicyVersion(1), &config(), &mut read).unwrap();
+    // Of an earlier version, the base is meant.
+    let manifest = write_adapter_version(&path("v1"), &path("v2"), PolicyVersion(2), &config(), &mut read).unwrap();
+    assert_eq!((manifest.version, manifest.export_dir(&path("v2"))), (PolicyVersion(2), &*path("base")));
+    assert_eq!((&manifest.data_blake3, &manifest.tensors), (&exported.data_blake3, &exported.tensors));
+    assert_eq!(files(&path("v1"))["adapter_model.safetensors"], files(&path("v2"))["adapter_model.safetensors"]);
+    assert_eq!(files(&path("v2")).len(), 3, "no weights of the base");
+
+    let adapter = Adapter::open(&path("v2"), model.config().parameters()).unwrap();
+    let version = VersionDir::open(&path("v2")).unwrap();
+    assert!(version.is_intact());
+    version_to_hf(&model.open(), &path("v2"), &path("hf")).unwrap();
+    let whole = Checkpoint::open(&ModelDir::open(path("hf")).unwrap()).unwrap();
+    for (name, shape) in model.config().parameters() {
+        let merged = adapter.merged(&name, values(&name, &shape));
+        assert_eq!(version.read_f32(&name).unwrap(), merged, "{name}");
+        assert_eq!(whole.read_f32(&name).unwrap(), merged, "{name}");
+    }
+
+    let weights = path("v2").join("adapter_model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let error = VersionDir::open(&path("v2")).unwrap_err().to_string();
+    assert!(error.contains("adapter_model.safetensors: is not the adapter that the manifest"), "{error}");
 }
