@@ -15,6 +15,7 @@ pub mod ids;
 pub mod logging;
 pub mod manifest;
 pub mod memory;
+pub mod memory_plan;
 pub mod methods;
 pub mod metrics;
 pub mod model_config;

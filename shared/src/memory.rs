@@ -1,26 +1,65 @@
 //! Main memory.
 
-use std::io;
+use std::{fmt, io};
 
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use sysinfo::{
+    CGroupLimits, MemoryRefreshKind, Process, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System,
+    get_current_pid,
+};
+
+/// Bytes that this process could ever have: the machine's memory, or the limit of its control group if that is less.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn total() -> io::Result<u64> {
+    let (system, group) = look()?;
+    Ok(group.map_or(system.total_memory(), |group| group.total_memory))
+}
 
 /// Bytes that the system can give without swapping, or the rest of the control group if that is less.
 ///
 /// # Errors
 /// When the system does not tell.
 pub fn available() -> io::Result<u64> {
-    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(memory)
-        .map_err(|e| io::Error::other(format!("cannot find out how much memory is free: {e}")))?;
+    let (system, group) = look()?;
     let free = system.available_memory();
     // The group's own figure of free memory counts cached files as used; they make room when memory is asked for.
-    Ok(system.cgroup_limits().map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
+    Ok(group.map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
+}
+
+/// The machine, and the tightest limit of the groups that this process is in.
+fn look() -> io::Result<(System, Option<CGroupLimits>)> {
+    let unknown = |e: &dyn fmt::Display| io::Error::other(format!("cannot find out how much memory there is: {e}"));
+    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let mut system = System::new_with_specifics(memory).map_err(|e| unknown(&e))?;
+    let own = get_current_pid().map_err(|e| unknown(&e))?;
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, ProcessRefreshKind::nothing());
+    let group = system.process(own).and_then(Process::cgroup_limits);
+    Ok((system, group))
+}
+
+/// Bytes for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.0 as f64 / f64::from(1 << 20);
+        if mib < 1000.0 { write!(f, "{mib:.1} MiB") } else { write!(f, "{:.2} GiB", mib / 1024.0) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn a_running_machine_has_some_memory_left() {
-        assert!(super::available().unwrap() > 1 << 20);
+        assert!(available().unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn what_is_left_is_part_of_what_there_is() {
+        assert!(available().unwrap() < total().unwrap());
     }
 }

@@ -71,13 +71,11 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
 }
 
 fn memory() -> Finding {
-    let (Ok(mut system), Ok(available)) = (sysinfo::System::new(), shared::memory::available()) else {
-        return Finding::warn("memory", "its size is not known", "check it with free");
-    };
-    system.refresh_memory();
     // A container's limit counts, not the machine's memory.
-    let total = system.cgroup_limits().map_or(system.total_memory(), |group| group.total_memory);
-    describe_memory(total, available)
+    match (shared::memory::total(), shared::memory::available()) {
+        (Ok(total), Ok(available)) => describe_memory(total, available),
+        _ => Finding::warn("memory", "its size is not known", "check it with free"),
+    }
 }
 
 fn describe_memory(total: u64, available: u64) -> Finding {
@@ -111,16 +109,27 @@ fn tempfile_in(dir: &Path) -> std::io::Result<()> {
     fs::remove_file(path)
 }
 
-fn gpu() -> Finding {
+/// What nvidia-smi says of each GPU; nothing where there is none.
+fn nvidia_smi(fields: &str, format: &str) -> Option<String> {
     let query = Command::new("nvidia-smi")
-        .args(["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+        .args([format!("--query-gpu={fields}"), format!("--format={format}")])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output();
-    let listed =
-        query.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned());
+    let listed = query.ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8_lossy(&listed.stdout).trim().to_owned()).filter(|list| !list.is_empty())
+}
+
+/// Bytes of the first GPU's memory, which is the one that learner and sampler use.
+pub fn gpu_memory() -> Option<u64> {
+    let mib = nvidia_smi("memory.total", "csv,noheader,nounits")?.lines().next()?.trim().parse::<u64>().ok()?;
+    Some(mib * MIB)
+}
+
+fn gpu() -> Finding {
+    let listed = nvidia_smi("name,memory.total,driver_version", "csv,noheader");
     let device = Path::new("/dev/nvidiactl").exists();
-    match (listed.filter(|l| !l.is_empty()), device) {
+    match (listed, device) {
         (Some(list), _) => Finding::ok("gpu", list.lines().collect::<Vec<_>>().join("; ")),
         (None, true) => Finding::warn("gpu", "a device is there, but nvidia-smi does not list it", "check the driver"),
         (None, false) => Finding::ok("gpu", "none; the processor does all the work"),

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+pub use machine::gpu_memory;
+
 use crate::output;
 
 /// Flags of `tandem doctor`.

@@ -49,8 +49,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let config = line.config()?;
     if line.dry_run {
         let nothing_given = line.file.is_none() && line.overrides.is_empty();
-        let shown = if nothing_given { every_key(&config) } else { layers::to_toml(&resolve::resolve(config)?) };
-        output::print(shown.trim_end());
+        output::print(if nothing_given { every_key(&config) } else { dry_run(config)? }.trim_end());
         return Ok(ExitCode::SUCCESS);
     }
     let trained = train(config)?;
@@ -65,6 +64,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 pub fn interrupted() -> ExitCode {
     const CTRL_C: u8 = 130;
     ExitCode::from(signals::check().err().map_or(CTRL_C, Interrupted::exit_code))
+}
+
+/// What would be run, and in comments what it takes of the memory.
+fn dry_run(config: TrainConfig) -> Result<String> {
+    let (config, plan) = resolve::resolve(config)?;
+    let plan: String = plan.to_string().lines().map(|line| format!("# {line}\n")).collect();
+    Ok(layers::to_toml(&config) + "\n" + &plan)
 }
 
 /// Every option with its default, in declaration order; those that are absent by default as comments.
@@ -126,7 +132,8 @@ pub struct Summary {
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
 pub fn train(config: TrainConfig) -> Result<Trained> {
-    let config = resolve::resolve(config)?;
+    let (config, plan) = resolve::resolve(config)?;
+    output::tell(&plan);
     if config.dynamic_sampling {
         let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
         let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)

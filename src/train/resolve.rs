@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use shared::{
-    ModelDir,
-    config::{ConfigError, TrainConfig, layers},
+    ModelDir, RunDir,
+    config::{ConfigError, Device, TrainConfig, layers},
+    memory_plan::{Machine, RunPlan},
     rows::count_rows,
 };
 
-use crate::import_config;
+use crate::{doctor, import_config};
 
 /// The words after `tandem train`, sorted.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,17 +62,15 @@ pub fn explained(error: ConfigError) -> anyhow::Error {
     }
 }
 
-/// Fills in what depends on data and machine (steps, threads), makes paths absolute and checks that what the
-/// configuration names is there.
-pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
+/// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and checks
+/// that what the configuration names is there and fits into memory.
+pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
     config.validate()?;
     for path in config.paths_mut() {
         *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
     }
-    ModelDir::open(&config.model).context("`model`")?;
-    if let Some(path) = &config.critic_model {
-        ModelDir::open(path).context("`critic_model`")?;
-    }
+    let model = ModelDir::open(&config.model).context("`model`")?;
+    let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
     let rows = rows_of(&config.dataset).context("`dataset`")?;
     if let Some(path) = &config.eval_dataset {
         rows_of(path).context("`eval_dataset`")?;
@@ -81,7 +80,21 @@ pub fn resolve(mut config: TrainConfig) -> Result<TrainConfig> {
     let (rollout, learner) = config.threads(cores);
     config.rollout_threads = Some(rollout);
     config.learner_threads = Some(learner);
-    Ok(config)
+    config.micro_batch_tokens = config.micro_batch_tokens.or_else(|| budget_before(&config));
+    let on_gpu = config.learner_device != Device::Cpu || config.rollout_device != Device::Cpu;
+    let machine = Machine::this(on_gpu.then(doctor::gpu_memory).flatten())?;
+    let plan = RunPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), machine)?;
+    config.micro_batch_tokens = Some(plan.micro_batch_tokens);
+    Ok((config, plan))
+}
+
+/// The token budget of the run that is resumed: another one would round sums differently.
+fn budget_before(config: &TrainConfig) -> Option<u32> {
+    let run = match config.resume_from_checkpoint.as_deref()? {
+        "latest" => &config.output_dir,
+        checkpoint => Path::new(checkpoint).parent()?,
+    };
+    layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()?.micro_batch_tokens
 }
 
 /// Number of rows of a dataset, which has some.
@@ -150,10 +163,29 @@ mod tests {
     fn steps_and_threads_are_filled_in() {
         let dir = tempfile::tempdir().unwrap();
         // 2 prompts, 8 completions = 2 groups a step, 3 epochs.
-        let resolved = resolve(config(dir.path())).unwrap();
+        let resolved = resolve(config(dir.path())).unwrap().0;
         assert_eq!(resolved.max_steps, Some(3));
         assert!(resolved.rollout_threads.is_some() && resolved.learner_threads.is_some());
         assert!(!resolved.output_dir.exists(), "resolving must not touch the disk");
+    }
+
+    /// Another budget would round sums differently, so a change of its default must not reach a run that goes on.
+    #[test]
+    fn the_token_budget_is_filled_in_and_a_resumed_run_keeps_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let fresh = config(dir.path());
+        let resolved = |config: &TrainConfig| resolve(config.clone()).unwrap().0.micro_batch_tokens;
+        let chosen = resolved(&fresh).unwrap();
+        fs::create_dir(&fresh.output_dir).unwrap();
+        let earlier = TrainConfig { micro_batch_tokens: Some(chosen + 7), ..fresh.clone() };
+        fs::write(fresh.output_dir.join("config.toml"), layers::to_toml(&earlier)).unwrap();
+        assert_eq!(resolved(&fresh), Some(chosen), "a new run does not look at what is there");
+        let checkpoint = fresh.output_dir.join("checkpoint-3").display().to_string();
+        for from in ["latest", &checkpoint] {
+            let goes_on = TrainConfig { resume_from_checkpoint: Some(from.into()), ..fresh.clone() };
+            assert_eq!(resolved(&goes_on), Some(chosen + 7), "{from}");
+            assert_eq!(resolved(&TrainConfig { micro_batch_tokens: Some(5), ..goes_on }), Some(5));
+        }
     }
 
     /// A path that both processes read from the run directory's config.toml means the same there only if it is absolute.
@@ -174,7 +206,7 @@ mod tests {
             paths.iter().map(|key| ((*key).to_owned(), value_of(key).display().to_string())).collect();
         let more = [("reward_funcs", "format"), ("advantage_estimator", "gae"), ("num_generations", "4")];
         overrides.extend(more.map(|(key, value)| (key.to_owned(), value.to_owned())));
-        let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap();
+        let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap().0;
         let resolved = serde_json::to_value(resolved).unwrap();
         for key in paths {
             let path = Path::new(resolved[key].as_str().unwrap());

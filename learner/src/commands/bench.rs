@@ -6,6 +6,7 @@ use serde_json::json;
 use shared::{
     Completion, FinishReason, GroupId, ModelConfig, PolicyVersion, RewardOutcome, RolloutGroup,
     config::{ImportanceSamplingMode, TrainConfig},
+    memory_plan::Workload,
     rng, testing,
 };
 
@@ -52,12 +53,16 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, Some(0), args.training.load_options(device))?;
+    let [prompt, completion, group] =
+        [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
+    let load = Workload { prompt, completion, group, rows: u64::from(args.num_prompts) * group };
+    let micro_batch_tokens = args.compute.budget(&args.training.sizes(model.config()), &load)?;
     let config = TrainConfig {
         num_generations: args.num_generations,
         per_device_train_batch_size: args.num_prompts * args.num_generations,
         max_completion_length: args.completion_length,
         num_iterations: args.num_iterations,
-        micro_batch_tokens: args.compute.micro_batch_tokens,
+        micro_batch_tokens: Some(micro_batch_tokens),
         max_steps: Some(u64::from(args.steps) + 1),
         // No sampler has drawn these tokens. Its log-probs are 0, so every ratio to it is below 1 and every weight is 1.
         importance_sampling_mode: ImportanceSamplingMode::SequenceTruncate,
@@ -94,7 +99,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "num_generations": args.num_generations,
             "prompt_length": args.prompt_length,
             "completion_length": args.completion_length,
-            "micro_batch_tokens": args.compute.micro_batch_tokens,
+            "micro_batch_tokens": micro_batch_tokens,
             "num_iterations": args.num_iterations,
             "threads": tch::get_num_threads(),
             "device": format!("{device:?}"),

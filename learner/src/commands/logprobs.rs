@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Instant};
 
 use anyhow::{anyhow, bail};
 use serde_json::{Map, Value, json};
-use shared::atomic;
+use shared::{atomic, memory_plan::{LearnerSizes, Workload}};
 
 use super::{ComputeArgs, above_zero, load_or_initialise};
 use crate::{batch::Sequence, model::LoadOptions, step::evaluate, text};
@@ -53,7 +53,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sequences: Vec<Sequence<'_>> =
         rows.iter().map(|row| Sequence { prompt: &row.prompt, completion: &row.completion }).collect();
     let all: Vec<usize> = (0..rows.len()).collect();
-    let budget = args.compute.micro_batch_tokens as usize;
+    let longest = sequences.iter().map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(1);
+    let (sizes, work) = (LearnerSizes::evaluated(model.config()), Workload::apart(longest, rows.len()));
+    let budget = args.compute.budget(&sizes, &work)? as usize;
     let found = evaluate(&policy, &sequences, &all, args.temperature, budget, device)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut largest: Option<f64> = None;

@@ -13,7 +13,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
-use shared::{ModelDir, config::TrainConfig};
+use shared::{
+    ModelConfig, ModelDir,
+    config::TrainConfig,
+    memory_plan::{LearnerSizes, Machine, Workload},
+};
 use tch::Device;
 
 use crate::{
@@ -30,10 +34,10 @@ pub struct ComputeArgs {
     /// Threads; all cores without it.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Most tokens of one forward pass, a prompt that several completions share counted once. Bounds memory, never
-    /// changes a result.
-    #[arg(long, default_value_t = TrainConfig::default().micro_batch_tokens, value_parser = clap::value_parser!(u32).range(1..))]
-    pub micro_batch_tokens: u32,
+    /// Most tokens of one forward pass, a prompt that several completions share counted once. Bounds memory and changes a
+    /// result by rounding alone [default: the smallest that is as fast as larger ones, less where memory is too small]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub micro_batch_tokens: Option<u32>,
 }
 
 /// Flags of subcommands that train without a configuration.
@@ -51,6 +55,11 @@ impl TrainingArgs {
     fn load_options(self, device: Device) -> LoadOptions {
         LoadOptions::training(device, self.bf16, self.gradient_checkpointing)
     }
+
+    fn sizes(self, model: &ModelConfig) -> LearnerSizes<'_> {
+        let Self { bf16, gradient_checkpointing } = self;
+        LearnerSizes { trained: true, bf16, gradient_checkpointing, ..LearnerSizes::evaluated(model) }
+    }
 }
 
 impl ComputeArgs {
@@ -62,6 +71,18 @@ impl ComputeArgs {
         let device = device::open(self.device)?;
         device::set_threads(self.threads);
         Ok(device)
+    }
+
+    /// Most tokens of one forward pass: what is asked for, else what suits the model and the work.
+    ///
+    /// # Errors
+    /// When the system does not tell how much memory there is.
+    pub fn budget(&self, sizes: &LearnerSizes<'_>, work: &Workload) -> anyhow::Result<u32> {
+        let automatic = || -> anyhow::Result<u32> {
+            let machine = Machine::this(None)?;
+            Ok(u32::try_from(sizes.budget(self.device, work, machine.room(self.device)))?)
+        };
+        self.micro_batch_tokens.map_or_else(automatic, Ok)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use shared::ModelDir;
+use shared::{ModelDir, memory_plan::Workload};
 
 use super::{ComputeArgs, above_zero, below_one, not_negative, refuse_overwriting, word};
 use crate::{
@@ -69,11 +69,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let reader = Reader::new(&model, args.level, args.max_length.map(|length| length as usize))?;
     let pairs = reader.pairs(&args.pairs)?;
     let history = args.history.as_ref().map(|path| reader.pairs(path)).transpose()?.unwrap_or_default();
+    let answers = pairs.iter().chain(&history).flat_map(|pair| [&pair.chosen, &pair.rejected]);
+    let longest = answers.map(|answer| answer.tokens.len()).max().unwrap_or(1);
+    let work = Workload::apart(longest, 2 * args.batch_size as usize);
     let options = Options {
         epochs: args.epochs,
         batch_size: args.batch_size as usize,
         history_share: args.history_share,
-        micro_batch_tokens: args.compute.micro_batch_tokens as usize,
+        micro_batch_tokens: args.compute.budget(&args.training.sizes(scorer.config()), &work)? as usize,
         learning_rate: args.learning_rate,
         optimizer: AdamWOptions::default(),
         seed: args.seed,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde_json::json;
-use shared::{ModelDir, atomic};
+use shared::{ModelDir, atomic, memory_plan::{LearnerSizes, Workload}};
 
 use super::{ComputeArgs, word};
 use crate::{
@@ -41,7 +41,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let scorer = load_scorer(&model, LoadOptions { device, trainable: false, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;
-    let found = score(&scorer, &answers, args.compute.micro_batch_tokens as usize)?;
+    let longest = answers.iter().map(|answer| answer.tokens.len()).max().unwrap_or(1);
+    let budget = args.compute.budget(&LearnerSizes::evaluated(scorer.config()), &Workload::apart(longest, answers.len()))?;
+    let found = score(&scorer, &answers, budget as usize)?;
     let lines: String = found.rows().map(|scores| json!({"scores": scores}).to_string() + "\n").collect();
     atomic::write(&args.output, lines.as_bytes())?;
     println!("{}", json!({"rows": found.len()}));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use shared::config::LrSchedulerType;
+use shared::{config::LrSchedulerType, memory_plan::Workload};
 
 use super::{ComputeArgs, TrainingArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting};
 use crate::{
@@ -86,10 +86,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let steps = args
         .max_steps
         .unwrap_or_else(|| ((args.epochs * examples.len() as f64 / f64::from(args.batch_size)).ceil() as u64).max(1));
+    let longest = examples.iter().map(|e| e.prompt.len() + e.completion.len()).max().unwrap_or(1);
+    let work = Workload::apart(longest, args.batch_size as usize);
     let options = Options {
         steps,
         batch_size: args.batch_size as usize,
-        micro_batch_tokens: args.compute.micro_batch_tokens as usize,
+        micro_batch_tokens: args.compute.budget(&args.training.sizes(model.config()), &work)? as usize,
         schedule: Schedule {
             kind: args.lr_scheduler_type,
             peak: args.learning_rate,

@@ -19,6 +19,7 @@ use crate::{
     optimizer::AdamWOptions,
     ragged::Ragged,
     schedule::Schedule,
+    step::token_budget,
     trained::Trained,
 };
 
@@ -71,7 +72,7 @@ impl Critic {
                 config.loss_aggregation.unwrap_or(CRITIC_AGGREGATION),
                 config.loss_scale_factor.unwrap_or(f64::from(config.max_completion_length)),
             ),
-            budget: config.micro_batch_tokens as usize,
+            budget: token_budget(config)?,
             device: options.device,
         })
     }

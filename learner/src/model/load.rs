@@ -1,7 +1,11 @@
 //! Weights from a Hugging Face directory, or random ones.
 
 use exporters::Checkpoint;
-use shared::{Head, ModelConfig, ModelDir, rng};
+use shared::{
+    Head, ModelConfig, ModelDir,
+    memory::{self, Size},
+    rng,
+};
 use tch::{Device, Kind};
 
 use super::{Decoder, Parameters, Scorer, Weights, kinds::wide_kind, scorer::SCORE};
@@ -117,17 +121,15 @@ fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), Learne
     }
     let copies = if options.trainable { TRAINING_COPIES } else { 1 };
     let needed = copies * config.parameter_count() * options.kind.elt_size_in_bytes() as u64;
-    let available = shared::memory::available()?;
-    if needed <= available {
+    let total = memory::total()?;
+    if needed <= total {
         return Ok(());
     }
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let more = if options.trainable { ", their gradients and the state of AdamW" } else { "" };
     Err(LearnerError::Config(format!(
-        "the model is too large for this machine: its parameters{} need {:.1} GiB, but only {:.1} GiB of memory are \
-         free",
-        if options.trainable { ", their gradients and the state of AdamW" } else { "" },
-        gib(needed),
-        gib(available)
+        "the model is too large for this machine: its parameters{more} need {} of the {} of memory",
+        Size(needed),
+        Size(total)
     )))
 }
 

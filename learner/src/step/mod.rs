@@ -20,3 +20,4 @@ pub use inputs::StepInputs;
 pub use metrics::record;
 pub use stats::{Mean, Mismatch, StepMetrics, Times};
 pub use trainer::{Carried, TrainedStep, Trainer};
+pub(crate) use trainer::token_budget;

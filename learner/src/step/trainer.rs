@@ -74,7 +74,18 @@ pub struct Trainer {
     reference: Option<Decoder>,
     credit: CreditAssigner,
     keeps_gradient: bool,
+    /// Most tokens of one forward pass.
+    budget: usize,
     device: Device,
+}
+
+/// Most tokens of one forward pass of a run.
+///
+/// # Errors
+/// When the configuration leaves it open.
+pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> {
+    let missing = "`micro_batch_tokens` is missing; `tandem train` fills it in from model and memory";
+    config.micro_batch_tokens.map(|tokens| tokens as usize).ok_or_else(|| LearnerError::Config(missing.into()))
 }
 
 impl Trainer {
@@ -91,6 +102,7 @@ impl Trainer {
         })?;
         let schedule = Schedule::from_config(config, config.updates_of(total_steps));
         Ok(Self {
+            budget: token_budget(config)?,
             objective: Objective::from_config(config),
             entropy: EntropyController::from_config(config),
             old_policy: OldPolicyPenalty::from_config(config),
@@ -260,7 +272,7 @@ impl Trainer {
             sequences: batch.rows.iter().map(Row::sequence).collect(),
             supports: None,
             temperature: f64::from(self.config.temperature),
-            budget: self.config.micro_batch_tokens as usize,
+            budget: self.budget,
             device: self.device,
         };
         if let Some(truncation) = &self.truncation {

@@ -93,10 +93,10 @@ fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
 #[test]
 fn critic_and_policy_do_not_depend_on_the_memory_split() {
     for aggregation in [None, Some(LossAggregation::SeqMeanTokenMean), Some(LossAggregation::SeqMeanTokenSumNorm)] {
-        let whole = TrainConfig { micro_batch_tokens: 1 << 20, loss_aggregation: aggregation, ..config() };
+        let whole = TrainConfig { micro_batch_tokens: Some(1 << 20), loss_aggregation: aggregation, ..config() };
         let groups = support::groups(&whole, 3);
         let found = [1, 50, 1 << 20].map(|budget| {
-            let config = TrainConfig { micro_batch_tokens: budget, ..whole.clone() };
+            let config = TrainConfig { micro_batch_tokens: Some(budget), ..whole.clone() };
             let mut trainer = trainer(&config, Kind::Double);
             step(&mut trainer, &config, &groups, 0);
             (critic_weights(&trainer), trainer.policy().parameters().flat().copy())

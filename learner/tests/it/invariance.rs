@@ -146,8 +146,8 @@ proptest! {
     /// In float64 losses, gradients and weights after a step are the same for every memory split.
     #[test]
     fn the_memory_split_changes_nothing(Options(config) in options(), budget in 1u32..120, num_iterations in 1u32..3) {
-        let split = TrainConfig { micro_batch_tokens: budget, num_iterations, ..config };
-        let whole = TrainConfig { micro_batch_tokens: 1 << 20, ..split.clone() };
+        let split = TrainConfig { micro_batch_tokens: Some(budget), num_iterations, ..config };
+        let whole = TrainConfig { micro_batch_tokens: Some(1 << 20), ..split.clone() };
         let groups = groups(&split, split.seed);
         let ((a, a_stats), (b, b_stats)) =
             (step(&split, &groups, Kind::Double), step(&whole, &groups, Kind::Double));
@@ -174,12 +174,12 @@ proptest! {
             early_stop_imp_ratio: None,
             off_policy_mask_threshold: None,
             top_p: 1.0,
-            micro_batch_tokens: budget,
+            micro_batch_tokens: Some(budget),
             num_iterations: 1,
             gradient_accumulation_steps: 12,
             ..config
         };
-        let whole = TrainConfig { micro_batch_tokens: 1 << 20, ..split.clone() };
+        let whole = TrainConfig { micro_batch_tokens: Some(1 << 20), ..split.clone() };
         let groups = groups(&split, split.seed);
         let ((a, _), (b, _)) = (step(&split, &groups, Kind::Float), step(&whole, &groups, Kind::Float));
         // Gradients that all but cancel are no more precise than the log-probs that they are made of.

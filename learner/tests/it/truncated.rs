@@ -83,7 +83,7 @@ fn ratios_to_a_truncating_sampler_are_one() {
         per_device_train_batch_size: 8,
         gradient_accumulation_steps: 3,
         max_completion_length: 60,
-        micro_batch_tokens: 300,
+        micro_batch_tokens: Some(300),
         scale_rewards: ScaleRewards::None,
         warmup_steps: 0,
         ..support::config("unused.jsonl".into())

@@ -213,6 +213,7 @@ impl BatchingFlags {
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
             hot_swap: false,
+            memory: None,
         })
     }
 
@@ -222,7 +223,7 @@ impl BatchingFlags {
     /// When there is too little memory for one sequence.
     pub fn fit(&self, options: &mut EngineOptions, model: &ModelDir, dtype: Dtype) -> anyhow::Result<()> {
         if self.max_num_seqs.is_none() {
-            let available = available_memory(options.device)?;
+            let available = available_memory(options)?;
             options.max_num_seqs = auto_max_num_seqs(model.config(), dtype, options, options.max_num_seqs, available)?;
         }
         Ok(())

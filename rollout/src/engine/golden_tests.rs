@@ -64,6 +64,7 @@ impl Graph {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            memory: None,
         };
         let manifest = read_manifest(&source, model.config()).unwrap();
         let backend = open(&source, model.config(), &manifest, &options).unwrap();

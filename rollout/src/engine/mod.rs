@@ -46,7 +46,7 @@ pub mod types;
 
 pub(crate) use check::positions_of;
 pub use error::EngineError;
-pub use memory::{MemoryPlan, auto_max_num_seqs, available_memory, memory_plan, plan_memory};
+pub use memory::{auto_max_num_seqs, available_memory, machine, plan_memory, sizes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;

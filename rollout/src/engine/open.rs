@@ -16,6 +16,7 @@ use super::{
     backend::Backend,
     device::{self, DeviceBackend},
     packed::{self, PackedBackend},
+    memory::sizes,
     session::dtype_of,
     stock::StockBackend,
 };
@@ -27,7 +28,7 @@ pub(super) fn open(
     manifest: &WeightManifest,
     options: &EngineOptions,
 ) -> Result<Box<dyn Backend>, EngineError> {
-    if packed::wanted(options.kernels, options.device, dtype_of(manifest)) {
+    if sizes(dtype_of(manifest), options).packed() {
         if packed::supports(source, config, manifest)? {
             return Ok(Box::new(PackedBackend::open(source, config, manifest, options)?));
         }

@@ -161,6 +161,7 @@ mod tests {
                 cuda_graphs: false,
                 spinning: false,
                 hot_swap: false,
+                memory: None,
             };
             let (made, is_made) = mpsc::channel();
             let being_made = BEING_MADE.lock().unwrap();

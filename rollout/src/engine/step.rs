@@ -64,7 +64,7 @@ impl Engine {
         let manifest = read_manifest(&weights, &config)?;
         check_options(&options, &config, &manifest)?;
         let dtype = dtype_of(&manifest);
-        let plan = plan_memory(&config, dtype, &options, available_memory(options.device)?)?;
+        let plan = plan_memory(&config, dtype, &options, available_memory(&options)?)?;
         tracing::info!(
             max_num_seqs = options.max_num_seqs,
             max_model_len = options.max_model_len,

@@ -48,6 +48,8 @@ pub struct EngineOptions {
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second set.
     pub hot_swap: bool,
+    /// Bytes that it may take, where somebody has planned it; otherwise it looks at what is free.
+    pub memory: Option<u64>,
 }
 
 /// Rows of a step beyond which no drafts are added to the newest tokens of the sequences.

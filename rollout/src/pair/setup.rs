@@ -16,6 +16,7 @@ use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap, layers},
+    memory_plan::RunPlan,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -31,7 +32,7 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, positions_of},
+    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
     evaluation::Judging,
     reward, trace,
 };
@@ -167,13 +168,17 @@ impl Inputs {
         let manifest = WeightManifest::read(&source.dir)?;
         let dtype = dtype(&manifest);
         let mut options = self.engine_options(config, model, &manifest)?;
+        let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
+        let critic = critic.as_ref().map(ModelDir::config);
+        let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?)?;
+        options.memory = Some(plan.sampler_share());
         if config.max_num_seqs.is_none() {
             options.max_num_seqs = auto_max_num_seqs(
                 model.config(),
                 dtype,
                 &options,
                 options.max_num_seqs,
-                available_memory(options.device)?,
+                available_memory(&options)?,
             )?;
         }
         Ok(Engine::new(source, model, options)?)
@@ -207,6 +212,7 @@ impl Inputs {
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
+            memory: None,
         })
     }
 

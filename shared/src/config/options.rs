@@ -105,9 +105,12 @@ options! {
         /// Optimisation passes over each generation batch (μ).
         num_iterations: u32 = 1, trl, also(&["ppo_epochs"]), at_least(1.0);
         /// Most tokens that the learner holds in one forward pass, where a prompt goes through once for all of its
-        /// completions that fit. It bounds memory and never changes a gradient. Groups that do not fit have their prompt
-        /// computed once for each part.
-        micro_batch_tokens: u32 = 2048, at_least(1.0);
+        /// completions that fit. It bounds memory and changes a gradient by rounding alone. Groups that do not fit have
+        /// their prompt computed once for each part.
+        micro_batch_tokens: Option<u32> = None,
+            absent("the smallest that is as fast as larger ones, less where the memory of the machine is too small; a \
+                    resumed run keeps its own"),
+            at_least(1.0);
     }
 
     "Memory of the learner" {

@@ -38,7 +38,7 @@ pub fn config(dataset: PathBuf) -> TrainConfig {
         generation_batch_size: Some(12),
         num_iterations: 2,
         max_steps: Some(6),
-        micro_batch_tokens: 64,
+        micro_batch_tokens: Some(64),
         learning_rate: 1e-3,
         lr_scheduler_type: LrSchedulerType::Cosine,
         warmup_steps: 2,

@@ -2,10 +2,10 @@
 
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value, json};
-use shared::{Dtype, ModelConfig};
+use shared::{Dtype, ModelConfig, memory_plan::SamplerPlan};
 
 use super::{measure::Measurement, report};
-use crate::engine::{EngineOptions, Kernels, MemoryPlan, Profile, memory_plan};
+use crate::engine::{EngineOptions, Kernels, Profile, sizes};
 
 /// What one token costs, and what is held in memory for all.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,7 +27,7 @@ impl Work {
         let table = config.vocab_size * config.hidden_size;
         // The embedding is looked up; where it is not tied, the head is a second table.
         let tables = if config.tie_word_embeddings { 1 } else { 2 };
-        let MemoryPlan { packed_weights, kv_cache, .. } = memory_plan(config, dtype, options, 0);
+        let SamplerPlan { packed_weights, kv_cache, .. } = sizes(dtype, options).plan(config);
         Self {
             linear: 2.0 * (all - tables * table) as f64,
             head: 2.0 * table as f64,

@@ -98,7 +98,7 @@ impl<'a> Search<'a> {
         options: EngineOptions,
         ends: Instant,
     ) -> anyhow::Result<Self> {
-        let available = available_memory(options.device)?;
+        let available = available_memory(&options)?;
         let most = auto_max_num_seqs(model.config(), dtype, &options, task.workload.sequences(), available)?;
         let weights = WeightSource { dir: export(model, dtype, options.max_model_len)?, version: PolicyVersion(0) };
         Ok(Self { model, weights, task, options, began: Instant::now(), ends, most, stages: Vec::new() })

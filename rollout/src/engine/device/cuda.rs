@@ -194,12 +194,12 @@ impl Cuda {
         Err(EngineError::Runtime { doing: call.to_owned(), message: text.to_string_lossy().into_owned() })
     }
 
-    /// Free bytes of the device.
-    pub fn free_memory(&self) -> Result<u64, EngineError> {
+    /// Free bytes of the device, and all that it has.
+    pub fn memory(&self) -> Result<(u64, u64), EngineError> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both pointers are valid for the call.
         self.check("cudaMemGetInfo", unsafe { (self.mem_get_info)(&mut free, &mut total) })?;
-        Ok(free as u64)
+        Ok((free as u64, total as u64))
     }
 
     /// Waits for everything that was started.

@@ -9,7 +9,7 @@ use rollout_kernels::{
     pages::{FreePages, PAGE, PageShape},
     simd::{Isa, MAX_BYTE_PRODUCTS},
 };
-use shared::{ModelConfig, WeightManifest, config::KvDtype};
+use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_PREFILL};
 
 use super::{
     super::{
@@ -29,7 +29,8 @@ use super::{
 
 /// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
 /// hundred rows on there is nothing to gain, and activations would leave the caches. Nothing is padded.
-pub(in super::super) const PREFILL: PrefillLimits = PrefillLimits { prompts: 8, together: 256, padded: false };
+const PREFILL: PrefillLimits =
+    PrefillLimits { prompts: PACKED_PREFILL.0, together: PACKED_PREFILL.1, padded: false };
 
 /// A prompt in the cache.
 struct Prefix {
@@ -334,6 +335,7 @@ mod tests {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            memory: None,
         }
     }
 

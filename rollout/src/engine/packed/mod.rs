@@ -31,17 +31,14 @@ mod operators;
 mod session;
 mod weights;
 
-pub(super) use backend::{PREFILL, PackedBackend};
+pub(super) use backend::PackedBackend;
 
 use std::time::Duration;
 
 use rollout_kernels::{element::KvFormat, pages::PageShape, workers::Workers};
-use shared::{Dtype, ModelConfig, WeightManifest, config::Device};
+use shared::{ModelConfig, WeightManifest, memory_plan::PARTIAL_PAGES};
 
-use super::{EngineError, WeightSource, types::Kernels};
-
-/// Pages beyond those of the longest sequence: prefix and completion each may leave one partly filled.
-const PARTIAL_PAGES: usize = 2;
+use super::{EngineError, WeightSource};
 
 /// Sizes of the pool of pages: every slot may hold a sequence of its own of the greatest length.
 pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PageShape {
@@ -57,11 +54,6 @@ pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, f
 /// Threads for kernels.
 fn start_threads(count: usize, spin: Duration) -> Result<Workers, EngineError> {
     Workers::new(count, spin).map_err(|e| EngineError::Options(format!("cannot start {count} threads: {e}")))
-}
-
-/// Whether these options ask for the packed kernels.
-pub(super) fn wanted(kernels: Kernels, device: Device, dtype: Dtype) -> bool {
-    kernels == Kernels::Packed && device == Device::Cpu && dtype == Dtype::Fp32
 }
 
 /// Whether the packed kernels can stand for the graph of a folder: it must be the one that this program exports.

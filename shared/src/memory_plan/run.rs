@@ -1,0 +1,333 @@
+//! The plan of a run: both processes and the versions between them.
+
+use std::{fmt, io};
+
+use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, Workload};
+use crate::{
+    ModelConfig,
+    config::{Device, KvDtype, RolloutDtype, TrainConfig},
+    memory::{self, Size},
+};
+
+/// Share of the memory that stays for the system and for what no plan knows.
+const SPARE: f64 = 0.05;
+/// Tokens of the longest prompt where nothing bounds it: only the sampler has the tokenizer.
+const ASSUMED_PROMPT: u64 = 512;
+/// The sampler's program, tokenizer and runtime, and the launcher.
+const BASELINE: u64 = 300 << 20;
+/// What CUDA and its libraries take of the main memory in a process, and of the device's.
+const CUDA_BASELINE: [u64; 2] = [3 << 30, 1 << 30];
+
+/// What there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// Bytes of main memory, or of the control group's limit.
+    pub main: u64,
+    /// Bytes of the GPU's memory; absent where they are not known.
+    pub gpu: Option<u64>,
+}
+
+impl Machine {
+    /// This one, with what is known of its GPU.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn this(gpu: Option<u64>) -> io::Result<Self> {
+        Ok(Self { main: memory::total()?, gpu })
+    }
+
+    /// What a single process may take on a device.
+    #[must_use]
+    pub fn room(&self, device: Device) -> u64 {
+        self.usable()[usize::from(device != Device::Cpu)]
+    }
+
+    /// What a plan may take, of main memory and of the GPU's.
+    fn usable(&self) -> [u64; 2] {
+        [Some(self.main), self.gpu].map(|bytes| bytes.map_or(u64::MAX, |bytes| (bytes as f64 * (1.0 - SPARE)) as u64))
+    }
+}
+
+/// A run that does not fit.
+#[derive(Debug, thiserror::Error)]
+#[error("the run does not fit into memory: {}; {way_out}", plan.lines().join("; "))]
+pub struct DoesNotFit {
+    plan: Box<RunPlan>,
+    way_out: String,
+}
+
+/// Bytes of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunPlan {
+    /// Most tokens of one forward pass of the learner.
+    pub micro_batch_tokens: u32,
+    /// Sequences that the sampler decodes at once; it may find room for more, since it knows the prompts.
+    pub max_num_seqs: usize,
+    machine: Machine,
+    learner: LearnerPlan,
+    sampler: SamplerPlan,
+    /// Whether learner and sampler compute on the GPU.
+    on_gpu: [bool; 2],
+}
+
+impl RunPlan {
+    /// The plan of a configuration for its models, with the learner's token budget and the sampler's number of sequences
+    /// chosen where they are left open.
+    ///
+    /// # Errors
+    /// [`DoesNotFit`], with the figures and the option that would make it fit.
+    pub fn new(
+        config: &TrainConfig,
+        model: &ModelConfig,
+        critic: Option<&ModelConfig>,
+        machine: Machine,
+    ) -> Result<Self, DoesNotFit> {
+        let plan = Self::unchecked(config, model, critic, machine);
+        if plan.fits() {
+            return Ok(plan);
+        }
+        let fits = |config: &TrainConfig| Self::unchecked(config, model, critic, machine).fits();
+        let helps = |change: &Change| {
+            let mut changed = config.clone();
+            change(&mut changed);
+            changed.validate().is_ok() && fits(&changed)
+        };
+        let way_out = match WAYS_OUT.iter().find(|(_, change)| helps(change)) {
+            Some((option, _)) => format!("it would with {option}"),
+            None => "a smaller model, shorter completions or more memory would help".into(),
+        };
+        Err(DoesNotFit { plan: Box::new(plan), way_out })
+    }
+
+    fn unchecked(
+        config: &TrainConfig,
+        model: &ModelConfig,
+        critic: Option<&ModelConfig>,
+        machine: Machine,
+    ) -> Self {
+        let work = workload(config, model);
+        let on_gpu = [config.learner_device, config.rollout_device].map(|device| device != Device::Cpu);
+        let sizes = learner_sizes(config, model, critic);
+        let wanted = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
+        // The least that the sampler has to do with: a group at once.
+        let least = config.max_num_seqs.unwrap_or(wanted.min(config.num_generations as usize));
+        let plan = |tokens: u64, sequences: usize| Self {
+            micro_batch_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            max_num_seqs: sequences,
+            machine,
+            learner: sizes.plan(tokens.min(work.most())),
+            sampler: sampler_sizes(config, &work, sequences).plan(model),
+            on_gpu,
+        };
+        let tokens = config.micro_batch_tokens.map_or_else(
+            || {
+                let rest = plan(0, least);
+                sizes.budget(config.learner_device, &work, rest.room(on_gpu[0]) + rest.learner.total())
+            },
+            u64::from,
+        );
+        // What the learner leaves goes to the sampler.
+        let fits = |sequences: &usize| *sequences <= least || plan(tokens, *sequences).fits();
+        let halves = std::iter::successors(Some(wanted), |n| Some((n / 2).max(least)));
+        plan(tokens, halves.into_iter().find(fits).unwrap_or(least))
+    }
+
+    /// Bytes that the sampler's engine may take where it computes: all that is left by the learner and the versions.
+    #[must_use]
+    pub fn sampler_share(&self) -> u64 {
+        self.room(self.on_gpu[1]).saturating_add(self.sampler.total())
+    }
+
+    fn fits(&self) -> bool {
+        self.needed().iter().zip(self.machine.usable()).all(|(needed, usable)| *needed <= usable)
+    }
+
+    /// What is left, in main memory or in the GPU's.
+    fn room(&self, gpu: bool) -> u64 {
+        let index = usize::from(gpu);
+        self.machine.usable()[index].saturating_sub(self.needed()[index])
+    }
+
+    /// Needed of main memory, and of the GPU's.
+    fn needed(&self) -> [u64; 2] {
+        let mut needed = [BASELINE, 0];
+        for (on_gpu, bytes) in self.on_gpu.into_iter().zip([self.learner.total(), self.sampler.total()]) {
+            needed[usize::from(on_gpu)] = needed[usize::from(on_gpu)].saturating_add(bytes);
+            if on_gpu {
+                needed.iter_mut().zip(CUDA_BASELINE).for_each(|(needed, baseline)| *needed += baseline);
+            }
+        }
+        needed
+    }
+
+    /// The plan in lines: what is needed of each memory, then each process.
+    fn lines(&self) -> [String; 3] {
+        let needed = self.needed();
+        let mut first = format!("memory {} of {}", Size(needed[0]), Size(self.machine.main));
+        if needed[1] > 0 {
+            let there = self.machine.gpu.map_or_else(|| "an unknown amount".into(), |bytes| Size(bytes).to_string());
+            first += &format!(", and {} of {there} on the GPU", Size(needed[1]));
+        }
+        let line = |name: &str, gpu: bool, total: u64, parts: &[(&str, u64)]| {
+            let part = |&(what, bytes): &(&str, u64)| match (name, what) {
+                ("learner", "activations") => format!("{what} of {} tokens {}", self.micro_batch_tokens, Size(bytes)),
+                (_, "KV cache") => format!("{what} of {} sequences {}", self.max_num_seqs, Size(bytes)),
+                _ => format!("{what} {}", Size(bytes)),
+            };
+            let parts: Vec<String> = parts.iter().filter(|(_, bytes)| *bytes > 0).map(part).collect();
+            format!("{name}{} {}: {}", if gpu { " on the GPU" } else { "" }, Size(total), parts.join(", "))
+        };
+        [
+            first,
+            line("learner", self.on_gpu[0], self.learner.total(), &self.learner.parts()),
+            line("sampler", self.on_gpu[1], self.sampler.total(), &self.sampler.parts()),
+        ]
+    }
+}
+
+impl fmt::Display for RunPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines().join("\n  "))
+    }
+}
+
+type Change = fn(&mut TrainConfig);
+
+/// What makes a run smaller, the mildest first, as the user writes it.
+const WAYS_OUT: [(&str, Change); 6] = [
+    ("`micro_batch_tokens` left out", |c| c.micro_batch_tokens = None),
+    ("`max_num_seqs` left out", |c| c.max_num_seqs = None),
+    ("`gradient_checkpointing` true", |c| c.gradient_checkpointing = true),
+    ("`bf16` true", |c| c.bf16 = true),
+    ("`kv_dtype` int8", |c| c.kv_dtype = KvDtype::Int8),
+    ("`rollout_dtype` int8", |c| c.rollout_dtype = RolloutDtype::Int8),
+];
+
+/// What the rows of an update look like at most. They are drawn at random from the step's.
+fn workload(config: &TrainConfig, model: &ModelConfig) -> Workload {
+    let completion = u64::from(config.max_completion_length);
+    let limit = config.max_model_len.unwrap_or(model.max_position_embeddings) as u64;
+    let prompt = config.max_prompt_length.map_or(ASSUMED_PROMPT, u64::from).min(limit.saturating_sub(completion)).max(1);
+    let step = config.completions_per_step();
+    let rows = config.per_device_train_batch_size.saturating_mul(config.gradient_accumulation_steps).min(step);
+    let group = (u64::from(config.num_generations) * u64::from(rows)).div_ceil(u64::from(step));
+    Workload { prompt, completion, group, rows: u64::from(rows) }
+}
+
+fn learner_sizes<'a>(
+    config: &TrainConfig,
+    model: &'a ModelConfig,
+    critic: Option<&'a ModelConfig>,
+) -> LearnerSizes<'a> {
+    let critic = config.advantage_estimator.spec().critic.then_some(critic.unwrap_or(model));
+    LearnerSizes {
+        model,
+        trained: true,
+        bf16: config.bf16,
+        gradient_checkpointing: config.gradient_checkpointing,
+        adapter: None,
+        reference: config.beta != 0.0,
+        critic,
+    }
+}
+
+fn sampler_sizes(config: &TrainConfig, work: &Workload, sequences: usize) -> SamplerSizes {
+    let positions = config.max_model_len.unwrap_or((work.prompt + work.completion) as usize);
+    SamplerSizes {
+        dtype: config.rollout_device.export_dtype(),
+        device: config.rollout_device,
+        kernels: config.rollout_kernels,
+        rollout_dtype: config.rollout_dtype,
+        kv_dtype: config.kv_dtype,
+        max_num_seqs: sequences,
+        max_model_len: positions,
+        rows: sequences,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        prefill_batch: 1,
+        logits_copies: 1,
+        hot_swap: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Qwen2.5-0.5B's shape.
+    fn model() -> ModelConfig {
+        ModelConfig::from_json(
+            r#"{"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+            "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+            "max_position_embeddings": 32768, "tie_word_embeddings": true}"#,
+        )
+        .unwrap()
+    }
+
+    /// README's run.
+    fn config() -> TrainConfig {
+        TrainConfig {
+            model: "model".into(),
+            dataset: "data.jsonl".into(),
+            reward_funcs: vec!["gsm8k".into()],
+            generation_batch_size: Some(64),
+            per_device_train_batch_size: 16,
+            max_completion_length: 256,
+            ..TrainConfig::default()
+        }
+    }
+
+    fn plan(config: &TrainConfig, main: u64) -> Result<RunPlan, DoesNotFit> {
+        RunPlan::new(config, &model(), None, Machine { main, gpu: None })
+    }
+
+    #[test]
+    fn a_run_gets_the_fast_budget_where_there_is_memory_and_less_where_there_is_not() {
+        let roomy = plan(&config(), 64 * GIB).unwrap();
+        // Two completions of each prompt come together in an update.
+        assert_eq!((roomy.micro_batch_tokens, roomy.max_num_seqs), (512 + 2 * 256, 64));
+        assert_eq!(plan(&config(), 200 * GIB).unwrap().micro_batch_tokens, roomy.micro_batch_tokens);
+        let tight = plan(&config(), 15 * GIB).unwrap();
+        assert_eq!(tight.micro_batch_tokens, 512 + 256, "lowered");
+        assert!(tight.max_num_seqs < 64 && tight.needed()[0] <= 15 * GIB);
+        let given = TrainConfig { micro_batch_tokens: Some(700), ..config() };
+        assert_eq!(plan(&given, 64 * GIB).unwrap().micro_batch_tokens, 700);
+    }
+
+    #[test]
+    fn the_parts_of_the_plan_add_up_and_the_sampler_gets_what_is_left() {
+        let found = plan(&config(), 64 * GIB).unwrap();
+        let weights = model().parameter_count() * 4;
+        assert_eq!((found.learner.weights, found.learner.optimizer), (weights, 2 * weights));
+        let spare = found.machine.usable()[0] - found.needed()[0];
+        assert_eq!(found.sampler_share(), found.sampler.total() + spare);
+        assert_eq!(found.needed()[0], BASELINE + found.learner.total() + found.sampler.total());
+        let with_reference = plan(&TrainConfig { beta: 0.1, ..config() }, 64 * GIB).unwrap();
+        assert_eq!(with_reference.needed()[0], found.needed()[0] + weights);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_in_a_line_with_figures_and_the_way_out() {
+        let message = |config: &TrainConfig, main| plan(config, main).unwrap_err().to_string();
+        let text = message(&config(), 4 * GIB);
+        assert!(text.contains("of 4.00 GiB") && text.contains("AdamW 3.68 GiB") && !text.contains('\n'), "{text}");
+        assert!(text.contains("a smaller model"), "{text}");
+        let text = message(&TrainConfig { micro_batch_tokens: Some(1 << 20), ..config() }, 16 * GIB);
+        assert!(text.ends_with("it would with `micro_batch_tokens` left out"), "{text}");
+        let text = message(&TrainConfig { max_num_seqs: Some(100_000), ..config() }, 64 * GIB);
+        assert!(text.contains("100000 sequences") && text.ends_with("with `max_num_seqs` left out"), "{text}");
+    }
+
+    #[test]
+    fn what_is_on_the_gpu_counts_there() {
+        let on_gpu = TrainConfig { learner_device: Device::Cuda, rollout_device: Device::Cuda, ..config() };
+        let of = |gpu| RunPlan::new(&on_gpu, &model(), None, Machine { main: 16 * GIB, gpu });
+        let found = of(Some(80 * GIB)).unwrap();
+        assert!(found.needed()[1] > found.learner.total() + found.sampler.total());
+        assert!(found.micro_batch_tokens > plan(&config(), 64 * GIB).unwrap().micro_batch_tokens);
+        assert!(found.to_string().contains("of 80.00 GiB on the GPU"), "{found}");
+        assert!(of(Some(4 * GIB)).is_err());
+        assert!(of(None).unwrap().to_string().contains("an unknown amount on the GPU"));
+    }
+}

@@ -1,0 +1,156 @@
+//! What a sampler holds.
+
+use crate::{
+    Dtype, ModelConfig,
+    config::{Device, Kernels, KvDtype, RolloutDtype},
+};
+
+/// Positions of a page of keys and values (packed kernels).
+const PAGE: usize = 16;
+/// Pages beyond those of the longest sequence (packed kernels): prefix and completion each may leave one partly filled.
+pub const PARTIAL_PAGES: usize = 2;
+/// Prompts that the packed kernels compute together at most, and their tokens.
+pub const PACKED_PREFILL: (usize, usize) = (8, 256);
+
+/// Sizes of a sampler, as far as memory depends on them.
+#[derive(Debug, Clone, Copy)]
+pub struct SamplerSizes {
+    /// Element type of the weights on disk.
+    pub dtype: Dtype,
+    /// Where the model runs.
+    pub device: Device,
+    /// What computes it.
+    pub kernels: Kernels,
+    /// What linear layers compute in.
+    pub rollout_dtype: RolloutDtype,
+    /// What keys and values are stored as.
+    pub kv_dtype: KvDtype,
+    /// Sequences decoded at once.
+    pub max_num_seqs: usize,
+    /// Longest prompt plus completion.
+    pub max_model_len: usize,
+    /// Most rows of a decode step.
+    pub rows: usize,
+    /// Prompt tokens prefilled between two decode steps.
+    pub max_num_batched_tokens: usize,
+    /// Prompts prefilled in one call (stock kernels).
+    pub prefill_batch: usize,
+    /// Rows of logits that are held for each one that is drawn from.
+    pub logits_copies: usize,
+    /// Whether new weights will be swapped in.
+    pub hot_swap: bool,
+}
+
+/// Bytes of a sampler, by what they hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SamplerPlan {
+    /// Weights in the layout of the matrix kernels, or all of them in the memory of a device.
+    pub packed_weights: u64,
+    /// Weights read where they are in the mapped file: embedding and norms.
+    pub mapped_weights: u64,
+    /// A second set of packed and mapped weights, while new ones are taken into use.
+    pub swap: u64,
+    /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
+    pub kv_cache: u64,
+    /// A row of logits for each row of a step and each prompt, or several.
+    pub logits: u64,
+    /// Activations of the largest call.
+    pub activations: u64,
+}
+
+impl SamplerSizes {
+    /// Whether the packed kernels compute.
+    #[must_use]
+    pub fn packed(&self) -> bool {
+        self.kernels == Kernels::Packed && self.device == Device::Cpu && self.dtype == Dtype::Fp32
+    }
+
+    /// The plan for a model.
+    #[must_use]
+    pub fn plan(&self, model: &ModelConfig) -> SamplerPlan {
+        let size = self.dtype.size() as u64;
+        let (mut packed, mut mapped) = (0, 0);
+        for (name, shape) in model.parameters() {
+            let bytes = shape.iter().product::<usize>() as u64 * size;
+            let embedding = name == "model.embed_tokens.weight";
+            if shape.len() > 1 && (!embedding || model.tie_word_embeddings) {
+                packed += bytes;
+            }
+            if shape.len() == 1 || embedding {
+                mapped += bytes;
+            }
+        }
+        if self.device != Device::Cpu {
+            (packed, mapped) = (model.parameter_count() * size, 0);
+        }
+        // What rounds are the packed kernels, which begin with fp32.
+        let packed = match self.rollout_dtype {
+            RolloutDtype::Auto | RolloutDtype::Bf16x3 => packed,
+            RolloutDtype::Bf16 => packed / 2,
+            RolloutDtype::Int8 => packed / 4,
+        };
+        let (prompts, together) = if self.packed() {
+            PACKED_PREFILL
+        } else {
+            let padded = self.prefill_batch.saturating_mul(self.max_model_len).min(self.max_num_batched_tokens);
+            (self.prefill_batch, padded)
+        };
+        // Numbers that no memory holds must not wrap to ones that fit.
+        let slots = self.max_num_seqs.saturating_add(self.prefill_batch) as u64;
+        let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
+        let tokens = self.max_model_len.max(self.rows).max(together) as u64;
+        SamplerPlan {
+            packed_weights: packed,
+            mapped_weights: mapped,
+            swap: if self.hot_swap { packed + mapped } else { 0 },
+            kv_cache: self.slot_bytes(model).saturating_mul(slots),
+            logits: row.saturating_mul(self.rows.saturating_add(prompts) as u64),
+            activations: activations(model).saturating_mul(tokens).saturating_mul(size),
+        }
+    }
+
+    /// Keys and values of one slot at full length.
+    #[must_use]
+    pub fn slot_bytes(&self, model: &ModelConfig) -> u64 {
+        let width = model.head_dim;
+        let (positions, bytes) = if self.packed() {
+            // Values in whole blocks, bytes in quads; each position of bytes has two scales.
+            let position = match self.kv_dtype {
+                KvDtype::Auto => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
+                KvDtype::Int8 => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
+            };
+            ((self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE, position)
+        } else {
+            (self.max_model_len, 2 * width * self.dtype.size())
+        };
+        (model.num_hidden_layers * model.num_key_value_heads * bytes) as u64 * positions as u64
+    }
+}
+
+impl SamplerPlan {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.parts().iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
+    }
+
+    /// What is there, with its bytes.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("packed weights", self.packed_weights),
+            ("mapped weights", self.mapped_weights),
+            ("second set of weights for the swap", self.swap),
+            ("KV cache", self.kv_cache),
+            ("logits", self.logits),
+            ("activations", self.activations),
+        ]
+    }
+}
+
+/// Scalars of a token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q, k,
+/// v.
+fn activations(model: &ModelConfig) -> u64 {
+    let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
+    (3 * model.hidden_size + 3 * model.intermediate_size + 2 * heads * model.head_dim) as u64
+}
