@@ -27,6 +27,14 @@ pub fn available() -> io::Result<u64> {
     Ok(group.map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
 }
 
+/// Processes that the kernel has killed for lack of memory since the machine was started; 0 where it does not tell.
+#[must_use]
+pub fn kills() -> u64 {
+    let counters = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let found = counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+    found.unwrap_or(0)
+}
+
 /// The machine, and the tightest limit of the groups that this process is in.
 fn look() -> io::Result<(System, Option<CGroupLimits>)> {
     let unknown = |e: &dyn fmt::Display| io::Error::other(format!("cannot find out how much memory there is: {e}"));

@@ -5,6 +5,7 @@ mod process;
 mod tests;
 
 use std::{
+    os::unix::process::ExitStatusExt,
     process::ExitStatus,
     time::{Duration, Instant},
 };
@@ -64,6 +65,8 @@ pub trait Watch {
     fn interrupts(&mut self) -> usize;
     /// Tells the user something.
     fn say(&mut self, line: &str);
+    /// Whether the kernel has killed any process for lack of memory since the last call.
+    fn memory_ran_out(&mut self) -> bool;
 }
 
 const TICK: Duration = Duration::from_millis(50);
@@ -300,6 +303,13 @@ impl Member {
         let name = self.spec.name;
         let log = self.spec.log.display();
         let lines = self.last_lines();
+        if watch.memory_ran_out() && status.signal() == Some(libc::SIGKILL) {
+            // It would take as much again.
+            bail!(
+                "{name} was killed by the kernel, most likely for lack of memory; {} (log: {log})",
+                self.spec.smaller
+            );
+        }
         let advanced = steps > self.steps_at_start;
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.
         let decided = status.code().is_some() && !ended_by_signal(status);

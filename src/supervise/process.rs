@@ -26,6 +26,8 @@ pub struct Spec {
     pub args: Vec<OsString>,
     /// Standard output and error are appended here.
     pub log: PathBuf,
+    /// What makes it take less memory, for the user.
+    pub smaller: &'static str,
 }
 
 /// A running child. Dropping it kills its process group.

@@ -40,6 +40,10 @@ impl Watch for Scripted {
     fn say(&mut self, line: &str) {
         self.said.push(line.to_owned());
     }
+
+    fn memory_ran_out(&mut self) -> bool {
+        self.dir.join("no-memory").exists()
+    }
 }
 
 fn script(dir: &Path, name: &'static str, body: &str) -> Spec {
@@ -48,6 +52,7 @@ fn script(dir: &Path, name: &'static str, body: &str) -> Spec {
         program: "/bin/sh".into(),
         args: vec!["-c".into(), format!("cd {}\n{body}", dir.display()).into()],
         log: dir.join(format!("{name}.log")),
+        smaller: "feed it less",
     }
 }
 
@@ -110,6 +115,20 @@ fn a_killed_learner_is_restarted() {
     let (outcome, _) = pair(dir.path(), learner, UNTIL_DONE);
     assert_eq!(outcome.unwrap(), Outcome::Finished);
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\nlife\n");
+}
+
+/// With the same figures it would be killed again.
+#[test]
+fn what_the_kernel_killed_for_lack_of_memory_is_not_restarted() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo life >> lives; echo 5 > steps; sleep 0.3; touch no-memory; kill -9 $$";
+    let (outcome, _) = pair(dir.path(), learner, "sleep 30");
+    let error = outcome.unwrap_err().to_string();
+    assert!(
+        error.starts_with("learner was killed by the kernel, most likely for lack of memory; feed it less"),
+        "{error}"
+    );
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\n");
 }
 
 #[test]

@@ -152,7 +152,9 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     watch.announce(&config);
     let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
     let limits = Limits::new(config.max_restarts, evaluates.then(|| Duration::from_secs_f64(config.peer_timeout)));
-    let outcome = supervise::supervise(spec("learner", &dir)?, spec("rollout", &dir)?, limits, &mut watch);
+    let learner = spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing` or `bf16`")?;
+    let sampler = spec("rollout", &dir, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
+    let outcome = supervise::supervise(learner, sampler, limits, &mut watch);
     // Both processes are gone, and only this run's folder and segments are touched.
     if let Err(error) = remove_leftovers(&dir) {
         watch.say(&format!("warning: killed processes may have left shared memory behind: {error}"));
@@ -175,9 +177,9 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     Ok(Trained { outcome, summary, records, dir })
 }
 
-fn spec(name: &'static str, dir: &RunDir) -> Result<Spec> {
+fn spec(name: &'static str, dir: &RunDir, smaller: &'static str) -> Result<Spec> {
     let args = ["run".into(), "--run-dir".into(), OsString::from(dir.root())];
-    Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name) })
+    Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name), smaller })
 }
 
 fn farewell(outcome: Outcome, summary: &Summary, dir: &RunDir) -> String {

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared::{
     RunDir,
     config::TrainConfig,
+    memory,
     metrics::{self, MetricRecord},
 };
 
@@ -21,6 +22,8 @@ pub struct Progress {
     total: u64,
     every: u64,
     shown: u64,
+    /// Processes that had been killed for lack of memory when that was last asked.
+    memory_kills: u64,
 }
 
 impl Progress {
@@ -31,7 +34,7 @@ impl Progress {
         let total = config.max_steps.unwrap_or(0);
         let shown = tail.steps();
         let bar = io::stderr().is_terminal().then(|| bar(total, shown));
-        Self { tail, bar, total, every: config.logging_steps.max(1), shown }
+        Self { tail, bar, total, every: config.logging_steps.max(1), shown, memory_kills: memory::kills() }
     }
 
     /// Completed steps.
@@ -97,6 +100,11 @@ impl Watch for Progress {
 
     fn interrupts(&mut self) -> usize {
         signals::requests()
+    }
+
+    fn memory_ran_out(&mut self) -> bool {
+        let kills = memory::kills();
+        kills > std::mem::replace(&mut self.memory_kills, kills)
     }
 
     fn say(&mut self, line: &str) {

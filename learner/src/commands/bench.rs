@@ -53,8 +53,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, Some(0), args.training.load_options(device))?;
-    let [prompt, completion, group] =
-        [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
+    let [prompt, completion, group] = [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
     let load = Workload { prompt, completion, group, rows: u64::from(args.num_prompts) * group };
     let micro_batch_tokens = args.compute.budget(&args.training.sizes(model.config()), &load)?;
     let config = TrainConfig {

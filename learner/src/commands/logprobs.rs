@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Instant};
 
 use anyhow::{anyhow, bail};
 use serde_json::{Map, Value, json};
-use shared::{atomic, memory_plan::{LearnerSizes, Workload}};
+use shared::{
+    atomic,
+    memory_plan::{LearnerSizes, Workload},
+};
 
 use super::{ComputeArgs, above_zero, load_or_initialise};
 use crate::{batch::Sequence, model::LoadOptions, step::evaluate, text};

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use shared::{ModelDir, memory_plan::Workload};
+use shared::{
+    ModelDir,
+    memory_plan::{LearnerSizes, Workload},
+};
 
 use super::{ComputeArgs, above_zero, below_one, not_negative, refuse_overwriting, word};
 use crate::{
@@ -72,11 +75,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let answers = pairs.iter().chain(&history).flat_map(|pair| [&pair.chosen, &pair.rejected]);
     let longest = answers.map(|answer| answer.tokens.len()).max().unwrap_or(1);
     let work = Workload::apart(longest, 2 * args.batch_size as usize);
+    let sizes = LearnerSizes { trained: true, ..LearnerSizes::evaluated(scorer.config()) };
     let options = Options {
         epochs: args.epochs,
         batch_size: args.batch_size as usize,
         history_share: args.history_share,
-        micro_batch_tokens: args.compute.budget(&args.training.sizes(scorer.config()), &work)? as usize,
+        micro_batch_tokens: args.compute.budget(&sizes, &work)? as usize,
         learning_rate: args.learning_rate,
         optimizer: AdamWOptions::default(),
         seed: args.seed,

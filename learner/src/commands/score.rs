@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde_json::json;
-use shared::{ModelDir, atomic, memory_plan::{LearnerSizes, Workload}};
+use shared::{
+    ModelDir, atomic,
+    memory_plan::{LearnerSizes, Workload},
+};
 
 use super::{ComputeArgs, word};
 use crate::{
@@ -42,7 +45,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;
     let longest = answers.iter().map(|answer| answer.tokens.len()).max().unwrap_or(1);
-    let budget = args.compute.budget(&LearnerSizes::evaluated(scorer.config()), &Workload::apart(longest, answers.len()))?;
+    let budget =
+        args.compute.budget(&LearnerSizes::evaluated(scorer.config()), &Workload::apart(longest, answers.len()))?;
     let found = score(&scorer, &answers, budget as usize)?;
     let lines: String = found.rows().map(|scores| json!({"scores": scores}).to_string() + "\n").collect();
     atomic::write(&args.output, lines.as_bytes())?;

@@ -8,13 +8,14 @@
 
 use std::{ops::Range, sync::Arc};
 
+use shared::memory_plan::HEAD_CHUNK_BYTES;
 use tch::Tensor;
 
 use super::kinds::wide;
 use crate::support::{self, Support, Truncation};
 
 /// Largest `[tokens, vocabulary]` tensor, in bytes. A head has two.
-const CHUNK_BYTES: i64 = 7 << 24;
+const CHUNK_BYTES: i64 = HEAD_CHUNK_BYTES as i64;
 
 /// What the policy says about a run of tokens.
 #[derive(Debug)]

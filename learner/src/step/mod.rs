@@ -19,5 +19,5 @@ pub use forward::{Evaluation, Forward, evaluate};
 pub use inputs::StepInputs;
 pub use metrics::record;
 pub use stats::{Mean, Mismatch, StepMetrics, Times};
-pub use trainer::{Carried, TrainedStep, Trainer};
 pub(crate) use trainer::token_budget;
+pub use trainer::{Carried, TrainedStep, Trainer};

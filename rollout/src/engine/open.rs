@@ -15,8 +15,8 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     backend::Backend,
     device::{self, DeviceBackend},
-    packed::{self, PackedBackend},
     memory::sizes,
+    packed::{self, PackedBackend},
     session::dtype_of,
     stock::StockBackend,
 };

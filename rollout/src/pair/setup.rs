@@ -173,13 +173,8 @@ impl Inputs {
         let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?)?;
         options.memory = Some(plan.sampler_share());
         if config.max_num_seqs.is_none() {
-            options.max_num_seqs = auto_max_num_seqs(
-                model.config(),
-                dtype,
-                &options,
-                options.max_num_seqs,
-                available_memory(&options)?,
-            )?;
+            options.max_num_seqs =
+                auto_max_num_seqs(model.config(), dtype, &options, options.max_num_seqs, available_memory(&options)?)?;
         }
         Ok(Engine::new(source, model, options)?)
     }

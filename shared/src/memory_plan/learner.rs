@@ -78,7 +78,7 @@ impl<'a> LearnerSizes<'a> {
                 all * self.number() + all * FLOAT * (3 + u64::from(self.bf16))
             }),
             activations: self.bytes_per_token().saturating_mul(tokens),
-            head: head_bytes(self.model, tokens),
+            head: head_bytes(self.model, tokens) + self.wide_heads(),
             baseline: BASELINE,
         }
     }
@@ -102,6 +102,13 @@ impl<'a> LearnerSizes<'a> {
         let policy = bytes(self.model);
         let bytes = self.critic.map_or(policy, |critic| policy.max(bytes(critic)));
         (bytes as f64 * GAPS) as u64
+    }
+
+    /// Each head computes in float32.
+    fn wide_heads(&self) -> u64 {
+        let heads = if self.reference && self.adapter.is_none() { 2 } else { 1 };
+        let weight = (self.model.vocab_size * self.model.hidden_size) as u64 * FLOAT;
+        if self.bf16 && self.model.head == Head::LanguageModel { heads * weight } else { 0 }
     }
 
     /// Bytes of a number in the layers.

@@ -99,12 +99,7 @@ impl RunPlan {
         Err(DoesNotFit { plan: Box::new(plan), way_out })
     }
 
-    fn unchecked(
-        config: &TrainConfig,
-        model: &ModelConfig,
-        critic: Option<&ModelConfig>,
-        machine: Machine,
-    ) -> Self {
+    fn unchecked(config: &TrainConfig, model: &ModelConfig, critic: Option<&ModelConfig>, machine: Machine) -> Self {
         let work = workload(config, model);
         let on_gpu = [config.learner_device, config.rollout_device].map(|device| device != Device::Cpu);
         let sizes = learner_sizes(config, model, critic);
@@ -207,7 +202,8 @@ const WAYS_OUT: [(&str, Change); 6] = [
 fn workload(config: &TrainConfig, model: &ModelConfig) -> Workload {
     let completion = u64::from(config.max_completion_length);
     let limit = config.max_model_len.unwrap_or(model.max_position_embeddings) as u64;
-    let prompt = config.max_prompt_length.map_or(ASSUMED_PROMPT, u64::from).min(limit.saturating_sub(completion)).max(1);
+    let prompt =
+        config.max_prompt_length.map_or(ASSUMED_PROMPT, u64::from).min(limit.saturating_sub(completion)).max(1);
     let step = config.completions_per_step();
     let rows = config.per_device_train_batch_size.saturating_mul(config.gradient_accumulation_steps).min(step);
     let group = (u64::from(config.num_generations) * u64::from(rows)).div_ceil(u64::from(step));

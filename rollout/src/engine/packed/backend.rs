@@ -29,8 +29,7 @@ use super::{
 
 /// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
 /// hundred rows on there is nothing to gain, and activations would leave the caches. Nothing is padded.
-const PREFILL: PrefillLimits =
-    PrefillLimits { prompts: PACKED_PREFILL.0, together: PACKED_PREFILL.1, padded: false };
+const PREFILL: PrefillLimits = PrefillLimits { prompts: PACKED_PREFILL.0, together: PACKED_PREFILL.1, padded: false };
 
 /// A prompt in the cache.
 struct Prefix {
