@@ -133,7 +133,10 @@ fn header(tensors: &[(String, Vec<usize>)], entries: impl IntoIterator<Item = (S
     let format = ("format".to_string(), "pt".to_string());
     let entries: HashMap<String, String> = entries.into_iter().chain([format]).collect();
     let metadata = Metadata::new(Some(entries), tensors).expect("the tensors follow one another without a gap");
-    let mut json = serde_json::to_vec(&metadata).expect("a header is always valid JSON");
+    let mut header = serde_json::to_value(&metadata).expect("a header is always valid JSON");
+    // The entries come in any order, and the same content must be the same bytes.
+    header["__metadata__"].as_object_mut().map(serde_json::Map::sort_keys);
+    let mut json = header.to_string().into_bytes();
     json.resize(json.len().next_multiple_of(size_of::<u64>()), b' ');
     ([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat(), end as u64)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions};
 use shared::{ModelConfig, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig};
 
-use crate::{error::LearnerError, model::Parameters};
+use crate::{error::LearnerError, model::Weights};
 
 /// The newest versions that stay on disk whatever the sampler uses: the current one, and the one before it for a
 /// sampler that is just opening it.
@@ -51,9 +51,18 @@ impl Publisher {
     ///
     /// # Errors
     /// Any error of the file system, or values that are no finite numbers.
-    pub fn publish(&self, version: PolicyVersion, parameters: &Parameters) -> Result<WeightManifest, LearnerError> {
-        let mut read = |name: &str| parameters.read_f32(name).map_err(Into::into);
-        Ok(exporters::write_version(&self.base, &self.run_dir.version(version), version, &mut read)?)
+    pub fn publish(&self, version: PolicyVersion, weights: &Weights) -> Result<WeightManifest, LearnerError> {
+        let out = self.run_dir.version(version);
+        Ok(match weights.adapter() {
+            Some((config, adapter)) => {
+                let mut read = |name: &str| adapter.read_f32(name).map_err(Into::into);
+                exporters::write_adapter_version(&self.base, &out, version, config, &mut read)?
+            }
+            None => {
+                let mut read = |name: &str| weights.base().read_f32(name).map_err(Into::into);
+                exporters::write_version(&self.base, &out, version, &mut read)?
+            }
+        })
     }
 
     /// Makes the run directory's newest version the given one: versions of a future that was lost with a killed learner
@@ -66,7 +75,7 @@ impl Publisher {
         &self,
         version: PolicyVersion,
         saved: Option<&WeightManifest>,
-        parameters: &Parameters,
+        weights: &Weights,
     ) -> Result<(), LearnerError> {
         for newer in self.run_dir.versions()?.into_iter().filter(|v| *v > version) {
             atomic::remove_dir(&self.run_dir.version(newer))?;
@@ -80,7 +89,7 @@ impl Publisher {
             _ => false,
         };
         if !same {
-            self.publish(version, parameters)?;
+            self.publish(version, weights)?;
         }
         Ok(())
     }

@@ -320,3 +320,18 @@ fn a_micro_batch_of_rlinf_is_a_minibatch() {
         assert_eq!((config.per_device_train_batch_size, config.gradient_accumulation_steps), expected, "{sizes}");
     }
 }
+
+#[test]
+fn an_adapter_of_verl_is_one_of_peft_and_rank_0_is_none() {
+    let of = |rank: u32| {
+        let model = format!("{{path: m, lora_rank: {rank}, lora_alpha: 64, target_modules: all-linear}}");
+        let text = format!(
+            "actor_rollout_ref: {{model: {model}, actor: {{ppo_mini_batch_size: 8}}}}\ntrainer: {{nnodes: 1}}\n"
+        );
+        import(&text).1.config
+    };
+    let config = of(32);
+    assert_eq!((config.use_peft, config.lora_r, config.lora_alpha), (true, 32, 64.0));
+    assert!(config.lora_target_modules.is_empty(), "every linear layer");
+    assert!(!of(0).use_peft && of(0).lora_r == 16);
+}

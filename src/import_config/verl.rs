@@ -82,6 +82,15 @@ fn combine(get: Lookup<'_>) -> Options {
         set("adam_beta1", first.clone());
         set("adam_beta2", second.clone());
     }
+    let of_model = |key: &str| get(&format!("actor_rollout_ref.model.{key}"));
+    if let Some(rank) = of_model("lora_rank").filter(|rank| rank.as_u64().is_some_and(|rank| rank > 0)) {
+        set("use_peft", true.into());
+        set("lora_r", rank);
+        set("lora_alpha", of_model("lora_alpha").unwrap_or_else(|| 16.into()));
+        // One name, which means every layer, or a list.
+        let modules = of_model("target_modules").filter(Value::is_array);
+        set("lora_target_modules", modules.unwrap_or_else(|| Value::Array(Vec::new())));
+    }
     let correction = |key: &str| get(&format!("algorithm.rollout_correction.{key}"));
     if let Some(Value::String(level)) = correction("rollout_is") {
         set("importance_sampling_correction", true.into());

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use shared::{ModelDir, RunDir, config::TrainConfig};
+use shared::{ModelDir, RunDir, config::TrainConfig, model_dir::ADAPTER_CONFIG_FILE};
 use tch::{Device, Tensor};
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{
     critic::Critic,
     error::LearnerError,
-    model::{self, LoadOptions},
+    model::{self, Decoder, LoadOptions},
     step::Trainer,
     trained::OptimizerState,
 };
@@ -44,14 +44,35 @@ pub fn open_trainer(
     device: Device,
 ) -> Result<(Trainer, TrainerState), LearnerError> {
     let options = LoadOptions::training(device, config.bf16, config.gradient_checkpointing);
-    let weights = checkpoint.map(ModelDir::open).transpose()?;
-    let policy = model::load(weights.as_ref().unwrap_or(model), options)?;
     // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.
     let moved = checkpoint.filter(|_| config.sync_ref_model).map(|path| path.join(REFERENCE_DIR));
-    let moved = moved.filter(|path| path.is_dir()).map(ModelDir::open).transpose()?;
-    let reference = (config.beta != 0.0)
-        .then(|| model::load(moved.as_ref().unwrap_or(model), LoadOptions { trainable: false, ..options }))
-        .transpose()?;
+    let moved = moved.filter(|path| path.is_dir());
+    let frozen = LoadOptions { trainable: false, ..options };
+    if let Some(path) = checkpoint {
+        check_kind(config, path)?;
+    }
+    let (policy, reference) = if let Some(adapter) = model::adapter_config(config, model)? {
+        let base = model::load(model, frozen)?;
+        let adapted = |saved: Option<&Path>| -> Result<Decoder, LearnerError> {
+            let parameters = model::load_adapter(&adapter, model, saved, config.seed, options)?;
+            Ok(base.with_adapter(Some((adapter.clone(), parameters))))
+        };
+        let reference = match (config.beta != 0.0, config.sync_ref_model) {
+            (false, _) => None,
+            (true, false) => Some(base.with_adapter(None)),
+            (true, true) => Some(adapted(moved.as_deref())?),
+        };
+        (adapted(checkpoint)?, reference)
+    } else {
+        let open = |path: Option<&Path>, options| -> Result<Decoder, LearnerError> {
+            let found = path.map(ModelDir::open).transpose()?;
+            model::load(found.as_ref().unwrap_or(model), options)
+        };
+        // One that moves is mixed in the precision of what is trained.
+        let of_reference = LoadOptions { trainable: config.sync_ref_model, ..options };
+        let reference = (config.beta != 0.0).then(|| open(moved.as_deref(), of_reference)).transpose()?;
+        (open(checkpoint, options)?, reference)
+    };
     let mut trainer = Trainer::new(config, policy, reference)?;
     if config.advantage_estimator.spec().critic {
         // A checkpoint of a run without one leaves the critic to begin anew.
@@ -65,6 +86,20 @@ pub fn open_trainer(
         Some(path) => TrainerState { total_steps, ..restore(path, &mut trainer)? },
     };
     Ok((trainer, state))
+}
+
+/// An adapter cannot go on as a model, nor a model as an adapter.
+fn check_kind(config: &TrainConfig, checkpoint: &Path) -> Result<(), LearnerError> {
+    let is_adapter = checkpoint.join(ADAPTER_CONFIG_FILE).is_file();
+    if is_adapter == config.use_peft {
+        return Ok(());
+    }
+    let message = if is_adapter {
+        "holds an adapter, and the run has `use_peft` false; set it to true, or make the adapter's model with `tandem merge`"
+    } else {
+        "holds a whole model, and the run has `use_peft` true; begin a run with the checkpoint as its `model`"
+    };
+    Err(LearnerError::content(checkpoint, message))
 }
 
 fn restore(checkpoint: &Path, trainer: &mut Trainer) -> Result<TrainerState, LearnerError> {

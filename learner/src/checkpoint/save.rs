@@ -9,7 +9,7 @@ use shared::{
 use tch::Tensor;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
-use crate::{error::LearnerError, step::Trainer};
+use crate::{error::LearnerError, model::Decoder, step::Trainer};
 
 /// Writes `checkpoint-N` for the state's step and removes the oldest ones beyond `limit`.
 ///
@@ -26,9 +26,12 @@ pub fn save(
     state: &TrainerState,
     limit: Option<u32>,
 ) -> Result<(), LearnerError> {
+    let adapted = trainer.policy().model().weights().adapter().is_some();
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
         fill(dir, model, trainer, state)?;
-        for name in [MODEL_FILE, DATA_FILE, MANIFEST_FILE] {
+        // An adapter's version has no graph and no weights.
+        let shared: &[&str] = if adapted { &[] } else { &[MODEL_FILE, DATA_FILE, MANIFEST_FILE] };
+        for name in shared {
             share(&version_dir.join(name), &dir.join(name))?;
         }
         Ok::<_, LearnerError>(())
@@ -50,13 +53,12 @@ pub fn save(
 /// Any error of the file system.
 pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &TrainerState) -> Result<(), LearnerError> {
     let policy = trainer.policy();
-    exporters::fill_hf(model, dir, &mut |name| policy.parameters().read_f32(name).map_err(Into::into))?;
+    fill_policy(dir, model, policy.model())?;
     Tensor::write_safetensors(&policy.state(), dir.join(OPTIMIZER_FILE))?;
     if let Some(reference) = trainer.moving_reference() {
-        let parameters = reference.weights().trained();
         let folder = dir.join(REFERENCE_DIR);
         fs::create_dir(&folder)?;
-        exporters::fill_hf(model, &folder, &mut |name| parameters.read_f32(name).map_err(Into::into))?;
+        fill_policy(&folder, model, reference)?;
     }
     if let Some(critic) = trainer.credit().critic() {
         let (folder, scorer) = (dir.join(CRITIC_DIR), critic.trained());
@@ -67,6 +69,17 @@ pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &Trai
     }
     let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
     fs::write(dir.join(STATE_FILE), text)?;
+    Ok(())
+}
+
+/// The model, or its adapter, as it is trained.
+fn fill_policy(dir: &Path, model: &ModelDir, policy: &Decoder) -> Result<(), LearnerError> {
+    let trained = policy.weights().trained();
+    let mut read = |name: &str| trained.read_f32(name).map_err(Into::into);
+    match policy.weights().adapter() {
+        Some((config, _)) => exporters::fill_adapter(dir, config, model.config().parameters(), &mut read)?,
+        None => exporters::fill_hf(model, dir, &mut read)?,
+    }
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use shared::{
 use super::{ComputeArgs, TrainingArgs, load_or_initialise};
 use crate::{
     device,
+    model::{LoadOptions, adapter_config, load_adapter},
     step::{StepBatch, StepMetrics, Trainer},
 };
 
@@ -40,6 +41,9 @@ pub struct Args {
     /// Optimisation passes per step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub num_iterations: u32,
+    /// Train an adapter of this rank on every linear layer instead of the model.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub lora_r: Option<u32>,
     #[command(flatten)]
     training: TrainingArgs,
     #[command(flatten)]
@@ -52,7 +56,9 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
-    let (model, policy) = load_or_initialise(&args.model, Some(0), args.training.load_options(device))?;
+    let options = args.training.load_options(device);
+    let base = LoadOptions { trainable: args.lora_r.is_none(), ..options };
+    let (model, mut policy) = load_or_initialise(&args.model, Some(0), base)?;
     let [prompt, completion, group] = [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
     let load = Workload { prompt, completion, group, rows: u64::from(args.num_prompts) * group };
     let micro_batch_tokens = args.compute.budget(&args.training.sizes(model.config()), &load)?;
@@ -63,11 +69,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         num_iterations: args.num_iterations,
         micro_batch_tokens: Some(micro_batch_tokens),
         max_steps: Some(u64::from(args.steps) + 1),
+        use_peft: args.lora_r.is_some(),
+        lora_r: args.lora_r.unwrap_or_default(),
         // No sampler has drawn these tokens. Its log-probs are 0, so every ratio to it is below 1 and every weight is 1.
         importance_sampling_mode: ImportanceSamplingMode::SequenceTruncate,
         importance_sampling_clip_min: Some(1.0),
         ..TrainConfig::default()
     };
+    if let Some(adapter) = adapter_config(&config, &model)? {
+        let parameters = load_adapter(&adapter, &model, None, config.seed, options)?;
+        policy = policy.with_adapter(Some((adapter, parameters)));
+    }
     let mut trainer = Trainer::new(&config, policy, None)?;
     let mut seconds = Vec::new();
     let mut phases: Vec<StepMetrics> = Vec::new();
@@ -102,6 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "num_iterations": args.num_iterations,
             "threads": tch::get_num_threads(),
             "device": format!("{device:?}"),
+            "lora_r": args.lora_r,
             "bf16": args.training.bf16,
             "gradient_checkpointing": args.training.gradient_checkpointing,
             "step_s": step_s,

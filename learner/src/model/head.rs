@@ -111,6 +111,15 @@ impl Head {
         }
     }
 
+    /// Another head with the same weight and the same buffers.
+    pub(super) fn shared(&self) -> Self {
+        Self {
+            weight_VH: self.weight_VH.shallow_clone(),
+            chunk: self.chunk,
+            buffers: self.buffers.each_ref().map(Tensor::shallow_clone),
+        }
+    }
+
     /// With another bound on the tokens of a chunk; results do not depend on it.
     #[must_use]
     pub fn with_chunk(weight_VH: &Tensor, chunk: i64) -> Self {

@@ -1,5 +1,6 @@
 //! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families over libtorch: language models and scorers.
 
+mod adapter;
 mod attention;
 mod head;
 mod kinds;
@@ -20,9 +21,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use exporters::AdapterConfig;
 use shared::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
+pub use adapter::{adapter_config, load_adapter};
 pub use head::{Head, Span, Targets, TokenGradients, TokenStats};
 pub use load::{LoadOptions, initialise, load, load_scorer};
 pub use parameters::{Gradients, Parameters};
@@ -111,9 +114,21 @@ impl Decoder {
     /// compute the layer again on the way back: the same bits, in less memory and more time.
     #[must_use]
     pub fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
-        let head_leaf = weights.leaf(if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD });
+        let head_leaf = weights.leaf(head_name(&config));
         let head = Head::new(&head_leaf.values);
         Self { trunk: Trunk::new(config, weights, gradient_checkpointing), head, head_leaf }
+    }
+
+    /// The model with another adapter, or none, in the memory of this one.
+    #[must_use]
+    pub fn with_adapter(&self, adapter: Option<(AdapterConfig, Parameters)>) -> Self {
+        let base = self.weights().base().shared();
+        let weights = match adapter {
+            Some((config, parameters)) => Weights::adapted(base, config, parameters),
+            None => Weights::new(base),
+        };
+        let head_leaf = weights.leaf(head_name(self.config()));
+        Self { trunk: self.trunk.with_weights(weights), head: self.head.shared(), head_leaf }
     }
 
     /// The architecture.
@@ -185,6 +200,10 @@ impl Decoder {
         self.trunk.backward(&batch.packed, &batch.positions_N, tape, &gradient_NH, gradients);
         PassTimes { forward, head, backward: elapsed() - forward - head }
     }
+}
+
+fn head_name(config: &ModelConfig) -> &'static str {
+    if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD }
 }
 
 /// What the head needs to know about a micro-batch's completion tokens.

@@ -122,6 +122,11 @@ impl Trunk {
         Self { layers, norm, embedding, config, weights, gradient_checkpointing }
     }
 
+    /// The same architecture over other weights.
+    pub(super) fn with_weights(&self, weights: Weights) -> Self {
+        Self::new(self.config.clone(), weights, self.gradient_checkpointing)
+    }
+
     pub(super) fn config(&self) -> &ModelConfig {
         &self.config
     }

@@ -1,5 +1,6 @@
 //! What a model computes with, and what of it training moves.
 
+use exporters::AdapterConfig;
 use tch::Kind;
 
 use super::{
@@ -19,9 +20,8 @@ pub struct Weights {
 /// Low-rank additions to a model's projections (LoRA, Hu et al. 2021).
 #[derive(Debug)]
 struct Adapter {
+    config: AdapterConfig,
     parameters: Parameters,
-    /// What the products are multiplied by.
-    scaling: f64,
 }
 
 impl Weights {
@@ -37,12 +37,12 @@ impl Weights {
         Self { base: masters.rounded(kind), adapter: None, masters: Some(masters) }
     }
 
-    /// A frozen model with an adapter, whose parameters have the names of PEFT, from `model.` on.
+    /// A frozen model with an adapter, whose parameters are those that its configuration names.
     #[must_use]
-    pub fn adapted(base: Parameters, adapter: Parameters, scaling: f64) -> Self {
+    pub fn adapted(base: Parameters, config: AdapterConfig, adapter: Parameters) -> Self {
         let (own, kind) = (adapter.flat().kind(), base.flat().kind());
         let (parameters, masters) = if own == kind { (adapter, None) } else { (adapter.rounded(kind), Some(adapter)) };
-        Self { base, adapter: Some(Adapter { parameters, scaling }), masters }
+        Self { base, adapter: Some(Adapter { config, parameters }), masters }
     }
 
     /// What passes read of the model itself.
@@ -50,10 +50,10 @@ impl Weights {
         &self.base
     }
 
-    /// What passes read of the adapter.
+    /// The adapter: what it is, and what passes read of it.
     #[must_use]
-    pub fn adapter(&self) -> Option<&Parameters> {
-        self.adapter.as_ref().map(|adapter| &adapter.parameters)
+    pub fn adapter(&self) -> Option<(&AdapterConfig, &Parameters)> {
+        self.adapter.as_ref().map(|adapter| (&adapter.config, &adapter.parameters))
     }
 
     /// What an optimiser moves.
@@ -63,7 +63,7 @@ impl Weights {
 
     /// What passes read of what is trained.
     fn read(&self) -> &Parameters {
-        self.adapter().unwrap_or(&self.base)
+        self.adapter.as_ref().map_or(&self.base, |adapter| &adapter.parameters)
     }
 
     /// To be called after [`Self::trained`] has changed.
@@ -89,15 +89,16 @@ impl Weights {
 
     /// What the adapter adds to a projection `{block}.{stacked}` that consists of `{block}.{member}` for each member.
     pub(super) fn low_rank(&self, block: &str, stacked: &str, members: &[&str]) -> Option<LowRank> {
-        let Adapter { parameters, scaling } = self.adapter.as_ref()?;
-        let first = parameters.find(&format!("{block}.{stacked}.lora_A.weight"))?;
+        let Adapter { config, parameters } = self.adapter.as_ref()?;
+        let factors = |name: &str| AdapterConfig::tensor_names(&format!("{block}.{name}")).map(|n| parameters.find(&n));
+        let [first, _] = factors(stacked);
         let (mut second, mut start) = (Vec::new(), 0);
         for member in members {
             let outputs = self.base.rows(&format!("{block}.{member}.weight"));
-            let leaf = parameters.find(&format!("{block}.{member}.lora_B.weight"));
+            let [_, leaf] = factors(member);
             second.extend(leaf.map(|leaf| (start..start + outputs, leaf)));
             start += outputs;
         }
-        Some(LowRank::new(first, second, *scaling))
+        Some(LowRank::new(first?, second, config.scaling()))
     }
 }

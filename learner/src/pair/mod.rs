@@ -112,7 +112,7 @@ impl<'a> Run<'a> {
         let base = ensure_export(&model, &export_options(config, model.config())?)?;
         let publisher = Publisher::new(run_dir.clone(), base);
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
-        publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model().weights().base())?;
+        publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model().weights())?;
         Ok(Self {
             metrics: MetricsFile::open(&run_dir.metrics(), state.step)?,
             prompts: count_rows(&config.dataset).map_err(|e| LearnerError::Config(format!("`dataset`: {e}")))?,
@@ -197,7 +197,7 @@ impl<'a> Run<'a> {
     fn publish(&self, link: &Link) -> Result<Duration, LearnerError> {
         let start = Instant::now();
         let version = PolicyVersion(self.state.step);
-        self.publisher.publish(version, self.trainer.policy().model().weights().base())?;
+        self.publisher.publish(version, self.trainer.policy().model().weights())?;
         link.announce(|status| {
             status.version = version;
             status.step = Step(version.0);

@@ -24,7 +24,7 @@ use crate::{
         reduction::{Normaliser, RowWeights, update_weights},
     },
     mismatch::Correction,
-    model::Decoder,
+    model::{Decoder, Trainable},
     optimizer::AdamWOptions,
     ragged::Ragged,
     schedule::Schedule,
@@ -353,6 +353,7 @@ impl Trainer {
             let mut flat = reference.weights().trained().flat().shallow_clone();
             let _ = flat.lerp_(self.policy.parameters().flat(), self.config.ref_model_mixup_alpha);
         });
+        reference.moved();
     }
 
     fn update(&mut self, mut pass: Pass<'_>, rows: &[usize]) -> Result<(), LearnerError> {

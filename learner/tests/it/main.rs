@@ -11,6 +11,7 @@ mod golden_loss;
 mod golden_model;
 mod golden_objective;
 mod invariance;
+mod lora;
 mod pair;
 mod scorer;
 mod step;

@@ -16,6 +16,7 @@ use exporters::{ExportOptions, export};
 use harness::memory;
 use learner::{
     LearnerError,
+    checkpoint::open_trainer,
     model::{LoadOptions, load},
     pair::{Outcome, run},
     publish::Publisher,
@@ -76,7 +77,7 @@ fn content(checkpoint: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 
 fn assert_same_checkpoint(a: &RunDir, b: &RunDir, step: u64) {
     let (a, b) = (content(&a.checkpoint(step)), content(&b.checkpoint(step)));
-    assert!(a.len() >= 7, "a checkpoint has more files than {}", a.len());
+    assert!(a.len() >= 6, "a checkpoint has more files than {}", a.len());
     for (left, right) in a.iter().zip(&b) {
         assert_eq!(left.0, right.0);
         assert!(left.1 == right.1, "{} differs", left.0.display());
@@ -112,10 +113,10 @@ fn more_positions_than_the_model_has_are_refused() {
     assert!(error.to_string().contains("`max_model_len` 300 is above the model's limit of 256"), "{error}");
 }
 
-#[test]
-fn a_stopped_run_goes_on_to_the_same_bytes() {
+/// What every kind of model under training must be able to do.
+fn stop_and_go_on(change: impl Fn(&mut TrainConfig)) {
     let folder = Folder::new();
-    let config = TrainConfig {
+    let mut config = TrainConfig {
         save_steps: 100,
         beta: 0.1,
         sync_ref_model: true,
@@ -125,6 +126,8 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
         entropy_target: 100.0,
         ..folder.config()
     };
+    change(&mut config);
+    config.validate().unwrap();
     let (whole, parts) = (folder.run_dir("whole"), folder.run_dir("parts"));
     train(&whole, &config, Manners::default());
 
@@ -162,6 +165,56 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
     let steps: Vec<f64> =
         metrics::read(&parts.metrics()).unwrap().iter().map(|r| r.get(metrics::STEP).unwrap()).collect();
     assert_eq!(steps, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn a_stopped_run_goes_on_to_the_same_bytes() {
+    stop_and_go_on(|_| ());
+}
+
+#[test]
+fn a_stopped_run_in_bfloat16_goes_on_to_the_same_bytes() {
+    stop_and_go_on(|config| config.bf16 = true);
+}
+
+#[test]
+fn a_stopped_run_of_an_adapter_goes_on_to_the_same_bytes() {
+    stop_and_go_on(|config| (config.use_peft, config.ref_model_mixup_alpha) = (true, 1.0));
+}
+
+#[test]
+fn versions_and_checkpoints_of_an_adapter_are_peft_directories_with_what_was_trained() {
+    let folder = Folder::new();
+    let config = TrainConfig { use_peft: true, bf16: true, ..folder.config() };
+    let run_dir = folder.run_dir("adapter");
+    train(&run_dir, &config, Manners::default());
+    let (trainer, _) =
+        open_trainer(&config, &ModelDir::open(&config.model).unwrap(), Some(&run_dir.checkpoint(6)), Device::Cpu)
+            .unwrap();
+    let weights = trainer.policy().model().weights();
+    let version = run_dir.version(PolicyVersion(6));
+    let parameters = || ModelDir::open(&config.model).unwrap().config().parameters();
+    let open = |dir: &Path| exporters::Adapter::open(dir, parameters()).unwrap();
+    let (read, saved) = (open(&version), open(&run_dir.checkpoint(6)));
+    assert!(read.config().base_blake3.is_some() && read.config() == saved.config());
+    let (config, rounded) = weights.adapter().unwrap();
+    for (module, _) in config.modules(parameters()).unwrap() {
+        let [a, b] = exporters::AdapterConfig::tensor_names(&module);
+        let found = read.update(&format!("{module}.weight")).unwrap();
+        assert_eq!(found.a(), rounded.read_f32(&a).unwrap(), "a version is what passes compute with");
+        assert_eq!(found.b(), rounded.read_f32(&b).unwrap());
+        let saved = saved.update(&format!("{module}.weight")).unwrap();
+        assert_eq!(saved.b(), weights.trained().read_f32(&b).unwrap());
+        assert_ne!(saved.b(), found.b(), "a checkpoint is what the optimiser moves");
+    }
+    let size: u64 = fs::read_dir(&version).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    let base = fs::metadata(support::model().join("model.safetensors")).unwrap().len();
+    assert!(size < base / 2, "a version has {size} bytes, the model {base}");
+    // A run that trains a whole model cannot go on from it, and the other way round.
+    let whole = TrainConfig { use_peft: false, ..folder.config() };
+    let model = ModelDir::open(&whole.model).unwrap();
+    let error = open_trainer(&whole, &model, Some(&run_dir.checkpoint(6)), Device::Cpu).unwrap_err().to_string();
+    assert!(error.contains("`use_peft`") && error.contains("checkpoint-6"), "{error}");
 }
 
 #[test]
@@ -334,9 +387,9 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
         }
         Publisher::new(run_dir.clone(), base)
     };
-    let saved = publisher(Dtype::Fp32).publish(version, policy.weights().trained()).unwrap();
+    let saved = publisher(Dtype::Fp32).publish(version, policy.weights()).unwrap();
     let dtype_after = |dtype: Dtype| {
-        publisher(dtype).rewind(version, Some(&saved), policy.weights().trained()).unwrap();
+        publisher(dtype).rewind(version, Some(&saved), policy.weights()).unwrap();
         WeightManifest::read(&run_dir.version(version)).unwrap().tensor("model.embed_tokens.weight").unwrap().dtype
     };
     assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);

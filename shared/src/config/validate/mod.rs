@@ -35,6 +35,7 @@ impl TrainConfig {
         self.check_objective()?;
         self.check_entropy()?;
         self.check_reference()?;
+        self.check_adapter()?;
         self.check_mismatch()
     }
 
@@ -50,6 +51,26 @@ impl TrainConfig {
             "`repetition_penalty` must be 1 in training: with a penalty, completions come from a distribution that \
              changes with every token and whose log-probs the learner does not have; punish repetition with the reward \
              function repetition_penalty instead"
+        );
+        Ok(())
+    }
+
+    fn check_adapter(&self) -> Result<(), ConfigError> {
+        let keys = ["lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora"];
+        if let Some(key) = keys.into_iter().find(|key| !self.use_peft && self.is_set(key)) {
+            return Err(ConfigError::Value(format!("`{key}` has no effect without `use_peft`; set it to true")));
+        }
+        ensure!(
+            self.lora_dropout == 0.0,
+            "`lora_dropout` must be 0, got {}: what a pass drops the sampler does not, so log-probs would not be those of \
+             the policy that sampled",
+            self.lora_dropout
+        );
+        ensure!(
+            !(self.use_peft && self.sync_ref_model) || self.ref_model_mixup_alpha == 1.0,
+            "`ref_model_mixup_alpha` must be 1 with `use_peft`, got {}: a mixture of two adapters' factors is no mixture of \
+             their weights",
+            self.ref_model_mixup_alpha
         );
         Ok(())
     }

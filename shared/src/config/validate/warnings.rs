@@ -8,6 +8,9 @@ use crate::config::{
 };
 use crate::methods::Reduction;
 
+/// Rates below this are what runs without an adapter have.
+const LORA_LEAST_RATE: f64 = 5e-6;
+
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
     #[must_use]
@@ -30,6 +33,12 @@ impl TrainConfig {
             self.num_generations < 4,
             "`num_generations` {} makes a poor baseline; 8 or more is usual",
             self.num_generations
+        );
+        warn_if!(
+            self.use_peft && self.learning_rate < LORA_LEAST_RATE,
+            "`learning_rate` {:e} looks like one for training all weights; an adapter wants about ten times as much, say 1e-5 \
+             to 1e-4",
+            self.learning_rate
         );
         let estimator = self.advantage_estimator;
         warn_if!(

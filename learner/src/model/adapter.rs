@@ -1,0 +1,98 @@
+//! Adapters for training: as a run asks for them, and as a checkpoint holds them.
+
+use std::{collections::HashMap, path::Path};
+
+use exporters::{Adapter, AdapterConfig, Checkpoint};
+use shared::{ModelDir, config::TrainConfig, rng};
+
+use super::{LoadOptions, Parameters, kinds::wide_kind};
+use crate::error::LearnerError;
+
+/// Distinguishes the first factors' values from other uses of the seed.
+const ADAPTER_KEY: u64 = 0x6c6f_7261;
+
+/// Every linear layer of a decoder, which is what `lora_target_modules` means when it is empty.
+const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+/// The adapter that a run on `model` trains, if it trains one.
+///
+/// # Errors
+/// A model with unreadable weights, or `lora_target_modules` that it does not have.
+pub fn adapter_config(config: &TrainConfig, model: &ModelDir) -> Result<Option<AdapterConfig>, LearnerError> {
+    if !config.use_peft {
+        return Ok(None);
+    }
+    let mut target_modules = config.lora_target_modules.clone();
+    if target_modules.is_empty() || target_modules == ["all-linear"] {
+        target_modules = ALL_LINEAR.map(str::to_owned).to_vec();
+    }
+    let adapter = AdapterConfig {
+        base_model_name_or_path: std::path::absolute(model.path())?.display().to_string(),
+        base_blake3: model
+            .has_weights()
+            .then(|| Checkpoint::open(model))
+            .transpose()?
+            .map(|base| base.weights_blake3()),
+        r: config.lora_r as usize,
+        lora_alpha: config.lora_alpha,
+        lora_dropout: config.lora_dropout,
+        target_modules,
+        use_rslora: config.use_rslora,
+    };
+    adapter
+        .modules(model.config().parameters())
+        .map_err(|e| LearnerError::Config(format!("`lora_target_modules`: {e}")))?;
+    Ok(Some(adapter))
+}
+
+/// The adapter's parameters, in float32 at least: those `saved` in a directory, else as PEFT begins, with A uniform within ±1/√in
+/// and B 0, so that nothing is added yet. They depend on the seed alone.
+///
+/// # Errors
+/// A directory that cannot be read, or holds an adapter of another kind or for another base.
+pub fn load_adapter(
+    config: &AdapterConfig,
+    model: &ModelDir,
+    saved: Option<&Path>,
+    seed: u64,
+    options: LoadOptions,
+) -> Result<Parameters, LearnerError> {
+    let of_base = || model.config().parameters();
+    let saved = saved.map(|dir| open(config, model, dir)).transpose()?;
+    let mut values = HashMap::new();
+    for (index, (module, [outputs, inputs])) in config.modules(of_base())?.into_iter().enumerate() {
+        let stored = saved.as_ref().and_then(|adapter| adapter.update(&format!("{module}.weight")));
+        let factors = if let Some(update) = stored {
+            [update.a().to_vec(), update.b().to_vec()]
+        } else {
+            let (bound, mut stream) =
+                (1.0 / (inputs as f64).sqrt(), rng::Stream::new(&[seed, ADAPTER_KEY, index as u64]));
+            let first = (0..config.r * inputs).map(|_| (bound * (2.0 * stream.next_f64() - 1.0)) as f32);
+            [first.collect(), vec![0.0; outputs * config.r]]
+        };
+        values.extend(AdapterConfig::tensor_names(&module).into_iter().zip(factors));
+    }
+    Parameters::load(config.tensors(of_base())?, wide_kind(options.kind), options.device, &mut |name| {
+        values.remove(name).ok_or_else(|| LearnerError::Parameter(name.to_owned()))
+    })
+}
+
+fn open(config: &AdapterConfig, model: &ModelDir, dir: &Path) -> Result<Adapter, LearnerError> {
+    let adapter = Adapter::open(dir, model.config().parameters())?;
+    let found = adapter.config();
+    let kind = |config: &AdapterConfig| (config.r, config.target_modules.clone());
+    if kind(found) != kind(config) {
+        let message = format!(
+            "is an adapter of rank {} on {}; the run asks for rank {} on {}",
+            found.r,
+            found.target_modules.join(", "),
+            config.r,
+            config.target_modules.join(", ")
+        );
+        return Err(LearnerError::content(dir, message));
+    }
+    if found.base_blake3.is_some() && found.base_blake3 != config.base_blake3 {
+        return Err(LearnerError::content(dir, "was trained on other weights than those of `model`"));
+    }
+    Ok(adapter)
+}

@@ -1,0 +1,120 @@
+//! Low-rank adapters: gradients, what is trained, and what is refused.
+
+use learner::{
+    batch::{MicroBatch, Sequence},
+    checkpoint::open_trainer,
+    model::{Decoder, LoadOptions, Parameters, Span, TokenGradients, adapter_config, load, load_adapter},
+    step::{StepBatch, evaluate},
+};
+use shared::{ModelDir, PolicyVersion, config::TrainConfig};
+use tch::{Device, Kind, Tensor};
+
+use crate::support;
+
+/// An adapter of rank 3 on some of the layers, with a scaling that is no power of two.
+fn config() -> TrainConfig {
+    TrainConfig {
+        use_peft: true,
+        lora_r: 3,
+        lora_alpha: 5.0,
+        use_rslora: true,
+        lora_target_modules: ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec(),
+        warmup_steps: 0,
+        ..support::config("unused.jsonl".into())
+    }
+}
+
+fn sequences() -> Vec<(Vec<u32>, Vec<u32>)> {
+    let prompt = vec![7, 8, 9, 10];
+    vec![(prompt.clone(), vec![20, 21, 22, 23, 24]), (prompt.clone(), vec![30, 31]), (prompt, vec![40, 41, 42])]
+}
+
+/// Log-probs, and gradients of their sum weighted by turns.
+fn differentiate(model: &Decoder) -> (Vec<f64>, Tensor) {
+    let owned = sequences();
+    let sequences: Vec<_> = owned.iter().map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+    let batch = MicroBatch::new(&sequences, &[0, 1, 2], Device::Cpu);
+    let (mut gradients, mut logprobs) = (model.weights().trained().gradients(), Vec::new());
+    model.differentiate(&batch, 0.9, Span::Token, &mut gradients, &mut |run, stats| {
+        logprobs.extend(Vec::<f64>::try_from(&stats.logprobs_N).unwrap());
+        let weights: Vec<f64> = run.map(|i| 0.3 + f64::from(i as i32 % 3) - 1.0).collect();
+        TokenGradients::from(Tensor::from_slice(&weights))
+    });
+    (logprobs, gradients.flat().copy())
+}
+
+fn slice(parameters: &Parameters, flat: &Tensor, name: &str) -> Tensor {
+    parameters.slice_of(flat, name).unwrap_or_else(|| panic!("no parameter {name}"))
+}
+
+/// With W' = W + s·B·A the chain rule gives dB = s·dW'·Aᵀ and dA = s·Bᵀ·dW', and the merged model is the same function.
+#[test]
+fn an_adapter_is_the_merged_model_and_so_are_its_gradients() {
+    tch::set_num_threads(1);
+    let (config, model) = (config(), ModelDir::open(support::model()).unwrap());
+    let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
+    let adapter = adapter_config(&config, &model).unwrap().unwrap();
+    let (base, merged) = (load(&model, options).unwrap(), load(&model, options).unwrap());
+    let parameters = load_adapter(&adapter, &model, None, 1, options).unwrap();
+    tch::manual_seed(3);
+    let noise = Tensor::randn(parameters.flat().size(), (Kind::Double, Device::Cpu)) * 0.1;
+    let _ = parameters.flat().shallow_clone().g_add_(&noise);
+    let adapted = base.with_adapter(Some((adapter.clone(), parameters)));
+    let (_, factors) = adapted.weights().adapter().unwrap();
+    let modules = adapter.modules(model.config().parameters()).unwrap();
+    assert_eq!(modules.len(), 5 * model.config().num_hidden_layers);
+    let scaling = 5.0 / 3.0f64.sqrt();
+    let names = |module: &str| exporters::AdapterConfig::tensor_names(module);
+    for (module, _) in &modules {
+        let [a, b] = names(module).map(|name| slice(factors, factors.flat(), &name));
+        let all = merged.weights().base();
+        let _ = slice(all, all.flat(), &format!("{module}.weight")).g_add_(&(b.matmul(&a) * scaling));
+    }
+    let ((own, own_flat), (other, other_flat)) = (differentiate(&adapted), differentiate(&merged));
+    for (a, b) in own.iter().zip(&other) {
+        assert!((a - b).abs() < 1e-11, "{a} is not {b}");
+    }
+    for (module, _) in &modules {
+        let whole = slice(merged.weights().base(), &other_flat, &format!("{module}.weight"));
+        let [a, b] = names(module).map(|name| slice(factors, factors.flat(), &name));
+        let expected = [b.tr().matmul(&whole) * scaling, whole.matmul(&a.tr()) * scaling];
+        for (name, expected) in names(module).iter().zip(expected) {
+            let found = slice(factors, &own_flat, name);
+            let distance = (&found - &expected).norm().double_value(&[]) / expected.norm().double_value(&[]);
+            assert!(distance < 1e-11, "{name}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn training_moves_the_adapter_alone_and_begins_as_the_model() {
+    let config = TrainConfig { beta: 0.1, ..config() };
+    let model = ModelDir::open(support::model()).unwrap();
+    let plain = load(&model, LoadOptions { trainable: false, ..LoadOptions::default() }).unwrap();
+    let (mut trainer, _) = open_trainer(&config, &model, None, Device::Cpu).unwrap();
+    let owned = sequences();
+    let sequences: Vec<_> = owned.iter().map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+    let logprobs = |model: &Decoder| evaluate(model, &sequences, &[0, 1, 2], 1.0, 64, Device::Cpu).unwrap().logprobs;
+    let begin = logprobs(&plain);
+    assert_eq!(logprobs(trainer.policy().model()), begin, "B is 0");
+    let batch = support::groups(&config, 3);
+    let trained = trainer.step(&StepBatch::new(&batch, &config, PolicyVersion(3)), 3).unwrap();
+    let weights = trainer.policy().model().weights();
+    assert!(weights.base().flat().equal(plain.weights().base().flat()), "the base stays");
+    assert_ne!(logprobs(trainer.policy().model()), begin);
+    assert!(weights.trained().flat().numel() < weights.base().flat().numel() / 4);
+    // Another trainer of the same seed says what the reference is: the model without its adapter.
+    let (rows, reference) = (&trained.inputs.ref_logprobs, &trained.inputs.old_logprobs);
+    let first = rows.rows().zip(reference.rows()).filter(|(r, _)| !r.is_empty());
+    for (a, b) in first.flat_map(|(a, b)| a.iter().zip(b)) {
+        assert!((a - b).abs() < 1e-5, "{a} is not {b}: before the first update policy and reference are the same");
+    }
+}
+
+#[test]
+fn what_no_adapter_can_be_is_refused_by_its_option() {
+    let model = ModelDir::open(support::model()).unwrap();
+    let config = TrainConfig { lora_target_modules: vec!["qproj".into()], ..config() };
+    let error = open_trainer(&config, &model, None, Device::Cpu).unwrap_err().to_string();
+    assert!(error.contains("`lora_target_modules`") && error.contains("qproj"), "{error}");
+}
