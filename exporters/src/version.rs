@@ -106,6 +106,15 @@ impl VersionDir {
         tensor_file::hash(&self.data) == self.manifest.data_blake3
     }
 
+    /// The tensors that an adapter changes, each with its merged values as the graph takes them.
+    pub fn merged(&self) -> impl Iterator<Item = Result<(&TensorEntry, Vec<u8>), ExportError>> {
+        let changes = |tensor: &&TensorEntry| self.adapter.as_ref().is_some_and(|a| a.update(&tensor.name).is_some());
+        self.manifest.tensors.iter().filter(changes).map(|tensor| {
+            let values = self.read_f32(&tensor.name)?;
+            Ok((tensor, values::encode(&tensor.name, &values, tensor.dtype)?.into_owned()))
+        })
+    }
+
     pub(crate) fn bytes(&self, tensor: &TensorEntry) -> &[u8] {
         &self.data[tensor.offset as usize..(tensor.offset + tensor.length) as usize]
     }

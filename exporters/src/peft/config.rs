@@ -145,43 +145,30 @@ impl AdapterConfig {
     }
 }
 
-/// The first key that asks for what is not applied here, with its value and what is supported.
-fn first_refused(json: &Value) -> Option<(&'static str, &Value, &'static str)> {
-    /// A key, which of its values are applied, and what to do about the others.
-    type Supported = (&'static str, fn(&Value) -> bool, &'static str);
-    const PLAIN: &str = "plain LoRA only; merge such an adapter with PEFT";
-    const PATTERN: &str = "all updates must have the same rank and alpha";
-    const WEIGHTS: &str = "an update of linear layers only; merge such an adapter with PEFT";
-    const INIT: &str = "it changes the base too; save with PEFT's path_initial_model_for_weight_conversion";
-    let nothing = |_: &Value| false;
-    let keeps_base: fn(&Value) -> bool = |value| match value.as_str() {
-        Some(name) => ["gaussian", "eva", "orthogonal"].contains(&name),
-        None => true,
-    };
-    let keys: [Supported; _] = [
-        ("peft_type", |value| value == "LORA", "supported: LORA"),
-        ("task_type", |value| value == "CAUSAL_LM", "supported: CAUSAL_LM"),
-        ("bias", |value| value == "none", "supported: none"),
-        ("target_modules", Value::is_array, "a list of names is needed"),
-        ("init_lora_weights", keeps_base, INIT),
-        ("rank_pattern", nothing, PATTERN),
-        ("alpha_pattern", nothing, PATTERN),
-        ("modules_to_save", nothing, WEIGHTS),
-        ("trainable_token_indices", nothing, WEIGHTS),
-        ("target_parameters", nothing, WEIGHTS),
-        ("lora_bias", nothing, WEIGHTS),
-        ("layers_to_transform", nothing, "every layer has its update"),
-        ("layer_replication", nothing, "every layer has its update"),
-        ("exclude_modules", nothing, "list the modules in `target_modules`"),
-        ("fan_in_fan_out", nothing, "weights are [out, in]"),
-        ("use_dora", nothing, PLAIN),
-        ("use_qalora", nothing, PLAIN),
-        ("alora_invocation_tokens", nothing, PLAIN),
-        ("arrow_config", nothing, PLAIN),
-    ];
-    keys.into_iter().find_map(|(key, is_applied, hint)| {
-        let value = json.get(key).filter(|value| !is_neutral(value))?;
-        (!is_applied(value)).then_some((key, value, hint))
+/// The first key that asks for what is not applied here, with its value and what is supported. A key that nobody here has
+/// heard of may ask for anything.
+fn first_refused(json: &Value) -> Option<(&str, &Value, &'static str)> {
+    let keys = json.as_object().into_iter().flatten().filter(|(_, value)| !is_neutral(value));
+    keys.map(|(key, value)| (key.as_str(), value)).find_map(|(key, value)| {
+        let text = value.as_str().unwrap_or_default();
+        let (is_applied, hint) = match key {
+            // What is read, and what says nothing about the result.
+            "base_model_name_or_path" | "r" | "lora_alpha" | "lora_dropout" | "use_rslora" => return None,
+            "inference_mode" | "peft_version" | "revision" | "auto_mapping" | "megatron_core" => return None,
+            "qalora_group_size" | "ensure_weight_tying" | "layers_pattern" | "eva_config" => return None,
+            "peft_type" => (text == "LORA", "supported: LORA"),
+            "task_type" => (text == "CAUSAL_LM", "supported: CAUSAL_LM"),
+            "bias" => (text == "none", "supported: none"),
+            "target_modules" => (value.is_array(), "a list of names is needed"),
+            "init_lora_weights" => (
+                value.is_boolean() || ["gaussian", "eva", "orthogonal"].contains(&text),
+                "it changes the base too; save with PEFT's path_initial_model_for_weight_conversion",
+            ),
+            "rank_pattern" | "alpha_pattern" => (false, "all updates must have the same rank and alpha"),
+            "layers_to_transform" | "exclude_modules" => (false, "every layer has the same updates"),
+            _ => (false, "plain LoRA of linear layers only; merge such an adapter with PEFT"),
+        };
+        (!is_applied).then_some((key, value, hint))
     })
 }
 

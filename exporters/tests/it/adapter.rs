@@ -160,6 +160,7 @@ fn what_would_change_the_computation_is_refused_with_its_key() {
         ("layers_to_transform", json!([0])),
         ("target_modules", json!(".*_proj")),
         ("init_lora_weights", json!("pissa")),
+        ("an_idea_of_tomorrow", json!({"lines": 3})),
     ] {
         with(key, value.clone());
         let error = refusal(dir.path(), &model);

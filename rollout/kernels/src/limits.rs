@@ -54,7 +54,7 @@ fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: 
     let shape = PackedShape { depth, outputs, columns: Columns::Joined, format };
     let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
     let mut panels = LargeBuffer::new(shape.words())?;
-    let quantized = shape.pack(&[&some(depth * outputs)], &mut panels, threads);
+    let quantized = shape.pack(&[some(depth * outputs).as_slice().into()], &mut panels, threads);
     let layer = Linear { shape, panels: &panels, quantized: quantized.as_ref(), bias: None, norm: None };
     let (x, mut out, mut scratch) = (some(rows * depth), vec![0.0; rows * outputs], Vec::new());
     let mut once = || {

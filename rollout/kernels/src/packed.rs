@@ -4,6 +4,8 @@
 //! input: `panel[k][column]`. The loop of the product then reads a panel from end to end. Columns beyond the last
 //! output are zero.
 
+use std::cell::RefCell;
+
 use super::{
     element::{BYTE_MAX, Format, QUAD, TILE_STEPS, largest, nearest, small_half, to_bf16, to_bytes},
     parallel::{Claims, Shared},
@@ -32,6 +34,21 @@ pub struct PackedShape {
     pub columns: Columns,
     /// What the panels hold.
     pub format: Format,
+}
+
+/// A weight as it is packed, `[out, depth]`.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// What is stored.
+    pub values: &'a [f32],
+    /// What a row, of the given number, is changed by before it is packed.
+    pub change: Option<&'a (dyn Fn(usize, &mut [f32]) + Sync)>,
+}
+
+impl<'a> From<&'a [f32]> for Source<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Self { values, change: None }
+    }
 }
 
 /// What belongs to the columns of packed bytes, in the order of the packed columns.
@@ -84,32 +101,28 @@ impl PackedShape {
         }
     }
 
-    /// One row of `weights` (`[out, depth]` each) for a column; `None` beyond the last output.
-    fn row<'a>(&self, weights: &[&'a [f32]], row_len: usize, panel: usize, lane: usize) -> Option<&'a [f32]> {
+    /// Where a column comes from: which of the weights, of so many `outputs` each, and which row of it. `None` beyond the last
+    /// output.
+    fn row(&self, outputs: impl Iterator<Item = usize>, panel: usize, lane: usize) -> Option<(usize, usize)> {
         let (mut output, block) = self.source(panel, lane);
         if output >= self.outputs {
             return None;
         }
-        let weight = match self.columns {
-            Columns::Gated => weights[block],
-            Columns::Joined => {
-                let mut rest = weights.iter();
-                loop {
-                    let weight = rest.next()?;
-                    let rows = weight.len() / row_len;
-                    if output < rows {
-                        break weight;
-                    }
-                    output -= rows;
-                }
+        if self.columns == Columns::Gated {
+            return Some((block, output));
+        }
+        for (weight, rows) in outputs.enumerate() {
+            if output < rows {
+                return Some((weight, output));
             }
-        };
-        Some(&weight[output * row_len..(output + 1) * row_len])
+            output -= rows;
+        }
+        None
     }
 
     /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::words`] long); returns what belongs to them
     /// if they are bytes.
-    pub fn pack(&self, weights: &[&[f32]], panels: &mut [f32], threads: &Workers) -> Option<Quantized> {
+    pub fn pack(&self, weights: &[Source<'_>], panels: &mut [f32], threads: &Workers) -> Option<Quantized> {
         assert_eq!(panels.len(), self.words(), "the panels have another size");
         assert!(
             self.format != Format::Int8 || self.depth <= MAX_BYTE_PRODUCTS,
@@ -121,12 +134,27 @@ impl PackedShape {
         let mut quantized = Quantized { scales: vec![0.0; columns], sums: vec![0; columns] };
         let (scales, sums) = (Shared::new(&mut quantized.scales), Shared::new(&mut quantized.sums));
         let claims = Claims::new(self.panels());
+        let changes = weights.iter().any(|weight| weight.change.is_some());
         threads.run(&|| {
+            // The rows of a panel, as they are changed.
+            let changed = RefCell::new(vec![0.0; if changes { PANEL * self.depth } else { 0 }]);
             claims.run_all(|panel| {
                 // SAFETY: each panel is claimed once, and panels do not overlap.
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(shared.at(panel * self.panel_len()), self.panel_len()) };
-                let rows: [_; PANEL] = std::array::from_fn(|lane| self.row(weights, self.depth, panel, lane));
+                let outputs = || weights.iter().map(|weight| weight.values.len() / self.depth);
+                let mut changed = changed.borrow_mut();
+                let mut changed = changed.chunks_mut(self.depth);
+                let rows: [_; PANEL] = std::array::from_fn(|lane| {
+                    let (weight, row) = self.row(outputs(), panel, lane)?;
+                    let Source { values, change } = weights[weight];
+                    let values = &values[row * self.depth..][..self.depth];
+                    let Some(change) = change else { return Some(values) };
+                    let place = changed.next()?;
+                    place.copy_from_slice(values);
+                    change(row, place);
+                    Some(&*place)
+                });
                 if self.format == Format::Fp32 {
                     return pack_panel(&rows, out);
                 }
@@ -154,7 +182,8 @@ impl PackedShape {
     #[must_use]
     pub fn pack_bias(&self, biases: &[&[f32]]) -> Vec<f32> {
         let lanes = (0..self.panels()).flat_map(|panel| (0..PANEL).map(move |lane| (panel, lane)));
-        lanes.map(|(panel, lane)| self.row(biases, 1, panel, lane).map_or(0.0, |b| b[0])).collect()
+        let row = |(panel, lane)| self.row(biases.iter().map(|bias| bias.len()), panel, lane);
+        lanes.map(|column| row(column).map_or(0.0, |(weight, row)| biases[weight][row])).collect()
     }
 }
 

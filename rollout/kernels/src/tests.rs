@@ -9,7 +9,7 @@ use super::{
     attention::Attention,
     element::{Format, KvFormat},
     linear::{Input, Linear, Norm},
-    packed::{Columns, PackedShape},
+    packed::{Columns, PackedShape, Source},
     pages::{FreePages, PageShape, Pages},
     parallel::Machine,
     simd::{Isa, LANES, Simd, Task},
@@ -84,7 +84,7 @@ impl Layer {
     }
 
     fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &Workers) -> Vec<f32> {
-        let weights: Vec<&[f32]> = self.weights.iter().map(Vec::as_slice).collect();
+        let weights: Vec<Source<'_>> = self.weights.iter().map(|weight| weight.as_slice().into()).collect();
         let mut panels = vec![f32::NAN; self.shape.words()];
         let quantized = self.shape.pack(&weights, &mut panels, threads);
         let bias = self.biases.as_ref().map(|b| {
@@ -241,6 +241,39 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn rows_that_are_changed_on_the_way_are_packed_as_if_they_had_been_stored_so(
+        seed in any::<u64>(), depth in 1usize..80, parts in prop::collection::vec(1usize..90, 1..4), gated: bool,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
+        let layer = Layer::random(&mut stream, depth, &parts, columns, false, false);
+        let change = |row: usize, values: &mut [f32]| values.iter_mut().for_each(|value| *value += row as f32);
+        // All but the first.
+        let changed: Vec<Vec<f32>> = layer.weights.iter().enumerate().map(|(weight, values)| {
+            let mut values = values.clone();
+            values.chunks_mut(depth).enumerate().filter(|_| weight > 0).for_each(|(row, values)| change(row, values));
+            values
+        }).collect();
+        let on_the_way = layer.weights.iter().enumerate().map(|(weight, values)| {
+            Source { values, change: (weight > 0).then_some(&change as _) }
+        });
+        for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16x3] {
+            let shape = PackedShape { format, ..layer.shape };
+            let pack = |sources: &[Source<'_>]| {
+                let mut panels = vec![f32::NAN; shape.words()];
+                let quantized = shape.pack(sources, &mut panels, &threads(2));
+                (panels.into_iter().map(f32::to_bits).collect::<Vec<_>>(), quantized)
+            };
+            let stored = changed.iter().map(|values| values.as_slice().into()).collect::<Vec<_>>();
+            prop_assert!(pack(&on_the_way.clone().collect::<Vec<_>>()) == pack(&stored), "{format:?}");
+        }
+    }
+}
+
 #[test]
 fn tiles_are_used_where_the_machine_has_them() {
     // Of many rows and columns, so that two blocks of rows, one, and a part of one come up.
@@ -278,7 +311,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
 #[should_panic(expected = "overflow")]
 fn more_bytes_than_a_sum_holds_are_refused() {
     let shape = PackedShape { depth: 70_000, outputs: 1, columns: Columns::Joined, format: Format::Int8 };
-    let _ = shape.pack(&[&vec![1.0; 70_000]], &mut vec![0.0; shape.words()], &threads(1));
+    let _ = shape.pack(&[vec![1.0; 70_000].as_slice().into()], &mut vec![0.0; shape.words()], &threads(1));
 }
 
 /// Sizes of a model's attention.

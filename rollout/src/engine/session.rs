@@ -12,6 +12,7 @@ use ort::{
         Session,
         builder::{GraphOptimizationLevel, SessionBuilder},
     },
+    value::DynTensor,
 };
 use shared::{Head, ModelConfig, WeightManifest, config::Device, manifest::Dtype};
 
@@ -73,8 +74,14 @@ pub(super) fn require_finite(logits: &[f32]) -> Result<(), EngineError> {
     })
 }
 
-/// A session for a graph; `weights` is the hash of what it was exported from, if it is known.
-pub(crate) fn load(path: &Path, options: SessionOptions, weights: Option<&str>) -> ort::Result<Session> {
+/// A session for a graph; `weights` is the hash of what it was exported from, if it is known, and `merged` are the tensors
+/// that it has in place of those of the export.
+pub(crate) fn load(
+    path: &Path,
+    options: SessionOptions,
+    weights: Option<&str>,
+    merged: Vec<(String, DynTensor)>,
+) -> ort::Result<Session> {
     let providers = match options.device {
         Device::Cpu => vec![],
         Device::Cuda => vec![cuda().with_cuda_graph(options.cuda_graphs).build().error_on_failure()],
@@ -84,6 +91,9 @@ pub(crate) fn load(path: &Path, options: SessionOptions, weights: Option<&str>) 
         }
     };
     let mut builder = builder(options)?.with_execution_providers(providers)?;
+    for (name, tensor) in merged {
+        builder = builder.with_external_initializer(name, tensor.into_dyn())?;
+    }
     alone(|| builder.commit_from_file(path))
 }
 

@@ -24,7 +24,7 @@ use super::{
     },
     page_shape,
     session::{PackedOptions, PackedSession},
-    weights::PackedWeights,
+    weights::{Legacy, PackedWeights},
 };
 
 /// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
@@ -84,7 +84,8 @@ impl PackedBackend {
             pages: page_shape(config, options.slots(), options.max_model_len, options.kv_format()),
             format: options.format(),
         };
-        let weights = PackedWeights::load(source, config, manifest, options.format, None, options.session.threads)?;
+        let weights =
+            PackedWeights::load(source, config, manifest, options.format, Legacy::default(), options.session.threads)?;
         Ok(Self {
             session: PackedSession::new(Arc::new(weights), config, options)?,
             slots: Vec::new(),
@@ -239,9 +240,10 @@ impl Backend for PackedBackend {
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
-        let (PackedOptions { session, format, .. }, spare) = (self.options, self.spare.take());
+        let PackedOptions { session, format, .. } = self.options;
+        let legacy = Legacy { memory: self.spare.take(), kept: self.session.kept() };
         self.loaded.to_fill(move || {
-            let weights = PackedWeights::load(&source, &config, &manifest, format, spare, session.threads)?;
+            let weights = PackedWeights::load(&source, &config, &manifest, format, legacy, session.threads)?;
             let weights = Arc::new(weights);
             let options = PackedOptions { session, pages: page_shape(&config, 1, PAGE, KvFormat::Fp32), format };
             // The session of the probe goes before the weights are handed on.

@@ -29,7 +29,7 @@ pub(super) fn is_known(
     config: &ModelConfig,
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
-    let path = source.dir.join(MODEL_FILE);
+    let path = manifest.export_dir(&source.dir).join(MODEL_FILE);
     let unreadable = |message: String| EngineError::Weights { path: path.display().to_string(), message };
     let bytes = fs::read(&path).map_err(|e| unreadable(e.to_string()))?;
     let found = ModelProto::decode(bytes.as_slice()).map_err(|e| unreadable(format!("no ONNX model: {e}")))?;

@@ -26,7 +26,7 @@ use super::{
     graph,
     operators::{self, SharedState, State},
     start_threads,
-    weights::PackedWeights,
+    weights::{Kept, PackedWeights},
 };
 
 /// How long an idle thread looks for the next operator. That covers the gap between two operators, not the sampling
@@ -116,6 +116,11 @@ impl PackedSession {
         operators::lock(&self.state).spans.pages().len()
     }
 
+    /// What the next version may have in common with the one in use.
+    pub fn kept(&self) -> Option<Arc<Kept>> {
+        operators::lock(&self.state).weights.kept()
+    }
+
     /// Takes other weights into use and returns those before.
     pub fn exchange(&mut self, weights: Arc<PackedWeights>) -> Arc<PackedWeights> {
         std::mem::replace(&mut operators::lock(&self.state).weights, weights)
@@ -147,7 +152,7 @@ mod tests {
     use rollout_kernels::{element::KvFormat, pages::PAGE};
     use shared::{ModelDir, PolicyVersion, config::Device};
 
-    use super::*;
+    use super::{super::weights::Legacy, *};
     use crate::engine::{WeightSource, packed::page_shape, session::read_manifest};
 
     #[test]
@@ -157,7 +162,7 @@ mod tests {
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let (config, manifest) = (model.config(), read_manifest(&source, model.config()).unwrap());
-        let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, None, 1).unwrap();
+        let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, Legacy::default(), 1).unwrap();
         let session =
             SessionOptions { device: Device::Cpu, threads: 2, spinning: false, hot_swap: false, cuda_graphs: false };
         let options =

@@ -1,14 +1,15 @@
 //! One version of the weights in the layout of the kernels.
 
-use std::{fs::File, ops::Range, time::Duration};
+use std::{fs::File, ops::Range, sync::Arc, time::Duration};
 
-use exporters::{ROTARY_COS, ROTARY_SIN};
+use exporters::{Adapter, LowRank, ROTARY_COS, ROTARY_SIN};
 use memmap2::Mmap;
 use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
     linear::{Linear, Norm},
-    packed::{Columns, PackedShape, Quantized},
+    packed::{Columns, PackedShape, Quantized, Source},
+    workers::Workers,
 };
 use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
 
@@ -20,13 +21,39 @@ use super::{
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// A product and what belongs to it.
+/// What belongs to a product beside its panels.
 struct LinearWeights {
     shape: PackedShape,
-    panels: Range<usize>,
-    quantized: Option<Quantized>,
     bias: Option<Vec<f32>>,
     gamma: Option<Vec<f32>>,
+}
+
+/// Some of the products of a version, packed.
+struct Panels {
+    memory: LargeBuffer,
+    /// Where those are that are here, by their number.
+    places: Vec<Option<Place>>,
+}
+
+struct Place {
+    panels: Range<usize>,
+    quantized: Option<Quantized>,
+}
+
+/// The products that an adapter leaves as they are. They are packed once for all versions that are adapters on one base.
+pub(in super::super) struct Kept {
+    /// Hash of the base.
+    base: String,
+    panels: Panels,
+}
+
+/// What a version takes over from those before it.
+#[derive(Default)]
+pub(in super::super) struct Legacy {
+    /// Memory of one that nobody needs any more.
+    pub memory: Option<LargeBuffer>,
+    /// Products that may be the same.
+    pub kept: Option<Arc<Kept>>,
 }
 
 /// A packed version.
@@ -36,8 +63,10 @@ pub(in super::super) struct PackedWeights {
     embedding: Range<usize>,
     hidden: usize,
     epsilon: f32,
-    /// The panels of all products.
-    memory: LargeBuffer,
+    /// The products that are this version's own.
+    own: Panels,
+    /// With an adapter, the others.
+    kept: Option<Arc<Kept>>,
     /// [`LINEARS_PER_LAYER`] for each layer, then the language-model head.
     linears: Vec<LinearWeights>,
     /// Norms of query and key heads, layer by layer.
@@ -47,44 +76,44 @@ pub(in super::super) struct PackedWeights {
 }
 
 impl PackedWeights {
-    /// Maps the weights of a folder and packs them on `threads` threads, into `spare` if it has the right size.
+    /// Maps the weights of a folder and packs them on `threads` threads, with what an adapter adds to them.
     pub fn load(
         source: &WeightSource,
         config: &ModelConfig,
         manifest: &WeightManifest,
         format: Format,
-        spare: Option<LargeBuffer>,
+        legacy: Legacy,
         threads: usize,
     ) -> Result<Self, EngineError> {
         let threads = start_threads(threads, Duration::ZERO)?;
-        let path = source.dir.join(DATA_FILE);
+        let path = manifest.export_dir(&source.dir).join(DATA_FILE);
         let failed = |message: String| EngineError::Weights { path: path.display().to_string(), message };
         let file = File::open(&path).map_err(|e| failed(e.to_string()))?;
         // SAFETY: versions are written under another name and renamed, and never changed afterwards.
         let data = unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))?;
         let stored = Stored { data: &data, manifest };
         stored.check(config.head_dim).map_err(failed)?;
+        let adapter = Adapter::of_version(&source.dir, manifest)
+            .map_err(|e| EngineError::Weights { path: source.dir.display().to_string(), message: e.to_string() })?;
 
-        let words = products(config, format).map(|product| product.shape.words()).sum();
-        let mut memory = match spare.filter(|memory| memory.len() == words) {
-            Some(memory) => memory,
-            None => LargeBuffer::new(words).map_err(|e| failed(format!("no memory for the packed weights: {e}")))?,
+        let products: Vec<Product> = products(config, format).collect();
+        let packing = Packing { products: &products, stored: &stored, adapter: adapter.as_ref(), threads: &threads };
+        let kept = match &adapter {
+            None => None,
+            Some(_) => Some(match legacy.kept.filter(|kept| packing.leaves(kept)) {
+                Some(kept) => kept,
+                None => Arc::new(Kept {
+                    base: manifest.data_blake3.clone(),
+                    panels: packing.pack(|product| !packing.is_own(product), None).map_err(failed)?,
+                }),
+            }),
         };
-        let (mut linears, mut end) = (Vec::new(), 0);
-        for Product { names, norm, shape, bias } in products(config, format) {
-            let all = |what: &str| names.iter().map(|n| stored.floats(&format!("{n}.{what}"))).collect::<Vec<&[f32]>>();
-            let panels = end..end + shape.words();
-            end = panels.end;
-            let weights = all("weight");
-            linears.push(LinearWeights {
-                shape,
-                quantized: shape.pack(&weights, &mut memory[panels.clone()], &threads),
-                panels,
-                bias: bias.then(|| shape.pack_bias(&all("bias"))),
-                gamma: norm.map(|n| stored.floats(&n).to_vec()),
-            });
-            stored.forget(&weights);
-        }
+        let own = packing.pack(|product| packing.is_own(product), legacy.memory).map_err(failed)?;
+        let linears = products.iter().map(|Product { names, norm, shape, bias }| LinearWeights {
+            shape: *shape,
+            bias: bias.then(|| shape.pack_bias(&stored.all(names, "bias"))),
+            gamma: norm.as_ref().map(|name| stored.floats(name).to_vec()),
+        });
         let head_norm = |layer: usize, which: &str| {
             let name = format!("model.layers.{layer}.self_attn.{which}_norm.weight");
             manifest.tensor(&name).map(|_| stored.floats(&name).to_vec())
@@ -97,25 +126,33 @@ impl PackedWeights {
             sin: stored.floats(ROTARY_SIN).to_vec(),
             hidden: config.hidden_size,
             epsilon: config.rms_norm_eps as f32,
-            linears,
+            linears: linears.collect(),
             head_norms,
-            memory,
+            own,
+            kept,
             data,
         })
     }
 
     /// The memory of the panels, when nobody needs the version any more.
     pub fn into_memory(self) -> LargeBuffer {
-        self.memory
+        self.own.memory
+    }
+
+    /// What the next version may have in common with this one.
+    pub fn kept(&self) -> Option<Arc<Kept>> {
+        self.kept.clone()
     }
 
     /// One of the products.
     pub fn linear(&self, index: usize) -> Linear<'_> {
-        let LinearWeights { shape, panels, quantized, bias, gamma } = &self.linears[index];
+        let LinearWeights { shape, bias, gamma } = &self.linears[index];
+        let kept = || self.kept.as_ref()?.panels.get(index);
+        let (panels, quantized) = self.own.get(index).or_else(kept).expect("every product was packed");
         Linear {
             shape: *shape,
-            panels: &self.memory[panels.clone()],
-            quantized: quantized.as_ref(),
+            panels,
+            quantized,
             bias: bias.as_deref(),
             norm: gamma.as_deref().map(|gamma| Norm { gamma, epsilon: self.epsilon }),
         }
@@ -150,7 +187,70 @@ impl PackedWeights {
     }
 }
 
-/// The tensors of a mapped version.
+impl Panels {
+    fn get(&self, index: usize) -> Option<(&[f32], Option<&Quantized>)> {
+        let Place { panels, quantized } = self.places[index].as_ref()?;
+        Some((&self.memory[panels.clone()], quantized.as_ref()))
+    }
+}
+
+/// What products are packed from.
+struct Packing<'a> {
+    products: &'a [Product],
+    stored: &'a Stored<'a>,
+    adapter: Option<&'a Adapter>,
+    threads: &'a Workers,
+}
+
+impl Packing<'_> {
+    fn update(&self, name: &str) -> Option<&LowRank> {
+        self.adapter?.update(&format!("{name}.weight"))
+    }
+
+    /// Whether a product differs from that of the base, where there is one.
+    fn is_own(&self, product: &Product) -> bool {
+        self.adapter.is_none() || product.names.iter().any(|name| self.update(name).is_some())
+    }
+
+    /// Whether these are, of the same base, all that the adapter leaves as it is.
+    fn leaves(&self, kept: &Kept) -> bool {
+        let is_kept = kept.panels.places.iter().map(Option::is_some);
+        kept.base == self.stored.manifest.data_blake3 && self.products.iter().map(|p| !self.is_own(p)).eq(is_kept)
+    }
+
+    /// Packs some of the products, into `memory` if it has the right size.
+    fn pack(&self, wanted: impl Fn(&Product) -> bool, memory: Option<LargeBuffer>) -> Result<Panels, String> {
+        let words = self.products.iter().filter(|product| wanted(product)).map(|product| product.shape.words()).sum();
+        let mut memory = match memory.filter(|memory| memory.len() == words) {
+            Some(memory) => memory,
+            None => LargeBuffer::new(words).map_err(|e| format!("no memory for the packed weights: {e}"))?,
+        };
+        let mut end = 0;
+        let places = self.products.iter().map(|product| {
+            wanted(product).then(|| {
+                let panels = end..end + product.shape.words();
+                end = panels.end;
+                Place { quantized: self.pack_one(product, &mut memory[panels.clone()]), panels }
+            })
+        });
+        let places = places.collect();
+        Ok(Panels { memory, places })
+    }
+
+    fn pack_one(&self, Product { names, shape, .. }: &Product, panels: &mut [f32]) -> Option<Quantized> {
+        let weights = self.stored.all(names, "weight");
+        let change =
+            |name| self.update(name).map(|update| |row: usize, values: &mut [f32]| update.add_to_row(row, values));
+        let changes: Vec<_> = names.iter().map(|name| change(name)).collect();
+        let source = |(values, change)| Source { values, change: Option::as_ref(change).map(|change| change as _) };
+        let sources: Vec<Source<'_>> = weights.iter().copied().zip(&changes).map(source).collect();
+        let quantized = shape.pack(&sources, panels, self.threads);
+        self.stored.forget(&weights);
+        quantized
+    }
+}
+
+/// The tensors of a mapped version, or of the base of one.
 struct Stored<'a> {
     data: &'a Mmap,
     manifest: &'a WeightManifest,
@@ -197,6 +297,11 @@ impl<'a> Stored<'a> {
 
     fn floats(&self, name: &str) -> &'a [f32] {
         bytemuck::cast_slice(&self.data[self.range(name)])
+    }
+
+    /// The tensors of several layers.
+    fn all(&self, layers: &[String], what: &str) -> Vec<&'a [f32]> {
+        layers.iter().map(|layer| self.floats(&format!("{layer}.{what}"))).collect()
     }
 }
 
@@ -250,4 +355,61 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Produc
         ),
         product(&["mlp.down_proj"], None, Columns::Joined, inner, hidden, config.mlp_bias),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use exporters::{AdapterConfig, ExportOptions, VersionDir, export, write_adapter_version, write_version};
+    use shared::{ModelDir, PolicyVersion};
+
+    use super::*;
+
+    fn load(dir: &Path, config: &ModelConfig, legacy: Legacy) -> PackedWeights {
+        let source = WeightSource { dir: dir.to_path_buf(), version: PolicyVersion(0) };
+        let manifest = WeightManifest::read(dir).unwrap();
+        PackedWeights::load(&source, config, &manifest, Format::Fp32, legacy, 1).unwrap()
+    }
+
+    #[test]
+    fn what_no_adapter_changes_is_packed_once_for_a_base() {
+        let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        export(&model, &path("v0"), &ExportOptions::default()).unwrap();
+        let base = VersionDir::open(&path("v0")).unwrap();
+        let mut doubled = |name: &str| Ok(base.read_f32(name)?.iter().map(|value| 2.0 * value).collect());
+        write_version(&path("v0"), &path("other"), PolicyVersion(0), &mut doubled).unwrap();
+        for (name, base, module) in
+            [("a", "v0", "q_proj"), ("b", "v0", "q_proj"), ("c", "v0", "up_proj"), ("d", "other", "q_proj")]
+        {
+            let config = AdapterConfig {
+                base_model_name_or_path: String::new(),
+                base_blake3: None,
+                r: 1,
+                lora_alpha: 1.0,
+                lora_dropout: 0.0,
+                target_modules: vec![module.into()],
+                use_rslora: false,
+            };
+            let shapes: std::collections::HashMap<_, _> =
+                config.tensors(model.config().parameters()).unwrap().into_iter().collect();
+            let mut read = |name: &str| Ok(vec![0.5; shapes[name].iter().product()]);
+            write_adapter_version(&path(base), &path(name), PolicyVersion(1), &config, &mut read).unwrap();
+        }
+        let first = load(&path("a"), model.config(), Legacy::default());
+        let kept = first.kept().unwrap();
+        // Of two layers with four products each, and the head, those with queries are changed.
+        assert_eq!(kept.panels.places.iter().map(Option::is_some).filter(|is_kept| !is_kept).count(), 2);
+        for (name, same) in [("b", true), ("c", false), ("d", false)] {
+            let next = load(&path(name), model.config(), Legacy { memory: None, kept: Some(Arc::clone(&kept)) });
+            assert_eq!(Arc::ptr_eq(&next.kept().unwrap(), &kept), same, "{name}");
+            let alone = load(&path(name), model.config(), Legacy::default());
+            for index in 0..=alone.head() {
+                assert!(next.linear(index).panels == alone.linear(index).panels, "{name}: product {index}");
+            }
+        }
+        assert!(load(&path("v0"), model.config(), Legacy { memory: None, kept: Some(kept) }).kept().is_none());
+    }
 }

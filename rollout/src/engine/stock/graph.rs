@@ -1,11 +1,14 @@
 //! One version of the weights, loaded: an ONNX Runtime session whose inputs and outputs are bound to the engine's memory.
 
-use std::ffi::CString;
+use std::{ffi::CString, fmt::Debug};
 
+use bytemuck::Pod;
+use exporters::{ExportError, VersionDir};
+use half::{bf16, f16};
 use ort::{
     memory::AllocationDevice,
     session::{RunOptions, Session},
-    value::TensorElementType,
+    value::{DynTensor, PrimitiveTensorElementType, Tensor, TensorElementType},
 };
 use shared::{
     ModelConfig,
@@ -45,11 +48,15 @@ impl GraphSession {
     /// Loads `model.onnx` of a folder; its weights are mapped, and packed where the device's kernels want that.
     pub fn open(source: &WeightSource, config: &ModelConfig, options: SessionOptions) -> Result<Self, EngineError> {
         let manifest = read_manifest(source, config)?;
-        let path = source.dir.join(MODEL_FILE);
+        let path = manifest.export_dir(&source.dir).join(MODEL_FILE);
         let doing = format!("cannot load {}", path.display());
         device::require(options.device)?;
         runtime::environment()?;
-        let session = load(&path, options, Some(&manifest.data_blake3)).map_err(EngineError::runtime(&doing))?;
+        let (weights, merged) = match manifest.adapter {
+            None => (Some(manifest.data_blake3.as_str()), Vec::new()),
+            Some(_) => (None, merged(source)?),
+        };
+        let session = load(&path, options, weights, merged).map_err(EngineError::runtime(&doing))?;
         let device = if options.device == Device::Cpu { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
         let plain = run_options(None).map_err(EngineError::runtime(&doing))?;
@@ -156,6 +163,29 @@ impl GraphSession {
         result?;
         require_finite(&logits)
     }
+}
+
+/// What an adapter makes of the tensors of its base. They lie beside the mapped file as long as the session lives.
+fn merged(source: &WeightSource) -> Result<Vec<(String, DynTensor)>, EngineError> {
+    let unusable =
+        |e: ExportError| EngineError::Weights { path: source.dir.display().to_string(), message: e.to_string() };
+    let version = VersionDir::open(&source.dir).map_err(unusable)?;
+    let tensors = version.merged().map(|merged| {
+        let (entry, bytes) = merged.map_err(unusable)?;
+        let tensor = match entry.dtype {
+            Dtype::Fp32 => tensor::<f32>(&entry.shape, &bytes),
+            Dtype::Fp16 => tensor::<f16>(&entry.shape, &bytes),
+            Dtype::Bf16 => tensor::<bf16>(&entry.shape, &bytes),
+        };
+        Ok((entry.name.clone(), tensor.map_err(EngineError::runtime("cannot pass on a merged tensor"))?))
+    });
+    tensors.collect()
+}
+
+fn tensor<T: PrimitiveTensorElementType + Pod + Debug>(shape: &[u64], bytes: &[u8]) -> ort::Result<DynTensor> {
+    let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
+    let values: Vec<T> = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
+    Ok(Tensor::from_array((shape, values))?.upcast())
 }
 
 /// Options of a run that is recorded as a CUDA graph under an id, which is not 0 (that is ONNX Runtime's own), or not

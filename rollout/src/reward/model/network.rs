@@ -107,7 +107,7 @@ fn load(dir: &Path, threads: usize) -> Result<Session, engine::EngineError> {
     let path = dir.join(MODEL_FILE);
     let doing = format!("cannot load {}", path.display());
     runtime::environment()?;
-    engine::load(&path, options, None).map_err(engine::EngineError::runtime(&doing))
+    engine::load(&path, options, None, Vec::new()).map_err(engine::EngineError::runtime(&doing))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The engine on real models: agreement with transformers, independence of the batch, swaps of weights.
 
+mod adapters;
 mod batching;
 mod bounds;
 mod reference;
