@@ -30,13 +30,13 @@ pub fn ensure_export(model: &ModelDir, options: &ExportOptions) -> Result<PathBu
 }
 
 /// As [`ensure_export`], with the folder of the cache given. The key is the content of `config.json` and of the weight
-/// files together with the options. Processes that do this at the same time do not disturb one another.
+/// files, and of an adapter to them, together with the options. Processes that do this at the same time do not disturb one another.
 ///
 /// # Errors
 /// As [`export`](crate::export()).
 pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions) -> Result<PathBuf, ExportError> {
     refuse_unsupported(model.config(), options)?;
-    if has_export(model.path()) {
+    if model.adapter().is_none() && has_export(model.path()) {
         match check_own_export(model, options) {
             Ok(()) => return Ok(model.path().to_path_buf()),
             Err(reason) if model.has_weights() => {
@@ -106,6 +106,10 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     part(&options.positions(model.config())?.to_le_bytes());
     part(options.dtype.to_string().as_bytes());
     part(checkpoint.weights_blake3().as_bytes());
+    if let Some(adapter) = checkpoint.adapter() {
+        part(adapter.blake3().as_bytes());
+        part(&adapter.config().scaling().to_le_bytes());
+    }
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 

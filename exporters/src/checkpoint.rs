@@ -7,10 +7,10 @@ use std::{
 };
 
 use serde::Deserialize;
-use shared::{ModelConfig, ModelDir};
+use shared::{ModelConfig, ModelDir, model_dir::ADAPTER_CONFIG_FILE};
 
 use crate::{
-    ExportError,
+    Adapter, ExportError,
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
 };
 
@@ -27,37 +27,64 @@ pub struct Checkpoint {
     files: Vec<TensorFile>,
     /// By name, with the number of the file.
     tensors: HashMap<String, (usize, Tensor)>,
+    adapter: Option<Adapter>,
 }
 
 impl Checkpoint {
     /// Maps the weights and checks that they are exactly the parameters of the configuration. A stored
     /// `lm_head.weight` of a tied model is passed over when it equals the embedding, and so are the rotary
-    /// `inv_freq` buffers of old checkpoints.
+    /// `inv_freq` buffers of old checkpoints. An adapter is added to what is read.
     ///
     /// # Errors
     /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
-    /// missing, unknown or of another shape (by name).
+    /// missing, unknown or of another shape (by name); an adapter that cannot be opened, or is for other weights.
     pub fn open(model: &ModelDir) -> Result<Self, ExportError> {
         let dir = model.path();
-        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new(), adapter: None };
         let (files, shard_of) = weight_files(dir)?;
         files.into_iter().try_for_each(|file| checkpoint.add_file(file))?;
         checkpoint.check_shards(&shard_of, dir)?;
         checkpoint.check(model.config(), dir)?;
+        if let Some(folder) = model.adapter() {
+            checkpoint.add_adapter(Adapter::open(folder, model.config().parameters())?, folder, dir)?;
+        }
         Ok(checkpoint)
     }
 
-    /// The values of a parameter, row-major.
+    fn add_adapter(&mut self, adapter: Adapter, folder: &Path, base: &Path) -> Result<(), ExportError> {
+        if adapter.config().base_blake3.as_ref().is_some_and(|hash| *hash != self.weights_blake3()) {
+            let message = format!(
+                "is an adapter for other weights than those in {}; let `base_model_name_or_path` of its {ADAPTER_CONFIG_FILE} \
+                 name the folder that it was trained on",
+                base.display()
+            );
+            return Err(ExportError::content(folder, message));
+        }
+        self.adapter = Some(adapter);
+        Ok(())
+    }
+
+    /// The values of a parameter, row-major, with what an adapter adds to it.
     ///
     /// # Errors
     /// An unknown name.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, ExportError> {
         let unknown = || ExportError::values(name, "the checkpoint has no parameter of that name");
         let (file, tensor) = self.tensors.get(name).ok_or_else(unknown)?;
-        Ok(self.files[*file].read_f32(tensor))
+        let values = self.files[*file].read_f32(tensor);
+        Ok(match &self.adapter {
+            Some(adapter) => adapter.merged(name, values),
+            None => values,
+        })
     }
 
-    /// blake3 over the contents of the weight files, in hex: the name of a base in its adapters.
+    /// The adapter that is added to what is read.
+    #[must_use]
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// blake3 over the contents of the weight files, in hex, without an adapter: the name of a base in its adapters.
     #[must_use]
     pub fn weights_blake3(&self) -> String {
         let mut hasher = blake3::Hasher::new();

@@ -1,4 +1,5 @@
-//! A Hugging Face model directory: where its files are and what `generation_config.json` says.
+//! A Hugging Face model directory: where its files are and what `generation_config.json` says. A LoRA adapter of PEFT is a
+//! model too, whose base is another directory.
 
 use std::{
     fs,
@@ -48,17 +49,41 @@ pub struct GenerationConfig {
 #[derive(Debug, Clone)]
 pub struct ModelDir {
     path: PathBuf,
+    adapter: Option<PathBuf>,
     config: ModelConfig,
     generation: GenerationConfig,
 }
 
 impl ModelDir {
-    /// Opens a directory: reads `config.json` and `generation_config.json`; weights and tokenizer are not touched.
+    /// Opens a directory: reads `config.json` and `generation_config.json`; weights and tokenizer are not touched. With an
+    /// `adapter_config.json`, it is an adapter, and the base that it names is opened: a folder, absolute or as seen from the
+    /// adapter, one of the two folders above it (its run), or the working directory.
     ///
     /// # Errors
     /// A missing directory or file, or an unsupported model, by name.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ModelDirError> {
         let path = path.into();
+        if path.join(ADAPTER_CONFIG_FILE).is_file() {
+            Self::open_adapter(&path, &base_of(&path)?)
+        } else {
+            Self::open_whole(path)
+        }
+    }
+
+    /// Opens an adapter on a base that is not looked for.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open`], or a base that is an adapter itself.
+    pub fn open_adapter(adapter: &Path, base: &Path) -> Result<Self, ModelDirError> {
+        if base.join(ADAPTER_CONFIG_FILE).is_file() {
+            let message =
+                format!("the base of {} is an adapter itself; merge it first: tandem merge", adapter.display());
+            return Err(ModelDirError::File { path: base.display().to_string(), message });
+        }
+        Ok(Self { adapter: Some(adapter.to_path_buf()), ..Self::open_whole(base.to_path_buf())? })
+    }
+
+    fn open_whole(path: PathBuf) -> Result<Self, ModelDirError> {
         if !path.is_dir() {
             return Err(ModelDirError::File {
                 path: path.display().to_string(),
@@ -84,13 +109,25 @@ impl ModelDir {
             pad_token_id: special.list("pad_token_id")?.first().copied(),
             bos_token_id: special.list("bos_token_id")?.first().copied(),
         };
-        Ok(Self { path, config, generation })
+        Ok(Self { path, adapter: None, config, generation })
     }
 
-    /// The directory.
+    /// The directory; of an adapter, that of its base.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The directory of the adapter that is added to the weights.
+    #[must_use]
+    pub fn adapter(&self) -> Option<&Path> {
+        self.adapter.as_deref()
+    }
+
+    /// A file that an adapter may have instead of its base.
+    fn file(&self, name: &str) -> PathBuf {
+        let own = self.adapter.as_ref().map(|dir| dir.join(name)).filter(|path| path.is_file());
+        own.unwrap_or_else(|| self.path.join(name))
     }
 
     /// The architecture.
@@ -105,10 +142,11 @@ impl ModelDir {
         &self.generation
     }
 
-    /// Whether the directory holds safetensors weights.
+    /// Whether the directory holds safetensors weights, or an adapter to some.
     #[must_use]
     pub fn has_weights(&self) -> bool {
-        ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| self.path.join(name).is_file())
+        self.adapter.is_some()
+            || ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| self.path.join(name).is_file())
     }
 
     /// `tokenizer.json`.
@@ -116,7 +154,7 @@ impl ModelDir {
     /// # Errors
     /// When the file is missing.
     pub fn tokenizer(&self) -> Result<PathBuf, ModelDirError> {
-        let path = self.path.join("tokenizer.json");
+        let path = self.file("tokenizer.json");
         if path.is_file() {
             return Ok(path);
         }
@@ -132,7 +170,7 @@ impl ModelDir {
     /// # Errors
     /// When one of the files exists and cannot be read.
     pub fn chat_template(&self) -> Result<Option<String>, ModelDirError> {
-        let own = self.path.join("chat_template.jinja");
+        let own = self.file("chat_template.jinja");
         if own.is_file() {
             return read_text(&own).map(Some);
         }
@@ -152,7 +190,7 @@ impl ModelDir {
     /// # Errors
     /// When the file exists and cannot be read.
     pub fn tokenizer_config(&self) -> Result<Value, ModelDirError> {
-        let path = self.path.join("tokenizer_config.json");
+        let path = self.file("tokenizer_config.json");
         if path.is_file() { parse(&read_text(&path)?, &path) } else { Ok(Value::Null) }
     }
 
@@ -172,10 +210,25 @@ impl ModelDir {
             "merges.txt",
         ]
         .iter()
-        .map(|name| self.path.join(name))
+        .map(|name| self.file(name))
         .filter(|p| p.is_file())
         .collect()
     }
+}
+
+/// The base that `adapter_config.json` of a folder names.
+fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
+    let path = adapter.join(ADAPTER_CONFIG_FILE);
+    let json = parse(&read_text(&path)?, &path)?;
+    let named = json.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
+    let folders = adapter.ancestors().take(3).chain([Path::new("")]);
+    let found = folders.map(|folder| folder.join(named)).find(|base| base.join("config.json").is_file());
+    found.ok_or_else(|| ModelDirError::File {
+        path: path.display().to_string(),
+        message: format!(
+            "`base_model_name_or_path` = {named:?} is no model directory on this machine; let it name the folder of the base"
+        ),
+    })
 }
 
 /// Token ids in the files that may state them, the first that does goes.
@@ -281,6 +334,42 @@ mod tests {
         let named = r#"{"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(template(&[("tokenizer_config.json", named)]).as_deref(), Some("d"));
         assert_eq!(template(&[]), None);
+    }
+
+    #[test]
+    fn an_adapter_finds_its_base_and_has_files_of_both() {
+        let run = tempfile::tempdir().unwrap();
+        let base = run.path().join("base");
+        fs::create_dir_all(&base).unwrap();
+        for (name, text) in [("config.json", CONFIG), ("tokenizer.json", "of the base"), ("merges.txt", "")] {
+            fs::write(base.join(name), text).unwrap();
+        }
+        let adapter = run.path().join("weights/v000001");
+        fs::create_dir_all(&adapter).unwrap();
+        fs::write(adapter.join("chat_template.jinja"), "of the adapter").unwrap();
+        let name_base = |name: &str| {
+            let json = serde_json::json!({"base_model_name_or_path": name}).to_string();
+            fs::write(adapter.join(ADAPTER_CONFIG_FILE), json).unwrap();
+            ModelDir::open(&adapter)
+        };
+        for name in [base.to_str().unwrap(), "../../base", "base"] {
+            let model = name_base(name).unwrap();
+            assert_eq!((model.adapter(), model.has_weights()), (Some(&*adapter), true));
+            assert_eq!(model.path().canonicalize().unwrap(), base.canonicalize().unwrap());
+            assert_eq!(fs::read_to_string(model.tokenizer().unwrap()).unwrap(), "of the base");
+            assert_eq!(model.chat_template().unwrap().as_deref(), Some("of the adapter"));
+            assert_eq!(model.companions().len(), 4);
+        }
+        for name in ["Qwen/Qwen2.5-0.5B", ""] {
+            let error = name_base(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("`base_model_name_or_path` = {name:?} is no model directory")), "{error}");
+        }
+        let other = directory(&[("tokenizer.json", "of another")]);
+        let model = ModelDir::open_adapter(&adapter, other.path()).unwrap();
+        assert_eq!(fs::read_to_string(model.tokenizer().unwrap()).unwrap(), "of another");
+        fs::write(base.join(ADAPTER_CONFIG_FILE), "{}").unwrap();
+        let error = name_base("base").unwrap_err().to_string();
+        assert!(error.contains("is an adapter itself; merge it first: tandem merge"), "{error}");
     }
 
     #[test]

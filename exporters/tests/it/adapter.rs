@@ -218,3 +218,31 @@ fn a_version_that_is_an_adapter_reads_as_the_merged_model() {
     let error = VersionDir::open(&path("v2")).unwrap_err().to_string();
     assert!(error.contains("adapter_model.safetensors: is not the adapter that the manifest"), "{error}");
 }
+
+#[test]
+fn an_adapter_knows_its_base_by_the_weights() {
+    let (model, copy, other) = (llama(), llama(), TestModel::new(&json!({}), Dtype::BF16));
+    let hash = Checkpoint::open(&model.open()).unwrap().weights_blake3();
+    let dir = write(&model, &AdapterConfig { base_blake3: Some(hash.clone()), ..config() });
+    let open = |base: &TestModel| Checkpoint::open(&ModelDir::open_adapter(dir.path(), base.path()).unwrap());
+    let merged = open(&copy).unwrap();
+    assert_eq!(merged.weights_blake3(), hash, "the name of the base");
+    let error = open(&other).unwrap_err().to_string();
+    assert!(error.contains("is an adapter for other weights than those in") && error.contains("trained on"), "{error}");
+}
+
+/// Figures of PEFT itself.
+#[test]
+fn golden_adapter_merges_to_pefts_weights() {
+    let (params, expected) = (["adapter_dir", "base_dir"], ["base_logprobs", "logprobs", "merged_abs_sums"]);
+    for case in harness::golden::cases("adapter.json", "adapter", &params, &["ids"], &expected) {
+        let dir = |key: &str| harness::golden_dir().join(case["params"][key].as_str().unwrap());
+        let model = ModelDir::open(dir("adapter_dir")).unwrap();
+        assert_eq!(model.path().canonicalize().unwrap(), dir("base_dir").canonicalize().unwrap());
+        let weights = Checkpoint::open(&model).unwrap();
+        for (name, sum) in case["expected"]["merged_abs_sums"].as_object().unwrap() {
+            let found: f64 = weights.read_f32(name).unwrap().iter().map(|value| f64::from(value.abs())).sum();
+            assert!((found / sum.as_f64().unwrap() - 1.0).abs() < 1e-6, "{name}: {found} is not {sum}");
+        }
+    }
+}

@@ -6,12 +6,17 @@ use std::{
     time::SystemTime,
 };
 
-use exporters::{Checkpoint, ExportOptions, VersionDir, ensure_export_in, export, fill_hf, fill_version};
+use exporters::{
+    AdapterConfig, Checkpoint, ExportOptions, VersionDir, ensure_export_in, export, fill_hf, fill_version,
+};
 use safetensors::Dtype;
 use serde_json::json;
 use shared::{ModelDir, PolicyVersion};
 
-use crate::support::TestModel;
+use crate::{
+    adapter::{config, write},
+    support::{self, TestModel},
+};
 
 const FP32: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp32, max_positions: None };
 
@@ -44,6 +49,30 @@ fn a_model_is_exported_once_and_again_when_anything_changes() {
     *weights.last_mut().unwrap() ^= 1;
     fs::write(&path, weights).unwrap();
     is_new(ensure(&FP32));
+}
+
+#[test]
+fn an_adapter_has_an_export_of_its_own_whatever_lies_beside_its_base() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let base = checkpoint_of(&model);
+    let config = AdapterConfig { base_model_name_or_path: base.path().to_str().unwrap().into(), ..config() };
+    let ensure = |config: &AdapterConfig| {
+        let adapter = write(&model, config);
+        let opened = ModelDir::open(adapter.path()).unwrap();
+        let export = VersionDir::open(&ensure_export_in(cache.path(), &opened, &FP32).unwrap()).unwrap();
+        let weights = Checkpoint::open(&opened).unwrap();
+        for (name, shape) in model.config().parameters() {
+            let values = export.read_f32(&name).unwrap();
+            assert_eq!(values, weights.read_f32(&name).unwrap());
+            assert_eq!(values != support::values(&name, &shape), weights.adapter().unwrap().update(&name).is_some());
+        }
+        export.manifest().data_blake3.clone()
+    };
+    let first = ensure(&config);
+    assert_eq!(ensure(&config), first);
+    assert_ne!(ensure(&AdapterConfig { lora_alpha: 7.0, ..config.clone() }), first);
+    assert_eq!(fs::read_dir(cache.path().join("exports")).unwrap().count(), 2);
 }
 
 #[test]

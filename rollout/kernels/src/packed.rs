@@ -36,13 +36,16 @@ pub struct PackedShape {
     pub format: Format,
 }
 
+/// Changes a row of a weight, given its number.
+pub type Change<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
 /// A weight as it is packed, `[out, depth]`.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// What is stored.
     pub values: &'a [f32],
-    /// What a row, of the given number, is changed by before it is packed.
-    pub change: Option<&'a (dyn Fn(usize, &mut [f32]) + Sync)>,
+    /// What rows are changed by before they are packed.
+    pub change: Option<&'a Change<'a>>,
 }
 
 impl<'a> From<&'a [f32]> for Source<'a> {
