@@ -69,7 +69,7 @@ pub fn interrupted() -> ExitCode {
 /// What would be run, and in comments what it takes of the memory.
 fn dry_run(config: TrainConfig) -> Result<String> {
     let (config, plan) = resolve::resolve(config)?;
-    let plan: String = plan.to_string().lines().map(|line| format!("# {line}\n")).collect();
+    let plan: String = plan.to_string().lines().map(|line| format!("# {}\n", line.trim_start())).collect();
     Ok(layers::to_toml(&config) + "\n" + &plan)
 }
 
@@ -152,7 +152,8 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     watch.announce(&config);
     let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
     let limits = Limits::new(config.max_restarts, evaluates.then(|| Duration::from_secs_f64(config.peer_timeout)));
-    let learner = spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing` or `bf16`")?;
+    let learner =
+        spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
     let sampler = spec("rollout", &dir, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
     let outcome = supervise::supervise(learner, sampler, limits, &mut watch);
     // Both processes are gone, and only this run's folder and segments are touched.

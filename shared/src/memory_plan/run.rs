@@ -189,11 +189,12 @@ impl fmt::Display for RunPlan {
 type Change = fn(&mut TrainConfig);
 
 /// What makes a run smaller, the mildest first, as the user writes it.
-const WAYS_OUT: [(&str, Change); 6] = [
+const WAYS_OUT: [(&str, Change); 7] = [
     ("`micro_batch_tokens` left out", |c| c.micro_batch_tokens = None),
     ("`max_num_seqs` left out", |c| c.max_num_seqs = None),
     ("`gradient_checkpointing` true", |c| c.gradient_checkpointing = true),
     ("`bf16` true", |c| c.bf16 = true),
+    ("`use_peft` true", |c| c.use_peft = true),
     ("`kv_dtype` int8", |c| c.kv_dtype = KvDtype::Int8),
     ("`rollout_dtype` int8", |c| c.rollout_dtype = RolloutDtype::Int8),
 ];
@@ -221,10 +222,23 @@ fn learner_sizes<'a>(
         trained: true,
         bf16: config.bf16,
         gradient_checkpointing: config.gradient_checkpointing,
-        adapter: None,
+        adapter: config.use_peft.then(|| adapter_numbers(config, model)),
         reference: config.beta != 0.0,
         critic,
     }
+}
+
+/// Numbers of the two factors beside each linear layer that has them.
+fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
+    let targets = &config.lora_target_modules;
+    let adapted = |name: &str| {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let named = |target: &String| target == "all-linear" || module.ends_with(target.as_str());
+        targets.is_empty() || targets.iter().any(named)
+    };
+    let matrices = model.parameters().into_iter().filter(|(name, shape)| name.contains("layers") && shape.len() == 2);
+    let widths = matrices.filter(|(name, _)| adapted(name)).map(|(_, shape)| (shape[0] + shape[1]) as u64);
+    widths.sum::<u64>() * u64::from(config.lora_r)
 }
 
 fn sampler_sizes(config: &TrainConfig, work: &Workload, sequences: usize) -> SamplerSizes {
@@ -301,6 +315,19 @@ mod tests {
         assert_eq!(found.needed()[0], BASELINE + found.learner.total() + found.sampler.total());
         let with_reference = plan(&TrainConfig { beta: 0.1, ..config() }, 64 * GIB).unwrap();
         assert_eq!(with_reference.needed()[0], found.needed()[0] + weights);
+    }
+
+    /// The adapter of PEFT's `LoraConfig(r=16, target_modules="all-linear")` for this shape has 8,798,208 numbers.
+    #[test]
+    fn an_adapter_takes_gradients_and_moments_of_its_own_size_and_no_reference() {
+        let lora = TrainConfig { use_peft: true, beta: 0.1, ..config() };
+        let found = plan(&lora, 64 * GIB).unwrap().learner;
+        assert_eq!((found.gradients, found.optimizer, found.reference), (4 * 8_798_208, 8 * 8_798_208, 0));
+        assert_eq!(found.weights, 4 * (model().parameter_count() + 8_798_208));
+        let some = TrainConfig { lora_target_modules: vec!["q_proj".into(), "v_proj".into()], ..lora };
+        assert_eq!(plan(&some, 64 * GIB).unwrap().learner.gradients, 4 * 24 * 16 * (896 + 896 + 896 + 128));
+        let text = plan(&config(), 10 * GIB).unwrap_err().to_string();
+        assert!(text.ends_with("it would with `use_peft` true"), "{text}");
     }
 
     #[test]
