@@ -1,6 +1,6 @@
 //! Hugging Face directory to ONNX.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use prost::Message;
 use shared::{
@@ -90,7 +90,7 @@ pub(crate) fn write_export(
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
 
-/// Writes the three files of a version into a folder: the graph, the tensors, which `give` passes on one by one, and the
+/// Writes the three files of a version into a folder that is not to be seen yet: the graph, the tensors, which `give` passes on one by one, and the
 /// manifest.
 pub(crate) fn fill<'a>(
     dir: &Path,
@@ -100,7 +100,8 @@ pub(crate) fn fill<'a>(
     give: impl FnMut(&TensorEntry) -> Result<Values<'a>, ExportError>,
 ) -> Result<WeightManifest, ExportError> {
     let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, give)?;
-    atomic::write(&dir.join(MODEL_FILE), graph)?;
+    let model = dir.join(MODEL_FILE);
+    fs::write(&model, graph).map_err(|e| ExportError::io(&model, e))?;
     let manifest = WeightManifest {
         format: MANIFEST_FORMAT,
         version,

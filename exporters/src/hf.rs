@@ -14,7 +14,7 @@ use crate::{ExportError, TensorSource, VersionDir, tensor_file};
 ///
 /// # Errors
 /// An error of `read` or of the file system, or values that do not fit their shape (by name).
-pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     atomic::write_dir(out, |dir| fill_hf(model, dir, read))
 }
 
@@ -22,7 +22,7 @@ pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<
 ///
 /// # Errors
 /// As [`write_hf`].
-pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     atomic::write_dir(out, |dir| fill_hf_scorer(model, dir, read))
 }
 
@@ -30,7 +30,7 @@ pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_>) -> 
 ///
 /// # Errors
 /// As [`write_hf`]; the folder may then have some of the files.
-pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     write_weights(model.config(), dir, read)?;
     copy_companions(model, dir, as_float32)
 }
@@ -40,7 +40,7 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(
 ///
 /// # Errors
 /// As [`fill_hf`].
-pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
     write_weights(&config, dir, read)?;
     copy_companions(model, dir, |config| {
@@ -95,10 +95,10 @@ pub fn version_to_hf(model: &ModelDir, version_dir: &Path, out: &Path) -> Result
         let message = format!("not a version of the model in {}: other parameters", model.path().display());
         return Err(ExportError::content(version_dir, message));
     }
-    write_hf(model, out, &mut |name| Ok(version.read_f32(name)?))
+    write_hf(model, out, &mut |name| Ok(version.read_f32(name)?.into()))
 }
 
-fn write_weights(config: &ModelConfig, dir: &Path, read: TensorSource<'_>) -> Result<(), ExportError> {
+fn write_weights(config: &ModelConfig, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     let mut parameters = config.parameters();
     parameters.sort();
     tensor_file::write_f32(&dir.join("model.safetensors"), &parameters, [], read)

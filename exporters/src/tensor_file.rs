@@ -100,7 +100,7 @@ pub(crate) fn write_f32(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
     entries: impl IntoIterator<Item = (String, String)>,
-    read: TensorSource<'_>,
+    read: TensorSource<'_, '_>,
 ) -> Result<(), ExportError> {
     let (header, length) = header(tensors, entries);
     atomic::require_space(path, header.len() as u64 + length)?;

@@ -1,6 +1,6 @@
 //! Version directories: the weights of one policy version with the graph they belong to.
 
-use std::{fs, path::Path};
+use std::{borrow::Cow, fs, path::Path};
 
 use memmap2::Mmap;
 use shared::{
@@ -10,11 +10,12 @@ use shared::{
 
 use crate::{Adapter, ExportError, SourceError, export, layout::Values, tensor_file, values};
 
-/// Gives the fp32 values of a parameter by its Hugging Face name, row-major.
-pub type TensorSource<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>;
+/// Gives the fp32 values of a parameter by its Hugging Face name, row-major: where they lie, or a copy.
+pub type TensorSource<'r, 'v> = &'r mut dyn FnMut(&str) -> Result<Cow<'v, [f32]>, SourceError>;
 
 /// Writes the folder `out` of a new version: the graph and constants of `base` (an export or an earlier version) with
-/// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all.
+/// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all, but
+/// need not outlive a stop of the machine: nothing waits for the disk.
 ///
 /// # Errors
 /// An unusable `base`, an error of `read` or of the file system, or values that do not fit (by name).
@@ -22,10 +23,10 @@ pub fn write_version(
     base: &Path,
     out: &Path,
     version: PolicyVersion,
-    read: TensorSource<'_>,
+    read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let mut manifest = None;
-    atomic::write_dir(out, |dir| {
+    atomic::write_passing_dir(out, |dir| {
         manifest = Some(fill_version(base, dir, version, read)?);
         Ok::<_, ExportError>(())
     })?;
@@ -41,13 +42,13 @@ pub fn fill_version(
     base: &Path,
     dir: &Path,
     version: PolicyVersion,
-    read: TensorSource<'_>,
+    read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let base = VersionDir::open(base)?;
     export::fill(dir, version, &base.manifest.tensors, &base.graph, |tensor| match tensor.role {
         TensorRole::Constant => Ok(Values::Stored(base.bytes(tensor))),
         TensorRole::Parameter => match read(&tensor.name) {
-            Ok(values) => Ok(Values::Floats(values.into())),
+            Ok(values) => Ok(Values::Floats(values)),
             Err(source) => Err(ExportError::Tensor { name: tensor.name.clone(), source }),
         },
     })

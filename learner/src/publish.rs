@@ -1,15 +1,14 @@
 //! Weight versions: written whole into their own folder, never over a file that a sampler may have mapped.
 
-use std::path::PathBuf;
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
-use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions};
-use shared::{ModelConfig, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig};
+use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir};
+use shared::{ModelConfig, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig, versions};
 
 use crate::{error::LearnerError, model::Weights};
-
-/// The newest versions that stay on disk whatever the sampler uses: the current one, and the one before it for a
-/// sampler that is just opening it.
-const KEEP: u64 = 2;
 
 /// How the versions of a run are exported: for its sampler's device, with positions for its longest sequences.
 ///
@@ -47,22 +46,43 @@ impl Publisher {
         Self { run_dir, base }
     }
 
-    /// Writes a version; it appears under its name only when every byte is on disk.
+    /// Writes a version; it appears under its name only when it is whole. Where shared memory is full, the versions of the
+    /// run go to disk from then on.
     ///
     /// # Errors
     /// Any error of the file system, or values that are no finite numbers.
     pub fn publish(&self, version: PolicyVersion, weights: &Weights) -> Result<WeightManifest, LearnerError> {
-        let out = self.run_dir.version(version);
-        Ok(match weights.adapter() {
-            Some((config, adapter)) => {
-                let mut read = |name: &str| adapter.read_f32(name).map_err(Into::into);
-                exporters::write_adapter_version(&self.base, &out, version, config, &mut read)?
+        let write = |run_dir: &RunDir| {
+            let out = run_dir.version(version);
+            let host = weights.read().host();
+            let mut read = |name: &str| Ok(host.values(name)?.into());
+            match weights.adapter() {
+                Some((config, _)) => exporters::write_adapter_version(&self.base, &out, version, config, &mut read),
+                None => exporters::write_version(&self.base, &out, version, &mut read),
             }
-            None => {
-                let mut read = |name: &str| weights.base().read_f32(name).map_err(Into::into);
-                exporters::write_version(&self.base, &out, version, &mut read)?
-            }
-        })
+        };
+        let full = match write(&self.run_dir) {
+            Err(ExportError::Io(error)) if error.kind() == ErrorKind::StorageFull => error,
+            written => return Ok(written?),
+        };
+        let Some(manifest) = versions::move_to_disk(&self.run_dir, write)? else {
+            return Err(ExportError::Io(full).into());
+        };
+        tracing::warn!("versions of the weights go to disk from now on: {full}");
+        Ok(manifest)
+    }
+
+    /// Writes the version's graph and weights into a folder that is there: one part of a checkpoint. That of an adapter has
+    /// neither.
+    ///
+    /// # Errors
+    /// As [`Publisher::publish`].
+    pub fn fill(&self, dir: &Path, version: PolicyVersion, weights: &Weights) -> Result<(), LearnerError> {
+        if weights.adapter().is_none() {
+            let host = weights.base().host();
+            exporters::fill_version(&self.base, dir, version, &mut |name| Ok(host.values(name)?.into()))?;
+        }
+        Ok(())
     }
 
     /// Makes the run directory's newest version the given one: versions of a future that was lost with a killed learner
@@ -80,30 +100,27 @@ impl Publisher {
         for newer in self.run_dir.versions()?.into_iter().filter(|v| *v > version) {
             atomic::remove_dir(&self.run_dir.version(newer))?;
         }
-        let there = WeightManifest::read(&self.run_dir.version(version)).ok();
-        let base = WeightManifest::read(&self.base).map_err(exporters::ExportError::from)?;
-        let same = match (&there, saved) {
-            (Some(there), Some(saved)) => {
-                there.data_blake3 == saved.data_blake3 && there.model_blake3 == base.model_blake3
-            }
-            _ => false,
+        let base = WeightManifest::read(&self.base).map_err(ExportError::from)?;
+        let same = |there: &VersionDir, saved: &WeightManifest| {
+            let (data, graph) = (&there.manifest().data_blake3, &there.manifest().model_blake3);
+            *data == saved.data_blake3 && *graph == base.model_blake3 && there.is_intact()
         };
-        if !same {
+        let there = VersionDir::open(&self.run_dir.version(version)).ok();
+        if !there.zip(saved).is_some_and(|(there, saved)| same(&there, saved)) {
             self.publish(version, weights)?;
         }
         Ok(())
     }
 
-    /// Removes versions that are older than the newest few and than `oldest_in_use`, the oldest that the sampler still
-    /// maps.
+    /// Removes versions that are older than the newest, `current`, and than `oldest_in_use`, the oldest that the sampler
+    /// still maps.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn prune(&self, current: PolicyVersion, oldest_in_use: PolicyVersion) -> Result<(), LearnerError> {
-        for version in self.run_dir.versions()? {
-            if version < oldest_in_use && version.0 + KEEP <= current.0 {
-                atomic::remove_dir(&self.run_dir.version(version))?;
-            }
+        let unused = |version: &PolicyVersion| *version < oldest_in_use.min(current);
+        for version in self.run_dir.versions()?.into_iter().filter(unused) {
+            atomic::remove_dir(&self.run_dir.version(version))?;
         }
         Ok(())
     }

@@ -58,10 +58,27 @@ pub fn is_special(path: &Path) -> bool {
 /// # Errors
 /// Any error of the file system or of `fill`; nothing is then visible under `path` that was not there before.
 pub fn write_dir<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    fill_dir(path, fill, sync_tree, sync_parent)
+}
+
+/// As [`write_dir`], without waiting for the disk: for what nobody needs any more once the machine has stopped.
+///
+/// # Errors
+/// As [`write_dir`].
+pub fn write_passing_dir<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    fill_dir(path, fill, |_| Ok(()), |_| Ok(()))
+}
+
+fn fill_dir<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+    sync: fn(&Path) -> io::Result<()>,
+    sync_parent: fn(&Path) -> io::Result<()>,
+) -> Result<(), E> {
     let temporary = temporary_beside(path)?;
     fs::create_dir_all(&temporary).map_err(named(path))?;
     let result = fill(&temporary).and_then(|()| {
-        sync_tree(&temporary)
+        sync(&temporary)
             .and_then(|()| put_in_place(&temporary, path))
             .and_then(|()| sync_parent(path))
             .map_err(|e| named(path)(e).into())
@@ -88,8 +105,7 @@ pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
     let absolute = std::path::absolute(path)?;
     let lasting = |p: &&Path| p.exists() && p.file_name().is_none_or(|n| !is_temporary(&n.to_string_lossy()));
     let folder = absolute.ancestors().find(lasting).unwrap_or(Path::new("/"));
-    let stat = rustix::fs::statvfs(folder).map_err(|e| named(folder)(e.into()))?;
-    let free = stat.f_bavail * stat.f_frsize;
+    let free = free_space(folder)?;
     if bytes <= free {
         return Ok(());
     }
@@ -101,6 +117,15 @@ pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
         mib(free)
     );
     Err(io::Error::new(io::ErrorKind::StorageFull, message))
+}
+
+/// Bytes that the file system of a folder still takes.
+///
+/// # Errors
+/// When the folder is not there.
+pub fn free_space(folder: &Path) -> io::Result<u64> {
+    let stat = rustix::fs::statvfs(folder).map_err(|e| named(folder)(e.into()))?;
+    Ok(stat.f_bavail * stat.f_frsize)
 }
 
 /// Removes what killed processes left in a folder that any process may write in: temporary files and folders of
@@ -184,7 +209,7 @@ fn sync_tree(dir: &Path) -> io::Result<()> {
 
 /// Gives the folder `temporary` the name `path`. Where something has that name, both are exchanged in one step, so
 /// that at every instant one whole folder is there.
-fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
+pub(crate) fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
     loop {
         let exchange = fs::symlink_metadata(path).is_ok();
         let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };

@@ -26,6 +26,7 @@ pub mod rows;
 pub mod run_dir;
 pub mod sampling;
 pub mod testing;
+pub mod versions;
 
 pub use group::{
     Completion, Contrast, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,

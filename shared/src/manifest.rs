@@ -8,11 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    atomic::{self, named},
-    ids::PolicyVersion,
-    model_config::ModelConfig,
-};
+use crate::{atomic::named, ids::PolicyVersion, model_config::ModelConfig};
 
 /// File name of the graph in a version directory or export.
 pub const MODEL_FILE: &str = "model.onnx";
@@ -213,14 +209,14 @@ impl WeightManifest {
         Ok(())
     }
 
-    /// Writes `dir/manifest.json`.
+    /// Writes `dir/manifest.json`, into a folder that is not to be seen yet.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn write(&self, dir: &Path) -> Result<(), ManifestError> {
         let text = serde_json::to_vec_pretty(self).expect("a manifest is always valid JSON");
-        atomic::write(&dir.join(MANIFEST_FILE), &text)?;
-        Ok(())
+        let path = dir.join(MANIFEST_FILE);
+        Ok(fs::write(&path, text).map_err(named(&path))?)
     }
 
     /// Whether the parameters are, by name and shape, those of a model with this configuration.

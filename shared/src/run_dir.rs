@@ -28,6 +28,10 @@ impl RunDir {
     /// # Errors
     /// When the directory cannot be written, with its path.
     pub fn create(&self) -> io::Result<()> {
+        // A link into shared memory that the last stop of the machine has emptied.
+        if self.weights().is_symlink() && !self.weights().exists() {
+            fs::remove_file(self.weights()).map_err(named(&self.weights()))?;
+        }
         for dir in [self.root.clone(), self.logs(), self.completions(), self.weights()] {
             fs::create_dir_all(&dir).map_err(named(&dir))?;
         }
@@ -96,7 +100,7 @@ impl RunDir {
         numbered(&self.completions(), |name| name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse().ok())
     }
 
-    /// Folder of the published weight versions.
+    /// Folder of the published weight versions, or a link to it; see [`crate::versions`].
     #[must_use]
     pub fn weights(&self) -> PathBuf {
         self.root.join("weights")

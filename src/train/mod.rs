@@ -15,10 +15,11 @@ use clap::builder::StyledStr;
 use rollout_rewards::filter::FilterMetric;
 use serde::Serialize;
 use shared::{
-    RunDir,
+    ModelDir, RunDir,
     channel::iox::remove_leftovers,
-    config::{OPTIONS, OptionSpec, TrainConfig, layers},
+    config::{OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
     metrics::{self, MetricRecord},
+    versions::{VersionPlace, VersionRoom},
 };
 
 use crate::{
@@ -145,6 +146,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     }
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
+    let versions = place_of_versions(&config, &dir)?;
     signals::check()?;
     let begin = Instant::now();
     let mut watch = progress::Progress::new(&config, &dir);
@@ -160,6 +162,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     if let Err(error) = remove_leftovers(&dir) {
         watch.say(&format!("warning: killed processes may have left shared memory behind: {error}"));
     }
+    drop(versions);
     let outcome = outcome?;
     watch.finish();
     let seconds = begin.elapsed().as_secs_f64();
@@ -176,6 +179,16 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     };
     output::tell(farewell(outcome, &summary, &dir));
     Ok(Trained { outcome, summary, records, dir })
+}
+
+/// Where the run's versions lie: in shared memory, or on disk with the reason why.
+fn place_of_versions(config: &TrainConfig, dir: &RunDir) -> Result<VersionPlace> {
+    let room = VersionRoom::of(config, ModelDir::open(&config.model).context("`model`")?.config());
+    let shared = room.in_shared_memory(config.version_storage);
+    if let (Err(reason), VersionStorage::Auto) = (&shared, config.version_storage) {
+        output::tell(format_args!("versions of the weights go to disk: {reason}"));
+    }
+    VersionPlace::open(dir, shared.is_ok()).context("place of the published versions")
 }
 
 fn spec(name: &'static str, dir: &RunDir, smaller: &'static str) -> Result<Spec> {

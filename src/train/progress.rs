@@ -24,6 +24,8 @@ pub struct Progress {
     shown: u64,
     /// Processes that had been killed for lack of memory when that was last asked.
     memory_kills: u64,
+    /// Both halves work at once, so that it matters how long each waits.
+    overlaps: bool,
 }
 
 impl Progress {
@@ -34,7 +36,16 @@ impl Progress {
         let total = config.max_steps.unwrap_or(0);
         let shown = tail.steps();
         let bar = io::stderr().is_terminal().then(|| bar(total, shown));
-        Self { tail, bar, total, every: config.logging_steps.max(1), shown, memory_kills: memory::kills() }
+        let memory_kills = memory::kills();
+        Self {
+            tail,
+            bar,
+            total,
+            every: config.logging_steps.max(1),
+            shown,
+            memory_kills,
+            overlaps: config.max_staleness > 0,
+        }
     }
 
     /// Completed steps.
@@ -67,7 +78,7 @@ impl Progress {
         let steps = self.tail.steps();
         if let Some(bar) = &self.bar {
             bar.set_position(steps);
-            bar.set_message(figures(records));
+            bar.set_message(figures(records, self.overlaps));
             self.shown = steps;
             return;
         }
@@ -79,7 +90,7 @@ impl Progress {
                 let step = records[*i].get(metrics::STEP).unwrap_or(0.0) as u64;
                 step.is_multiple_of(self.every) || step == self.total
             })
-            .map(|i| plain_line(&records[..=i], self.total))
+            .map(|i| plain_line(&records[..=i], self.total, self.overlaps))
             .collect();
         self.shown = steps;
         lines.iter().for_each(output::tell);
@@ -128,16 +139,16 @@ fn bar(total: u64, done: u64) -> ProgressBar {
 }
 
 /// `step 12/100  reward 1.30  …  ETA 1m 05s`.
-fn plain_line(records: &[MetricRecord], total: u64) -> String {
+fn plain_line(records: &[MetricRecord], total: u64, overlaps: bool) -> String {
     let step = records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64;
     let eta = summary::recent(records, metrics::STEP_TIME, 20)
         .map(|seconds| Duration::from_secs_f64((seconds * total.saturating_sub(step) as f64).max(0.0)))
         .map(|left| format!("  ETA {}", indicatif::HumanDuration(left)));
-    format!("step {step}/{total}  {}{}", figures(records), eta.unwrap_or_default())
+    format!("step {step}/{total}  {}{}", figures(records, overlaps), eta.unwrap_or_default())
 }
 
 /// The newest figures in a fixed order; those that a run does not have are left out.
-fn figures(records: &[MetricRecord]) -> String {
+fn figures(records: &[MetricRecord], overlaps: bool) -> String {
     let Some(record) = records.last() else {
         return String::new();
     };
@@ -153,6 +164,10 @@ fn figures(records: &[MetricRecord]) -> String {
         "tokens/s",
         summary::tokens_per_second(&records[records.len().saturating_sub(5)..], 0).map(|v| format!("{v:.0}")),
     );
+    for (name, metric) in [("learner", metrics::PERF_IDLE_SHARE), ("sampler", metrics::ROLLOUT_IDLE_SHARE)] {
+        let idle = record.get(metric).filter(|_| overlaps).map(|share| format!("idle {name} {:.0} %", 100.0 * share));
+        parts.extend(idle);
+    }
     parts.join("  ")
 }
 
@@ -163,19 +178,21 @@ mod tests {
     fn record(step: u64) -> MetricRecord {
         let mut record = MetricRecord::default();
         record.count(metrics::STEP, step).set(metrics::REWARD, 1.25).set(metrics::STEP_TIME, 2.0);
-        record.set(metrics::MISMATCH_KL, 3e-13);
+        record.set(metrics::MISMATCH_KL, 3e-13).set(metrics::PERF_IDLE_SHARE, 0.25);
         record
     }
 
     #[test]
     fn a_plain_line_has_what_the_record_has_and_the_time_left() {
-        let line = plain_line(&[record(1), record(2)], 12);
+        let line = plain_line(&[record(1), record(2)], 12, false);
         assert_eq!(line, "step 2/12  reward 1.250  mismatch_kl 3.0e-13  ETA 20 seconds");
+        let line = plain_line(&[record(2)], 2, true);
+        assert_eq!(line, "step 2/2  reward 1.250  mismatch_kl 3.0e-13  idle learner 25 %  ETA 0 seconds");
     }
 
     #[test]
     fn figures_that_are_missing_are_left_out() {
-        assert_eq!(figures(&[]), "");
-        assert_eq!(figures(&[MetricRecord::default()]), "");
+        assert_eq!(figures(&[], true), "");
+        assert_eq!(figures(&[MetricRecord::default()], true), "");
     }
 }

@@ -130,10 +130,17 @@ fn a_killed_launcher_is_resumed_to_the_same_result() {
     let expected = bench.undisturbed();
     let mut run = bench.start("resumed", &[]);
     bench.wait_for_step("resumed", 11);
+    let weights = bench.path("resumed/weights");
+    let versions = fs::read_link(&weights).expect("versions lie in shared memory");
     run.kill().unwrap();
     let _ = run.wait().unwrap();
+    assert!(versions.exists(), "nobody was left to remove them");
     let _ = cli::finish(bench.command("resumed", &["--resume_from_checkpoint", "latest"])).success();
     assert!(bench.result("resumed") == expected, "the weights differ from those of the undisturbed run");
+    assert!(
+        !versions.exists() && fs::symlink_metadata(weights).is_err(),
+        "versions go with the processes of their run"
+    );
 }
 
 const SHORT: [&str; 2] = ["--max_steps", "4"];

@@ -17,7 +17,7 @@ pub fn write_adapter_version(
     out: &Path,
     version: PolicyVersion,
     config: &AdapterConfig,
-    read: TensorSource<'_>,
+    read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let mut manifest = None;
     atomic::write_dir(out, |dir| {
@@ -37,7 +37,7 @@ pub fn fill_adapter_version(
     dir: &Path,
     version: PolicyVersion,
     config: &AdapterConfig,
-    read: TensorSource<'_>,
+    read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     // As seen from anywhere: versions may be moved.
     let base = std::path::absolute(base)?;
@@ -58,7 +58,7 @@ pub fn fill_adapter(
     dir: &Path,
     config: &AdapterConfig,
     parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
-    read: TensorSource<'_>,
+    read: TensorSource<'_, '_>,
 ) -> Result<(), ExportError> {
     let base = config.base_blake3.iter().map(|hash| (BASE_KEY.to_owned(), hash.clone()));
     tensor_file::write_f32(&dir.join(ADAPTER_WEIGHTS_FILE), &config.tensors(parameters)?, base, read)?;

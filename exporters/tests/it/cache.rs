@@ -113,8 +113,8 @@ fn checkpoint_of(model: &TestModel) -> tempfile::TempDir {
     let base = model.path().join("base");
     export(&model.open(), &base, &FP32).unwrap();
     let weights = Checkpoint::open(&model.open()).unwrap();
-    fill_hf(&model.open(), dir.path(), &mut |name| Ok(weights.read_f32(name)?)).unwrap();
-    fill_version(&base, dir.path(), PolicyVersion(3), &mut |name| Ok(weights.read_f32(name)?)).unwrap();
+    fill_hf(&model.open(), dir.path(), &mut |name| Ok(weights.read_f32(name)?.into())).unwrap();
+    fill_version(&base, dir.path(), PolicyVersion(3), &mut |name| Ok(weights.read_f32(name)?.into())).unwrap();
     dir
 }
 

@@ -1,6 +1,6 @@
 //! Publishing versions and writing them back.
 
-use std::{error::Error, fs};
+use std::{borrow::Cow, error::Error, fs};
 
 use exporters::{
     Checkpoint, ExportOptions, SourceError, VersionDir, export, fill_hf, fill_version, version_to_hf, write_hf,
@@ -13,7 +13,7 @@ use shared::{ModelDir, PolicyVersion, atomic};
 use crate::support::{TestModel, files, values};
 
 /// A source that negates the checkpoint's values.
-fn negated(checkpoint: &Checkpoint) -> impl FnMut(&str) -> Result<Vec<f32>, SourceError> {
+fn negated(checkpoint: &Checkpoint) -> impl FnMut(&str) -> Result<Cow<'static, [f32]>, SourceError> {
     |name| Ok(checkpoint.read_f32(name)?.into_iter().map(|v| -v).collect())
 }
 
@@ -48,7 +48,7 @@ fn the_same_weights_give_the_same_version_whatever_its_base() {
     export(&model.open(), &path("v0"), &ExportOptions::default()).unwrap();
     let checkpoint = Checkpoint::open(&model.open()).unwrap();
     write_version(&path("v0"), &path("v1"), PolicyVersion(1), &mut negated(&checkpoint)).unwrap();
-    let mut original = |name: &str| Ok(checkpoint.read_f32(name)?);
+    let mut original = |name: &str| Ok(checkpoint.read_f32(name)?.into());
     write_version(&path("v1"), &path("v2"), PolicyVersion(0), &mut original).unwrap();
     assert_eq!(files(&path("v2")), files(&path("v0")));
 }
@@ -58,14 +58,14 @@ fn a_failing_or_wrong_source_is_named_and_leaves_nothing() {
     let model = TestModel::new(&json!({}), Dtype::F32);
     let (base, out) = (model.path().join("base"), model.path().join("v1"));
     export(&model.open(), &base, &ExportOptions::default()).unwrap();
-    let refusal = |read: &mut dyn FnMut(&str) -> Result<Vec<f32>, SourceError>| {
+    let refusal = |read: &mut dyn FnMut(&str) -> Result<Cow<'static, [f32]>, SourceError>| {
         let error = write_version(&base, &out, PolicyVersion(1), read).unwrap_err();
         assert!(!out.exists() && fs::read_dir(model.path()).unwrap().count() == 3);
         error.source().map_or_else(|| error.to_string(), |reason| format!("{error}: {reason}"))
     };
     let error = refusal(&mut |_| Err("out of memory".into()));
     assert_eq!(error, "tensor model.embed_tokens.weight: out of memory");
-    let error = refusal(&mut |_| Ok(vec![0.0; 5]));
+    let error = refusal(&mut |_| Ok(vec![0.0; 5].into()));
     assert_eq!(error, "tensor model.embed_tokens.weight: has 5 values, but shape [32, 16] needs 512");
 }
 
@@ -106,7 +106,7 @@ fn a_directory_written_back_states_its_element_type() {
         }
         let out = model.path().join("hf");
         let checkpoint = Checkpoint::open(&model.open()).unwrap();
-        write_hf(&model.open(), &out, &mut |name| Ok(checkpoint.read_f32(name)?)).unwrap();
+        write_hf(&model.open(), &out, &mut |name| Ok(checkpoint.read_f32(name)?.into())).unwrap();
 
         let config: Value = serde_json::from_slice(&files(&out)["config.json"]).unwrap();
         assert_eq!(config[key], "float32", "transformers would round the weights to bfloat16");

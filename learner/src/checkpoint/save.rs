@@ -2,39 +2,27 @@
 
 use std::{fs, path::Path};
 
-use shared::{
-    ModelDir, RunDir, atomic,
-    manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
-};
+use shared::{ModelDir, PolicyVersion, RunDir, atomic};
 use tch::Tensor;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
-use crate::{error::LearnerError, model::Decoder, step::Trainer};
+use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
-/// Writes `checkpoint-N` for the state's step and removes the oldest ones beyond `limit`.
-///
-/// `version_dir` is the published version with the same weights; its files are shared, not copied, where the file
-/// system can.
+/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond `limit`.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
 pub fn save(
     run_dir: &RunDir,
     model: &ModelDir,
-    version_dir: &Path,
+    publisher: &Publisher,
     trainer: &Trainer,
     state: &TrainerState,
     limit: Option<u32>,
 ) -> Result<(), LearnerError> {
-    let adapted = trainer.policy().model().weights().adapter().is_some();
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
         fill(dir, model, trainer, state)?;
-        // An adapter's version has no graph and no weights.
-        let shared: &[&str] = if adapted { &[] } else { &[MODEL_FILE, DATA_FILE, MANIFEST_FILE] };
-        for name in shared {
-            share(&version_dir.join(name), &dir.join(name))?;
-        }
-        Ok::<_, LearnerError>(())
+        publisher.fill(dir, PolicyVersion(state.step), trainer.policy().model().weights())
     })?;
     let Some(limit) = limit else {
         return Ok(());
@@ -63,8 +51,8 @@ pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &Trai
     if let Some(critic) = trainer.credit().critic() {
         let (folder, scorer) = (dir.join(CRITIC_DIR), critic.trained());
         fs::create_dir(&folder)?;
-        let read = &mut |name: &str| scorer.parameters().read_f32(name).map_err(Into::into);
-        exporters::fill_hf_scorer(critic.source(), &folder, read)?;
+        let host = scorer.parameters().host();
+        exporters::fill_hf_scorer(critic.source(), &folder, &mut |name| Ok(host.values(name)?.into()))?;
         Tensor::write_safetensors(&scorer.state(), folder.join(OPTIMIZER_FILE))?;
     }
     let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
@@ -74,16 +62,11 @@ pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &Trai
 
 /// The model, or its adapter, as it is trained.
 fn fill_policy(dir: &Path, model: &ModelDir, policy: &Decoder) -> Result<(), LearnerError> {
-    let trained = policy.weights().trained();
-    let mut read = |name: &str| trained.read_f32(name).map_err(Into::into);
+    let trained = policy.weights().trained().host();
+    let mut read = |name: &str| Ok(trained.values(name)?.into());
     match policy.weights().adapter() {
         Some((config, _)) => exporters::fill_adapter(dir, config, model.config().parameters(), &mut read)?,
         None => exporters::fill_hf(model, dir, &mut read)?,
     }
     Ok(())
-}
-
-/// Version files never change, so one copy on disk serves both names.
-fn share(from: &Path, to: &Path) -> std::io::Result<()> {
-    fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()))
 }

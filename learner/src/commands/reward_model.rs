@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     tracing::info!("accuracy {:.3} before, {:.3} after", summary.accuracy_before, summary.accuracy_after);
     let parameters = scorer.weights().trained();
-    exporters::write_hf_scorer(&model, &args.output, &mut |name| parameters.read_f32(name).map_err(Into::into))
+    exporters::write_hf_scorer(&model, &args.output, &mut |name| Ok(parameters.read_f32(name)?.into()))
         .with_context(|| format!("the model cannot be written to {}", args.output.display()))?;
     println!("{}", serde_json::to_string(&summary)?);
     Ok(())

@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     })?;
     let parameters = policy.weights().trained();
-    exporters::write_hf(&model, &args.output, &mut |name| parameters.read_f32(name).map_err(Into::into))
+    exporters::write_hf(&model, &args.output, &mut |name| Ok(parameters.read_f32(name)?.into()))
         .with_context(|| format!("the model cannot be written to {}", args.output.display()))?;
     println!("{}", serde_json::to_string(&summary)?);
     Ok(())

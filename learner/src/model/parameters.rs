@@ -229,6 +229,13 @@ impl Parameters {
         Ok(Vec::<f32>::try_from(&tensor)?)
     }
 
+    /// All values in this process's memory: where they lie, if they are float32 there, else one copy of the flat buffer.
+    #[must_use]
+    pub fn host(&self) -> HostParameters<'_> {
+        let flat = self.flat.to_device(Device::Cpu).to_kind(Kind::Float);
+        HostParameters { layout: &self.layout, flat }
+    }
+
     /// A flat buffer of zeros of this layout.
     pub fn zeros_like(&self) -> Tensor {
         self.flat.zeros_like()
@@ -239,6 +246,28 @@ impl Parameters {
     pub fn gradients(&self) -> Gradients {
         let flat = self.zeros_like();
         Gradients { leaves: self.layout.leaf_views(&flat), flat }
+    }
+}
+
+/// The values of [`Parameters`] in this process's memory, as float32. Not to be kept over an update.
+#[derive(Debug)]
+pub struct HostParameters<'a> {
+    layout: &'a Layout,
+    flat: Tensor,
+}
+
+impl HostParameters<'_> {
+    /// Values of a Hugging Face parameter, row-major.
+    ///
+    /// # Errors
+    /// When the name is unknown.
+    pub fn values(&self, name: &str) -> Result<&[f32], LearnerError> {
+        let slice = self.layout.slice(name).ok_or_else(|| LearnerError::Parameter(name.to_owned()))?;
+        let (start, end) = (slice.elements.start as usize, slice.elements.end as usize);
+        // SAFETY: the tensor has one dimension, of `Kind::Float` and on the CPU, so its elements lie one after the other; it
+        // lives as long as what is lent, and updates, which change it, come between two uses of a model.
+        let all = unsafe { std::slice::from_raw_parts(self.flat.data_ptr().cast::<f32>(), self.flat.numel()) };
+        Ok(&all[start..end])
     }
 }
 

@@ -62,7 +62,7 @@ impl Weights {
     }
 
     /// What passes read of what is trained.
-    fn read(&self) -> &Parameters {
+    pub fn read(&self) -> &Parameters {
         self.adapter.as_ref().map_or(&self.base, |adapter| &adapter.parameters)
     }
 

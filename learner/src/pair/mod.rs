@@ -53,6 +53,8 @@ struct Run<'a> {
     trainer: Trainer,
     publisher: Publisher,
     state: TrainerState,
+    /// The newest version that is published.
+    newest: PolicyVersion,
     metrics: MetricsFile,
     /// Rows of the dataset, for `epoch`.
     prompts: u64,
@@ -117,6 +119,7 @@ impl<'a> Run<'a> {
             metrics: MetricsFile::open(&run_dir.metrics(), state.step)?,
             prompts: count_rows(&config.dataset).map_err(|e| LearnerError::Config(format!("`dataset`: {e}")))?,
             durable: state.step,
+            newest: PolicyVersion(state.step),
             sampler: SamplerStatus::default(),
             config,
             run_dir,
@@ -151,9 +154,6 @@ impl<'a> Run<'a> {
             self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
             if self.state.step.is_multiple_of(self.config.save_steps) || self.state.step == self.state.total_steps {
                 self.save(link)?;
-            }
-            if let Some(sampler) = link.sampler() {
-                self.publisher.prune(PolicyVersion(self.state.step), sampler.oldest_in_use)?;
             }
             if stop.load(Ordering::Relaxed) {
                 return Ok(Outcome::Stopped);
@@ -194,13 +194,20 @@ impl<'a> Run<'a> {
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
 
-    fn publish(&self, link: &Link) -> Result<Duration, LearnerError> {
+    /// Publishes the version of the step that was made, if it is one that is to be published, and says where the run is.
+    fn publish(&mut self, link: &Link) -> Result<Duration, LearnerError> {
         let start = Instant::now();
-        let version = PolicyVersion(self.state.step);
-        self.publisher.publish(version, self.trainer.policy().model().weights())?;
+        let step = self.state.step;
+        if is_published(step, self.state.total_steps, self.config) {
+            if let Some(sampler) = link.sampler() {
+                self.publisher.prune(self.newest, sampler.oldest_in_use)?;
+            }
+            self.newest = PolicyVersion(step);
+            self.publisher.publish(self.newest, self.trainer.policy().model().weights())?;
+        }
         link.announce(|status| {
-            status.version = version;
-            status.step = Step(version.0);
+            status.version = self.newest;
+            status.step = Step(step);
             status.cursor = self.state.cursor;
             status.received.clear();
             status.next_cursor = self.state.cursor;
@@ -231,7 +238,9 @@ impl<'a> Run<'a> {
             rollout_metrics(&self.sampler, &now, &mut line);
             self.sampler = now;
         }
-        line.set(metrics::STEP_TIME, durations.start.elapsed().as_secs_f64());
+        let step_time = durations.start.elapsed().as_secs_f64();
+        line.set(metrics::PERF_IDLE_SHARE, durations.waited.as_secs_f64() / step_time);
+        line.set(metrics::STEP_TIME, step_time);
         self.metrics.append(&line)?;
         let shown = |metric: &'static Metric| line.get(metric).unwrap_or(f64::NAN);
         tracing::info!(
@@ -248,10 +257,9 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
-        let version_dir = self.run_dir.version(PolicyVersion(self.state.step));
         let limit = self.config.save_total_limit;
         self.metrics.sync()?;
-        checkpoint::save(self.run_dir, &self.model, &version_dir, &self.trainer, &self.state, limit)?;
+        checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;
         self.durable = self.state.step;
         link.announce(|status| status.durable_step = Step(self.durable));
         tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
@@ -264,6 +272,12 @@ struct Durations {
     start: Instant,
     waited: Duration,
     published: Duration,
+}
+
+/// Whether the version after so many steps is published: every `publish_every`-th, those that are evaluated, and the last.
+fn is_published(step: u64, total_steps: u64, config: &TrainConfig) -> bool {
+    let every = |n: u64| step.is_multiple_of(n);
+    every(config.publish_every) || config.eval_steps.is_some_and(every) || step == total_steps
 }
 
 /// Groups that wait for the trainer: as many as the sampler may be ahead, so that it is held back by `max_staleness`
@@ -289,14 +303,27 @@ fn rollout_metrics(before: &SamplerStatus, now: &SamplerStatus, line: &mut Metri
     let busy = since(|s| s.busy_micros) / 1e6;
     line.set(metrics::ROLLOUT_SWAP_S, now.swap_micros as f64 / 1e6);
     line.set(metrics::ROLLOUT_SWAP_STALL_S, now.swap_stall_micros as f64 / 1e6);
+    let idle = since(|s| s.idle_micros) / 1e6;
     line.set(metrics::ROLLOUT_BUSY_S, busy);
-    line.set(metrics::ROLLOUT_IDLE_S, since(|s| s.idle_micros) / 1e6);
+    line.set(metrics::ROLLOUT_IDLE_S, idle);
+    line.set(metrics::ROLLOUT_IDLE_SHARE, idle / (busy + idle));
     line.set(metrics::ROLLOUT_TOKENS_PER_S, since(|s| s.generated_tokens) / busy);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_is_published_when_it_is_due_to_be_evaluated_or_the_last() {
+        let published = |publish_every, eval_steps| -> Vec<u64> {
+            let config = TrainConfig { publish_every, eval_steps, ..TrainConfig::default() };
+            (1..=8).filter(|&step| is_published(step, 8, &config)).collect()
+        };
+        assert_eq!(published(1, None), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(published(3, None), [3, 6, 8]);
+        assert_eq!(published(3, Some(4)), [3, 4, 6, 8]);
+    }
 
     #[test]
     fn the_queue_holds_what_the_sampler_may_be_ahead_within_bounds() {

@@ -218,6 +218,43 @@ fn versions_and_checkpoints_of_an_adapter_are_peft_directories_with_what_was_tra
 }
 
 #[test]
+fn versions_come_every_so_many_steps_and_a_run_goes_on_from_a_step_without_one() {
+    let folder = Folder::new();
+    let config =
+        TrainConfig { publish_every: 2, max_staleness: 1, save_steps: 3, max_steps: Some(7), ..folder.config() };
+    let run_dir = folder.run_dir("run");
+    let pinned = Manners { pinned: Some(0), ..Manners::default() };
+    let versions = || run_dir.versions().unwrap().iter().map(|v| v.0).collect::<Vec<u64>>();
+    let last = train(&run_dir, &config, pinned);
+    assert_eq!((last.version.0, last.step.0, versions()), (7, 7, vec![0, 2, 4, 6, 7]));
+    for step in [3, 6, 7] {
+        let version = exporters::VersionDir::open(&run_dir.checkpoint(step)).unwrap();
+        assert!(version.manifest().version.0 == step && version.is_intact());
+    }
+    let whole = content(&run_dir.checkpoint(7));
+    for step in [6, 7] {
+        fs::remove_dir_all(run_dir.checkpoint(step)).unwrap();
+    }
+    train(&run_dir, &config, pinned);
+    assert_eq!(versions(), [0, 2, 3, 4, 6, 7], "the version that the run goes on from is made");
+    assert!(content(&run_dir.checkpoint(7)) == whole);
+}
+
+#[test]
+fn a_version_that_was_damaged_is_written_again() {
+    let folder = Folder::new();
+    let (config, run_dir) = (folder.config(), folder.run_dir("run"));
+    train(&run_dir, &config, Manners::default());
+    let data = run_dir.version(PolicyVersion(6)).join("weights.data");
+    let good = fs::read(&data).unwrap();
+    let mut bad = good.clone();
+    bad[100] ^= 1;
+    fs::write(&data, bad).unwrap();
+    train(&run_dir, &config, Manners::default());
+    assert!(fs::read(&data).unwrap() == good);
+}
+
+#[test]
 fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
     let folder = Folder::new();
     let config = TrainConfig { beta: 0.04, save_total_limit: Some(2), ..folder.config() };

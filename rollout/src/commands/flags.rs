@@ -90,11 +90,9 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_MAX_NUM_BATCHED_TOKENS", value_name = "N",
           help = format!("{} [default: {}]", help("max_num_batched_tokens"), defaults().max_num_batched_tokens))]
     pub(super) max_num_batched_tokens: Option<usize>,
-    /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the KV
-    /// cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the stock kernels; not
-    /// yet run on a GPU
-    #[arg(long, env = "TANDEM_PREFILL_BATCH", value_name = "N", default_value_t = 1)]
-    pub prefill_batch: usize,
+    #[arg(long, env = "TANDEM_PREFILL_BATCH", value_name = "N", default_value_t = defaults().rollout_prefill_batch,
+          help = help("rollout_prefill_batch"))]
+    pub(super) prefill_batch: usize,
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N",
           help = help("max_model_len") + " [default: what the longest prompt and completion need, within the model's limit]")]
     pub(super) max_model_len: Option<usize>,
@@ -115,17 +113,12 @@ pub struct BatchingFlags {
     #[arg(long, env = "TANDEM_KV_DTYPE", value_name = "DTYPE", default_value_t = defaults().kv_dtype,
           value_parser = choice::<KvDtype>(), help = help("kv_dtype"))]
     pub(super) kv_dtype: KvDtype,
-    /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose
-    /// distribution needs more (a flat one with --top-p, --repetition-penalty) is fetched whole. More covers flatter ones,
-    /// fewer fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet
-    /// run on a GPU, where 8192 is worth a try
-    #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N", default_value_t = 0)]
-    pub candidates: usize,
-    /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences, costs
-    /// padding to the next of a few batch sizes, attention laid out for --max-model-len, and a moment for each size at its
-    /// first use. With --device cuda; not yet run on a GPU
-    #[arg(long, env = "TANDEM_CUDA_GRAPHS", value_parser = clap::builder::BoolishValueParser::new())]
-    pub cuda_graphs: bool,
+    #[arg(long, env = "TANDEM_CANDIDATES", value_name = "N", default_value_t = defaults().rollout_candidates,
+          help = help("rollout_candidates"))]
+    pub(super) candidates: usize,
+    #[arg(long, env = "TANDEM_CUDA_GRAPHS", value_parser = clap::builder::BoolishValueParser::new(),
+          help = help("rollout_cuda_graphs"))]
+    pub(super) cuda_graphs: bool,
 }
 
 /// The timeline.

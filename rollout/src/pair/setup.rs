@@ -200,10 +200,10 @@ impl Inputs {
             max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
             max_num_batched_tokens: config.max_num_batched_tokens,
             speculative_tokens: config.speculative_tokens,
-            prefill_batch: 1,
+            prefill_batch: config.rollout_prefill_batch,
             max_model_len,
-            candidates: 0,
-            cuda_graphs: false,
+            candidates: config.rollout_candidates,
+            cuda_graphs: config.rollout_cuda_graphs,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,

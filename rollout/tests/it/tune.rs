@@ -118,6 +118,18 @@ fn speculation_is_tuned_without_naming_the_kernels() {
     assert!(!finished.stderr.contains("stock kernels"), "{}", finished.stderr);
 }
 
+/// What a run takes as well is proposed with the kernels that it was measured with.
+#[test]
+fn levers_of_devices_are_proposed_as_they_were_given() {
+    let place = Place::new();
+    let words = "--completion-length 5 --num-prompts 2 --num-generations 2 --time-budget 0.5 --threads 1 \
+                 --kernels stock --prefill-batch 2 --candidates 16";
+    let finished = place.tune(words).success();
+    let proposal = load(&place.path("tune.toml"));
+    assert_eq!((proposal.rollout_prefill_batch, proposal.rollout_candidates), (2, 16));
+    assert!(finished.stderr.contains(" --prefill-batch 2 --candidates 16"), "{}", finished.stderr);
+}
+
 #[test]
 fn what_cannot_be_done_is_one_clear_line() {
     let place = Place::new();

@@ -63,6 +63,15 @@ choices! {
         Continue = "continue",
     }
 
+    /// Where published versions of the weights lie until the run ends. Checkpoints are on disk.
+    VersionStorage {
+        /// In shared memory, where all that are needed at once fit into its free space and a quarter of the machine's
+        /// memory; else on disk.
+        Auto = "auto",
+        /// In the run directory.
+        Disk = "disk",
+    }
+
     /// What the sampler's linear layers compute in.
     RolloutDtype {
         /// The element type of the export: fp32 on the CPU, fp16 on CUDA.
@@ -104,7 +113,7 @@ choices! {
         Cpu = "cpu",
         /// The first CUDA device; needs the CUDA build of the library.
         Cuda = "cuda",
-        /// TensorRT where it can take the graph, which takes minutes for new weights, CUDA for the rest (sampler only;
+        /// TensorRT where it can take the graph, which takes minutes for new weights, CUDA for the rest (not in training;
         /// not yet run on a GPU).
         Tensorrt = "tensorrt",
     }

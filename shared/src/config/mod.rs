@@ -28,7 +28,7 @@ mod validate;
 
 pub use choices::{
     Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RolloutDtype,
-    StepDeviation, WeightSwap,
+    StepDeviation, VersionStorage, WeightSwap,
 };
 pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RewardFailure,
-    RolloutDtype, ScaleRewards, StepDeviation, WeightSwap, option::options,
+    RolloutDtype, ScaleRewards, StepDeviation, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
@@ -317,6 +317,12 @@ options! {
         /// How many versions behind the learner a group may have been sampled. 0 = synchronous and reproducible; larger
         /// values let generation and learning overlap.
         max_staleness: u64 = 0, at_most(1e6);
+        /// Steps between published versions of the weights: more save the sampler changes of weights and let it fall behind
+        /// by as many, for which `max_staleness` must be at least one less. The last version is published in any case, and
+        /// so are those that `eval_steps` asks for.
+        publish_every: u64 = 1, at_least(1.0);
+        /// Where published versions lie. They go when the run ends; checkpoints stay and hold the same.
+        version_storage: VersionStorage = VersionStorage::Auto, keeps_results;
         /// What happens to running sequences when new weights arrive and `max_staleness` is above 0: `drain` keeps
         /// every completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes
         /// versions.
@@ -352,6 +358,19 @@ options! {
         /// completions of its group; 0 = off. Saves steps while few sequences run, costs the work of wrong guesses and
         /// changes no completion.
         speculative_tokens: usize = 0, source("vLLM `num_speculative_tokens`"), keeps_results;
+        /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the
+        /// KV cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the stock kernels;
+        /// not yet run on a GPU.
+        rollout_prefill_batch: usize = 1, at_least(1.0);
+        /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose
+        /// distribution needs more (a flat one with `top_p`) is fetched whole. More covers flatter ones, fewer fetch less;
+        /// the completions are the same. 0 fetches everything always. With the stock kernels; not yet run on a GPU, where
+        /// 8192 is worth a try.
+        rollout_candidates: usize = 0;
+        /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences, costs
+        /// padding to the next of a few batch sizes, attention laid out for `max_model_len`, and a moment for each size at
+        /// its first use with each version of the weights. With `rollout_device` cuda; not yet run on a GPU.
+        rollout_cuda_graphs: bool = false;
         /// Longest prompt plus completion. Less saves memory for keys and values and cuts completions off. Sequences of
         /// more than 32768 tokens need it, unless `max_prompt_length` is set or completions alone may take more than
         /// 16384.

@@ -70,6 +70,7 @@ charts! {
     MISMATCH = Chart::new(PAIR, "Sampler against learner", "mismatch_kl; logarithmic").logarithmic();
     DIFFERENCE = Chart::new(PAIR, "Difference of log-probs", "absolute, sampler against learner; logarithmic").logarithmic();
     STEP_TIME = Chart::new(PAIR, "Step time", "seconds of the learner, by phase").stacked();
+    IDLE = Chart::new(PAIR, "Idle", "share of the time in which a half waits for the other");
     THROUGHPUT = Chart::new(PAIR, "Throughput", "completion tokens per second");
     SWAP = Chart::new(PAIR, "Weight swap", "seconds until the sampler runs new weights");
     STALENESS = Chart::new(PAIR, "Staleness", "versions between sampling and training").hidden_at_zero();

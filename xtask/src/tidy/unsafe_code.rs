@@ -7,6 +7,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("exporters/src/peft/low_rank.rs", "compiles a loop for the vectors that the processor has"),
     ("exporters/src/tensor_file.rs", "maps weights: nobody may change the file meanwhile"),
     ("learner/src/device.rs", "opens the CUDA half of libtorch before libtorch looks for it"),
+    ("learner/src/model/parameters.rs", "lends the values of a tensor, of which tch makes copies only"),
     ("rollout/kernels/src/attention/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/linear/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/packed.rs", "writes panels from several threads, each its own"),

@@ -89,12 +89,8 @@ impl<'a> Proposal<'a> {
         self.table().lines().for_each(|row| line(format_args!("# {row}")));
         line(format_args!("rollout_threads = {}", setting.threads));
         line(format_args!("rollout_kernels = \"{}\"", setting.kernels));
-        for (option, value) in self.given_to_runs() {
+        for (option, value) in self.given() {
             line(format_args!("{option} = {value}"));
-        }
-        let only_here = self.given_to_commands();
-        if !only_here.is_empty() {
-            line(format_args!("# Measured with{only_here}, which runs do not take."));
         }
         line(format_args!("max_num_seqs = {}", setting.max_num_seqs));
         line(format_args!("max_num_batched_tokens = {}", setting.max_num_batched_tokens));
@@ -118,15 +114,18 @@ impl<'a> Proposal<'a> {
             setting.max_num_batched_tokens,
             self.options().max_model_len
         );
-        for (option, value) in self.given_to_runs() {
-            let flag = option.strip_prefix("rollout_").filter(|&rest| rest == "device").unwrap_or(option);
-            text += &format!(" --{} {}", flag.replace('_', "-"), value.trim_matches('"'));
+        for (option, value) in self.given() {
+            // As `--rollout-dtype`, which is called so everywhere.
+            let flag = option.strip_prefix("rollout_").filter(|&rest| rest != "dtype").unwrap_or(option);
+            let value = Some(value.trim_matches('"')).filter(|&value| value != "true");
+            text += &format!(" --{}", flag.replace('_', "-"));
+            text.extend(value.map(|value| format!(" {value}")));
         }
-        text + &self.given_to_commands()
+        text
     }
 
-    /// What the user asked for beside what was tuned and runs take too: option and value, as in TOML.
-    fn given_to_runs(&self) -> Vec<(&'static str, String)> {
+    /// What the user asked for beside what was tuned: option and value, as in TOML.
+    fn given(&self) -> Vec<(&'static str, String)> {
         let options = self.options();
         let choice = |value: &dyn std::fmt::Display| format!("\"{value}\"");
         [
@@ -134,26 +133,13 @@ impl<'a> Proposal<'a> {
             ("rollout_dtype", choice(&options.rollout_dtype), options.rollout_dtype != RolloutDtype::Auto),
             ("kv_dtype", choice(&options.kv_dtype), options.kv_dtype != KvDtype::Auto),
             ("speculative_tokens", options.speculative_tokens.to_string(), options.speculative_tokens > 0),
+            ("rollout_prefill_batch", options.prefill_batch.to_string(), options.prefill_batch > 1),
+            ("rollout_candidates", options.candidates.to_string(), options.candidates > 0),
+            ("rollout_cuda_graphs", true.to_string(), options.cuda_graphs),
         ]
         .into_iter()
         .filter_map(|(option, value, given)| given.then_some((option, value)))
         .collect()
-    }
-
-    /// What the user asked for and only the subcommands take, as flags.
-    fn given_to_commands(&self) -> String {
-        let options = self.options();
-        let mut text = String::new();
-        if options.prefill_batch > 1 {
-            text += &format!(" --prefill-batch {}", options.prefill_batch);
-        }
-        if options.candidates > 0 {
-            text += &format!(" --candidates {}", options.candidates);
-        }
-        if options.cuda_graphs {
-            text += " --cuda-graphs";
-        }
-        text
     }
 
     /// Writes the file in one visible step.

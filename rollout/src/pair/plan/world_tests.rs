@@ -128,6 +128,8 @@ pub(super) struct World {
     pub fillers: usize,
     pub stale: usize,
     deaths: usize,
+    /// Steps between two versions.
+    pub publish_every: u64,
 }
 
 impl World {
@@ -151,6 +153,7 @@ impl World {
             fillers: 0,
             stale: 0,
             deaths: 0,
+            publish_every: 1,
         }
     }
 
@@ -273,7 +276,9 @@ impl World {
         self.stale += chain.iter().flat_map(|group| &group.dropped).filter(|dropped| dropped.stale).count();
         self.arrived = self.arrived.split_off(&GroupId { step: step.next(), index: 0 });
         self.learner.step = step.next();
-        self.learner.version = PolicyVersion(step.0 + 1);
+        if step.next().0.is_multiple_of(self.publish_every) || step.next().0 == TOTAL {
+            self.learner.version = PolicyVersion(step.0 + 1);
+        }
         self.made += 1;
         self.tags.push(self.made);
         self.learner.cursor = cursor;
@@ -345,11 +350,13 @@ proptest! {
         dynamic in any::<bool>(),
         seed in any::<u64>(),
         kept in 0..6usize,
+        between in 0..4u64,
         events in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         let sizes = if dynamic { options } else { plain };
         let options = PlanOptions { kept_bytes: kept * 600, max_unsent, ..sizes(groups_per_step, max_staleness) };
         let mut world = World::new(options, Prompts { seed, flat: if dynamic { flat } else { 0 } });
+        world.publish_every = 1 + between.min(max_staleness);
         for event in events {
             world.happen(event);
         }

@@ -79,7 +79,7 @@ pub fn trained(name: &str, base: &WeightSource, folder: &Path) -> WeightSource {
 
 pub fn write(base: &WeightSource, folder: &Path, version: u64, read: impl Fn(&str) -> Vec<f32>) -> WeightSource {
     let (dir, version) = (folder.join(format!("v{version}")), PolicyVersion(version));
-    write_version(&base.dir, &dir, version, &mut |name| Ok(read(name))).unwrap();
+    write_version(&base.dir, &dir, version, &mut |name| Ok(read(name).into())).unwrap();
     WeightSource { dir, version }
 }
 

@@ -18,7 +18,7 @@ mod warnings;
 
 use std::fmt::Display;
 
-use super::{ConfigError, Device, KvDtype, RolloutDtype, TrainConfig};
+use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, TrainConfig};
 
 impl TrainConfig {
     /// Checks the bounds that are declared with the options, then combinations.
@@ -98,6 +98,31 @@ impl TrainConfig {
             "`learner_device` must be cpu or cuda: TensorRT does not train"
         );
         ensure!(
+            self.rollout_device != Device::Tensorrt,
+            "`rollout_device` must be cpu or cuda in training: an engine of TensorRT holds its weights and can be refitted \
+             with identical ones only, so every version would take the minutes of a new engine; `tandem generate`, `eval` \
+             and `bench` take it"
+        );
+        ensure!(
+            self.max_staleness >= self.publish_every - 1,
+            "`publish_every` {} needs `max_staleness` of at least {}, and it is {}: the last step before a version is \
+             published is made with the one before",
+            self.publish_every,
+            self.publish_every - 1,
+            self.max_staleness
+        );
+        ensure!(
+            !self.rollout_cuda_graphs || self.rollout_device == Device::Cuda,
+            "`rollout_cuda_graphs` needs `rollout_device` cuda"
+        );
+        let stock = self.rollout_device != Device::Cpu || self.rollout_kernels == Kernels::Stock;
+        for (key, set) in [
+            ("rollout_prefill_batch", self.rollout_prefill_batch > 1),
+            ("rollout_candidates", self.rollout_candidates > 0),
+        ] {
+            ensure!(stock || !set, "`{key}` needs `rollout_device` cuda or `rollout_kernels` stock");
+        }
+        ensure!(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
             "`rollout_dtype` int8, bf16 and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes in fp16"
         );
@@ -131,7 +156,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 28] = [
+        let cases: [(&str, Break); 34] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("output_dir", |c| c.output_dir = "".into()),
@@ -158,6 +183,12 @@ mod tests {
             ("reward_timeout", |c| c.reward_timeout = f64::INFINITY),
             ("max_staleness", |c| c.max_staleness = u64::MAX),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
+            ("refitted with identical ones", |c| c.rollout_device = Device::Tensorrt),
+            ("`max_staleness` of at least 3", |c| (c.publish_every, c.max_staleness) = (4, 2)),
+            ("publish_every", |c| c.publish_every = 0),
+            ("rollout_cuda_graphs", |c| c.rollout_cuda_graphs = true),
+            ("rollout_prefill_batch", |c| c.rollout_prefill_batch = 2),
+            ("rollout_candidates", |c| c.rollout_candidates = 64),
             ("rollout_dtype", |c| (c.rollout_dtype, c.rollout_device) = (RolloutDtype::Int8, Device::Cuda)),
             ("kv_dtype", |c| (c.kv_dtype, c.rollout_device) = (KvDtype::Int8, Device::Cuda)),
         ];

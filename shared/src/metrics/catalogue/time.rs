@@ -33,10 +33,17 @@ section! {
     /// Proportional to the number of updates.
     metric PERF_OPTIMIZER_S = "perf/optimizer_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "optimiser" }
 
-    /// Writing the new version of the weights and announcing it.
+    /// Writing the new version of the weights, its checksum included, and announcing it.
     ///
-    /// That of a copy of the weights to the disk.
+    /// That of a copy of the weights in memory, or to the disk where shared memory is too small (the start of the run says so);
+    /// near 0 in steps that `publish_every` leaves out.
     metric PERF_PUBLISH_S = "perf/publish_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "publishing" }
+
+    /// Share of the step in which the learner waited for groups.
+    ///
+    /// With `max_staleness` above 0 it shows, with `rollout/idle_share`, which half is the bottleneck: the other one waits for
+    /// it. Its threads take cores that the waiting half leaves.
+    metric PERF_IDLE_SHARE = "perf/idle_share" { unit: Share, source: "Tandem", chart: IDLE "learner" }
 
     /// The sampler's last change of weights, from noticing the version to the first session with it.
     ///
@@ -57,6 +64,12 @@ section! {
     ///
     /// With staleness near 0 where generation is the bottleneck.
     metric ROLLOUT_IDLE_S = "rollout/idle_s" { unit: Seconds, source: "Tandem" }
+
+    /// Share of its time that the sampler spent waiting.
+    ///
+    /// With `max_staleness` 0 what the learner takes of a step. With more, a larger `max_staleness` or `publish_every` shortens
+    /// waits for weights, but not those for a learner that is slower than the sampler.
+    metric ROLLOUT_IDLE_SHARE = "rollout/idle_share" { unit: Share, source: "Tandem", chart: IDLE "sampler" }
 
     /// Completion tokens per second of `rollout/busy_s`; `null` when nothing was generated.
     ///
