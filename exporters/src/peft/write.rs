@@ -20,7 +20,7 @@ pub fn write_adapter_version(
     read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let mut manifest = None;
-    atomic::write_dir(out, |dir| {
+    atomic::write_passing_dir(out, |dir| {
         manifest = Some(fill_adapter_version(base, dir, version, config, read)?);
         Ok::<_, ExportError>(())
     })?;

@@ -33,7 +33,8 @@ fn shapes(model: &TestModel, config: &AdapterConfig) -> Tensors {
 pub fn write(model: &TestModel, config: &AdapterConfig) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let shapes = shapes(model, config);
-    fill_adapter(dir.path(), config, model.config().parameters(), &mut |name| Ok(values(name, &shapes[name]))).unwrap();
+    fill_adapter(dir.path(), config, model.config().parameters(), &mut |name| Ok(values(name, &shapes[name]).into()))
+        .unwrap();
     dir
 }
 
@@ -191,7 +192,7 @@ fn a_version_that_is_an_adapter_reads_as_the_merged_model() {
     let path = |name: &str| model.path().join(name);
     let exported = export(&model.open(), &path("base"), &ExportOptions::default()).unwrap();
     let shapes = shapes(&model, &config());
-    let mut read = |name: &str| Ok(values(name, &shapes[name]));
+    let mut read = |name: &str| Ok(values(name, &shapes[name]).into());
     write_adapter_version(&path("base"), &path("v1"), PolicyVersion(1), &config(), &mut read).unwrap();
     // Of an earlier version, the base is meant.
     let manifest = write_adapter_version(&path("v1"), &path("v2"), PolicyVersion(2), &config(), &mut read).unwrap();

@@ -3,8 +3,8 @@
 use std::{borrow::Cow, error::Error, fs};
 
 use exporters::{
-    Checkpoint, ExportOptions, SourceError, VersionDir, export, fill_hf, fill_version, version_to_hf, write_hf,
-    write_version,
+    Checkpoint, ExportOptions, SourceError, TensorSource, VersionDir, export, fill_hf, fill_version, version_to_hf,
+    write_hf, write_version,
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ fn a_failing_or_wrong_source_is_named_and_leaves_nothing() {
     let model = TestModel::new(&json!({}), Dtype::F32);
     let (base, out) = (model.path().join("base"), model.path().join("v1"));
     export(&model.open(), &base, &ExportOptions::default()).unwrap();
-    let refusal = |read: &mut dyn FnMut(&str) -> Result<Cow<'static, [f32]>, SourceError>| {
+    let refusal = |read: TensorSource<'_, 'static>| {
         let error = write_version(&base, &out, PolicyVersion(1), read).unwrap_err();
         assert!(!out.exists() && fs::read_dir(model.path()).unwrap().count() == 3);
         error.source().map_or_else(|| error.to_string(), |reason| format!("{error}: {reason}"))
