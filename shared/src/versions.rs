@@ -44,12 +44,20 @@ impl VersionRoom {
     /// The room for the versions of a model.
     #[must_use]
     pub fn of(config: &TrainConfig, model: &ModelConfig) -> Self {
+        let parameters = model.parameters();
+        // A matrix of a layer, [out, in], has an adapter of lora_r × in and out × lora_r values.
+        let adapter = |(name, shape): &(String, Vec<usize>)| match shape.as_slice() {
+            [outputs, inputs] if name.starts_with("model.layers.") => config.lora_r as usize * (outputs + inputs),
+            _ => 0,
+        };
         let positions = config.max_model_len.unwrap_or(POSITIONS).min(model.max_position_embeddings);
-        let values = model.parameter_count() + (positions * model.head_dim) as u64;
-        Self {
-            version_bytes: values * config.rollout_device.export_dtype().size() as u64,
-            versions: 2 + config.max_staleness / config.publish_every,
-        }
+        let bytes = if config.use_peft {
+            parameters.iter().map(adapter).sum::<usize>() * size_of::<f32>()
+        } else {
+            let values = parameters.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+            (values + positions * model.head_dim) * config.rollout_device.export_dtype().size()
+        };
+        Self { version_bytes: bytes as u64, versions: 2 + config.max_staleness / config.publish_every }
     }
 
     /// Bytes of all of them.
@@ -224,6 +232,14 @@ mod tests {
         let (room, model) = of(0, 1);
         let tables = (model.max_position_embeddings * model.head_dim) as u64;
         assert_eq!(room.version_bytes, 4 * (model.parameter_count() + tables));
+        let (r, layers) = (8, model.num_hidden_layers);
+        let adapter = TrainConfig { use_peft: true, lora_r: r, ..TrainConfig::default() };
+        let [hidden, inner] = [model.hidden_size, model.intermediate_size];
+        let [q, kv] = [model.num_attention_heads, model.num_key_value_heads].map(|heads| heads * model.head_dim);
+        // q, k, v, o, gate, up and down.
+        let sides = 2 * (hidden + q) + 2 * (hidden + kv) + 3 * (hidden + inner);
+        let values = r as usize * layers * sides;
+        assert_eq!(VersionRoom::of(&adapter, &model).version_bytes, 4 * values as u64);
     }
 
     /// A run directory and a folder that stands for shared memory.
