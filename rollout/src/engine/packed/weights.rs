@@ -395,7 +395,7 @@ mod tests {
             };
             let shapes: std::collections::HashMap<_, _> =
                 config.tensors(model.config().parameters()).unwrap().into_iter().collect();
-            let mut read = |name: &str| Ok(vec![0.5; shapes[name].iter().product()]);
+            let mut read = |name: &str| Ok(vec![0.5; shapes[name].iter().product()].into());
             write_adapter_version(&path(base), &path(name), PolicyVersion(1), &config, &mut read).unwrap();
         }
         let first = load(&path("a"), model.config(), Legacy::default());
