@@ -21,6 +21,7 @@ use crate::{
     channel::incarnation,
     config::{TrainConfig, VersionStorage},
     memory,
+    memory_plan::adapter_numbers,
 };
 
 /// Where Linux keeps files in memory.
@@ -44,20 +45,14 @@ impl VersionRoom {
     /// The room for the versions of a model.
     #[must_use]
     pub fn of(config: &TrainConfig, model: &ModelConfig) -> Self {
-        let parameters = model.parameters();
-        // A matrix of a layer, [out, in], has an adapter of lora_r × in and out × lora_r values.
-        let adapter = |(name, shape): &(String, Vec<usize>)| match shape.as_slice() {
-            [outputs, inputs] if name.starts_with("model.layers.") => config.lora_r as usize * (outputs + inputs),
-            _ => 0,
-        };
         let positions = config.max_model_len.unwrap_or(POSITIONS).min(model.max_position_embeddings);
         let bytes = if config.use_peft {
-            parameters.iter().map(adapter).sum::<usize>() * size_of::<f32>()
+            adapter_numbers(config, model) * size_of::<f32>() as u64
         } else {
-            let values = parameters.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
-            (values + positions * model.head_dim) * config.rollout_device.export_dtype().size()
+            let values = model.parameter_count() + (positions * model.head_dim) as u64;
+            values * config.rollout_device.export_dtype().size() as u64
         };
-        Self { version_bytes: bytes as u64, versions: 2 + config.max_staleness / config.publish_every }
+        Self { version_bytes: bytes, versions: 2 + config.max_staleness / config.publish_every }
     }
 
     /// Bytes of all of them.

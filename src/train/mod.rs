@@ -18,6 +18,7 @@ use shared::{
     ModelDir, RunDir,
     channel::iox::remove_leftovers,
     config::{OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
+    memory_plan::RunPlan,
     metrics::{self, MetricRecord},
     versions::{VersionPlace, VersionRoom},
 };
@@ -146,7 +147,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     }
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
-    let versions = place_of_versions(&config, &dir)?;
+    let versions = place_of_versions(&config, &plan, &dir)?;
     signals::check()?;
     let begin = Instant::now();
     let mut watch = progress::Progress::new(&config, &dir);
@@ -182,13 +183,15 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
 }
 
 /// Where the run's versions lie: in shared memory, or on disk with the reason why.
-fn place_of_versions(config: &TrainConfig, dir: &RunDir) -> Result<VersionPlace> {
-    let room = VersionRoom::of(config, ModelDir::open(&config.model).context("`model`")?.config());
-    let shared = room.in_shared_memory(config.version_storage);
-    if let (Err(reason), VersionStorage::Auto) = (&shared, config.version_storage) {
+fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Result<VersionPlace> {
+    let shared = plan.versions_in_shared_memory();
+    if !shared && config.version_storage == VersionStorage::Auto {
+        let room = VersionRoom::of(config, ModelDir::open(&config.model).context("`model`")?.config());
+        let reason = room.in_shared_memory(config.version_storage).err();
+        let reason = reason.unwrap_or_else(|| "learner and sampler need the memory".into());
         output::tell(format_args!("versions of the weights go to disk: {reason}"));
     }
-    VersionPlace::open(dir, shared.is_ok()).context("place of the published versions")
+    VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
 fn spec(name: &'static str, dir: &RunDir, smaller: &'static str) -> Result<Spec> {

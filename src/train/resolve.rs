@@ -8,6 +8,7 @@ use shared::{
     config::{ConfigError, Device, TrainConfig, layers},
     memory_plan::{Machine, RunPlan},
     rows::count_rows,
+    versions::VersionRoom,
 };
 
 use crate::{doctor, import_config};
@@ -83,7 +84,8 @@ pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
     config.micro_batch_tokens = config.micro_batch_tokens.or_else(|| budget_before(&config));
     let on_gpu = config.learner_device != Device::Cpu || config.rollout_device != Device::Cpu;
     let machine = Machine::this(on_gpu.then(doctor::gpu_memory).flatten())?;
-    let plan = RunPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), machine)?;
+    let shared = VersionRoom::of(&config, model.config()).in_shared_memory(config.version_storage).is_ok();
+    let plan = RunPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), machine, shared)?;
     config.micro_batch_tokens = Some(plan.micro_batch_tokens);
     Ok((config, plan))
 }

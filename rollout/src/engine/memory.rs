@@ -43,8 +43,7 @@ pub fn sizes(dtype: Dtype, options: &EngineOptions) -> SamplerSizes {
         rows: options.rows(),
         max_num_batched_tokens: options.max_num_batched_tokens,
         prefill_batch: options.prefill_batch,
-        // With candidates two more, for what is computed of them; with CUDA graphs one more at least, on the device.
-        logits_copies: if options.candidates > 0 { 3 } else { 1 + usize::from(options.cuda_graphs) },
+        logits_copies: SamplerSizes::logits_copies(options.candidates, options.cuda_graphs),
         hot_swap: options.hot_swap,
     }
 }

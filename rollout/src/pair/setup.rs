@@ -1,6 +1,7 @@
 //! From a run directory to a running sampler.
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -170,7 +171,8 @@ impl Inputs {
         let mut options = self.engine_options(config, model, &manifest)?;
         let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
         let critic = critic.as_ref().map(ModelDir::config);
-        let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?)?;
+        let shared = source.dir.parent().is_some_and(Path::is_symlink);
+        let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?, shared)?;
         options.memory = Some(plan.sampler_share());
         if config.max_num_seqs.is_none() {
             options.max_num_seqs =

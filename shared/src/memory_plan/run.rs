@@ -7,6 +7,7 @@ use crate::{
     ModelConfig,
     config::{Device, KvDtype, RolloutDtype, TrainConfig},
     memory::{self, Size},
+    versions::VersionRoom,
 };
 
 /// Share of the memory that stays for the system and for what no plan knows.
@@ -66,13 +67,16 @@ pub struct RunPlan {
     machine: Machine,
     learner: LearnerPlan,
     sampler: SamplerPlan,
+    versions: VersionRoom,
+    /// Whether they lie in shared memory.
+    shared: bool,
     /// Whether learner and sampler compute on the GPU.
     on_gpu: [bool; 2],
 }
 
 impl RunPlan {
     /// The plan of a configuration for its models, with the learner's token budget and the sampler's number of sequences
-    /// chosen where they are left open.
+    /// chosen where they are left open. Versions may lie in shared memory with `shared`, and do if nothing has to give way.
     ///
     /// # Errors
     /// [`DoesNotFit`], with the figures and the option that would make it fit.
@@ -81,12 +85,13 @@ impl RunPlan {
         model: &ModelConfig,
         critic: Option<&ModelConfig>,
         machine: Machine,
+        shared: bool,
     ) -> Result<Self, DoesNotFit> {
-        let plan = Self::unchecked(config, model, critic, machine);
+        let plan = Self::unchecked(config, model, critic, machine, shared);
         if plan.fits() {
             return Ok(plan);
         }
-        let fits = |config: &TrainConfig| Self::unchecked(config, model, critic, machine).fits();
+        let fits = |config: &TrainConfig| Self::unchecked(config, model, critic, machine, false).fits();
         let helps = |change: &Change| {
             let mut changed = config.clone();
             change(&mut changed);
@@ -99,8 +104,15 @@ impl RunPlan {
         Err(DoesNotFit { plan: Box::new(plan), way_out })
     }
 
-    fn unchecked(config: &TrainConfig, model: &ModelConfig, critic: Option<&ModelConfig>, machine: Machine) -> Self {
+    fn unchecked(
+        config: &TrainConfig,
+        model: &ModelConfig,
+        critic: Option<&ModelConfig>,
+        machine: Machine,
+        shared: bool,
+    ) -> Self {
         let work = workload(config, model);
+        let versions = VersionRoom::of(config, model);
         let on_gpu = [config.learner_device, config.rollout_device].map(|device| device != Device::Cpu);
         let sizes = learner_sizes(config, model, critic);
         let wanted = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
@@ -112,19 +124,32 @@ impl RunPlan {
             machine,
             learner: sizes.plan(tokens.min(work.most())),
             sampler: sampler_sizes(config, &work, sequences).plan(model),
+            versions,
+            shared,
             on_gpu,
         };
-        let tokens = config.micro_batch_tokens.map_or_else(
-            || {
-                let rest = plan(0, least);
-                sizes.budget(config.learner_device, &work, rest.room(on_gpu[0]) + rest.learner.total())
-            },
-            u64::from,
-        );
+        let given = config.micro_batch_tokens.map(u64::from);
+        let whole = plan(given.unwrap_or_else(|| work.budget(config.learner_device, u64::MAX)), wanted);
+        if whole.fits() {
+            return whole;
+        }
+        if shared {
+            return Self::unchecked(config, model, critic, machine, false);
+        }
+        let tokens = given.unwrap_or_else(|| {
+            let rest = plan(0, least);
+            sizes.budget(config.learner_device, &work, rest.room(on_gpu[0]) + rest.learner.total())
+        });
         // What the learner leaves goes to the sampler.
         let fits = |sequences: &usize| *sequences <= least || plan(tokens, *sequences).fits();
         let halves = std::iter::successors(Some(wanted), |n| Some((n / 2).max(least)));
         plan(tokens, halves.into_iter().find(fits).unwrap_or(least))
+    }
+
+    /// Whether published versions lie in shared memory.
+    #[must_use]
+    pub fn versions_in_shared_memory(&self) -> bool {
+        self.shared
     }
 
     /// Bytes that the sampler's engine may take where it computes: all that is left by the learner and the versions.
@@ -143,10 +168,17 @@ impl RunPlan {
         self.machine.usable()[index].saturating_sub(self.needed()[index])
     }
 
+    /// What the sampler takes beside the versions, of which it maps two while one is taken into use.
+    fn sampler_bytes(&self) -> u64 {
+        let mapped = if self.shared { 2 * self.sampler.mapped_weights } else { 0 };
+        self.sampler.total().saturating_sub(mapped)
+    }
+
     /// Needed of main memory, and of the GPU's.
     fn needed(&self) -> [u64; 2] {
-        let mut needed = [BASELINE, 0];
-        for (on_gpu, bytes) in self.on_gpu.into_iter().zip([self.learner.total(), self.sampler.total()]) {
+        let versions = if self.shared { self.versions.bytes() } else { 0 };
+        let mut needed = [BASELINE.saturating_add(versions), 0];
+        for (on_gpu, bytes) in self.on_gpu.into_iter().zip([self.learner.total(), self.sampler_bytes()]) {
             needed[usize::from(on_gpu)] = needed[usize::from(on_gpu)].saturating_add(bytes);
             if on_gpu {
                 needed.iter_mut().zip(CUDA_BASELINE).for_each(|(needed, baseline)| *needed += baseline);
@@ -156,7 +188,7 @@ impl RunPlan {
     }
 
     /// The plan in lines: what is needed of each memory, then each process.
-    fn lines(&self) -> [String; 3] {
+    fn lines(&self) -> [String; 4] {
         let needed = self.needed();
         let mut first = format!("memory {} of {}", Size(needed[0]), Size(self.machine.main));
         if needed[1] > 0 {
@@ -176,6 +208,12 @@ impl RunPlan {
             first,
             line("learner", self.on_gpu[0], self.learner.total(), &self.learner.parts()),
             line("sampler", self.on_gpu[1], self.sampler.total(), &self.sampler.parts()),
+            format!(
+                "versions {}: {} of the weights {}",
+                Size(self.versions.bytes()),
+                self.versions.versions,
+                if self.shared { "in shared memory" } else { "on disk" }
+            ),
         ]
     }
 }
@@ -229,7 +267,7 @@ fn learner_sizes<'a>(
 }
 
 /// Numbers of the two factors beside each linear layer that has them.
-fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
+pub(crate) fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     let targets = &config.lora_target_modules;
     let adapted = |name: &str| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
@@ -253,8 +291,8 @@ fn sampler_sizes(config: &TrainConfig, work: &Workload, sequences: usize) -> Sam
         max_model_len: positions,
         rows: sequences,
         max_num_batched_tokens: config.max_num_batched_tokens,
-        prefill_batch: 1,
-        logits_copies: 1,
+        prefill_batch: config.rollout_prefill_batch,
+        logits_copies: SamplerSizes::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
         hot_swap: true,
     }
 }
@@ -289,7 +327,7 @@ mod tests {
     }
 
     fn plan(config: &TrainConfig, main: u64) -> Result<RunPlan, DoesNotFit> {
-        RunPlan::new(config, &model(), None, Machine { main, gpu: None })
+        RunPlan::new(config, &model(), None, Machine { main, gpu: None }, false)
     }
 
     #[test]
@@ -343,9 +381,20 @@ mod tests {
     }
 
     #[test]
+    fn versions_lie_in_shared_memory_only_where_nothing_has_to_give_way_for_them() {
+        let of = |main| RunPlan::new(&config(), &model(), None, Machine { main, gpu: None }, true).unwrap();
+        let (roomy, tight) = (of(64 * GIB), of(19 * GIB));
+        assert!(roomy.shared && !tight.shared, "{tight}");
+        assert_eq!(tight, plan(&config(), 19 * GIB).unwrap());
+        assert_eq!((tight.micro_batch_tokens, tight.max_num_seqs), (roomy.micro_batch_tokens, roomy.max_num_seqs));
+        let mapped = 2 * roomy.sampler.mapped_weights;
+        assert_eq!(roomy.needed()[0] - tight.needed()[0], VersionRoom::of(&config(), &model()).bytes() - mapped);
+    }
+
+    #[test]
     fn what_is_on_the_gpu_counts_there() {
         let on_gpu = TrainConfig { learner_device: Device::Cuda, rollout_device: Device::Cuda, ..config() };
-        let of = |gpu| RunPlan::new(&on_gpu, &model(), None, Machine { main: 16 * GIB, gpu });
+        let of = |gpu| RunPlan::new(&on_gpu, &model(), None, Machine { main: 16 * GIB, gpu }, true);
         let found = of(Some(80 * GIB)).unwrap();
         assert!(found.needed()[1] > found.learner.total() + found.sampler.total());
         assert!(found.micro_batch_tokens > plan(&config(), 64 * GIB).unwrap().micro_batch_tokens);

@@ -59,6 +59,13 @@ pub struct SamplerPlan {
 }
 
 impl SamplerSizes {
+    /// Rows of logits for each that is drawn from: with candidates two more, for what is computed of them; with CUDA graphs
+    /// one more at least, on the device.
+    #[must_use]
+    pub fn logits_copies(candidates: usize, cuda_graphs: bool) -> usize {
+        if candidates > 0 { 3 } else { 1 + usize::from(cuda_graphs) }
+    }
+
     /// Whether the packed kernels compute.
     #[must_use]
     pub fn packed(&self) -> bool {
