@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn to_onnx(args: &ToOnnx) -> Result<()> {
-    refuse_content(&args.out, &[MODEL_FILE, DATA_FILE, MANIFEST_FILE], "is not an export")?;
+    refuse_content("--out", &args.out, &[MODEL_FILE, DATA_FILE, MANIFEST_FILE], "is not an export")?;
     let model = ModelDir::open(&args.model)?;
     let options = ExportOptions { dtype: args.dtype.into(), max_positions: args.max_positions };
     let manifest = exporters::export(&model, &args.out, &options)
@@ -107,7 +107,7 @@ fn to_onnx(args: &ToOnnx) -> Result<()> {
 }
 
 fn to_hf(args: &ToHf) -> Result<()> {
-    refuse_content(&args.out, &[], "is not empty")?;
+    refuse_content("--out", &args.out, &[], "is not empty")?;
     let model = ModelDir::open(&args.model)?;
     exporters::version_to_hf(&model, &args.version_dir, &args.out)
         .with_context(|| format!("cannot write {} to {}", args.version_dir.display(), args.out.display()))?;
@@ -116,17 +116,17 @@ fn to_hf(args: &ToHf) -> Result<()> {
 }
 
 /// The folder is replaced as a whole: nothing may be lost that is not known.
-fn refuse_content(out: &Path, known: &[&str], problem: &str) -> Result<()> {
+pub fn refuse_content(flag: &str, out: &Path, known: &[&str], problem: &str) -> Result<()> {
     let entries = match fs::read_dir(out) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => bail!("--out {}: {e}", out.display()),
+        Err(e) => bail!("{flag} {}: {e}", out.display()),
     };
     for entry in entries {
-        let name = entry.with_context(|| format!("--out {}", out.display()))?.file_name();
+        let name = entry.with_context(|| format!("{flag} {}", out.display()))?.file_name();
         if !known.iter().any(|k| name == *k) {
             bail!(
-                "--out {}: the folder {problem} (it has `{}`); choose another folder or remove it first",
+                "{flag} {}: the folder {problem} (it has `{}`); choose another folder or remove it first",
                 out.display(),
                 name.to_string_lossy()
             );

@@ -9,7 +9,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Train", &["train", "iterate", "sft", "reward-model", "demo"]),
     ("Sample and score", &["generate", "eval", "rewards", "score", "logprobs"]),
     ("Look at a run", &["report", "replay"]),
-    ("Models and configurations", &["export", "init", "import-config"]),
+    ("Models and configurations", &["export", "merge", "init", "import-config"]),
     ("Machine and speed", &["doctor", "bench", "tune"]),
 ];
 

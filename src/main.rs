@@ -11,6 +11,7 @@ mod halves;
 mod help;
 mod import_config;
 mod iterate;
+mod merge;
 mod output;
 mod report;
 mod signals;
@@ -55,6 +56,12 @@ enum Command {
     /// graph), weights.data (all weights) and manifest.json (what lies where in weights.data). Any ONNX Runtime opens
     /// model.onnx; the weights can be replaced without touching the graph.
     Export(export::Args),
+    /// Write a LoRA adapter and its base as one model.
+    ///
+    /// Takes a PEFT directory, adds its updates to the weights of the base that it names, and writes the whole model as a
+    /// Hugging Face directory (fp32) with the tokenizer. What was written is read again and compared before it is called
+    /// done.
+    Merge(merge::Args),
     /// Turn a configuration of TRL, verl or RLinf into a run.toml.
     ///
     /// Lists what has no counterpart.
@@ -108,6 +115,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Demo(args) => demo::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::ImportConfig(args) => import_config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }

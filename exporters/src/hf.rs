@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use shared::{Architecture, Head, ModelConfig, ModelDir, atomic};
 
-use crate::{ExportError, TensorSource, VersionDir, tensor_file};
+use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
 
 /// Writes the folder `out`: the parameters that `read` gives as `model.safetensors` (fp32, Hugging Face names, sorted
 /// by name) and the configuration, tokenizer and chat template of `model`. Where `config.json` states another element
@@ -96,6 +96,26 @@ pub fn version_to_hf(model: &ModelDir, version_dir: &Path, out: &Path) -> Result
         return Err(ExportError::content(version_dir, message));
     }
     write_hf(model, out, &mut |name| Ok(version.read_f32(name)?.into()))
+}
+
+/// Writes an adapter and its base as one Hugging Face directory, `out`, which appears whole or not at all, and only after it
+/// was opened and found to hold, bit for bit, what was meant.
+///
+/// # Errors
+/// An adapter or base that cannot be read, an error of the file system, or a file system that gives back other weights.
+pub fn merge(model: &ModelDir, out: &Path) -> Result<(), ExportError> {
+    let merged = Checkpoint::open(model)?;
+    atomic::write_dir(out, |dir| {
+        fill_hf(model, dir, &mut |name| Ok(merged.read_f32(name)?.into()))?;
+        let written = Checkpoint::open(&ModelDir::open(dir)?)?;
+        for (name, _) in model.config().parameters() {
+            let (found, meant) = (written.read_f32(&name)?, merged.read_f32(&name)?);
+            if bytemuck::cast_slice::<f32, u32>(&found) != bytemuck::cast_slice::<f32, u32>(&meant) {
+                return Err(ExportError::values(&name, "was not read back as it was written; check the disk"));
+            }
+        }
+        Ok(())
+    })
 }
 
 fn write_weights(config: &ModelConfig, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {

@@ -102,8 +102,9 @@ impl Publisher {
         }
         let base = WeightManifest::read(&self.base).map_err(ExportError::from)?;
         let same = |there: &VersionDir, saved: &WeightManifest| {
-            let (data, graph) = (&there.manifest().data_blake3, &there.manifest().model_blake3);
-            *data == saved.data_blake3 && *graph == base.model_blake3 && there.is_intact()
+            let WeightManifest { data_blake3, model_blake3, adapter, .. } = there.manifest();
+            let same = (data_blake3, adapter) == (&saved.data_blake3, &saved.adapter);
+            same && *model_blake3 == base.model_blake3 && there.is_intact()
         };
         let there = VersionDir::open(&self.run_dir.version(version)).ok();
         if !there.zip(saved).is_some_and(|(there, saved)| same(&there, saved)) {

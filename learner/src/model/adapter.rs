@@ -17,10 +17,15 @@ const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_pro
 /// The adapter that a run on `model` trains, if it trains one.
 ///
 /// # Errors
-/// A model with unreadable weights, or `lora_target_modules` that it does not have.
+/// A model with unreadable weights or that is an adapter itself, or `lora_target_modules` that it does not have.
 pub fn adapter_config(config: &TrainConfig, model: &ModelDir) -> Result<Option<AdapterConfig>, LearnerError> {
     if !config.use_peft {
         return Ok(None);
+    }
+    if let Some(adapter) = model.adapter() {
+        let message =
+            format!("`use_peft`: the model {} is an adapter itself; merge it first: tandem merge", adapter.display());
+        return Err(LearnerError::Config(message));
     }
     let mut target_modules = config.lora_target_modules.clone();
     if target_modules.is_empty() || target_modules == ["all-linear"] {

@@ -117,4 +117,7 @@ fn what_no_adapter_can_be_is_refused_by_its_option() {
     let config = TrainConfig { lora_target_modules: vec!["qproj".into()], ..config() };
     let error = open_trainer(&config, &model, None, Device::Cpu).unwrap_err().to_string();
     assert!(error.contains("`lora_target_modules`") && error.contains("qproj"), "{error}");
+    let model = ModelDir::open(harness::golden_dir().join("adapters/qwen2")).unwrap();
+    let error = open_trainer(&self::config(), &model, None, Device::Cpu).unwrap_err().to_string();
+    assert!(error.contains("is an adapter itself; merge it first: tandem merge"), "{error}");
 }
