@@ -7,6 +7,7 @@
 
 mod bench;
 mod docs;
+mod gpu_proof;
 mod host;
 mod methods;
 mod prerequisites;
@@ -59,6 +60,18 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Set up, build, and pack what shows this project on a machine with an NVIDIA GPU and no network: at most 60 MB.
+    ///
+    /// The GPU's libraries get there in two ways. libtorch is that of the machine's own torch 2.11 (LIBTORCH, or the one of its
+    /// python3), with CUDA's libraries beside it; ONNX Runtime for CUDA is carried in pieces, which --libraries makes. On the
+    /// machine, `cat onnxruntime.tar.gz.* | tar xz` beside the unpacked bundle, and run `./xtask gpu-proof-run --out DIR` until
+    /// nothing is left: at most 8 minutes a call, 25 in all.
+    GpuProof(gpu_proof::BundleArgs),
+    /// Measure what `gpu-proof` packed, on the machine that has the GPU.
+    ///
+    /// Needs neither Rust nor a network. Each result is a line of results.jsonl as soon as it is there, and a call goes on where
+    /// the last one ended. What fails or is missing is named, and the rest goes on. table.md says what all of it means.
+    GpuProofRun(gpu_proof::RunArgs),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
     /// Check the house rules that no other tool checks.
@@ -77,8 +90,13 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     let host = Host::current()?;
-    prerequisites::check(&host)?;
+    // That one is for machines without Rust.
+    if !matches!(command, Command::GpuProofRun(_)) {
+        prerequisites::check(&host)?;
+    }
     match command {
+        Command::GpuProof(args) => gpu_proof::pack(&host, &args),
+        Command::GpuProofRun(args) => gpu_proof::run(args),
         Command::Setup { cuda } => setup::run(&host, cuda),
         Command::Demo { args } => steps::demo(&host, &args),
         Command::Test => steps::test(&host),

@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+pub use self::pins::CUDA_PROVIDER;
 use self::pins::{CPU, CUDA, Component};
 use crate::{host::Host, prerequisites};
 
@@ -72,7 +73,11 @@ fn stamp(component: &Component) -> String {
     stamp + "end\n"
 }
 
-fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
+/// Downloads the wheels of a component and unpacks it in the folder `native`.
+///
+/// # Errors
+/// When a wheel cannot be had or lacks a file, or the disk is full.
+pub fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
     let downloads = unpack::temporary(native, "downloads");
     fs::create_dir_all(&downloads).with_context(|| format!("cannot create {}", downloads.display()))?;
     let result = pip::download(host, component.wheels, &downloads)

@@ -196,21 +196,33 @@ pub const CUDA: Set = Set {
             nvidia("nvidia_nvtx", "13.0.85", "4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4"),
         ],
     },
-    onnxruntime: Component {
-        name: "onnxruntime",
-        links: ORT_LINKS,
-        wheels: &[Wheel {
-            project: "onnxruntime_gpu",
-            version: ORT_VERSION,
-            sha256: "05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7",
-            take: &[
-                file("onnxruntime/capi/libonnxruntime.so.1.31.1", ""),
-                file("onnxruntime/capi/libonnxruntime_providers_cuda.so", ""),
-                file("onnxruntime/capi/libonnxruntime_providers_shared.so", ""),
-                file("onnxruntime/capi/libonnxruntime_providers_tensorrt.so", ""),
-            ],
-        }],
-    },
+    onnxruntime: Component { name: "onnxruntime", links: ORT_LINKS, wheels: &[ORT_GPU] },
+};
+
+const ORT_GPU: Wheel = Wheel {
+    project: "onnxruntime_gpu",
+    version: ORT_VERSION,
+    sha256: "05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7",
+    take: &[
+        file("onnxruntime/capi/libonnxruntime.so.1.31.1", ""),
+        file("onnxruntime/capi/libonnxruntime_providers_cuda.so", ""),
+        file("onnxruntime/capi/libonnxruntime_providers_shared.so", ""),
+        file("onnxruntime/capi/libonnxruntime_providers_tensorrt.so", ""),
+    ],
+};
+
+/// ONNX Runtime for CUDA alone, for machines that have CUDA's libraries.
+pub const CUDA_PROVIDER: Component = Component {
+    name: "onnxruntime",
+    links: ORT_LINKS,
+    wheels: &[Wheel {
+        take: &[
+            file("onnxruntime/capi/libonnxruntime.so.1.31.1", ""),
+            file("onnxruntime/capi/libonnxruntime_providers_cuda.so", ""),
+            file("onnxruntime/capi/libonnxruntime_providers_shared.so", ""),
+        ],
+        ..ORT_GPU
+    }],
 };
 
 #[cfg(test)]
