@@ -29,7 +29,7 @@ pub struct BundleArgs {
     #[arg(long)]
     libraries: bool,
     /// Size of such a piece in MiB: what can be carried to the machine at once, less the bundle
-    #[arg(long, default_value_t = 56, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 52, value_parser = clap::value_parser!(u64).range(1..))]
     piece: u64,
 }
 

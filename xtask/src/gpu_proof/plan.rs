@@ -48,14 +48,14 @@ pub const LEVERS: [(&str, &[&str]); 4] = [
     ("prefill-batch", &["--prefill-batch", "8"]),
     ("all levers", &["--cuda-graphs", "--candidates", "8192", "--prefill-batch", "8"]),
 ];
-/// What a learner's step is measured with: name, flags, and what `rivals.py` is told where it is measured as well.
-pub const STEPS: [(&str, &[&str], Option<&[&str]>); 6] = [
-    ("fp32", &[], Some(&[])),
-    ("bf16", &["--bf16"], Some(&["--bf16"])),
-    ("bf16 checkpointing", &["--bf16", "--gradient-checkpointing"], Some(&["--bf16", "--gradient-checkpointing"])),
-    ("bf16 lora", &["--bf16", "--lora-r", "16"], Some(&["--bf16", "--lora-r", "16"])),
-    ("lora", &["--lora-r", "16"], None),
-    ("checkpointing", &["--gradient-checkpointing"], None),
+/// What a learner's step is measured with: name, flags, and whether the rival is measured with the same.
+pub const STEPS: [(&str, &[&str], bool); 6] = [
+    ("fp32", &[], true),
+    ("bf16", &["--bf16"], true),
+    ("bf16 checkpointing", &["--bf16", "--gradient-checkpointing"], true),
+    ("bf16 lora", &["--bf16", "--lora-r", "16"], true),
+    ("lora", &["--lora-r", "16"], false),
+    ("checkpointing", &["--gradient-checkpointing"], false),
 ];
 /// The learner's models on a GPU.
 pub const STEP_MODELS: [Model; 2] = [LARGE, SMALL];
@@ -271,7 +271,7 @@ impl Planner<'_> {
     fn learner(&self) -> Vec<Measurement> {
         let [prompt, completion] = [self.sizes.prompt, 2 * self.sizes.completion].map(|n| n.to_string());
         let mut all = Vec::new();
-        for (step, flags, of_rival) in STEPS {
+        for (step, flags, has_rival) in STEPS {
             for model in STEP_MODELS {
                 let mut add = |name: String, program, flags: &[&str]| {
                     let path = self.path(model, "");
@@ -289,7 +289,7 @@ impl Planner<'_> {
                     Program::Learner,
                     &[&["--micro-batch-tokens", "8192"], flags].concat(),
                 );
-                if let Some(flags) = of_rival {
+                if has_rival {
                     add(step_name(model, step, true), Program::Rivals, flags);
                 }
             }

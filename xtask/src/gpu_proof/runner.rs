@@ -18,7 +18,7 @@ use super::{
     table,
 };
 
-/// Most of what a failed program said that is kept with its result, in bytes.
+/// Most of what a failed program printed, and of what it said of errors, that is kept with its result, in bytes.
 const SAID: usize = 2000;
 /// The measurement that says what the machine is.
 const MACHINE: &str = "machine";
@@ -150,9 +150,10 @@ impl Proof<'_> {
             (End::TimeOver, Some(_)) => (Outcome::Cut, Some(format!("ended after {:.0} s", limit.as_secs_f64()))),
             (End::TimeOver, None) => (Outcome::Failed, Some(format!("no figures within {:.0} s", limit.as_secs_f64()))),
             (End::Missing(what), _) => (Outcome::Missing, Some(what)),
-            (End::Failure(why), _) => (Outcome::Failed, Some(why)),
+            (End::Failure(why), _) => (Outcome::Failed, Some(failed_tests(&measurement.figures, &log).unwrap_or(why))),
         };
-        let said = (outcome == Outcome::Failed).then(|| tail(&log.with_extension("err")));
+        let said =
+            (outcome == Outcome::Failed).then(|| [&log, &log.with_extension("err")].map(|log| tail(log)).concat());
         Ok(json!({
             "part": part,
             "name": measurement.name,
@@ -217,6 +218,14 @@ fn tests(printed: &str, errors: &str) -> Option<Value> {
     };
     let skipped = errors.lines().filter(|line| line.starts_with("SKIPPED ")).count();
     Some(json!({"passed": count("passed")?, "failed": count("failed")?, "skipped": skipped}))
+}
+
+/// Which tests failed, where they are tests.
+fn failed_tests(from: &Figures, log: &Path) -> Option<String> {
+    let printed = (*from == Figures::Tests).then(|| fs::read_to_string(log).ok())??;
+    let name = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?.to_owned());
+    let names: Vec<String> = printed.lines().filter_map(name).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// Medians over the steps after the second.

@@ -88,18 +88,24 @@ impl Fake {
 fn what_fails_is_named_and_the_rest_goes_on() {
     let fake = Fake::new();
     fake.program("learner", "echo 'error: no such flag' >&2; exit 2");
+    fake.program(
+        "engine-tests",
+        "echo 'test engine_device::a ... ok'; echo 'test engine_device::b ... FAILED'
+         echo 'test result: FAILED. 3 passed; 1 failed; 0 ignored; finished'; exit 101",
+    );
     let results = fake.run(&[]);
     let planned = plan(Device::Cpu, Path::new("work"));
     assert!(planned.iter().all(|measurement| results.get(&measurement.name).is_some()));
     assert_eq!(results.get("learner 0.5B bf16").unwrap()["reason"], "no such flag");
-    assert!(results.is("engine tests", Outcome::Done) && results.is("rollout 16 transformers", Outcome::Missing));
+    assert_eq!(results.get("engine tests").unwrap()["reason"], "engine_device::b");
+    assert!(results.is("rollout 16 transformers", Outcome::Missing));
     // Without `learner init` there is no model to sample from.
     assert!(results.is("rollout 16", Outcome::Failed));
     assert_eq!(results.get("pair synchronous").unwrap()["outcome"], "failed");
     let page = fs::read_to_string(fake.path("out/table.md")).unwrap();
     assert!(page.contains("- learner 0.5B bf16: failed, no such flag\n"), "{page}");
     assert!(page.contains("- rollout 16 transformers: missing, transformers is not installed\n"), "{page}");
-    assert!(page.contains("| engine tests | 4 passed, 0 failed"), "{page}");
+    assert!(page.contains("| engine tests | 3 passed, 1 failed"), "{page}");
 }
 
 #[test]
@@ -112,7 +118,7 @@ fn what_has_a_result_is_not_run_again() {
     let calls = fake.calls();
     fake.run(&["--only", "learner 1.5B"]);
     assert_eq!(fake.calls(), calls);
-    let missing = STEPS.iter().filter(|(_, _, rival)| rival.is_some()).count();
+    let missing = STEPS.iter().filter(|(_, _, has_rival)| *has_rival).count();
     let results = fake.run(&["--only", "learner 1.5B", "--retry"]);
     assert_eq!(fake.calls(), calls + missing, "what is missing is looked for again");
     assert!(results.is("learner 1.5B fp32 torch", Outcome::Missing));
@@ -164,10 +170,10 @@ fn recorded(levers: [f64; 4]) -> Results {
         }
     }
     for model in STEP_MODELS {
-        for (step, _, rival) in STEPS {
+        for (step, _, has_rival) in STEPS {
             let figures = json!({"step_s": 2.0, "fwd_bwd_s": 1.0, "gflops": 4e5, "completion_tokens_per_s": 4096.0});
             add(&step_name(model, step, false), figures);
-            if rival.is_some() {
+            if has_rival {
                 add(&step_name(model, step, true), json!({"step_s": 3.0, "fwd_bwd_s": 2.0}));
             }
         }
