@@ -55,7 +55,7 @@ fn greedy_completions_equal_the_reference_and_the_learner_agrees() {
     }
 }
 
-/// Thirty steps on the pretrained model with more `options`, in which the reward must rise.
+/// Thirty steps on the pretrained model with more `options`, a learning rate among them, in which the reward must rise.
 fn thirty_steps(data: &Path, options: &str) -> Training {
     let dir = tempfile::tempdir().unwrap();
     let openings = ["Once upon a time", "One day", "Tom and Lily", "The little dog", "In the park", "A boy named Tim"];
@@ -64,7 +64,7 @@ fn thirty_steps(data: &Path, options: &str) -> Training {
     let config = format!(
         "model = {:?}\ndataset = {dataset:?}\nreward_funcs = [\"sentence_share:word=she\"]\nmax_steps = 30\n\
          num_generations = 8\ngeneration_batch_size = 32\nper_device_train_batch_size = 32\n\
-         max_completion_length = 64\nlearning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nseed = 7\n\
+         max_completion_length = 64\nlr_scheduler_type = \"constant\"\nseed = 7\n\
          {options}",
         data.join("stories260K")
     );
@@ -85,7 +85,7 @@ fn largest(training: &Training, metric: &str) -> f64 {
 #[test]
 fn thirty_steps_raise_the_reward() {
     let Some(data) = data_dir("thirty_steps_raise_the_reward") else { return };
-    let training = thirty_steps(&data, "");
+    let training = thirty_steps(&data, "learning_rate = 1e-3\n");
     let mismatch = largest(&training, "mismatch_kl");
     assert!(mismatch < 1e-9, "mismatch_kl {mismatch:e}");
     let difference = largest(&training, "sampling/sampling_logp_difference/max");
@@ -96,11 +96,29 @@ fn thirty_steps_raise_the_reward() {
 #[test]
 fn thirty_steps_with_bytes_raise_the_reward() {
     let Some(data) = data_dir("thirty_steps_with_bytes_raise_the_reward") else { return };
-    let training = thirty_steps(&data, "rollout_dtype = \"int8\"\n");
+    let training = thirty_steps(&data, "learning_rate = 1e-3\nrollout_dtype = \"int8\"\n");
     let mismatch = training.curve("mismatch_kl");
     assert!(mismatch.iter().all(|&kl| kl > 0.0 && kl < 0.02), "mismatch_kl {mismatch:?}");
     let entropy = training.curve("entropy");
     // Where the policy hardly draws any more, there is nothing left to round.
     let draws = mismatch.iter().zip(&entropy).filter(|(_, entropy)| **entropy > 0.02);
     assert!(draws.clone().count() >= 15 && draws.into_iter().all(|(&kl, _)| kl > 1e-6), "{mismatch:?} {entropy:?}");
+}
+
+/// An adapter learns at a higher rate, and the sampler, which merges it, agrees with the learner, which does not.
+#[test]
+fn thirty_steps_of_an_adapter_raise_the_reward() {
+    let Some(data) = data_dir("thirty_steps_of_an_adapter_raise_the_reward") else { return };
+    let training = thirty_steps(&data, "learning_rate = 1e-2\nuse_peft = true\n");
+    let mismatch = largest(&training, "mismatch_kl");
+    assert!(mismatch < 1e-9, "mismatch_kl {mismatch:e}");
+}
+
+/// Layers in bfloat16 on one side alone: the sampler has the rounded weights, and what it rounds less shows as a mismatch.
+#[test]
+fn thirty_steps_in_bfloat16_raise_the_reward() {
+    let Some(data) = data_dir("thirty_steps_in_bfloat16_raise_the_reward") else { return };
+    let training = thirty_steps(&data, "learning_rate = 1e-3\nbf16 = true\n");
+    let mismatch = largest(&training, "mismatch_kl");
+    assert!((1e-9..1e-2).contains(&mismatch), "mismatch_kl {mismatch:e}");
 }
