@@ -1,4 +1,5 @@
-//! GSM8K with the real Qwen2.5 tokenizer and chat template, on a random model with the full vocabulary.
+//! GSM8K with the real Qwen2.5 tokenizer and chat template, on a random model with the full vocabulary: `examples/gsm8k`, made
+//! short.
 
 use std::{fs, path::Path};
 
@@ -64,15 +65,17 @@ fn two_steps_run_with_the_full_vocabulary() {
     write_model(&data, &dir.path().join("model"));
     // A random model hardly ever ends a completion, let alone answers; the stop string makes the lengths differ, so
     // that there is something to learn.
-    let config = format!(
-        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"gsm8k\", \"length:target=6\"]\nmax_steps = 2\n\
-         num_generations = 4\ngeneration_batch_size = 8\nper_device_train_batch_size = 8\nmicro_batch_tokens = 1024\n\
-         max_completion_length = 8\nlearning_rate = 1e-3\nstop = [\"e\"]\n\
-         system_prompt = \"Respond with the number after ####\"\n",
+    let shorter = format!(
+        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"gsm8k\", \"length:target=6\"]\nmax_steps = 2\nwarmup_steps = 0\n\
+         num_generations = 4\ngeneration_batch_size = 8\nper_device_train_batch_size = 8\nmax_completion_length = 8\n\
+         learning_rate = 1e-3\nstop = [\"e\"]\n",
         dir.path().join("model"),
         data.join("gsm8k/train.jsonl")
     );
-    let training = train(dir.path(), "run", &config);
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/gsm8k/run.toml");
+    let mut config: toml::Table = fs::read_to_string(example).unwrap().parse().unwrap();
+    config.extend(shorter.parse::<toml::Table>().unwrap());
+    let training = train(dir.path(), "run", &config.to_string());
     assert_eq!(training.curve("step"), [1.0, 2.0]);
     let tokens = training.curve("num_tokens");
     assert!(tokens[1] > tokens[0] && tokens[0] > 8.0 * 30.0, "{tokens:?}");
@@ -82,6 +85,9 @@ fn two_steps_run_with_the_full_vocabulary() {
     let completions = json_lines(&training.run.join("completions/step-1.jsonl"));
     assert_eq!(completions.len(), 8);
     let prompt = completions[0]["prompt"].as_str().unwrap();
-    assert!(prompt.starts_with("<|im_start|>system\nRespond with the number after ####<|im_end|>\n"), "{prompt}");
+    assert!(
+        prompt.starts_with("<|im_start|>system\nThink step by step and end with #### and the number.<|im_end|>\n"),
+        "{prompt}"
+    );
     assert!(prompt.ends_with("<|im_start|>assistant\n"), "{prompt}");
 }
