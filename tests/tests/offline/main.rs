@@ -63,12 +63,16 @@ impl User {
     }
 }
 
-/// What of all that a program made or wrote lies in none of these folders, nor in the places of a run's channel.
+/// Where the versions of runs are while these go on.
+const VERSIONS: &str = "/dev/shm/tandem-weights-";
+
+/// What of all that a program made or wrote lies in none of these folders, nor in the places of a run's channel and of its
+/// versions.
 fn elsewhere(made: &BTreeSet<PathBuf>, folders: &[PathBuf]) -> Vec<PathBuf> {
     let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.canonicalize().unwrap()).collect();
     let in_channel = |path: &Path| {
         let path = path.to_string_lossy();
-        path.starts_with("/dev/shm/tandem_") || path.starts_with("/tmp/tandem_")
+        ["/dev/shm/tandem_", "/tmp/tandem_", VERSIONS].iter().any(|place| path.starts_with(place))
     };
     let known = |path: &Path| folders.iter().any(|folder| path.starts_with(folder)) || in_channel(path);
     made.iter().filter(|path| !known(path)).cloned().collect()
@@ -91,6 +95,8 @@ fn a_training_run_opens_no_internet_socket_and_writes_nothing_elsewhere() {
     }
     assert_eq!(elsewhere(&made, &[run.clone(), cache]), Vec::<PathBuf>::new());
     user.assert_only(&["model", "prompts.jsonl", "run", "run.toml"]);
+    let versions = made.iter().filter(|path| path.to_string_lossy().starts_with(VERSIONS));
+    assert_eq!(versions.filter(|path| path.exists()).collect::<Vec<_>>(), Vec::<&PathBuf>::new(), "none stays behind");
     assert_eq!(iox::files(&RunDir::new(run)).unwrap(), Vec::<PathBuf>::new());
 }
 
