@@ -6,7 +6,7 @@ use serde_json::json;
 use shared::{
     Completion, FinishReason, GroupId, ModelConfig, PolicyVersion, RewardOutcome, RolloutGroup,
     config::{ImportanceSamplingMode, TrainConfig},
-    memory_plan::Workload,
+    memory_plan::{LearnerSizes, Workload},
     rng, testing,
 };
 
@@ -59,15 +59,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.training.load_options(device);
     let base = LoadOptions { trainable: args.lora_r.is_none(), ..options };
     let (model, mut policy) = load_or_initialise(&args.model, Some(0), base)?;
-    let [prompt, completion, group] = [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
-    let load = Workload { prompt, completion, group, rows: u64::from(args.num_prompts) * group };
-    let micro_batch_tokens = args.compute.budget(&args.training.sizes(model.config()), &load)?;
-    let config = TrainConfig {
+    let mut config = TrainConfig {
         num_generations: args.num_generations,
         per_device_train_batch_size: args.num_prompts * args.num_generations,
         max_completion_length: args.completion_length,
         num_iterations: args.num_iterations,
-        micro_batch_tokens: Some(micro_batch_tokens),
         max_steps: Some(u64::from(args.steps) + 1),
         use_peft: args.lora_r.is_some(),
         lora_r: args.lora_r.unwrap_or_default(),
@@ -80,6 +76,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let parameters = load_adapter(&adapter, &model, None, config.seed, options)?;
         policy = policy.with_adapter(Some((adapter, parameters)));
     }
+    let [prompt, completion, group] = [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
+    let load = Workload { prompt, completion, group, rows: u64::from(args.num_prompts) * group };
+    let adapter = policy.weights().adapter().map(|(_, adapter)| adapter.flat().numel() as u64);
+    let sizes = LearnerSizes { adapter, ..args.training.sizes(model.config()) };
+    let micro_batch_tokens = args.compute.budget(&sizes, &load)?;
+    config.micro_batch_tokens = Some(micro_batch_tokens);
     let mut trainer = Trainer::new(&config, policy, None)?;
     let mut seconds = Vec::new();
     let mut phases: Vec<StepMetrics> = Vec::new();

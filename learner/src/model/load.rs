@@ -4,6 +4,7 @@ use exporters::Checkpoint;
 use shared::{
     Head, ModelConfig, ModelDir,
     memory::{self, Size},
+    memory_plan::LearnerSizes,
     rng,
 };
 use tch::{Device, Kind};
@@ -111,16 +112,14 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
     })
 }
 
-/// Copies of the parameters while training: weights, gradients, and AdamW's two moments.
-const TRAINING_COPIES: u64 = 4;
-
 /// Refuses what cannot fit before libtorch, which ends the process, is asked for it.
 fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), LearnerError> {
     if options.device != Device::Cpu {
         return Ok(());
     }
-    let copies = if options.trainable { TRAINING_COPIES } else { 1 };
-    let needed = copies * config.parameter_count() * options.kind.elt_size_in_bytes() as u64;
+    let bf16 = options.kind == Kind::BFloat16;
+    let plan = LearnerSizes { trained: options.trainable, bf16, ..LearnerSizes::evaluated(config) }.plan(0);
+    let needed = plan.weights + plan.gradients + plan.optimizer;
     let total = memory::total()?;
     if needed <= total {
         return Ok(());
