@@ -53,6 +53,14 @@ pub enum ExportError {
          down_proj can be adapted"
     )]
     NoSuchModule(String),
+    /// An option of a run does not fit the model.
+    #[error("`{option}`: {message}")]
+    Option {
+        /// Its key.
+        option: &'static str,
+        /// What is wrong, and what to do.
+        message: String,
+    },
     /// The model directory cannot be used.
     #[error(transparent)]
     ModelDir(#[from] ModelDirError),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use exporters::AdapterConfig;
 use shared::{
     ModelDir, RunDir,
     config::{ConfigError, Device, TrainConfig, layers},
@@ -71,6 +72,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
         *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
     }
     let model = ModelDir::open(&config.model).context("`model`")?;
+    AdapterConfig::of_run(&config, &model)?;
     let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
     let rows = rows_of(&config.dataset).context("`dataset`")?;
     if let Some(path) = &config.eval_dataset {
@@ -243,6 +245,9 @@ mod tests {
         assert!(text.contains("`critic_model`") && text.contains("no-critic"), "{text}");
         let text = message(TrainConfig { model: dir.path().join("no-model"), ..good.clone() });
         assert!(text.contains("`model`") && text.contains("no-model"), "{text}");
+        let lora = TrainConfig { use_peft: true, lora_target_modules: vec!["qproj".into()], ..good.clone() };
+        let text = message(lora);
+        assert!(text.contains("`lora_target_modules`") && text.contains("qproj"), "{text}");
         fs::write(dir.path().join("empty.jsonl"), "\n\n").unwrap();
         let text = message(TrainConfig { dataset: dir.path().join("empty.jsonl"), ..good });
         assert!(text.contains("empty.jsonl") && text.contains("no rows"), "{text}");

@@ -4,12 +4,15 @@ use std::{fs, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shared::model_dir::ADAPTER_CONFIG_FILE;
+use shared::{ModelDir, config::TrainConfig, model_dir::ADAPTER_CONFIG_FILE};
 
 use crate::ExportError;
 
 /// What PEFT puts before the names of the base's modules.
 const PREFIX: &str = "base_model.model.";
+
+/// Every linear layer of a decoder, which is what `lora_target_modules` means when it is empty.
+const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// What a LoRA adapter is: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a value that changes
 /// nothing.
@@ -46,6 +49,39 @@ struct Keys {
 }
 
 impl AdapterConfig {
+    /// The adapter that a run on `model` trains, if it trains one. The hash of its base is left open.
+    ///
+    /// # Errors
+    /// A model that is an adapter itself, or `lora_target_modules` that it does not have.
+    pub fn of_run(config: &TrainConfig, model: &ModelDir) -> Result<Option<Self>, ExportError> {
+        if !config.use_peft {
+            return Ok(None);
+        }
+        let refused = |option, message| Err(ExportError::Option { option, message });
+        if let Some(adapter) = model.adapter() {
+            let message = format!("the model {} is an adapter itself; merge it first: tandem merge", adapter.display());
+            return refused("use_peft", message);
+        }
+        let mut target_modules = config.lora_target_modules.clone();
+        if target_modules.is_empty() || target_modules == ["all-linear"] {
+            target_modules = ALL_LINEAR.map(str::to_owned).to_vec();
+        }
+        let base = std::path::absolute(model.path()).map_err(|e| ExportError::io(model.path(), e))?;
+        let adapter = Self {
+            base_model_name_or_path: base.display().to_string(),
+            base_blake3: None,
+            r: config.lora_r as usize,
+            lora_alpha: config.lora_alpha,
+            lora_dropout: config.lora_dropout,
+            target_modules,
+            use_rslora: config.use_rslora,
+        };
+        match adapter.modules(model.config().parameters()) {
+            Ok(_) => Ok(Some(adapter)),
+            Err(error) => refused("lora_target_modules", error.to_string()),
+        }
+    }
+
     /// Reads `adapter_config.json` of a folder.
     ///
     /// # Errors

@@ -11,42 +11,15 @@ use crate::error::LearnerError;
 /// Distinguishes the first factors' values from other uses of the seed.
 const ADAPTER_KEY: u64 = 0x6c6f_7261;
 
-/// Every linear layer of a decoder, which is what `lora_target_modules` means when it is empty.
-const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-
-/// The adapter that a run on `model` trains, if it trains one.
+/// The adapter that a run on `model` trains, if it trains one, with the hash of its base.
 ///
 /// # Errors
 /// A model with unreadable weights or that is an adapter itself, or `lora_target_modules` that it does not have.
 pub fn adapter_config(config: &TrainConfig, model: &ModelDir) -> Result<Option<AdapterConfig>, LearnerError> {
-    if !config.use_peft {
-        return Ok(None);
+    let Some(mut adapter) = AdapterConfig::of_run(config, model)? else { return Ok(None) };
+    if model.has_weights() {
+        adapter.base_blake3 = Some(Checkpoint::open(model)?.weights_blake3());
     }
-    if let Some(adapter) = model.adapter() {
-        let message =
-            format!("`use_peft`: the model {} is an adapter itself; merge it first: tandem merge", adapter.display());
-        return Err(LearnerError::Config(message));
-    }
-    let mut target_modules = config.lora_target_modules.clone();
-    if target_modules.is_empty() || target_modules == ["all-linear"] {
-        target_modules = ALL_LINEAR.map(str::to_owned).to_vec();
-    }
-    let adapter = AdapterConfig {
-        base_model_name_or_path: std::path::absolute(model.path())?.display().to_string(),
-        base_blake3: model
-            .has_weights()
-            .then(|| Checkpoint::open(model))
-            .transpose()?
-            .map(|base| base.weights_blake3()),
-        r: config.lora_r as usize,
-        lora_alpha: config.lora_alpha,
-        lora_dropout: config.lora_dropout,
-        target_modules,
-        use_rslora: config.use_rslora,
-    };
-    adapter
-        .modules(model.config().parameters())
-        .map_err(|e| LearnerError::Config(format!("`lora_target_modules`: {e}")))?;
     Ok(Some(adapter))
 }
 
