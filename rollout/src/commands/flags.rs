@@ -206,6 +206,7 @@ impl BatchingFlags {
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
             hot_swap: false,
+            kept: 0,
             memory: None,
         })
     }

@@ -64,6 +64,7 @@ impl Graph {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            kept: 0,
             memory: None,
         };
         let manifest = read_manifest(&source, model.config()).unwrap();

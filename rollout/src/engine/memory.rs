@@ -45,6 +45,7 @@ pub fn sizes(dtype: Dtype, options: &EngineOptions) -> SamplerSizes {
         prefill_batch: options.prefill_batch,
         logits_copies: SamplerSizes::logits_copies(options.candidates, options.cuda_graphs),
         hot_swap: options.hot_swap,
+        kept: options.kept,
     }
 }
 
@@ -158,6 +159,7 @@ mod tests {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            kept: 0,
             memory: None,
         }
     }

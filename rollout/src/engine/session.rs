@@ -171,6 +171,7 @@ mod tests {
                 cuda_graphs: false,
                 spinning: false,
                 hot_swap: false,
+                kept: 0,
                 memory: None,
             };
             let (made, is_made) = mpsc::channel();

@@ -48,6 +48,8 @@ pub struct EngineOptions {
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second set.
     pub hot_swap: bool,
+    /// Numbers of the matrices that no version changes, where versions are adapters: the plan counts no second set of them.
+    pub kept: u64,
     /// Bytes that it may take, where somebody has planned it; otherwise it looks at what is free.
     pub memory: Option<u64>,
 }

@@ -17,7 +17,7 @@ use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap, layers},
-    memory_plan::RunPlan,
+    memory_plan::{RunPlan, kept_numbers},
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -209,6 +209,7 @@ impl Inputs {
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
+            kept: kept_numbers(config, model.config()),
             memory: None,
         })
     }

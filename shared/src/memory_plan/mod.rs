@@ -12,5 +12,5 @@ mod sampler;
 pub use budget::Workload;
 pub use learner::{HEAD_CHUNK_BYTES, LearnerPlan, LearnerSizes};
 pub(crate) use run::adapter_numbers;
-pub use run::{DoesNotFit, Machine, RunPlan};
+pub use run::{DoesNotFit, Machine, RunPlan, kept_numbers};
 pub use sampler::{PACKED_PREFILL, PARTIAL_PAGES, SamplerPlan, SamplerSizes};

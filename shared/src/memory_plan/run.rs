@@ -1,6 +1,6 @@
 //! The plan of a run: both processes and the versions between them.
 
-use std::{fmt, io};
+use std::{collections::HashSet, fmt, io};
 
 use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, Workload};
 use crate::{
@@ -123,7 +123,7 @@ impl RunPlan {
             max_num_seqs: sequences,
             machine,
             learner: sizes.plan(tokens.min(work.most())),
-            sampler: sampler_sizes(config, &work, sequences).plan(model),
+            sampler: sampler_sizes(config, model, &work, sequences).plan(model),
             versions,
             shared,
             on_gpu,
@@ -268,18 +268,50 @@ fn learner_sizes<'a>(
 
 /// Numbers of the two factors beside each linear layer that has them.
 pub(crate) fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
+    let widths = adapted(config, model).map(|(_, [outputs, inputs])| (outputs + inputs) as u64);
+    widths.sum::<u64>() * u64::from(config.lora_r)
+}
+
+/// Numbers of the matrices that the sampler packs once for all versions of an adapter: those of products in which it changes
+/// nothing. Queries, keys and values are one product, gate and up another.
+#[must_use]
+pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
+    if !config.use_peft {
+        return 0;
+    }
+    let product = |name: &str| {
+        let members = [("k_proj", "q_proj"), ("v_proj", "q_proj"), ("up_proj", "gate_proj")];
+        members.iter().fold(name.to_owned(), |name, (member, first)| name.replace(member, first))
+    };
+    let changed: HashSet<String> = adapted(config, model).map(|(name, _)| product(&name)).collect();
+    let kept = |(name, shape): &(String, Vec<usize>)| {
+        let packed = shape.len() == 2 && (name != "model.embed_tokens.weight" || model.tie_word_embeddings);
+        packed && !changed.contains(&product(name))
+    };
+    model
+        .parameters()
+        .iter()
+        .filter(|matrix| kept(matrix))
+        .map(|(_, shape)| shape.iter().product::<usize>() as u64)
+        .sum()
+}
+
+/// The weights of linear layers that have an adapter, by name and shape.
+fn adapted(config: &TrainConfig, model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
     let targets = &config.lora_target_modules;
-    let adapted = |name: &str| {
+    let is_target = move |name: &str| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let named = |target: &String| target == "all-linear" || module.ends_with(target.as_str());
         targets.is_empty() || targets.iter().any(named)
     };
-    let matrices = model.parameters().into_iter().filter(|(name, shape)| name.contains("layers") && shape.len() == 2);
-    let widths = matrices.filter(|(name, _)| adapted(name)).map(|(_, shape)| (shape[0] + shape[1]) as u64);
-    widths.sum::<u64>() * u64::from(config.lora_r)
+    let shape = move |(name, shape): (String, Vec<usize>)| {
+        let shape = <[usize; 2]>::try_from(shape).ok()?;
+        (name.contains("layers") && is_target(&name)).then_some((name, shape))
+    };
+    model.parameters().into_iter().filter_map(shape)
 }
 
-fn sampler_sizes(config: &TrainConfig, work: &Workload, sequences: usize) -> SamplerSizes {
+fn sampler_sizes(config: &TrainConfig, model: &ModelConfig, work: &Workload, sequences: usize) -> SamplerSizes {
     let positions = config.max_model_len.unwrap_or((work.prompt + work.completion) as usize);
     SamplerSizes {
         dtype: config.rollout_device.export_dtype(),
@@ -294,6 +326,7 @@ fn sampler_sizes(config: &TrainConfig, work: &Workload, sequences: usize) -> Sam
         prefill_batch: config.rollout_prefill_batch,
         logits_copies: SamplerSizes::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
         hot_swap: true,
+        kept: kept_numbers(config, model),
     }
 }
 
@@ -362,8 +395,13 @@ mod tests {
         let found = plan(&lora, 64 * GIB).unwrap().learner;
         assert_eq!((found.gradients, found.optimizer, found.reference), (4 * 8_798_208, 8 * 8_798_208, 0));
         assert_eq!(found.weights, 4 * (model().parameter_count() + 8_798_208));
-        let some = TrainConfig { lora_target_modules: vec!["q_proj".into(), "v_proj".into()], ..lora };
+        let some = TrainConfig { lora_target_modules: vec!["q_proj".into(), "v_proj".into()], ..lora.clone() };
         assert_eq!(plan(&some, 64 * GIB).unwrap().learner.gradients, 4 * 24 * 16 * (896 + 896 + 896 + 128));
+        let found = plan(&lora, 64 * GIB).unwrap().sampler;
+        let head = 4 * 896 * 151_936;
+        assert_eq!(found.swap, found.packed_weights - head, "the head is packed once, the embedding mapped once");
+        let one = TrainConfig { lora_target_modules: vec!["up_proj".into()], ..lora };
+        assert_eq!(plan(&one, 64 * GIB).unwrap().sampler.swap, 24 * 4 * 2 * 896 * 4864, "gate and up are one product");
         let text = plan(&config(), 10 * GIB).unwrap_err().to_string();
         assert!(text.ends_with("it would with `use_peft` true"), "{text}");
     }

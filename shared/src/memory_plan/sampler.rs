@@ -39,6 +39,8 @@ pub struct SamplerSizes {
     pub logits_copies: usize,
     /// Whether new weights will be swapped in.
     pub hot_swap: bool,
+    /// Numbers of the matrices that no version changes, where versions are adapters (packed kernels).
+    pub kept: u64,
 }
 
 /// Bytes of a sampler, by what they hold.
@@ -48,7 +50,7 @@ pub struct SamplerPlan {
     pub packed_weights: u64,
     /// Weights read where they are in the mapped file: embedding and norms.
     pub mapped_weights: u64,
-    /// A second set of packed and mapped weights, while new ones are taken into use.
+    /// A second set of packed and mapped weights, while new ones are taken into use; of an adapter, of what it changes.
     pub swap: u64,
     /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
     pub kv_cache: u64,
@@ -91,10 +93,16 @@ impl SamplerSizes {
             (packed, mapped) = (model.parameter_count() * size, 0);
         }
         // What rounds are the packed kernels, which begin with fp32.
-        let packed = match self.rollout_dtype {
-            RolloutDtype::Auto | RolloutDtype::Bf16x3 => packed,
-            RolloutDtype::Bf16 => packed / 2,
-            RolloutDtype::Int8 => packed / 4,
+        let rounded = |bytes: u64| match self.rollout_dtype {
+            RolloutDtype::Auto | RolloutDtype::Bf16x3 => bytes,
+            RolloutDtype::Bf16 => bytes / 2,
+            RolloutDtype::Int8 => bytes / 4,
+        };
+        // Versions that are adapters have the base's file in common, too.
+        let second = if self.kept > 0 && self.packed() {
+            rounded(packed.saturating_sub(self.kept * size))
+        } else {
+            rounded(packed) + mapped
         };
         let (prompts, together) = if self.packed() {
             PACKED_PREFILL
@@ -107,9 +115,9 @@ impl SamplerSizes {
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
         let tokens = self.max_model_len.max(self.rows).max(together) as u64;
         SamplerPlan {
-            packed_weights: packed,
+            packed_weights: rounded(packed),
             mapped_weights: mapped,
-            swap: if self.hot_swap { packed + mapped } else { 0 },
+            swap: if self.hot_swap { second } else { 0 },
             kv_cache: self.slot_bytes(model).saturating_mul(slots),
             logits: row.saturating_mul(self.rows.saturating_add(prompts) as u64),
             activations: activations(model).saturating_mul(tokens).saturating_mul(size),

@@ -336,6 +336,7 @@ mod tests {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            kept: 0,
             memory: None,
         }
     }
