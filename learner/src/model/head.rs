@@ -16,6 +16,10 @@ use crate::support::{self, Support, Truncation};
 
 /// Largest `[tokens, vocabulary]` tensor, in bytes. A head has two.
 const CHUNK_BYTES: i64 = HEAD_CHUNK_BYTES as i64;
+/// What is enough for products to be fast: this many bytes, or tokens if they take more. A chunk is larger only for a completion
+/// that has to be seen as a whole.
+const ENOUGH_BYTES: i64 = 3 << 24;
+const ENOUGH_TOKENS: i64 = 256;
 
 /// What the policy says about a run of tokens.
 #[derive(Debug)]
@@ -90,8 +94,11 @@ impl Targets<'_> {
 #[derive(Debug)]
 pub struct Head {
     weight_VH: Tensor,
+    /// Most tokens at once.
     chunk: i64,
-    /// Two chunks, `[chunk, V]` each. They take no memory before they are used.
+    /// Tokens at once where nothing asks for more.
+    usual: i64,
+    /// Two chunks, `[chunk, V]` each. Only what is used of them takes memory.
     buffers: [Tensor; 2],
 }
 
@@ -101,7 +108,9 @@ impl Head {
     pub fn new(weight_VH: &Tensor) -> Self {
         let weight_VH = wide(weight_VH);
         let row = weight_VH.size()[0] * weight_VH.kind().elt_size_in_bytes() as i64;
-        Self::with_chunk(&weight_VH, (CHUNK_BYTES / row).max(1))
+        let chunk = (CHUNK_BYTES / row).max(1);
+        let usual = (ENOUGH_BYTES / row).max(ENOUGH_TOKENS).min(chunk);
+        Self { usual, ..Self::with_chunk(&weight_VH, chunk) }
     }
 
     /// The weight has become this one.
@@ -116,6 +125,7 @@ impl Head {
         Self {
             weight_VH: self.weight_VH.shallow_clone(),
             chunk: self.chunk,
+            usual: self.usual,
             buffers: self.buffers.each_ref().map(Tensor::shallow_clone),
         }
     }
@@ -124,7 +134,7 @@ impl Head {
     #[must_use]
     pub fn with_chunk(weight_VH: &Tensor, chunk: i64) -> Self {
         let buffer = || Tensor::empty([chunk, weight_VH.size()[0]], (weight_VH.kind(), weight_VH.device()));
-        Self { weight_VH: weight_VH.shallow_clone(), chunk, buffers: [buffer(), buffer()] }
+        Self { weight_VH: weight_VH.shallow_clone(), chunk, usual: chunk, buffers: [buffer(), buffer()] }
     }
 
     /// Logits of every position, `[.., hidden]` to `[.., vocabulary]`.
@@ -139,7 +149,7 @@ impl Head {
     }
 
     fn evaluate_run(&self, hidden_NH: &Tensor, targets: &Targets<'_>, run: Range<i64>) -> TokenStats {
-        let (logprobs, entropies) = chunks(run, self.chunk)
+        let (logprobs, entropies) = chunks(run, self.usual)
             .map(|run| {
                 let (stats, _) = self.project(&part(hidden_NH, &run), targets, &run);
                 (stats.logprobs_N, stats.entropies_N)
@@ -195,15 +205,15 @@ impl Head {
         join(&gradients, hidden_NH)
     }
 
-    /// What `gradient_of` sees at once: as much as fits in a chunk, and at least what `span` asks for.
+    /// What `gradient_of` sees at once: as much as is usual, and at least what `span` asks for.
     fn runs(&self, tokens: i64, span: Span<'_>) -> Vec<Range<i64>> {
         let Span::Completion(completions) = span else {
-            return chunks(0..tokens, self.chunk).collect();
+            return chunks(0..tokens, self.usual).collect();
         };
         let mut runs: Vec<Range<i64>> = Vec::new();
         for completion in completions.iter().map(|c| c.start as i64..c.end as i64) {
             match runs.last_mut() {
-                Some(run) if completion.end - run.start <= self.chunk => run.end = completion.end,
+                Some(run) if completion.end - run.start <= self.usual => run.end = completion.end,
                 _ => runs.push(completion),
             }
         }
