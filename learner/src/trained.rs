@@ -14,8 +14,9 @@ use crate::{
     schedule::Schedule,
 };
 
-/// Seconds between two reports of [`Trained::fit`].
-const REPORT_SECONDS: f64 = 2.0;
+/// Seconds between two reports of [`Trained::fit`] at least, and as a share of the time so far: what takes long is reported
+/// less often.
+const REPORT_SECONDS: (f64, f64) = (2.0, 0.1);
 
 /// An optimiser's state as named tensors.
 pub type OptimizerState = Vec<(String, Tensor)>;
@@ -144,7 +145,7 @@ impl<M: Trainable> Trained<M> {
             }
             losses.push(loss);
             let seconds = start.elapsed().as_secs_f64();
-            if seconds - reported >= REPORT_SECONDS || update == updates {
+            if seconds - reported >= REPORT_SECONDS.0.max(REPORT_SECONDS.1 * seconds) || update == updates {
                 reported = seconds;
                 report(Progress { update, updates, loss, grad_norm, seconds });
             }
