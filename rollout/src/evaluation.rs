@@ -37,14 +37,17 @@ pub fn record(groups: &[RolloutGroup], judging: Judging, seconds: f64) -> Metric
     let k = groups.first().map_or(0, |group| group.completions.len());
     let names = groups.first().map(|group| group.reward_names.as_slice()).unwrap_or_default();
     let correct: Vec<usize> = groups.iter().filter_map(|group| count_correct(&group.completions, correct_at)).collect();
-    let accuracy = mean(correct.iter().map(|&c| c as f64 / k as f64));
+    let (accuracy, accuracy_error) = mean_and_error(correct.iter().map(|&c| c as f64 / k as f64));
     record.count(metrics::EVAL_PROMPTS, groups.len() as u64);
     record.count(metrics::EVAL_SCORED_PROMPTS, correct.len() as u64);
     record.set(metrics::EVAL_CORRECT_AT, correct_at);
     record.set(metrics::EVAL_ACCURACY, accuracy);
     record.set(metrics::AVG.of(k), accuracy);
+    record.set(metrics::AVG_STDERR.of(k), accuracy_error);
     for j in powers_of_two_and(k) {
-        record.set(metrics::PASS.of(j), mean(correct.iter().map(|&c| pass_at_k(k, c, j))));
+        let (pass, error) = mean_and_error(correct.iter().map(|&c| pass_at_k(k, c, j)));
+        record.set(metrics::PASS.of(j), pass);
+        record.set(metrics::PASS_STDERR.of(j), error);
     }
     let completions = || groups.iter().flat_map(|group| &group.completions);
     let weights = || names.iter().map(|(_, weight)| *weight);
@@ -86,6 +89,14 @@ fn powers_of_two_and(k: usize) -> Vec<usize> {
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0u64), |(sum, count), value| (sum + value, count + 1));
     sum / count as f64
+}
+
+/// The mean and its standard error, one value for each prompt: the completions of a prompt are alike, and count as one
+/// observation. NaN where there are too few values.
+fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let mean = mean(values.clone());
+    let (squares, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + (value - mean).powi(2), count + 1.0));
+    (mean, (squares / (count - 1.0) / count).sqrt())
 }
 
 #[cfg(test)]
@@ -140,6 +151,10 @@ mod tests {
             (metrics::AVG.of(2), 0.25),
             (metrics::PASS.of(1), 0.25),
             (metrics::PASS.of(2), 0.5),
+            // Shares of 0.5 and 0 in two prompts, and of 1 and 0.
+            (metrics::AVG_STDERR.of(2), 0.25),
+            (metrics::PASS_STDERR.of(1), 0.25),
+            (metrics::PASS_STDERR.of(2), 0.5),
             (metric(metrics::EVAL_REWARD), 0.76),
             (metrics::EVAL_REWARDS_MEAN.of("correctness"), 0.8),
             (metrics::EVAL_REWARDS_FAILED.of("correctness"), 1.0),

@@ -33,6 +33,16 @@ section! {
     /// Above `avg@{k}`. The distance is what training can still gain; it shrinks as the policy settles on one answer.
     family PASS = "pass@{k}" { unit: Share, source: "verl `val-core/…/best@k`" }
 
+    /// Standard error of `avg@{k}`, over prompts; 1.96 times it to either side is an interval of 95 %.
+    ///
+    /// 0.5 / √prompts at most. Differences of less than two of it between models say little.
+    family AVG_STDERR = "avg_stderr@{k}" { unit: Share, source: "lm-evaluation-harness `acc_stderr`" }
+
+    /// Standard error of `pass@{k}`, over prompts.
+    ///
+    /// As `avg_stderr@{k}`.
+    family PASS_STDERR = "pass_stderr@{k}" { unit: Share, source: "lm-evaluation-harness `acc_stderr`" }
+
     /// Mean reward of the completions.
     ///
     /// Rises with `reward`, of which it is the greedy counterpart on prompts that are not trained on.
