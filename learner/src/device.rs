@@ -94,13 +94,6 @@ pub fn wait_for(device: Device) {
     }
 }
 
-/// Sets libtorch's threads; `None` takes every core this process may use. Returns the number.
-pub fn set_threads(threads: Option<usize>) -> usize {
-    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
-    tch::set_num_threads(threads as i32);
-    threads
-}
-
 /// Peak resident memory of this process in bytes, where the system tells.
 #[must_use]
 pub fn peak_memory() -> Option<u64> {

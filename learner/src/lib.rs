@@ -16,6 +16,7 @@ pub mod advantage;
 pub mod batch;
 pub mod checkpoint;
 pub mod commands;
+pub mod cores;
 pub mod critic;
 pub mod device;
 pub mod error;

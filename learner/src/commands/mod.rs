@@ -21,7 +21,7 @@ use shared::{
 use tch::Device;
 
 use crate::{
-    device,
+    cores, device,
     model::{self, Decoder, LoadOptions},
 };
 
@@ -69,7 +69,7 @@ impl ComputeArgs {
     /// A device that cannot be used.
     pub fn open(&self) -> anyhow::Result<Device> {
         let device = device::open(self.device)?;
-        device::set_threads(self.threads);
+        cores::set_threads(self.threads);
         Ok(device)
     }
 

@@ -12,7 +12,7 @@ use shared::{
 
 use crate::{
     checkpoint::read_step_batch,
-    device,
+    cores, device,
     replay::{Replayed, cosine, fingerprint, replay},
 };
 
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let dir = run_dir.step_batch(step);
     let groups = read_step_batch(&dir)?;
     let device = device::open(args.device)?;
-    device::set_threads(args.threads.or(original.learner_threads));
+    cores::set_threads(args.threads.or(original.learner_threads));
     let first = replay(&dir, &groups, &original, device).with_context(|| format!("step {step} as it was"))?;
     let second = replay(&dir, &groups, &changed, device).context("step with the changed options")?;
     report(step, &args.overrides, &first, &second)

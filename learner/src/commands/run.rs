@@ -4,13 +4,19 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::{Arc, atomic::AtomicBool},
+    thread,
 };
 
 use anyhow::Context;
-use shared::{RunDir, channel::iox::IoxLearner, config::layers, exit::ENDED_BY_SIGNAL};
+use shared::{
+    RunDir,
+    channel::iox::IoxLearner,
+    config::{self, layers},
+    exit::ENDED_BY_SIGNAL,
+};
 
 use crate::{
-    device,
+    cores, device,
     pair::{Outcome, run as train},
 };
 
@@ -36,8 +42,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals cannot be handled")?;
     }
     let device = device::open(config.learner_device)?;
-    let threads = device::set_threads(config.learner_threads);
+    let threads = cores::set_threads(config.learner_threads);
     tracing::info!("learner on {device:?} with {threads} threads");
+    if config.max_staleness > 0 && [config.learner_device, config.rollout_device] == [config::Device::Cpu; 2] {
+        let all = thread::available_parallelism().map_or(1, usize::from);
+        cores::borrow_from_sampler(config.threads(all).0);
+    }
     let end = IoxLearner::open(&run_dir)?;
     Ok(match train(&run_dir, &config, device, end, &stop)? {
         Outcome::Finished => {

@@ -16,7 +16,7 @@ use shared::{
     channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus, Silence},
 };
 
-use crate::error::LearnerError;
+use crate::{cores, error::LearnerError};
 
 /// How often the thread looks for groups: the latency of a group.
 const POLL: Duration = Duration::from_millis(1);
@@ -190,6 +190,9 @@ impl<E: LearnerEnd> Worker<E> {
         let group = if self.groups.is_full() { None } else { self.end.receive_group(Duration::ZERO)? };
         let status = self.end.sampler_status()?;
         self.silence.note(group.is_some() || status.is_some());
+        if let Some(status) = &status {
+            cores::sampler_waits(status.waiting);
+        }
         {
             let mut heard = lock(&self.shared.heard);
             heard.silence = self.silence.length();

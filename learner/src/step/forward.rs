@@ -6,6 +6,7 @@ use tch::Device;
 
 use crate::{
     batch::{MicroBatch, Sequence, split},
+    cores,
     error::LearnerError,
     host::to_host,
     model::Decoder,
@@ -52,9 +53,10 @@ pub struct Forward<'a> {
 impl Forward<'_> {
     /// The rows in micro-batches.
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
-        split(&self.sequences, rows, self.budget)
-            .into_iter()
-            .map(|rows| MicroBatch::new(&self.sequences, &rows, self.device).with_supports(self.supports.as_ref()))
+        split(&self.sequences, rows, self.budget).into_iter().map(|rows| {
+            cores::follow_sampler();
+            MicroBatch::new(&self.sequences, &rows, self.device).with_supports(self.supports.as_ref())
+        })
     }
 
     /// Log-probs and entropies of the given rows.

@@ -209,12 +209,14 @@ impl StepLoop {
         let begin = Instant::now();
         let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&self.engine);
         if self.engine.running() == 0 && !can_start {
+            self.link.update(|status| status.waiting = true);
             self.wait();
             trace::span(begin, Instant::now(), Event::Wait);
             let idle = begin.elapsed().as_micros() as u64;
             self.link.update(|status| status.idle_micros += idle);
             return Ok(());
         }
+        self.link.update(|status| status.waiting = false);
         let finished = self.engine.step()?;
         let tokens: usize = finished.iter().map(|s| s.token_ids.len()).sum();
         for sequence in finished {

@@ -21,7 +21,7 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 3;
+pub const FRAME_VERSION: u16 = 4;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 24;
 
@@ -241,17 +241,18 @@ mod tests {
             generated_tokens: 12_345,
             busy_micros: 7,
             idle_micros: 8,
+            waiting: true,
         };
         assert_eq!(hex(&encode(&sampler)), SAMPLER);
     }
 
     const GROUP: &str = "\
-        544e444d03000100a8000000000000008834d9eed995e736ac020207010201dba00904322b323d01000213dda0090200\
+        544e444d04000100a80000000000000092d32bb29f2c2d58ac020207010201dba00904322b323d01000213dda0090200\
         0000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000040020307\
         74696d656f7574010101000000000000e03f030b636f72726563746e657373000000000000f03f06666f726d61740000\
         00000000e03f066c656e677468000000000000f03fab02e312010801000000000000f03fac020001000000000000e83f";
-    const LEARNER: &str = "544e444d030002001500000000000000b824e1076dc7b070ef9bafcdf8acd19101050528040200c8012ae80701";
-    const SAMPLER: &str = "544e444d030003000c0000000000000076ea376a5994e858090504c0843dac02b9600708";
+    const LEARNER: &str = "544e444d040002001500000000000000ae70bdd64ca48adeef9bafcdf8acd19101050528040200c8012ae80701";
+    const SAMPLER: &str = "544e444d040003000d0000000000000016680c3086e96b83090504c0843dac02b960070801";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {

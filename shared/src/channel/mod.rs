@@ -95,6 +95,8 @@ pub struct SamplerStatus {
     pub busy_micros: u64,
     /// Microseconds spent waiting for weights or for room in the channel since the process started.
     pub idle_micros: u64,
+    /// Whether it waits right now, and needs none of its cores.
+    pub waiting: bool,
 }
 
 /// A hand-over that failed.

@@ -344,7 +344,8 @@ options! {
         /// Threads of the sampler. More than there are cores free are slower than fewer; `rollout tune` measures it.
         rollout_threads: Option<usize> = None, absent("all cores when synchronous, half of them otherwise"),
             at_least(1.0), keeps_results;
-        /// Threads of the learner. While both processes work at once, each takes cores from the other.
+        /// Threads of the learner. While both processes work at once, each takes cores from the other; on the CPU the learner uses
+        /// the sampler's threads as well while that waits for it.
         learner_threads: Option<usize> = None, absent("as for the sampler"), at_least(1.0);
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
         /// their keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on

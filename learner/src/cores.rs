@@ -1,0 +1,65 @@
+//! The learner's threads: its own share of the cores and, while the sampler waits, the sampler's too.
+//!
+//! libtorch's number of threads belongs to the process, and so does this. It changes between two forward passes only. Sums may
+//! be rounded otherwise with other threads, which is why nothing is borrowed in a synchronous run, where both halves have all
+//! cores in turn and a run repeats byte for byte.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+};
+
+static OWN: AtomicUsize = AtomicUsize::new(1);
+/// Threads of the sampler that may be borrowed.
+static BORROWED: AtomicUsize = AtomicUsize::new(0);
+static SAMPLER_WAITS: AtomicBool = AtomicBool::new(false);
+
+/// Sets the learner's own threads; `None` takes every core this process may use. Returns the number.
+pub fn set_threads(threads: Option<usize>) -> usize {
+    let threads = threads.unwrap_or_else(all).max(1);
+    OWN.store(threads, Ordering::Relaxed);
+    tch::set_num_threads(threads as i32);
+    threads
+}
+
+/// From now on as many threads of a sampler on the same cores are used while it waits.
+pub fn borrow_from_sampler(threads: usize) {
+    BORROWED.store(threads, Ordering::Relaxed);
+}
+
+/// The sampler waits, or has work again.
+pub fn sampler_waits(waits: bool) {
+    SAMPLER_WAITS.store(waits, Ordering::Relaxed);
+}
+
+/// Takes or gives back the sampler's cores; between two forward passes.
+pub fn follow_sampler() {
+    let borrowed = BORROWED.load(Ordering::Relaxed);
+    if borrowed > 0 {
+        let wanted = threads(OWN.load(Ordering::Relaxed), borrowed, SAMPLER_WAITS.load(Ordering::Relaxed), all());
+        if wanted as i32 != tch::get_num_threads() {
+            tch::set_num_threads(wanted as i32);
+        }
+    }
+}
+
+fn threads(own: usize, borrowed: usize, sampler_waits: bool, all: usize) -> usize {
+    if sampler_waits { (own + borrowed).min(all).max(own) } else { own }
+}
+
+fn all() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sampler_s_cores_are_used_while_it_waits_and_no_core_twice() {
+        assert_eq!(threads(4, 4, false, 8), 4);
+        assert_eq!(threads(4, 4, true, 8), 8);
+        assert_eq!(threads(6, 6, true, 8), 8, "they were shared before");
+        assert_eq!(threads(3, 1, true, 2), 3, "what the user asked for stands");
+    }
+}
