@@ -8,18 +8,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use shared::memory_plan::HEAD_CHUNK_BYTES;
+use shared::memory_plan::head_chunk;
 use tch::Tensor;
 
 use super::kinds::wide;
 use crate::support::{self, Support, Truncation};
-
-/// Largest `[tokens, vocabulary]` tensor, in bytes. A head has two.
-const CHUNK_BYTES: i64 = HEAD_CHUNK_BYTES as i64;
-/// What is enough for products to be fast: this many bytes, or tokens if they take more. A chunk is larger only for a completion
-/// that has to be seen as a whole.
-const ENOUGH_BYTES: i64 = 3 << 24;
-const ENOUGH_TOKENS: i64 = 256;
 
 /// What the policy says about a run of tokens.
 #[derive(Debug)]
@@ -107,10 +100,9 @@ impl Head {
     #[must_use]
     pub fn new(weight_VH: &Tensor) -> Self {
         let weight_VH = wide(weight_VH);
-        let row = weight_VH.size()[0] * weight_VH.kind().elt_size_in_bytes() as i64;
-        let chunk = (CHUNK_BYTES / row).max(1);
-        let usual = (ENOUGH_BYTES / row).max(ENOUGH_TOKENS).min(chunk);
-        Self { usual, ..Self::with_chunk(&weight_VH, chunk) }
+        let row = weight_VH.size()[0] as u64 * weight_VH.kind().elt_size_in_bytes() as u64;
+        let (usual, most) = head_chunk(row);
+        Self::with_chunks(&weight_VH, [usual, most].map(|tokens| tokens as i64))
     }
 
     /// The weight has become this one.
@@ -130,11 +122,11 @@ impl Head {
         }
     }
 
-    /// With another bound on the tokens of a chunk; results do not depend on it.
+    /// With other numbers of tokens at once, usually and at most; results do not depend on them.
     #[must_use]
-    pub fn with_chunk(weight_VH: &Tensor, chunk: i64) -> Self {
+    pub fn with_chunks(weight_VH: &Tensor, [usual, chunk]: [i64; 2]) -> Self {
         let buffer = || Tensor::empty([chunk, weight_VH.size()[0]], (weight_VH.kind(), weight_VH.device()));
-        Self { weight_VH: weight_VH.shallow_clone(), chunk, usual: chunk, buffers: [buffer(), buffer()] }
+        Self { weight_VH: weight_VH.shallow_clone(), chunk, usual, buffers: [buffer(), buffer()] }
     }
 
     /// Logits of every position, `[.., hidden]` to `[.., vocabulary]`.

@@ -55,7 +55,7 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span<'_>) {
     let logits_NV = Tensor::from_slice(&rows).view([tokens, -1]).to_kind(kind);
     let vocabulary = logits_NV.size()[1];
     // With the identity as the projection the hidden states are the logits.
-    let head = Head::with_chunk(&Tensor::eye(vocabulary, (kind, Device::Cpu)), chunk);
+    let head = Head::with_chunks(&Tensor::eye(vocabulary, (kind, Device::Cpu)), [chunk; 2]);
     let ids_N = Tensor::from_slice(&ids);
     let targets = Targets { ids_N: &ids_N, temperature, supports: None };
 
@@ -164,9 +164,9 @@ fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
             (logprobs_N * gradients().logprobs_N + entropies_N * gradients().entropies_N.unwrap()).sum(None::<Kind>);
         let expected = Tensor::run_backward(&[loss], &[&hidden, &weight], false, false);
 
-        for chunk in [2, 100] {
+        for chunks in [[2, 2], [2, 5], [100, 100]] {
             for span in [Span::Token, Span::Completion(&completions(ids_N.numel()))] {
-                let head = Head::with_chunk(&weight_VH, chunk);
+                let head = Head::with_chunks(&weight_VH, chunks);
                 let targets = Targets { ids_N: &ids_N, temperature, supports };
                 let mut found_VH = weight_VH.zeros_like();
                 let found_NH = head.differentiate(&hidden_NH, &targets, span, Some(&mut found_VH), &mut |run, _| {
@@ -182,18 +182,21 @@ fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
 
 #[test]
 fn a_completion_is_seen_at_once_and_what_fits_is_projected_once() {
-    let head = Head::with_chunk(&Tensor::eye(4, (Kind::Double, Device::Cpu)), 3);
+    let head = |chunks| Head::with_chunks(&Tensor::eye(4, (Kind::Double, Device::Cpu)), chunks);
     let (hidden_NH, ids_N) =
         (Tensor::zeros([9, 4], (Kind::Double, Device::Cpu)), Tensor::zeros([9], (Kind::Int64, Device::Cpu)));
     let targets = Targets { ids_N: &ids_N, temperature: 1.0, supports: None };
-    let seen = |span| {
+    let seen = |chunks, span| {
         let mut runs = Vec::new();
-        let _ = head.differentiate(&hidden_NH, &targets, span, None, &mut |run, stats| {
+        let _ = head(chunks).differentiate(&hidden_NH, &targets, span, None, &mut |run, stats| {
             runs.push(run);
             stats.logprobs_N.zeros_like().into()
         });
         runs
     };
-    assert_eq!(seen(Span::Token), [0..3, 3..6, 6..9]);
-    assert_eq!(seen(Span::Completion(&[0..2, 2..3, 3..7, 7..9])), [0..3, 3..7, 7..9]);
+    let completions = Span::Completion(&[0..2, 2..3, 3..7, 7..9]);
+    for most in [3, 4] {
+        assert_eq!(seen([3, most], Span::Token), [0..3, 3..6, 6..9]);
+        assert_eq!(seen([3, most], completions), [0..3, 3..7, 7..9]);
+    }
 }

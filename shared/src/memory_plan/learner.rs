@@ -4,7 +4,17 @@ use super::Workload;
 use crate::{Architecture, Head, ModelConfig, config::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
-pub const HEAD_CHUNK_BYTES: u64 = 7 << 24;
+const HEAD_CHUNK_BYTES: u64 = 7 << 24;
+/// What is enough of them for products to be fast: this many bytes, or tokens if these take more.
+const ENOUGH: (u64, u64) = (3 << 24, 256);
+
+/// Tokens that a head computes at once: those that are usual, and the most, for a completion that a loss has to see as a whole.
+/// `row` is the size of one token's logits in bytes.
+#[must_use]
+pub fn head_chunk(row: u64) -> (u64, u64) {
+    let most = (HEAD_CHUNK_BYTES / row).max(1);
+    ((ENOUGH.0 / row).max(ENOUGH.1).min(most), most)
+}
 
 /// libtorch, its threads and this program, before any tensor.
 const BASELINE: u64 = 200 << 20;
@@ -29,6 +39,8 @@ pub struct LearnerSizes<'a> {
     pub reference: bool,
     /// A critic, trained along.
     pub critic: Option<&'a ModelConfig>,
+    /// Tokens of the longest completion, if a loss may have to see it as a whole.
+    pub completion: u64,
 }
 
 /// Bytes of a learner, by what they hold.
@@ -57,7 +69,16 @@ impl<'a> LearnerSizes<'a> {
     #[must_use]
     pub fn evaluated(model: &'a ModelConfig) -> Self {
         let (bf16, gradient_checkpointing) = (false, false);
-        Self { model, trained: false, bf16, gradient_checkpointing, adapter: None, reference: false, critic: None }
+        Self {
+            model,
+            trained: false,
+            bf16,
+            gradient_checkpointing,
+            adapter: None,
+            reference: false,
+            critic: None,
+            completion: 0,
+        }
     }
 
     /// The plan with passes of at most `tokens` tokens.
@@ -78,7 +99,7 @@ impl<'a> LearnerSizes<'a> {
                 all * self.number() + all * FLOAT * (3 + u64::from(self.bf16))
             }),
             activations: self.bytes_per_token().saturating_mul(tokens),
-            head: head_bytes(self.model, tokens) + self.wide_heads(),
+            head: self.head_buffers(tokens) + self.wide_heads(),
             baseline: BASELINE,
         }
     }
@@ -102,6 +123,16 @@ impl<'a> LearnerSizes<'a> {
         let policy = bytes(self.model);
         let bytes = self.critic.map_or(policy, |critic| policy.max(bytes(critic)));
         (bytes as f64 * GAPS) as u64
+    }
+
+    /// The two buffers, as far as they are used.
+    fn head_buffers(&self, tokens: u64) -> u64 {
+        if self.model.head != Head::LanguageModel {
+            return 0;
+        }
+        let row = self.model.vocab_size as u64 * FLOAT;
+        let (usual, most) = head_chunk(row);
+        2 * row * self.completion.clamp(usual, most).min(tokens.max(1))
     }
 
     /// Each head computes in float32.
@@ -141,14 +172,6 @@ impl LearnerPlan {
 }
 
 const FLOAT: u64 = size_of::<f32>() as u64;
-
-fn head_bytes(model: &ModelConfig, tokens: u64) -> u64 {
-    if model.head != Head::LanguageModel {
-        return 0;
-    }
-    let row = model.vocab_size as u64 * FLOAT;
-    2 * row * (HEAD_CHUNK_BYTES / row).clamp(1, tokens.max(1))
-}
 
 /// Numbers that a layer keeps of each token until its backward pass: input, queries, keys and values, what attention
 /// mixed and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys twice.

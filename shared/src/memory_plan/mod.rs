@@ -10,7 +10,7 @@ mod run;
 mod sampler;
 
 pub use budget::Workload;
-pub use learner::{HEAD_CHUNK_BYTES, LearnerPlan, LearnerSizes};
+pub use learner::{LearnerPlan, LearnerSizes, head_chunk};
 pub(crate) use run::adapter_numbers;
 pub use run::{DoesNotFit, Machine, RunPlan, kept_numbers};
 pub use sampler::{PACKED_PREFILL, PARTIAL_PAGES, SamplerPlan, SamplerSizes};

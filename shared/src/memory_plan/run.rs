@@ -263,6 +263,7 @@ fn learner_sizes<'a>(
         adapter: config.use_peft.then(|| adapter_numbers(config, model)),
         reference: config.beta != 0.0,
         critic,
+        completion: u64::from(config.max_completion_length),
     }
 }
 
