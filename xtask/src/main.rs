@@ -44,6 +44,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Set up, build, and run a program of `examples/`; every further argument goes to it.
+    Example {
+        /// Folder in `examples/` with a `main.rs`.
+        name: String,
+        /// Arguments of the program.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Set up, then check formatting, house rules and lints, and build and run all tests.
     Test,
     /// What continuous integration runs (`.ci/run`).
@@ -99,6 +107,7 @@ fn run(command: Command) -> Result<()> {
         Command::GpuProofRun(args) => gpu_proof::run(args),
         Command::Setup { cuda } => setup::run(&host, cuda),
         Command::Demo { args } => steps::demo(&host, &args),
+        Command::Example { name, args } => steps::example(&host, &name, &args),
         Command::Test => steps::test(&host),
         Command::Ci => steps::ci(&host),
         Command::Bench { model } => bench::run_matrix(&host, model),

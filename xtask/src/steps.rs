@@ -1,4 +1,4 @@
-//! The commands that run cargo and the built binaries: `test`, `ci`, `demo`.
+//! The commands that run cargo and the built binaries: `test`, `ci`, `demo`, `example`.
 
 use std::{
     ffi::OsString,
@@ -53,6 +53,24 @@ pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
     let mut demo = host.command(host.binary("tandem"));
     demo.arg("demo").args(args);
     run(demo)
+}
+
+/// Builds everything, and runs the program of a folder in `examples/`.
+///
+/// # Errors
+/// When there is no such program, or set-up, build or program fails.
+pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
+    let folder = host.root.join("examples").join(name);
+    if !folder.join("main.rs").is_file() {
+        bail!("{} has no main.rs; its README.md, if there is one, says how it is run", folder.display());
+    }
+    build(host)?;
+    let mut build = host.cargo();
+    build.args(["build", "--release", "--locked", "--example", name]);
+    run(build)?;
+    let mut example = host.command(host.binary(&format!("examples/{name}")));
+    example.args(args);
+    run(example)
 }
 
 /// Sets up and builds everything.
