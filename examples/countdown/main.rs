@@ -6,10 +6,10 @@
 mod problems;
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::Instant,
 };
 
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use problems::{Maker, Problem};
 use serde_json::{Value, json};
-use shared::{atomic, rng::Stream};
+use shared::{RunDir, atomic, rng::Stream};
 
 /// Five million parameters; the tokenizer is made in [`tokenizer`].
 const MODEL: [(&str, &str); 3] = [
@@ -59,17 +59,26 @@ struct Args {
     grpo: Vec<String>,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
     let begin = Instant::now();
-    let args = Args::parse();
-    let place = Place::open(&args)?;
+    let place = Place::open(args)?;
 
     if !place.path("warm").exists() {
         say(
             "1/4  A model of 5 million parameters imitates a program that tries numbers at random until it gets there.",
         );
-        place.write_data(&args)?;
-        warm_up(&place, &args)?;
+        place.write_data(args)?;
+        warm_up(&place, args)?;
     }
     say("2/4  What it solves of 500 problems that it has not seen.");
     let before = place.evaluate("warm")?;
@@ -80,7 +89,7 @@ fn main() -> Result<()> {
     }
 
     say("3/4  GRPO: it tries by itself, and learns from what was rewarded.");
-    let summary = grpo(&place, &args)?;
+    let summary = grpo(&place, args)?;
     say("4/4  What it solves now.");
     let after = place.evaluate(&format!("run/checkpoint-{}", summary["steps"]))?;
     println!("before  {}\nafter   {}", in_words(&before), in_words(&after));
@@ -187,8 +196,14 @@ fn grpo(place: &Place, args: &Args) -> Result<Value> {
         format!("--output_dir={}", place.text("run")),
         format!("--seed={}", args.seed),
     ];
-    if place.path("run").exists() {
+    let run = RunDir::new(place.path("run"));
+    if run.checkpoints().is_ok_and(|steps| !steps.is_empty()) {
         words.push("--resume_from_checkpoint=latest".into());
+    } else if run.root().exists() {
+        // It was interrupted before there was anything to go on from.
+        let lock = File::options().write(true).open(run.lock());
+        ensure!(lock.is_ok_and(|lock| lock.try_lock().is_ok()), "somebody is at work in {}", run.root().display());
+        fs::remove_dir_all(run.root()).with_context(|| run.root().display().to_string())?;
     }
     words.extend(args.grpo.iter().cloned());
     tandem(&words.iter().map(String::as_str).collect::<Vec<_>>())

@@ -12,8 +12,8 @@ use shared::rng::Stream;
 
 /// Largest number that an attempt may pass through.
 const LARGEST: u32 = 999;
-/// Share of the examples that are an equation and nothing else. A model that imitates them mostly guesses; GRPO finds out that
-/// trying pays.
+/// Share of the examples that are an equation and nothing else. A model that imitates them mostly guesses; GRPO finds out
+/// which of the two pays.
 const GUESSED: f64 = 0.6;
 /// How often another example has no, one, two and three attempts that lead elsewhere, in tenths.
 const ATTEMPTS_BEFORE: [u64; 4] = [4, 3, 2, 1];
