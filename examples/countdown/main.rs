@@ -29,7 +29,7 @@ const MODEL: [(&str, &str); 3] = [
 const HELD_OUT: &str = include_str!("held_out.jsonl");
 /// Options of GRPO; model, dataset and folder are given with the command.
 const RUN: &str = include_str!("run.toml");
-/// Problems for GRPO; a run sees each of them once.
+/// Problems for GRPO; a run sees each of them once at most.
 const TRAIN: usize = 20_000;
 /// Completions per held-out problem.
 const SAMPLES: u32 = 8;
@@ -74,15 +74,18 @@ fn run(args: &Args) -> Result<()> {
     let place = Place::open(args)?;
 
     if !place.path("warm").exists() {
-        say(
-            "1/4  A model of 5 million parameters imitates a program that tries numbers at random until it gets there.",
-        );
+        say("1/4  A model of 5 million parameters imitates a program that solves problems, some of them aloud.");
         place.write_data(args)?;
         warm_up(&place, args)?;
     }
     say("2/4  What it solves of 500 problems that it has not seen.");
     let before = place.evaluate("warm")?;
     println!("{}", in_words(&before));
+    let solved = before["pass@8"].as_f64().is_some_and(|share| share > 0.0);
+    ensure!(
+        solved,
+        "the warm start solves none of them, so there is nothing to reward: more --warm-up-steps are needed"
+    );
     if args.warm_up_only {
         println!("{}", json!({ "before": before, "model": place.text("warm") }));
         return Ok(());
@@ -93,38 +96,40 @@ fn run(args: &Args) -> Result<()> {
     say("4/4  What it solves now.");
     let after = place.evaluate(&format!("run/checkpoint-{}", summary["steps"]))?;
     println!("before  {}\nafter   {}", in_words(&before), in_words(&after));
+    let [gained, error] =
+        ["pass@1", "pass_stderr@1"].map(|key| [&before, &after].map(|e| e[key].as_f64().unwrap_or(0.0)));
+    if gained[1] - gained[0] < 1.96 * error[0].hypot(error[1]) {
+        eprintln!("warning: GRPO has gained nothing that 500 problems show; with the options of run.toml it does");
+    }
     let seconds = begin.elapsed().as_secs_f64();
     println!("{}", json!({ "before": before, "after": after, "run": summary, "seed": args.seed, "seconds": seconds }));
     Ok(())
 }
 
 /// The folder with everything that is made.
-struct Place {
-    root: PathBuf,
-    seed: u64,
-}
+struct Place(PathBuf);
 
 impl Place {
     /// Takes an empty folder, or that of an earlier call with the same seed.
     fn open(args: &Args) -> Result<Self> {
-        let place = Self { root: std::path::absolute(&args.output_dir)?, seed: args.seed };
-        let shown = place.root.display();
+        let place = Self(std::path::absolute(&args.output_dir)?);
+        let shown = place.0.display();
         let mark = json!({ "seed": args.seed, "warm_up_steps": args.warm_up_steps });
         let path = place.path(MARK);
         if path.exists() {
             let found: Value = serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?;
             ensure!(found == mark, "--output-dir {shown} was made with {found}, not {mark}; choose another folder");
-        } else if fs::read_dir(&place.root).is_ok_and(|mut entries| entries.next().is_some()) {
+        } else if fs::read_dir(&place.0).is_ok_and(|mut entries| entries.next().is_some()) {
             bail!("--output-dir {shown} is not empty, and not of this program; choose another folder");
         } else {
-            fs::create_dir_all(&place.root).with_context(|| format!("--output-dir {shown}"))?;
+            fs::create_dir_all(&place.0).with_context(|| format!("--output-dir {shown}"))?;
             atomic::write(&path, mark.to_string().as_bytes())?;
         }
         Ok(place)
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.root.join(name)
+        self.0.join(name)
     }
 
     fn text(&self, name: &str) -> String {
@@ -138,7 +143,7 @@ impl Place {
             atomic::write(&dir.join("tokenizer.json"), tokenizer().to_string().as_bytes())
         })?;
         let held_out: Vec<Problem> = HELD_OUT.lines().map(Problem::parse).collect::<Result<_>>()?;
-        let mut random = Stream::new(&[self.seed]);
+        let mut random = Stream::new(&[args.seed]);
         let mut maker = Maker::new(&held_out, &mut random);
         let solved = (0..args.warm_up_steps * BATCH).map(|_| maker.solved());
         self.write_rows("solved.jsonl", solved)?;
@@ -185,8 +190,7 @@ fn warm_up(place: &Place, args: &Args) -> Result<()> {
 }
 
 fn grpo(place: &Place, args: &Args) -> Result<Value> {
-    let config = place.path("run.toml");
-    atomic::write(&config, RUN.as_bytes())?;
+    atomic::write(&place.path("run.toml"), RUN.as_bytes())?;
     let mut words = vec![
         "train".to_owned(),
         place.text("run.toml"),
