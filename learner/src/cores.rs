@@ -32,11 +32,16 @@ pub fn sampler_waits(waits: bool) {
     SAMPLER_WAITS.store(waits, Ordering::Relaxed);
 }
 
+/// Whether the sampler waits, as it said last.
+pub fn does_sampler_wait() -> bool {
+    SAMPLER_WAITS.load(Ordering::Relaxed)
+}
+
 /// Takes or gives back the sampler's cores; between two forward passes.
 pub fn follow_sampler() {
     let borrowed = BORROWED.load(Ordering::Relaxed);
     if borrowed > 0 {
-        let wanted = threads(OWN.load(Ordering::Relaxed), borrowed, SAMPLER_WAITS.load(Ordering::Relaxed), all());
+        let wanted = threads(OWN.load(Ordering::Relaxed), borrowed, does_sampler_wait(), all());
         if wanted as i32 != tch::get_num_threads() {
             tch::set_num_threads(wanted as i32);
         }
@@ -47,7 +52,8 @@ fn threads(own: usize, borrowed: usize, sampler_waits: bool, all: usize) -> usiz
     if sampler_waits { (own + borrowed).min(all).max(own) } else { own }
 }
 
-fn all() -> usize {
+/// Every core that this process may use.
+pub fn all() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 

@@ -9,19 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::{
     host::Host,
+    model::Model,
     steps::{build, run},
 };
-
-/// A Qwen2-style model with random weights: how fast it runs does not depend on what it knows.
-struct Model {
-    name: &'static str,
-    hidden_size: u32,
-    intermediate_size: u32,
-    num_hidden_layers: u32,
-    num_attention_heads: u32,
-    num_key_value_heads: u32,
-    vocab_size: u32,
-}
 
 const MODELS: [Model; 2] = [
     Model {
@@ -79,40 +69,10 @@ fn prepare(host: &Host, model: &Model) -> Result<PathBuf> {
     let dir = host.target.join("bench").join(model.name);
     if !dir.join("model.safetensors").is_file() {
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-        fs::write(dir.join("config.json"), model.config()).with_context(|| dir.display().to_string())?;
+        fs::write(dir.join("config.json"), model.config().to_string()).with_context(|| dir.display().to_string())?;
         let mut init = host.command(host.binary("learner"));
         init.args(["init", "--model"]).arg(&dir);
         run(init)?;
     }
     Ok(dir)
-}
-
-impl Model {
-    fn config(&self) -> String {
-        format!(
-            r#"{{
-  "architectures": ["Qwen2ForCausalLM"],
-  "model_type": "qwen2",
-  "hidden_size": {},
-  "intermediate_size": {},
-  "num_hidden_layers": {},
-  "num_attention_heads": {},
-  "num_key_value_heads": {},
-  "vocab_size": {},
-  "max_position_embeddings": 2048,
-  "rms_norm_eps": 1e-6,
-  "rope_theta": 10000.0,
-  "hidden_act": "silu",
-  "tie_word_embeddings": true,
-  "torch_dtype": "float32"
-}}
-"#,
-            self.hidden_size,
-            self.intermediate_size,
-            self.num_hidden_layers,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.vocab_size
-        )
-    }
 }

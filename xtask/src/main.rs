@@ -10,6 +10,7 @@ mod docs;
 mod gpu_proof;
 mod host;
 mod methods;
+mod model;
 mod prerequisites;
 mod setup;
 mod steps;

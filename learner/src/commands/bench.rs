@@ -1,5 +1,7 @@
 //! `learner bench`: the speed of a training step on synthetic completions.
 
+mod gemm;
+
 use std::{path::PathBuf, time::Instant};
 
 use serde_json::json;
@@ -9,6 +11,8 @@ use shared::{
     memory_plan::{LearnerSizes, Workload},
     rng, testing,
 };
+
+use tch::Kind;
 
 use super::{ComputeArgs, TrainingArgs, load_or_initialise};
 use crate::{
@@ -44,6 +48,9 @@ pub struct Args {
     /// Train an adapter of this rank on every linear layer instead of the model.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub lora_r: Option<u32>,
+    /// Measure the matrix products at the model's shapes alone, too: the passes' rate as a share of theirs.
+    #[arg(long)]
+    pub gemm: bool,
     #[command(flatten)]
     training: TrainingArgs,
     #[command(flatten)]
@@ -103,6 +110,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let tokens = completion_tokens + f64::from(completions * args.prompt_length);
     let computed = work(model.config(), args);
     let phase = |pick: fn(&StepMetrics) -> f64| median(phases.iter().map(pick).collect());
+    let rate = computed / phase(|s| s.times.forward_backward.as_secs_f64()) / 1e9;
+    let gemm_rate = args.gemm.then(|| {
+        let kind = if args.training.bf16 { Kind::BFloat16 } else { Kind::Float };
+        let (all, seen) = (prompt + completion * group, completion * group);
+        gemm::rate(model.config(), i64::from(micro_batch_tokens), seen as f64 / all as f64, kind, device) / 1e9
+    });
     println!(
         "{}",
         json!({
@@ -130,7 +143,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "grad_norm": phase(|s| s.grad_norms[0]),
             "tokens_per_s": tokens / step_s,
             "completion_tokens_per_s": completion_tokens / step_s,
-            "gflops": computed / phase(|s| s.times.forward_backward.as_secs_f64()) / 1e9,
+            "gflops": rate,
+            "gemm_gflops": gemm_rate,
+            "gemm_share": gemm_rate.map(|limit| rate / limit),
             "peak_rss_bytes": device::peak_memory(),
         })
     );

@@ -4,7 +4,6 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::{Arc, atomic::AtomicBool},
-    thread,
 };
 
 use anyhow::Context;
@@ -45,8 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let threads = cores::set_threads(config.learner_threads);
     tracing::info!("learner on {device:?} with {threads} threads");
     if config.max_staleness > 0 && [config.learner_device, config.rollout_device] == [config::Device::Cpu; 2] {
-        let all = thread::available_parallelism().map_or(1, usize::from);
-        cores::borrow_from_sampler(config.threads(all).0);
+        cores::borrow_from_sampler(config.threads(cores::all()).0);
     }
     let end = IoxLearner::open(&run_dir)?;
     Ok(match train(&run_dir, &config, device, end, &stop)? {

@@ -276,4 +276,18 @@ mod tests {
         }
         assert!(begin.elapsed() < STATUS_INTERVAL * NEWS as u32 / 2, "{:?} for {NEWS} changes", begin.elapsed());
     }
+
+    #[test]
+    fn the_learner_knows_when_the_sampler_waits() {
+        let (mut sampler, end) = memory::pair(1);
+        let _link = Link::start(end, LearnerStatus::default(), 1, Duration::from_secs(60));
+        let begin = Instant::now();
+        for waiting in [true, false] {
+            sampler.publish_status(&SamplerStatus { waiting, ..SamplerStatus::default() }).unwrap();
+            while cores::does_sampler_wait() != waiting {
+                assert!(begin.elapsed() < Duration::from_secs(60), "it does not know of waiting = {waiting}");
+                thread::yield_now();
+            }
+        }
+    }
 }

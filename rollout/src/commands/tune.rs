@@ -1,5 +1,6 @@
 //! `rollout tune`: which batching suits a model, a machine and a distribution of lengths.
 
+mod learner;
 mod proposal;
 mod search;
 mod work;
@@ -13,7 +14,12 @@ use std::{
 use anyhow::{Context, ensure};
 use shared::Dtype;
 
-use self::{proposal::Proposal, search::Search, work::Task};
+use self::{
+    learner::{Halves, LearnerFlags},
+    proposal::Proposal,
+    search::Search,
+    work::Task,
+};
 use super::{
     flags::{BatchingFlags, PromptFlags},
     print,
@@ -68,6 +74,9 @@ pub struct Args {
     /// Sizes and resources.
     #[command(flatten)]
     pub batching: BatchingFlags,
+    /// The other half.
+    #[command(flatten)]
+    pub learner: LearnerFlags,
 }
 
 /// Runs the subcommand: a table on stderr, the proposal as a file, one line of JSON on stdout.
@@ -81,6 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "--time-budget must be a number of seconds above 0, got {}",
         args.time_budget
     );
+    args.learner.check(args)?;
     check_writable("--output", &args.output)?;
     require_own(&args.output)?;
     let model = args.prompt.model()?;
@@ -90,8 +100,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let budget = Duration::from_secs_f64(args.time_budget);
     let mut search = Search::new(&model, dtype, &task, options, begin + budget)?;
     let (usual, best) = search.run(&args.batching)?;
-    let proposal = Proposal::new(&search, &task, &usual, &best, begin.elapsed());
+    let halves = Halves::measure(args, &task, &search, best.setting)?;
+    let proposal = Proposal::new(&search, &task, [&usual, &best], begin.elapsed()).with_learner(halves.as_ref());
     shared::tell!("{}", proposal.table().trim_end());
+    if let Some(words) = halves.as_ref().and_then(Halves::bf16) {
+        shared::tell!("{words}");
+    }
     proposal.write(&args.output)?;
     shared::tell!("written to {}: append it to run.toml, or give the flags{}", args.output.display(), proposal.flags());
     print(&proposal.record())

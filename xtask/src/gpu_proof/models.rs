@@ -9,18 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-/// Shape of a Qwen2 model.
-#[derive(Debug, Clone, Copy)]
-pub struct Model {
-    /// Folder and name in results.
-    pub name: &'static str,
-    hidden_size: u32,
-    intermediate_size: u32,
-    num_hidden_layers: u32,
-    num_attention_heads: u32,
-    num_key_value_heads: u32,
-    vocab_size: u32,
-}
+use crate::model::Model;
 
 /// Qwen2.5-0.5B, by its published `config.json`.
 pub const SMALL: Model = Model {
@@ -59,27 +48,6 @@ impl Model {
     /// Its folder below `work`.
     pub fn dir(&self, work: &Path) -> PathBuf {
         work.join(self.name)
-    }
-
-    fn config(&self) -> Value {
-        json!({
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "vocab_size": self.vocab_size,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6,
-            "hidden_act": "silu",
-            "initializer_range": 0.02,
-            "tie_word_embeddings": true,
-            "use_sliding_window": false,
-            "torch_dtype": "float32",
-        })
     }
 
     /// A word for every id, with a full stop in it: random completions then have sentences, and `sentence_share` of a word

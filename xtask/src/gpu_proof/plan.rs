@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-use super::models::{LARGE, Model, SMALL, TINY};
+use super::models::{LARGE, SMALL, TINY};
+use crate::model::Model;
 
 /// Where it is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

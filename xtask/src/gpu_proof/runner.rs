@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use super::{
     machine::{Machine, MemoryWatch, Places},
-    models::Model,
     plan::{Device, Figures, Measurement, PARTS, Program, Sizes, plan},
     process::{self, End},
     results::{Outcome, Results, without_figures},
     table,
 };
+use crate::model::Model;
 
 /// Most of what a failed program printed, and of what it said of errors, that is kept with its result, in bytes.
 const SAID: usize = 2000;

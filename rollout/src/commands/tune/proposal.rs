@@ -10,6 +10,7 @@ use shared::{
 };
 
 use super::{
+    learner::Halves,
     search::{Search, Trial},
     work::Task,
 };
@@ -24,12 +25,25 @@ pub(super) struct Proposal<'a> {
     task: &'a Task,
     usual: &'a Trial,
     best: &'a Trial,
+    halves: Option<&'a Halves>,
     seconds: f64,
 }
 
 impl<'a> Proposal<'a> {
-    pub fn new(search: &'a Search<'a>, task: &'a Task, usual: &'a Trial, best: &'a Trial, took: Duration) -> Self {
-        Self { search, task, usual, best, seconds: took.as_secs_f64() }
+    /// `usual` and `best` as the search has measured them.
+    pub fn new(search: &'a Search<'a>, task: &'a Task, [usual, best]: [&'a Trial; 2], took: Duration) -> Self {
+        Self { search, task, usual, best, halves: None, seconds: took.as_secs_f64() }
+    }
+
+    /// With what was found out about the learner.
+    pub fn with_learner(self, halves: Option<&'a Halves>) -> Self {
+        Self { halves, ..self }
+    }
+
+    /// Threads of the sampler.
+    fn threads(&self) -> usize {
+        let split = self.halves.and_then(Halves::split);
+        split.map_or(self.best.setting.threads, |split| split.rollout_threads)
     }
 
     fn options(&self) -> &EngineOptions {
@@ -87,7 +101,14 @@ impl<'a> Proposal<'a> {
             ));
         }
         self.table().lines().for_each(|row| line(format_args!("# {row}")));
-        line(format_args!("rollout_threads = {}", setting.threads));
+        if let Some(halves) = self.halves {
+            halves.splits.iter().for_each(|split| line(format_args!("# {split}")));
+            halves.bf16().into_iter().for_each(|words| line(format_args!("# {words}")));
+        }
+        line(format_args!("rollout_threads = {}", self.threads()));
+        if let Some(split) = self.halves.and_then(Halves::split) {
+            line(format_args!("learner_threads = {}", split.learner_threads));
+        }
         line(format_args!("rollout_kernels = \"{}\"", setting.kernels));
         for (option, value) in self.given() {
             line(format_args!("{option} = {value}"));
@@ -108,7 +129,7 @@ impl<'a> Proposal<'a> {
         let setting = self.best.setting;
         let mut text = format!(
             " --threads {} --kernels {} --max-num-seqs {} --max-num-batched-tokens {} --max-model-len {}",
-            setting.threads,
+            self.threads(),
             setting.kernels,
             setting.max_num_seqs,
             setting.max_num_batched_tokens,
@@ -151,7 +172,11 @@ impl<'a> Proposal<'a> {
     pub fn record(&self) -> Value {
         let setting = self.best.setting;
         json!({
-            "rollout_threads": setting.threads,
+            "rollout_threads": self.threads(),
+            "learner_threads": self.halves.and_then(Halves::split).map(|split| split.learner_threads),
+            "learner_step_s": self.halves.map(|halves| halves.step),
+            "learner_bf16_step_s": self.halves.and_then(|halves| halves.bf16_step),
+            "step_s": self.halves.and_then(Halves::split).map(|split| split.step),
             "rollout_kernels": setting.kernels,
             "max_num_seqs": setting.max_num_seqs,
             "max_num_batched_tokens": setting.max_num_batched_tokens,

@@ -28,13 +28,15 @@ use crate::engine::{Engine, EngineOptions, Kernels, WeightSource, auto_max_num_s
 /// Rounds over the candidates of a stage, time permitting.
 const ROUNDS: usize = 3;
 /// What is this near to the best counts as good as the best: differences below it are noise.
-const TIE: f64 = 0.98;
+pub(super) const TIE: f64 = 0.98;
 /// Sequences at once in the first stage.
 const FIRST_SEQUENCES: usize = 32;
 /// The largest batch is compared with those down to this part of it.
 const SMALLEST_PART: usize = 16;
 /// Share of the time budget at which each stage ends.
 const STAGES: [f64; 4] = [0.25, 0.6, 0.75, 1.0];
+/// Share of the time budget that a step of a setting gets outside the stages.
+const SINGLE: f64 = 0.1;
 /// A trial gets at least this long.
 const SHORTEST: Duration = Duration::from_millis(200);
 
@@ -70,6 +72,10 @@ pub(super) struct Trial {
 }
 
 impl Trial {
+    fn new(setting: Setting) -> Self {
+        Self { setting, rates: Vec::new(), projected: false, kv_bytes: 0 }
+    }
+
     /// Median of the rounds; 0 without any.
     pub fn rate(&self) -> f64 {
         median(&self.rates).unwrap_or(0.0)
@@ -127,6 +133,14 @@ impl<'a> Search<'a> {
         Ok((usual, best))
     }
 
+    /// Seconds of a step under one setting.
+    pub fn step_seconds(&self, setting: Setting) -> anyhow::Result<f64> {
+        let limit = self.ends.saturating_duration_since(self.began).mul_f64(SINGLE).max(SHORTEST);
+        let mut trial = Trial::new(setting);
+        self.measure(&mut trial, limit).with_context(|| setting.to_string())?;
+        Ok(self.task.completion_tokens() as f64 / trial.rate())
+    }
+
     /// Kernels and threads, the likeliest first.
     fn resources(&self, first: Setting, given: &BatchingFlags) -> Vec<Setting> {
         let mut list = vec![first];
@@ -163,8 +177,7 @@ impl<'a> Search<'a> {
     fn stage(&mut self, name: &'static str, stage: usize, candidates: Vec<Setting>) -> anyhow::Result<Trial> {
         let total = self.ends.saturating_duration_since(self.began);
         let ends = self.began + total.mul_f64(STAGES[stage]);
-        let trial = |setting| Trial { setting, rates: Vec::new(), projected: false, kv_bytes: 0 };
-        let mut trials: Vec<Trial> = candidates.into_iter().map(trial).collect();
+        let mut trials: Vec<Trial> = candidates.into_iter().map(Trial::new).collect();
         let count = trials.len();
         // What was measured before is not measured again for want of alternatives.
         let known = self.stages.iter().flat_map(|(_, trials)| trials).rfind(|t| t.setting == trials[0].setting);

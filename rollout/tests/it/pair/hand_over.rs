@@ -1,10 +1,15 @@
 //! Which groups the learner gets, whoever is killed and however far the sampler is ahead.
 
-use std::{collections::BTreeSet, path::PathBuf, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
-use shared::{RolloutGroup, config::WeightSwap};
+use shared::{RolloutGroup, channel::LearnerEnd, config::WeightSwap};
 
-use super::support::{Run, assert_same, synchronous_run};
+use super::support::{Run, STUCK, assert_same, synchronous_run};
 
 #[test]
 fn a_synchronous_run_is_the_same_whatever_the_batch_size_and_whoever_is_killed() {
@@ -90,4 +95,32 @@ fn groups_ahead_of_the_learner_stay_within_the_staleness_bound() {
             assert!(groups.values().all(whole), "a sequence finishes on the weights it began with");
         }
     }
+}
+
+/// The learner computes with the sampler's cores for as long as this says so.
+#[test]
+fn the_sampler_says_when_it_waits_and_when_it_works_again() {
+    let run = Run::new(|config| {
+        config.max_staleness = 1;
+        config.max_completion_length = 60;
+    });
+    let sampler = run.sampler();
+    let mut learner = run.learner(1, 0);
+    let mut worked = 0;
+    for step in 1..=4 {
+        let begin = Instant::now();
+        // Nothing is published meanwhile, so the sampler comes to its bound.
+        loop {
+            learner.take_next(Duration::from_millis(1));
+            match learner.end.sampler_status().unwrap() {
+                Some(status) if status.waiting => break,
+                Some(_) => worked += 1,
+                None => assert!(begin.elapsed() < STUCK, "the sampler has nothing to do and does not say so"),
+            }
+        }
+        learner.train(step);
+    }
+    assert!(worked > 0, "it never said that it worked");
+    learner.train(5);
+    learner.dismiss(sampler);
 }

@@ -231,9 +231,14 @@ impl Learner<'_> {
                 return;
             }
             assert!(begin.elapsed() < STUCK, "only {:?} of step {}", self.status.received, self.status.step);
-            if let Some(group) = self.end.receive_group(Duration::from_millis(20)).unwrap() {
-                self.take(group);
-            }
+            self.take_next(Duration::from_millis(20));
+        }
+    }
+
+    /// Takes a group if one comes in time.
+    pub fn take_next(&mut self, within: Duration) {
+        if let Some(group) = self.end.receive_group(within).unwrap() {
+            self.take(group);
         }
     }
 
