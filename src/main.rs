@@ -12,6 +12,7 @@ mod help;
 mod import_config;
 mod iterate;
 mod merge;
+mod notices;
 mod output;
 mod report;
 mod signals;
@@ -26,6 +27,7 @@ use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use shared::{exit::NOTHING_LEARNED, notices::NothingLearned};
 use signals::Interrupted;
 
 /// GRPO post-training of language models in two processes: an ONNX Runtime sampler and a libtorch learner.
@@ -73,15 +75,16 @@ enum Command {
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
     unsafe { shared::native::disable_telemetry() };
-    program().unwrap_or_else(|error| match error.downcast_ref::<Interrupted>() {
-        Some(interrupted) => {
+    program().unwrap_or_else(|error| {
+        if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
             output::tell(interrupted);
-            ExitCode::from(interrupted.exit_code())
+            return ExitCode::from(interrupted.exit_code());
         }
-        None => {
-            output::tell(format_args!("error: {error:#}"));
-            ExitCode::FAILURE
+        for problem in error.downcast_ref().and_then(train::Problems::list).iter().flatten() {
+            output::tell(format_args!("- {problem}"));
         }
+        output::tell(format_args!("error: {error:#}"));
+        if error.is::<NothingLearned>() { ExitCode::from(NOTHING_LEARNED) } else { ExitCode::FAILURE }
     })
 }
 

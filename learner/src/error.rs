@@ -50,6 +50,9 @@ pub enum LearnerError {
     /// The model directory cannot be used.
     #[error(transparent)]
     ModelDir(#[from] shared::model_dir::ModelDirError),
+    /// The checkpoint is none of the run's.
+    #[error(transparent)]
+    Resume(#[from] shared::resume::ResumeError),
     /// The channel to the sampler failed.
     #[error(transparent)]
     Channel(#[from] shared::channel::ChannelError),

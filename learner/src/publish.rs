@@ -20,9 +20,7 @@ use crate::{error::LearnerError, model::Weights};
 /// A `max_model_len` beyond the model's limit.
 pub fn export_options(config: &TrainConfig, model: &ModelConfig) -> Result<ExportOptions, LearnerError> {
     let limit = model.max_position_embeddings;
-    if let Some(asked) = config.max_model_len.filter(|&n| n > limit) {
-        return Err(LearnerError::Config(format!("`max_model_len` {asked} is above the model's limit of {limit}")));
-    }
+    config.check_model(model).map_err(|error| LearnerError::Config(error.to_string()))?;
     let completion = config.max_completion_length as usize;
     let bounded = config.max_prompt_length.map(|prompt| prompt as usize + completion);
     let unbounded = if completion > DEFAULT_MAX_POSITIONS / 2 { limit } else { DEFAULT_MAX_POSITIONS };

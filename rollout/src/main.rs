@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{bench, eval, generate, rewards, run, tune};
+use rollout::commands::{bench, check, eval, generate, rewards, run, tune};
 use shared::{command_line, logging, native, tell};
 
 /// Samples groups of completions from a language model over ONNX Runtime.
@@ -21,6 +21,9 @@ struct Cli {
 enum Command {
     /// The sampling half of a training pair (started by `tandem train`).
     Run(run::Args),
+    /// What a run would be refused for (asked by `tandem train --dry-run`).
+    #[command(hide = true)]
+    Check(check::Args),
     /// Complete the prompts of a JSONL file.
     Generate(generate::Args),
     /// Measure generation: prefill, decode, latencies, time by phase.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let result = match Cli::parse_from(command_line::words()).command {
         Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::run(&args).map(done),
         Command::Generate(args) => generate::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),

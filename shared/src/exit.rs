@@ -1,7 +1,12 @@
-//! Exit codes of the two processes, as the launcher reads them. 0 is that the run is over, 1 an error.
+//! Exit codes. 0 is that the run is over, 1 an error, 2 a command line that cannot be read.
+//!
+//! [`ENDED_BY_SIGNAL`] and [`HOPELESS`] are those of the two processes, as the launcher reads them.
 
 /// SIGTERM or SIGINT came and the process ended in order: 128 + SIGTERM, as shells count.
 pub const ENDED_BY_SIGNAL: u8 = 143;
 
 /// An error that would come again: the process is not started again, however far it had come.
 pub const HOPELESS: u8 = 3;
+
+/// `tandem train` made every step, and none of them had a gradient.
+pub const NOTHING_LEARNED: u8 = 4;

@@ -21,6 +21,8 @@ pub mod metrics;
 pub mod model_config;
 pub mod model_dir;
 pub mod native;
+pub mod notices;
+pub mod resume;
 pub mod rng;
 pub mod rows;
 pub mod run_dir;

@@ -80,6 +80,12 @@ impl RunDir {
         self.root.join("eval.jsonl")
     }
 
+    /// What the run says of itself where it does not learn, one JSON object per notice, written by the learner.
+    #[must_use]
+    pub fn notices(&self) -> PathBuf {
+        self.root.join("notices.jsonl")
+    }
+
     /// Folder of the sampled completions.
     #[must_use]
     pub fn completions(&self) -> PathBuf {

@@ -81,6 +81,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
     say("3/4  GRPO: the sampler tries, the learner learns from what was rewarded; nobody shows it the carry again.");
     let trained = train::train(config)?;
+    trained.has_learned()?;
     if trained.outcome != Outcome::Finished {
         return Ok(train::interrupted());
     }

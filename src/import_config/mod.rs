@@ -11,7 +11,7 @@ mod verl;
 use std::{fmt::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
-use shared::atomic;
+use shared::{atomic, notices};
 
 use crate::output;
 use dialect::Dialect;
@@ -94,7 +94,9 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
     if let Err(error) = translation.config.validate() {
         line(format!("before training: {error}"));
     }
-    for warning in translation.config.warnings() {
+    // Of its model nothing is known, so that only what does not depend on its size is said of the rate.
+    let rate = notices::learning_rate(&translation.config, 0).map(|notice| notice.to_string());
+    for warning in translation.config.warnings().into_iter().chain(rate) {
         line(format!("warning: {warning}"));
     }
     text

@@ -144,6 +144,7 @@ impl Job<'_> {
         let learned = self.reward_model(round, &fresh)?;
         output::tell(format_args!("round {round} of {}: policy", self.args.rounds));
         let trained = train::train(self.training(round)?)?;
+        trained.has_learned()?;
         if trained.outcome != Outcome::Finished {
             return Ok(None);
         }

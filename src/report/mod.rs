@@ -17,6 +17,7 @@ use shared::{
     RunDir, atomic,
     config::layers,
     metrics::{self, MetricRecord},
+    notices::{self, NothingLearned, Notice},
 };
 
 use crate::output;
@@ -54,6 +55,9 @@ struct RunData {
     dataset: Option<String>,
     configuration: String,
     records: Vec<MetricRecord>,
+    notices: Vec<Notice>,
+    /// That the run has made all of its steps and learned nothing, if so.
+    nothing: Option<NothingLearned>,
     evaluations: Vec<MetricRecord>,
     samples: Vec<samples::Pair>,
 }
@@ -63,12 +67,17 @@ impl RunData {
         let configuration = optional(fs::read_to_string(dir.config())).context("config.toml")?.unwrap_or_default();
         let config = layers::load(dir.config().is_file().then(|| dir.config()).as_deref(), &Vec::new()).ok();
         let root = std::path::absolute(dir.root())?;
+        let records = optional(metrics::read(&dir.metrics())).context("metrics.jsonl")?.unwrap_or_default();
+        let notices = notices::read(&dir.notices())?;
+        let finished = config.as_ref().filter(|_| dir.finished().exists());
         Ok(Self {
+            nothing: finished.and_then(|config| notices::nothing_learned(&records, &notices, config)),
             name: short_path(&root),
             model: config.as_ref().map(|c| short_path(&c.model)),
             dataset: config.as_ref().map(|c| short_path(&c.dataset)),
             configuration,
-            records: optional(metrics::read(&dir.metrics())).context("metrics.jsonl")?.unwrap_or_default(),
+            records,
+            notices,
             evaluations: optional(metrics::read(&dir.eval())).context("eval.jsonl")?.unwrap_or_default(),
             samples: samples::pairs(dir).context("completions")?,
         })
@@ -92,6 +101,8 @@ fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
+    use shared::notices::{NoticeKind, NoticesFile};
+
     use super::*;
 
     const EVIL: &str = "</script><img src=x onerror='alert(\"1\")'>&";
@@ -116,7 +127,26 @@ mod tests {
             let row = serde_json::json!({"prompt_id": 1, "prompt": EVIL, "text": EVIL, "reward": 1.0});
             fs::write(dir.step_completions(step), format!("{row}\n")).unwrap();
         }
+        let notice = Notice::new(NoticeKind::EqualGroups, 3, EVIL, "take easier prompts").about(EVIL);
+        NoticesFile::open(&dir.notices(), 0).unwrap().add(notice).unwrap();
         dir
+    }
+
+    #[test]
+    fn notices_are_shown_with_their_remedies_and_above_them_that_nothing_was_learned() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = evil_run(root.path());
+        let page = || fs::read_to_string(write(&dir).unwrap()).unwrap();
+        let (shown, in_vain) =
+            ("<p>take easier prompts</p>", "<p class=\"vain\">nothing was learned: no update of 1 step");
+        assert!(page().contains(shown) && !page().contains(in_vain));
+        fs::write(dir.metrics(), "{\"step\":1,\"grad_norm\":0.0}\n").unwrap();
+        assert!(!page().contains(in_vain), "it may come to learn");
+        fs::write(dir.finished(), "{}").unwrap();
+        assert!(page().contains(shown) && page().contains(in_vain));
+        fs::remove_file(dir.notices()).unwrap();
+        fs::write(dir.metrics(), "{\"step\":1,\"grad_norm\":0.5}\n").unwrap();
+        assert!(!page().contains("<h2>Notices</h2>"));
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use shared::metrics::{self, Metric};
+use shared::{
+    metrics::{self, Metric},
+    notices::Notice,
+};
 
 use super::{
     RunData,
@@ -19,8 +22,15 @@ const SCRIPT: &str = include_str!("script.js");
 /// The whole report as one HTML text that needs nothing else.
 pub fn render(data: &RunData) -> String {
     let sections: String = charts::sections(&data.records, &data.evaluations).iter().map(section).collect();
-    let body =
-        [header(data), tiles(data), sections, samples(&data.samples), configuration(&data.configuration)].concat();
+    let body = [
+        header(data),
+        tiles(data),
+        notices(data),
+        sections,
+        samples(&data.samples),
+        configuration(&data.configuration),
+    ]
+    .concat();
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
@@ -65,6 +75,26 @@ fn tiles(data: &RunData) -> String {
         "<p class=\"hint\">Arrows go from the first to the last steps.</p>"
     };
     format!("<div class=\"tiles\">{list}</div>{hint}")
+}
+
+/// What the learner has noticed; above it, that all was in vain, where it was.
+fn notices(data: &RunData) -> String {
+    if data.notices.is_empty() && data.nothing.is_none() {
+        return String::new();
+    }
+    let in_vain =
+        data.nothing.as_ref().map(|nothing| format!("<p class=\"vain\">{}</p>", escape(&nothing.to_string())));
+    let item = |notice: &Notice| {
+        let step = if notice.step > 0 { format!("step {}", notice.step) } else { "before step 1".to_owned() };
+        format!(
+            "<li><span class=\"score\">{step}</span><b>{}</b><p>{}</p></li>",
+            escape(&notice.text),
+            escape(&notice.remedy)
+        )
+    };
+    let items: String = data.notices.iter().map(item).collect();
+    let list = if items.is_empty() { String::new() } else { format!("<ul class=\"card notices\">{items}</ul>") };
+    format!("<section><h2>Notices</h2>{}{list}</section>", in_vain.unwrap_or_default())
 }
 
 fn duration(seconds: f64) -> String {

@@ -10,10 +10,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::{
+    fs::{Access, access},
+    io::{FdFlags, fcntl_setfd},
+};
 use shared::{
-    RunDir, atomic,
+    ModelDir, RunDir, atomic,
     config::{TrainConfig, layers},
+    resume::{self, STATE_FILE},
 };
 
 use crate::signals;
@@ -49,6 +53,35 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let written = TrainConfig { resume_from_checkpoint: None, ..config.clone() };
     atomic::write(&dir.config(), layers::to_toml(&written).as_bytes()).context("`output_dir` cannot be written")?;
     Ok(OwnedRun { dir, _lock: lock })
+}
+
+/// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`; touches nothing.
+///
+/// # Errors
+/// What is in the way.
+pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
+    if config.output_dir.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let dir = RunDir::new(&config.output_dir);
+    start_of(config, &dir)?;
+    let above = dir.root().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    access(above, Access::WRITE_OK | Access::EXEC_OK)
+        .with_context(|| format!("`output_dir` {} cannot be written: {}", dir.root().display(), above.display()))?;
+    match (model, checkpoint(config).filter(|path| path.join(STATE_FILE).is_file())) {
+        (Some(model), Some(path)) => resume::check(config, model, &path).context("`resume_from_checkpoint`"),
+        _ => Ok(()),
+    }
+}
+
+/// The checkpoint that a run goes on from, if it does.
+pub fn checkpoint(config: &TrainConfig) -> Option<PathBuf> {
+    let dir = RunDir::new(&config.output_dir);
+    match start_of(config, &dir).ok()? {
+        Start::Fresh => None,
+        Start::Resume => Some(dir.checkpoint(*dir.checkpoints().ok()?.last()?)),
+        Start::Branch(checkpoint, _) => Some(checkpoint),
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -111,7 +144,7 @@ fn clear(dir: &RunDir) -> Result<()> {
     for folder in [dir.weights(), dir.logs(), dir.completions()] {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
-    for file in [dir.metrics(), dir.eval()] {
+    for file in [dir.metrics(), dir.eval(), dir.notices()] {
         match fs::remove_file(&file) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e).with_context(|| file.display().to_string()),
             _ => (),

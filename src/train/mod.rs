@@ -1,8 +1,11 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
 
 mod directory;
+mod hub;
+mod problems;
 mod progress;
 mod resolve;
+mod sampler_check;
 
 use std::{
     ffi::OsString,
@@ -20,6 +23,8 @@ use shared::{
     config::{OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
     memory_plan::RunPlan,
     metrics::{self, MetricRecord},
+    notices::{self, NothingLearned},
+    resume,
     versions::{VersionPlace, VersionRoom},
 };
 
@@ -31,6 +36,7 @@ use crate::{
 };
 
 pub use directory::{goes_on, remove};
+pub use problems::Problems;
 pub use resolve::explained;
 
 /// Words of `tandem train`.
@@ -56,6 +62,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let trained = train(config)?;
     output::print(serde_json::to_string(&trained.summary)?);
+    trained.has_learned()?;
     Ok(match trained.outcome {
         Outcome::Finished => ExitCode::SUCCESS,
         Outcome::Interrupted | Outcome::Killed => interrupted(),
@@ -68,11 +75,35 @@ pub fn interrupted() -> ExitCode {
     ExitCode::from(signals::check().err().map_or(CTRL_C, Interrupted::exit_code))
 }
 
-/// What would be run, and in comments what it takes of the memory.
-fn dry_run(config: TrainConfig) -> Result<String> {
-    let (config, plan) = resolve::resolve(config)?;
-    let plan: String = plan.to_string().lines().map(|line| format!("# {}\n", line.trim_start())).collect();
-    Ok(layers::to_toml(&config) + "\n" + &plan)
+/// What would be run, and in comments what it takes of the memory and what there is to remark on it.
+///
+/// # Errors
+/// Everything that training would be refused for.
+fn dry_run(mut config: TrainConfig) -> Result<String> {
+    resolve::make_absolute(&mut config)?;
+    let mut problems = Problems::default();
+    let resolved = problems.take(resolve::resolve(config.clone()));
+    if config.problems().is_empty() {
+        problems.extend(sampler_check::problems(&config)?);
+    }
+    problems.check()?;
+    let (config, plan) = resolved.expect("what could not be resolved is a problem");
+    let comment = |line: &str| format!("# {}\n", line.trim_start());
+    let plan: String = plan.to_string().lines().map(comment).collect();
+    let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
+    Ok(layers::to_toml(&config) + "\n" + &plan + &remarks)
+}
+
+/// What is allowed and probably not meant. While a run goes on, the notices of the learner say what is not in
+/// [`TrainConfig::warnings`].
+fn remarks(config: &TrainConfig) -> Vec<String> {
+    let mut list = config.warnings();
+    let weights = ModelDir::open(&config.model).map_or(0, |model| model.config().parameter_count());
+    list.extend(notices::learning_rate(config, weights).map(|notice| notice.to_string()));
+    let saved = directory::checkpoint(config).and_then(|path| resume::saved_config(&path));
+    let changes = saved.map(|saved| resume::changed_options(&saved, config)).unwrap_or_default();
+    list.extend(changes.iter().map(|change| format!("the run goes on with another option: {change}")));
+    list
 }
 
 /// Every option with its default, in declaration order; those that are absent by default as comments.
@@ -96,7 +127,7 @@ fn every_option() -> StyledStr {
         flag.help(format!("{does}{default}")).help_heading(option.section)
     };
     let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the file.\n\
-                    --dry-run prints the resolved configuration and does nothing else.\n\
+                    --dry-run makes every check, prints the resolved configuration and does nothing else.\n\
                     docs/configuration.md describes the options in full.\n\n{all-args}";
     let mut options = clap::Command::new("options").disable_help_flag(true).help_template(template);
     options = options.args(OPTIONS.iter().map(flag));
@@ -113,6 +144,18 @@ pub struct Trained {
     pub records: Vec<MetricRecord>,
     /// Its directory.
     pub dir: RunDir,
+    /// That it made all of its steps and learned nothing, if so.
+    nothing: Option<NothingLearned>,
+}
+
+impl Trained {
+    /// Refuses a run of which no update had a gradient.
+    ///
+    /// # Errors
+    /// With the reason.
+    pub fn has_learned(&self) -> Result<(), NothingLearned> {
+        self.nothing.clone().map_or(Ok(()), Err)
+    }
 }
 
 /// The figures of a run, as the last line of stdout shows them.
@@ -178,8 +221,12 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
         tokens_per_s: summary::tokens_per_second(&records, first_step),
         report: report.display().to_string(),
     };
-    output::tell(farewell(outcome, &summary, &dir));
-    Ok(Trained { outcome, summary, records, dir })
+    let nothing = match outcome {
+        Outcome::Finished => notices::nothing_learned(&records, &notices::read(&dir.notices())?, &config),
+        Outcome::Interrupted | Outcome::Killed => None,
+    };
+    output::tell(farewell(outcome, nothing.is_none(), &summary, &dir));
+    Ok(Trained { outcome, summary, records, dir, nothing })
 }
 
 /// Where the run's versions lie: in shared memory, or on disk with the reason why.
@@ -199,10 +246,11 @@ fn spec(name: &'static str, dir: &RunDir, smaller: &'static str) -> Result<Spec>
     Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name), smaller })
 }
 
-fn farewell(outcome: Outcome, summary: &Summary, dir: &RunDir) -> String {
+fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir) -> String {
     let resume = "tandem train with the same options and --resume_from_checkpoint latest goes on";
     let newest = dir.checkpoints().ok().and_then(|list| list.last().copied());
     match (outcome, newest) {
+        (Outcome::Finished, _) if !has_learned => format!("report: {}", summary.report),
         (Outcome::Finished, _) => format!("finished {} steps; report: {}", summary.steps, summary.report),
         (Outcome::Interrupted, Some(step)) => format!("stopped in order at checkpoint-{step}; {resume}"),
         (Outcome::Killed, Some(step)) => format!("killed; the newest checkpoint is checkpoint-{step}; {resume}"),

@@ -13,11 +13,12 @@ use shared::{
     metrics::{self, MetricRecord},
 };
 
-use crate::{output, signals, summary, supervise::Watch, tail::Tail};
+use crate::{notices::Board, output, signals, summary, supervise::Watch, tail::Tail};
 
 /// Follows the metrics and shows them.
 pub struct Progress {
     tail: Tail,
+    board: Board,
     bar: Option<ProgressBar>,
     total: u64,
     every: u64,
@@ -39,6 +40,7 @@ impl Progress {
         let memory_kills = memory::kills();
         Self {
             tail,
+            board: Board::new(dir.notices()),
             bar,
             total,
             every: config.logging_steps.max(1),
@@ -102,6 +104,9 @@ impl Watch for Progress {
         self.tail.poll();
         if self.tail.steps() != self.shown {
             self.show();
+        }
+        for notice in self.board.news() {
+            self.say(&format!("notice: {notice}"));
         }
         if let Some(bar) = &self.bar {
             bar.tick();

@@ -12,6 +12,7 @@ use shared::{
     versions::VersionRoom,
 };
 
+use super::{directory, hub, problems::Problems};
 use crate::{doctor, import_config};
 
 /// The words after `tandem train`, sorted.
@@ -55,29 +56,39 @@ impl CommandLine {
 
 /// Says why an option of TRL's is unknown here, where there is more to say than that.
 pub fn explained(error: ConfigError) -> anyhow::Error {
-    match &error {
-        ConfigError::UnknownKey { key, origin, .. } => match import_config::hint(key) {
+    match error {
+        ConfigError::Several(list) => {
+            let mut problems = Problems::default();
+            problems.extend(list.into_iter().map(explained));
+            problems.into()
+        }
+        ConfigError::UnknownKey { key, origin, suggestion } => match import_config::hint(&key) {
             Some(hint) => anyhow!("unknown option `{key}` ({origin}): {hint}"),
-            None => error.into(),
+            None => ConfigError::UnknownKey { key, origin, suggestion }.into(),
         },
-        _ => error.into(),
+        error => error.into(),
     }
 }
 
 /// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and checks
-/// that what the configuration names is there and fits into memory.
+/// that what the configuration names is there, fits together and fits into memory.
+///
+/// # Errors
+/// Everything that is wrong.
 pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
-    config.validate()?;
-    for path in config.paths_mut() {
-        *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
-    }
-    let model = ModelDir::open(&config.model).context("`model`")?;
-    AdapterConfig::of_run(&config, &model)?;
-    let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
-    let rows = rows_of(&config.dataset).context("`dataset`")?;
+    let mut problems = Problems::default();
+    problems.extend(config.problems());
+    problems.take(make_absolute(&mut config));
+    let model = problems.take(models(&config));
+    problems.take(directory::check(&config, model.as_ref().and_then(|(model, _)| model.as_ref())));
+    let rows = problems.take(rows_of("dataset", &config.dataset)).flatten();
     if let Some(path) = &config.eval_dataset {
-        rows_of(path).context("`eval_dataset`")?;
+        problems.take(rows_of("eval_dataset", path));
     }
+    problems.check()?;
+    let (Some((Some(model), critic)), Some(rows)) = (model, rows) else {
+        bail!("`model` and `dataset` are missing");
+    };
     config.max_steps = Some(config.total_steps(rows));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (rollout, learner) = config.threads(cores);
@@ -92,6 +103,30 @@ pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
     Ok((config, plan))
 }
 
+/// Makes the paths of a configuration, as far as they are given, independent of the working directory.
+///
+/// # Errors
+/// When there is no working directory.
+pub fn make_absolute(config: &mut TrainConfig) -> Result<()> {
+    for path in config.paths_mut().filter(|path| !path.as_os_str().is_empty()) {
+        *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The models that a configuration names, policy and critic, if it names them.
+fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> {
+    if config.model.as_os_str().is_empty() {
+        return Ok((None, None));
+    }
+    let open = |key: &str, path: &Path| ModelDir::open(path).with_context(|| hub::context(key, path));
+    let model = open("model", &config.model)?;
+    AdapterConfig::of_run(config, &model)?;
+    config.check_model(model.config())?;
+    let critic = config.critic_model.as_ref().map(|path| open("critic_model", path)).transpose()?;
+    Ok((Some(model), critic))
+}
+
 /// The token budget of the run that is resumed: another one would round sums differently.
 fn budget_before(config: &TrainConfig) -> Option<u32> {
     let run = match config.resume_from_checkpoint.as_deref()? {
@@ -101,11 +136,14 @@ fn budget_before(config: &TrainConfig) -> Option<u32> {
     layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()?.micro_batch_tokens
 }
 
-/// Number of rows of a dataset, which has some.
-fn rows_of(path: &Path) -> Result<u64> {
-    match count_rows(path)? {
-        0 => bail!("{}: holds no rows", path.display()),
-        rows => Ok(rows),
+/// Number of rows of a dataset, which has some; nothing where none is named.
+fn rows_of(key: &str, path: &Path) -> Result<Option<u64>> {
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    match count_rows(path).with_context(|| hub::context(key, path))? {
+        0 => bail!("`{key}`: {}: holds no rows", path.display()),
+        rows => Ok(Some(rows)),
     }
 }
 
@@ -133,7 +171,9 @@ mod tests {
 
     #[test]
     fn an_option_of_trl_without_a_counterpart_is_explained() {
-        for (word, hint) in [("--fp16", "float32"), ("--report-to=none", "metrics.jsonl"), ("--lern", "learn")] {
+        for (word, hint) in
+            [("--fp16", "float32"), ("--report-to=none", "metrics.jsonl"), ("--lerning-rate", "`learning_rate`")]
+        {
             let message = CommandLine::parse(&words(word)).unwrap_err().to_string();
             assert!(message.contains("unknown option") && message.contains(hint), "{message}");
         }

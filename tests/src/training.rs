@@ -8,7 +8,10 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{binary, cli};
+use crate::{
+    binary,
+    cli::{self, Finished},
+};
 
 /// A finished run.
 #[derive(Debug)]
@@ -25,14 +28,30 @@ pub struct Training {
 /// When the run fails.
 #[must_use]
 pub fn train(dir: &Path, name: &str, config: &str) -> Training {
+    let (run, finished) = start(dir, name, config);
+    let _ = finished.success();
+    Training { metrics: json_lines(&run.join("metrics.jsonl")), run }
+}
+
+/// As [`train`], for a run of which nothing can be learned.
+///
+/// # Panics
+/// When the run ends in any other way than saying so.
+#[must_use]
+pub fn train_in_vain(dir: &Path, name: &str, config: &str) -> Training {
+    let (run, finished) = start(dir, name, config);
+    assert_eq!(finished.status.code(), Some(4), "{}", finished.stderr);
+    assert!(finished.stderr.contains("\nerror: nothing was learned"), "{}", finished.stderr);
+    Training { metrics: json_lines(&run.join("metrics.jsonl")), run }
+}
+
+fn start(dir: &Path, name: &str, config: &str) -> (PathBuf, Finished) {
     let run = dir.join(name);
     let file = dir.join(format!("{name}.toml"));
     fs::write(&file, format!("output_dir = {run:?}\n{config}")).expect("a configuration can be written");
     let mut command = Command::new(binary("tandem"));
     command.arg("train").arg(&file).env("TANDEM_CACHE_DIR", dir.join("cache"));
-    let _ = cli::finish(command).success();
-    let metrics = json_lines(&run.join("metrics.jsonl"));
-    Training { run, metrics }
+    (run, cli::finish(command))
 }
 
 impl Training {

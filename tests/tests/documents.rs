@@ -18,6 +18,9 @@ mod losses;
 #[expect(dead_code)]
 #[path = "../../shared/examples/metrics.rs"]
 mod metrics;
+#[expect(dead_code)]
+#[path = "../../shared/examples/notices.rs"]
+mod notices;
 
 fn document(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
@@ -54,6 +57,12 @@ fn the_page_of_options_is_what_the_code_says() {
 fn the_page_of_metrics_is_what_the_code_says() {
     let stale = document("docs/metrics.md") != metrics::page();
     assert!(!stale, "docs/metrics.md is stale: run `cargo xtask docs` and commit the page");
+}
+
+#[test]
+fn the_page_of_notices_is_what_the_code_says() {
+    let stale = document("docs/notices.md") != notices::page();
+    assert!(!stale, "docs/notices.md is stale: run `cargo xtask docs` and commit the page");
 }
 
 #[test]

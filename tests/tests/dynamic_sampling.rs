@@ -11,7 +11,7 @@ use std::{
 use harness::{
     binary,
     tiny_model::{self, SMALL},
-    training::{Training, train},
+    training::{Training, train, train_in_vain},
 };
 
 const PROMPTS: usize = 12;
@@ -75,7 +75,7 @@ fn batches_are_full_of_groups_that_teach_something() {
 fn hopeless_prompts_are_trained_on_with_a_warning_and_the_run_goes_on() {
     let dir = bench();
     let more = "reward_funcs = [\"correctness\"]\nmax_steps = 4\ndynamic_sampling_max_attempts = 3";
-    let run = train(dir.path(), "run", &config(dir.path(), more));
+    let run = train_in_vain(dir.path(), "run", &config(dir.path(), more));
     assert_balanced(&run);
     assert_eq!(run.curve("dynamic_sampling/generated"), [3.0 * GROUPS; 4]);
     assert_eq!(run.curve("dynamic_sampling/filler"), [GROUPS; 4]);

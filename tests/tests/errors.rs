@@ -32,8 +32,9 @@ impl Bench {
 
     fn write_config(&self, more: &str) {
         let text = format!(
-            "model = {:?}\ndataset = {:?}\noutput_dir = {:?}\nreward_funcs = [\"format\"]\nnum_generations = 2\n\
-             max_completion_length = 4\nper_device_train_batch_size = 4\nmax_steps = 1\n{more}\n",
+            "model = {:?}\ndataset = {:?}\noutput_dir = {:?}\nreward_funcs = [\"length:target=2\"]\n\
+             num_generations = 2\nmax_completion_length = 4\nper_device_train_batch_size = 4\nmax_steps = 1\n\
+             stop = [\"1\", \"2\", \"3\", \"4\", \"5\"]\n{more}\n",
             self.path("model"),
             self.path("prompts.jsonl"),
             self.path("run")

@@ -112,7 +112,7 @@ fn a_run_shows_every_step_and_ends_with_figures_and_a_report() {
 
 #[test]
 fn a_dry_run_prints_the_resolved_configuration_and_touches_nothing() {
-    let stage = Stage::new("exit 1", "exit 1");
+    let stage = Stage::new("exit 1", "[ $1 = check ] && grep -q 'num_generations = 8' && echo '[]'");
     let finished = cli::finish(stage.command(&["--dry-run", "--learning-rate", "3e-4"])).success();
     assert!(finished.stdout.contains("learning_rate = 0.0003\n"), "{}", finished.stdout);
     let model = stage.path("model").canonicalize().unwrap();

@@ -10,6 +10,7 @@ use std::{fs, path::Path, process::Command};
 
 use harness::{binary, cli, tiny_model};
 use serde_json::json;
+use shared::exit::NOTHING_LEARNED;
 
 /// Settings of README's run, and what they are here.
 const SHORTER: &[(&str, &str)] = &[("max_steps", "3"), ("save_steps", "2"), ("max_completion_length", "16")];
@@ -107,7 +108,11 @@ fn the_readme_can_be_followed_word_by_word() {
             let mut shell = Command::new("/bin/sh");
             shell.args(["-c", command]).current_dir(dir.path()).env("PATH", &path);
             shell.env("TANDEM_CACHE_DIR", dir.path().join("cache"));
-            let _ = cli::finish(shell).success();
+            let finished = cli::finish(shell);
+            // The random model solves no problem of GSM8K, and a run says so.
+            if finished.status.code() != Some(NOTHING_LEARNED.into()) {
+                let _ = finished.success();
+            }
         }
     }
     assert!(!trained.is_empty(), "README has no run of one's own");

@@ -2,17 +2,18 @@
 //! `batches/step-N/` is the same without the ONNX model, with the groups of the step that came next.
 
 mod open;
+mod origin;
 mod save;
 mod state;
 mod step_batch;
 
 pub use open::{find, open_trainer};
+pub use origin::Origin;
 pub use save::save;
+pub use shared::resume::STATE_FILE;
 pub use state::TrainerState;
 pub use step_batch::{read_step_batch, save_step_batch};
 
-/// Where the run is.
-pub const STATE_FILE: &str = "trainer_state.json";
 /// AdamW's moments and step count.
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// Folder of the reference policy, where it is not simply the model that the run started from.

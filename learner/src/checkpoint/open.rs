@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shared::{ModelDir, RunDir, config::TrainConfig, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{ModelDir, RunDir, config::TrainConfig, resume};
 use tch::{Device, Tensor};
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
@@ -49,7 +49,7 @@ pub fn open_trainer(
     let moved = moved.filter(|path| path.is_dir());
     let frozen = LoadOptions { trainable: false, ..options };
     if let Some(path) = checkpoint {
-        check_kind(config, path)?;
+        resume::check(config, model, path)?;
     }
     let (policy, reference) = if let Some(adapter) = model::adapter_config(config, model)? {
         let base = model::load(model, frozen)?;
@@ -86,20 +86,6 @@ pub fn open_trainer(
         Some(path) => TrainerState { total_steps, ..restore(path, &mut trainer)? },
     };
     Ok((trainer, state))
-}
-
-/// An adapter cannot go on as a model, nor a model as an adapter.
-fn check_kind(config: &TrainConfig, checkpoint: &Path) -> Result<(), LearnerError> {
-    let is_adapter = checkpoint.join(ADAPTER_CONFIG_FILE).is_file();
-    if is_adapter == config.use_peft {
-        return Ok(());
-    }
-    let message = if is_adapter {
-        "holds an adapter, and the run has `use_peft` false; set it to true, or make the adapter's model with `tandem merge`"
-    } else {
-        "holds a whole model, and the run has `use_peft` true; begin a run with the checkpoint as its `model`"
-    };
-    Err(LearnerError::content(checkpoint, message))
 }
 
 fn restore(checkpoint: &Path, trainer: &mut Trainer) -> Result<TrainerState, LearnerError> {

@@ -3,9 +3,9 @@
 use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
-use shared::config::{self, TrainConfig};
+use shared::config::TrainConfig;
 
-use super::STATE_FILE;
+use super::{Origin, STATE_FILE};
 use crate::{error::LearnerError, step::Carried};
 
 /// Version of the format of [`STATE_FILE`].
@@ -29,6 +29,9 @@ pub struct TrainerState {
     pub carried: Carried,
     /// The configuration of the run.
     pub config: serde_json::Value,
+    /// What the run is made of besides.
+    #[serde(default)]
+    pub origin: Origin,
 }
 
 impl TrainerState {
@@ -44,6 +47,7 @@ impl TrainerState {
             num_tokens: 0,
             carried: Carried::default(),
             config,
+            origin: Origin::default(),
         }
     }
 
@@ -61,36 +65,5 @@ impl TrainerState {
             return Err(LearnerError::content(&path, message));
         }
         Ok(state)
-    }
-
-    /// Options that differ from those of `config` and change what is computed. One that the checkpoint does not know yet had
-    /// its default.
-    #[must_use]
-    pub fn changed_options(&self, config: &TrainConfig) -> Vec<String> {
-        let value = |config| serde_json::to_value(config).expect("a configuration is serialisable");
-        let (now, defaults) = (value(config), value(&TrainConfig::default()));
-        let Some(options) = now.as_object() else {
-            return Vec::new();
-        };
-        let before = |key: &str| self.config.get(key).or_else(|| defaults.get(key));
-        let differs = |key: &str, value: &serde_json::Value| before(key) != Some(value);
-        let harmless = |key: &str| config::option(key).is_some_and(|option| !option.changes_results);
-        let changed = options.iter().filter(|(key, value)| !harmless(key) && differs(key, value));
-        changed.map(|(key, _)| key.clone()).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_option_that_a_checkpoint_does_not_know_had_its_default() {
-        let config = TrainConfig::default();
-        let mut state = TrainerState::start(&config, 1);
-        state.config.as_object_mut().unwrap().remove("beta");
-        assert_eq!(state.changed_options(&config), Vec::<String>::new());
-        let other = TrainConfig { beta: 0.5, seed: 7, ..config };
-        assert_eq!(state.changed_options(&other), ["beta", "seed"]);
     }
 }

@@ -5,16 +5,16 @@ mod completions;
 mod failures;
 mod ledger;
 mod link;
+mod notices;
 
 use std::{
-    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
 use exporters::ensure_export;
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest,
+    ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
     metrics::{self, Metric, MetricRecord, MetricsFile},
@@ -25,9 +25,10 @@ use tch::Device;
 pub use collector::Collector;
 use failures::Failures;
 pub use link::Link;
+use notices::{Notices, Seen};
 
 use crate::{
-    checkpoint::{self, TrainerState},
+    checkpoint::{self, Origin, TrainerState},
     error::LearnerError,
     publish::{Publisher, export_options},
     step::{StepBatch, TrainedStep, Trainer, record},
@@ -56,6 +57,7 @@ struct Run<'a> {
     /// The newest version that is published.
     newest: PolicyVersion,
     metrics: MetricsFile,
+    notices: Notices,
     /// Rows of the dataset, for `epoch`.
     prompts: u64,
     /// Steps whose state is in a checkpoint.
@@ -107,16 +109,23 @@ impl<'a> Run<'a> {
         let model = ModelDir::open(&config.model)?;
         let found = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
         let (trainer, state) = checkpoint::open_trainer(config, &model, found.as_deref(), device)?;
-        if let Some(path) = &found {
-            going_on(path, config, &state);
-        }
-        let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, ..state };
         let base = ensure_export(&model, &export_options(config, model.config())?)?;
         let publisher = Publisher::new(run_dir.clone(), base);
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model().weights())?;
+        let metrics = MetricsFile::open(&run_dir.metrics(), state.step)?;
+        let records = metrics::read(&run_dir.metrics())?;
+        let mut notices = Notices::open(&run_dir.notices(), config, state.step, &records)?;
+        notices.tell(shared::notices::learning_rate(config, model.config().parameter_count()))?;
+        let origin = Origin::of(config);
+        if let Some(path) = &found {
+            notices.tell(notices::since_checkpoint(&state, config, &origin))?;
+            tracing::info!("going on from {} after step {}", path.display(), state.step);
+        }
+        let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
         Ok(Self {
-            metrics: MetricsFile::open(&run_dir.metrics(), state.step)?,
+            metrics,
+            notices,
             prompts: count_rows(&config.dataset).map_err(|e| LearnerError::Config(format!("`dataset`: {e}")))?,
             durable: state.step,
             newest: PolicyVersion(state.step),
@@ -143,7 +152,8 @@ impl<'a> Run<'a> {
                 return Ok(Outcome::Stopped);
             };
             let waited = start.elapsed();
-            self.look_at_failures(&groups, link)?;
+            let failures = failures::of(&groups);
+            self.look_at_failures(&failures, link)?;
             if self.config.save_step_batches {
                 checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
             }
@@ -151,7 +161,8 @@ impl<'a> Run<'a> {
             let trained = self.trainer.step(&batch, self.state.step)?;
             self.advance(&batch);
             let published = self.publish(link)?;
-            self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
+            let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
+            self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
             if self.state.step.is_multiple_of(self.config.save_steps) || self.state.step == self.state.total_steps {
                 self.save(link)?;
             }
@@ -164,10 +175,10 @@ impl<'a> Run<'a> {
 
     /// Says which reward functions failed in a step, and ends the run where one has failed on everything: what would be
     /// trained on then is not what was asked for. The steps before it are kept.
-    fn look_at_failures(&mut self, groups: &[RolloutGroup], link: &Link) -> Result<(), LearnerError> {
+    fn look_at_failures(&mut self, found: &[Failures], link: &Link) -> Result<(), LearnerError> {
         let step = self.state.step + 1;
-        for failures in failures::of(groups) {
-            let Failures { name, failed, asked, reason } = &failures;
+        for failures in found {
+            let Failures { name, failed, asked, reason } = failures;
             if !failures.everywhere() || !self.config.reward_failure_stops {
                 tracing::warn!(
                     "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
@@ -221,7 +232,7 @@ impl<'a> Run<'a> {
         trained: &TrainedStep,
         link: &Link,
         durations: Durations,
-    ) -> Result<(), LearnerError> {
+    ) -> Result<MetricRecord, LearnerError> {
         let step = self.state.step;
         if self.config.log_completions {
             completions::write(&self.run_dir.step_completions(step), step, batch, &trained.inputs.advantages)?;
@@ -253,7 +264,7 @@ impl<'a> Run<'a> {
             shown(metrics::MISMATCH_KL),
             shown(metrics::STEP_TIME),
         );
-        Ok(())
+        Ok(line)
     }
 
     fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
@@ -285,14 +296,6 @@ fn is_published(step: u64, total_steps: u64, config: &TrainConfig) -> bool {
 fn queue_capacity(config: &TrainConfig) -> usize {
     let steps = config.max_staleness.saturating_add(1);
     u64::from(config.groups_per_step()).saturating_mul(steps).min(MAX_QUEUED) as usize
-}
-
-fn going_on(path: &Path, config: &TrainConfig, saved: &TrainerState) {
-    let changed = saved.changed_options(config);
-    if !changed.is_empty() {
-        tracing::warn!("resuming with other options than the checkpoint was made with: {}", changed.join(", "));
-    }
-    tracing::info!("going on from {} after step {}", path.display(), saved.step);
 }
 
 /// What the sampler did since the last record.

@@ -26,6 +26,7 @@ use shared::{
     channel::LearnerStatus,
     config::{AdvantageEstimator, Choice, ImportanceSamplingMode, LossType, TrainConfig},
     metrics::{self, catalogue},
+    notices::{Notice, NoticeKind, NoticesFile},
 };
 use tch::Device;
 
@@ -157,9 +158,14 @@ fn stop_and_go_on(change: impl Fn(&mut TrainConfig)) {
     let mut log = fs::read(parts.metrics()).unwrap();
     log.extend(record.as_bytes());
     fs::write(parts.metrics(), log).unwrap();
+    let mut notices = NoticesFile::open(&parts.notices(), stopped_at).unwrap();
+    notices.add(Notice::new(NoticeKind::EntropyGone, stopped_at + 1, "lost", "lost")).unwrap();
 
     train(&parts, &config, Manners::default());
     assert_same_checkpoint(&whole, &parts, 6);
+    let told = |run: &RunDir| fs::read_to_string(run.notices()).unwrap();
+    assert_eq!(told(&parts), told(&whole));
+    assert!(told(&whole).contains("mismatch"), "the sampler's log-probs are made up");
     assert!(content(&parts.checkpoint(6)).iter().any(|(file, _)| file.starts_with("reference")));
     assert!(!parts.weights().join(".tmp-1-v000009").exists());
     let steps: Vec<f64> =

@@ -1,6 +1,7 @@
 //! One file per subcommand: its flags (a clap `Args`) and a `run` function. The rest is what several of them share.
 
 pub mod bench;
+pub mod check;
 mod complete;
 pub mod eval;
 pub mod flags;

@@ -86,8 +86,7 @@ struct Inputs {
 impl Inputs {
     fn load(config: &TrainConfig, model: &ModelDir) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::open(model)?;
-        let options =
-            PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length };
+        let options = prompt_options(config);
         let rewards = reward::registry().functions(&config.reward_funcs).context("`reward_funcs`")?;
         let load = |path| -> anyhow::Result<Dataset> {
             let dataset = Dataset::load(path, &tokenizer, &options)?;
@@ -146,11 +145,9 @@ impl Inputs {
         if !config.dynamic_sampling {
             return Ok(None);
         }
-        let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
-        let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)
-            .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
+        let metric = filter_metric(config).map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
         tracing::info!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs));
-        let contrast = metric.contrast(&self.rewards, of_sum);
+        let contrast = metric.contrast(&self.rewards, config.contrast());
         Ok(Some(DynamicSampling {
             max_attempts: config.dynamic_sampling_max_attempts,
             contrast,
@@ -258,9 +255,19 @@ fn first_status(link: &Link, stop: &AtomicBool) -> anyhow::Result<Option<Learner
     Ok(None)
 }
 
+/// How the rows of a run become prompts.
+pub(super) fn prompt_options(config: &TrainConfig) -> PromptOptions {
+    PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length }
+}
+
+/// What dynamic sampling goes by.
+pub(super) fn filter_metric(config: &TrainConfig) -> Result<FilterMetric, String> {
+    FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs, config.contrast())
+}
+
 /// Longest sequence of a run whose longest prompt has `longest` tokens, of a model with `limit` positions of which `rows`
 /// are exported.
-fn max_model_len(config: &TrainConfig, longest: usize, limit: usize, rows: usize) -> anyhow::Result<usize> {
+pub(super) fn max_model_len(config: &TrainConfig, longest: usize, limit: usize, rows: usize) -> anyhow::Result<usize> {
     let completion = config.max_completion_length as usize;
     let wanted = (longest + completion).min(limit);
     let found = config.max_model_len.unwrap_or(wanted);

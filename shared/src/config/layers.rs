@@ -1,4 +1,6 @@
-//! Defaults, then the file, then the command line; unknown keys are refused with the nearest known one.
+//! Defaults, then the file, then the command line; unknown keys are refused with the nearest known one, all at once.
+
+mod text;
 
 use std::{collections::HashSet, fs, path::Path};
 
@@ -17,7 +19,7 @@ const COMMAND_LINE: &str = "command line";
 /// # Errors
 /// A word that is no `--key`, an unknown key, or an option without its value.
 pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
-    let mut list = Overrides::new();
+    let (mut list, mut unknown) = (Overrides::new(), Vec::new());
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
         let Some(flag) = word.strip_prefix("--") else {
@@ -27,7 +29,13 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
             Some((key, value)) => (key, Some(value.to_owned())),
             None => (flag, words.next_if(|next| !next.starts_with("--")).cloned()),
         };
-        let option = known(&key.replace('-', "_"), COMMAND_LINE)?;
+        let option = match known(&key.replace('-', "_"), COMMAND_LINE) {
+            Ok(option) => option,
+            Err(problem) => {
+                unknown.push(problem);
+                continue;
+            }
+        };
         let value = match value {
             Some(value) => value,
             None if option.kind == Kind::Flag => "true".to_owned(),
@@ -35,6 +43,7 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
         };
         list.push((option.key.to_owned(), value));
     }
+    all(unknown)?;
     Ok(list)
 }
 
@@ -52,38 +61,61 @@ pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, C
     Ok(values.try_into().expect("each value was accepted by itself"))
 }
 
+/// Reads a configuration from the text of a file.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(text: &str, file: &Path) -> Result<TrainConfig, ConfigError> {
+    Ok(values_of(text, file)?.try_into().expect("each value was accepted by itself"))
+}
+
 /// The configuration as `run.toml` text; [`load`] reads the same values back.
 #[must_use]
 pub fn to_toml(config: &TrainConfig) -> String {
     toml::to_string(config).expect("a flat structure of numbers, texts and lists is valid TOML")
 }
 
-/// A file's values by the keys of their options, with paths made relative to the working directory.
 fn read_file(path: &Path) -> Result<Table, ConfigError> {
-    let origin = path.display().to_string();
-    let fail = |message: String| ConfigError::File { path: origin.clone(), message };
-    let text = fs::read_to_string(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
-    let table: Table = text.parse().map_err(|e: toml::de::Error| {
-        let number = e.span().map_or(0, |span| text[..span.start].matches('\n').count());
-        let line = text.lines().nth(number).unwrap_or_default().trim();
-        let message = e.message().split_whitespace().collect::<Vec<_>>().join(" ");
-        fail(format!("line {}: {message} in `{line}`", number + 1))
-    })?;
-    let line_of = |key: &str| text.lines().position(|line| line.split('=').next().is_some_and(|k| k.trim() == key));
-    let (mut values, mut seen) = (Table::new(), HashSet::new());
-    for (spelling, mut value) in table {
-        let origin = line_of(&spelling).map_or_else(|| origin.clone(), |n| format!("{origin}, line {}", n + 1));
-        let option = known(&spelling, &origin)?;
+    let fail = |message: String| ConfigError::File { path: path.display().to_string(), message };
+    values_of(&fs::read_to_string(path).map_err(|e| fail(text::unreadable(path, &e)))?, path)
+}
+
+/// A file's values by the keys of their options, with paths made relative to the working directory.
+fn values_of(text: &str, path: &Path) -> Result<Table, ConfigError> {
+    let file = path.display().to_string();
+    let fail = |message: String| ConfigError::File { path: file.clone(), message };
+    let lines = text::parse(text, path).map_err(fail)?;
+    let (mut values, mut seen, mut problems) = (Table::new(), HashSet::new(), Vec::new());
+    for text::Line { number, key: spelling, mut value } in lines {
+        let origin = format!("{file}, line {number}");
+        let option = match known(&spelling, &origin) {
+            Ok(option) => option,
+            Err(problem) => {
+                problems.push(problem);
+                continue;
+            }
+        };
         if !seen.insert(option.key) {
-            return Err(fail(format!("`{}` is given twice, once under another spelling", option.key)));
+            problems.push(fail(format!("line {number}: `{}` is given twice, once under another spelling", option.key)));
+            continue;
         }
         if option.kind == Kind::Path {
             value = relative_to(path, value);
         }
         let given = value.to_string();
-        put(&mut values, option, value, &given, &origin)?;
+        problems.extend(put(&mut values, option, value, &given, &origin).err());
     }
+    all(problems)?;
     Ok(values)
+}
+
+/// Refuses with everything that was found, if that is anything.
+fn all(mut problems: Vec<ConfigError>) -> Result<(), ConfigError> {
+    match problems.len() {
+        0 => Ok(()),
+        1 => Err(problems.remove(0)),
+        _ => Err(ConfigError::Several(problems)),
+    }
 }
 
 /// Puts a value in, if it is of its option's type; `none` takes an optional one back.
@@ -95,18 +127,23 @@ fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origi
     let alone = Table::from_iter([(option.key.to_owned(), value)]);
     if alone.clone().try_into::<TrainConfig>().is_err() {
         let given = given.split_whitespace().collect::<Vec<_>>().join(" ");
-        let wanted = option.kind.wanted();
+        let too_large = option.kind == Kind::Whole && alone[option.key].as_integer().is_some_and(|number| number >= 0);
+        let wanted = if too_large { "a smaller number".to_owned() } else { option.kind.wanted() };
         return Err(ConfigError::Value(format!("`{}` ({origin}) must be {wanted}, got {given}", option.key)));
     }
     values.extend(alone);
     Ok(())
 }
 
+/// How alike a key must be to be meant: one letter in four may be wrong.
+const NEAR: f64 = 0.75;
+
 /// The option that a spelling stands for; an unknown one is refused with the nearest key.
 fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigError> {
     option(spelling).ok_or_else(|| {
-        let near = OPTIONS.iter().map(|option| (strsim::jaro_winkler(option.key, spelling), option.key));
-        let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.75);
+        let likeness = |option: &OptionSpec| strsim::normalized_damerau_levenshtein(option.key, spelling);
+        let near = OPTIONS.iter().map(|option| (likeness(option), option.key));
+        let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness >= NEAR);
         let suggestion = nearest.map(|(_, key)| key.to_owned());
         ConfigError::UnknownKey { key: spelling.to_owned(), origin: origin.to_owned(), suggestion }
     })

@@ -65,9 +65,17 @@ pub enum ConfigError {
         /// The nearest known key.
         suggestion: Option<String>,
     },
+    /// Several of these, in the order of the file or of the command line.
+    #[error("{}", in_words(.0))]
+    Several(Vec<ConfigError>),
     /// A value that is out of range or does not fit another option.
     #[error("{0}")]
     Value(String),
+}
+
+/// Problems in one line.
+fn in_words(problems: &[ConfigError]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// The largest whole number that a configuration file can hold.

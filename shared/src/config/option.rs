@@ -177,16 +177,16 @@ macro_rules! options {
                 [$($($crate::declare::OptionValue::path_mut(&mut self.$key)),+),+].into_iter().flatten()
             }
 
-            /// Refuses the first number that is out of its bounds.
-            pub(super) fn check_bounds(&self) -> Result<(), $crate::config::ConfigError> {
-                for option in OPTIONS {
-                    match option.key {
+            /// Every number that is out of its bounds.
+            pub(super) fn out_of_bounds(&self) -> Vec<$crate::config::ConfigError> {
+                let checked = OPTIONS.iter().map(|option| {
+                    let checked = match option.key {
                         $($(stringify!($key) => option.check(&self.$key),)+)+
                         _ => unreachable!("every option is a field"),
-                    }
-                    .map_err(|message| $crate::config::ConfigError::Value(format!("`{}` {message}", option.key)))?;
-                }
-                Ok(())
+                    };
+                    checked.map_err(|message| format!("`{}` {message}", option.key))
+                });
+                checked.filter_map(Result::err).map($crate::config::ConfigError::Value).collect()
             }
         }
     };

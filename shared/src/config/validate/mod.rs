@@ -16,27 +16,55 @@ mod mismatch;
 mod testing;
 mod warnings;
 
-use std::fmt::Display;
+use std::{fmt::Display, path::Path};
 
 use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, TrainConfig};
+use crate::ModelConfig;
 
 impl TrainConfig {
     /// Checks the bounds that are declared with the options, then combinations.
     ///
     /// # Errors
-    /// A [`ConfigError::Value`] that names the option and what it may be.
+    /// A [`ConfigError::Value`] that names the option and what it may be: the first of [`Self::problems`].
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.check_data()?;
-        self.check_bounds()?;
-        self.check_pair()?;
-        self.check_sampling()?;
-        self.check_advantages()?;
-        self.check_critic()?;
-        self.check_objective()?;
-        self.check_entropy()?;
-        self.check_reference()?;
-        self.check_adapter()?;
-        self.check_mismatch()
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Everything that is wrong: options that are missing or out of their bounds and, where none is, of each subject the
+    /// first combination that makes no sense.
+    #[must_use]
+    pub fn problems(&self) -> Vec<ConfigError> {
+        let mut list = self.missing();
+        list.extend(self.out_of_bounds());
+        if !list.is_empty() {
+            return list;
+        }
+        let checks = [
+            Self::check_pair,
+            Self::check_sampling,
+            Self::check_advantages,
+            Self::check_critic,
+            Self::check_objective,
+            Self::check_entropy,
+            Self::check_reference,
+            Self::check_adapter,
+            Self::check_mismatch,
+        ];
+        checks.iter().filter_map(|check| check(self).err()).collect()
+    }
+
+    /// Checks what an option says of the model against the model.
+    ///
+    /// # Errors
+    /// A [`ConfigError::Value`] that names the option.
+    pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        let limit = model.max_position_embeddings;
+        match self.max_model_len.filter(|&asked| asked > limit) {
+            Some(asked) => {
+                Err(ConfigError::Value(format!("`max_model_len` {asked} is above the model's limit of {limit}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether an option has another value than its default.
@@ -75,21 +103,25 @@ impl TrainConfig {
         Ok(())
     }
 
-    fn check_data(&self) -> Result<(), ConfigError> {
-        ensure!(!self.model.as_os_str().is_empty(), "`model` is missing: name a Hugging Face model directory");
-        ensure!(!self.dataset.as_os_str().is_empty(), "`dataset` is missing: name a JSONL file of prompts");
-        ensure!(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
-        ensure!(
-            self.eval_steps.is_none() || self.eval_dataset.is_some(),
-            "`eval_steps` needs `eval_dataset`: name a JSONL file of prompts to evaluate on"
-        );
-        ensure!(!self.reward_funcs.is_empty(), "`reward_funcs` is empty: name at least one reward function");
+    /// Options that every run must give, or that another one asks for.
+    fn missing(&self) -> Vec<ConfigError> {
         let (weights, functions) = (self.reward_weights.len(), self.reward_funcs.len());
-        ensure!(
-            weights == 0 || weights == functions,
-            "`reward_weights` has {weights} entries for {functions} reward functions"
-        );
-        Ok(())
+        let empty = |path: &Path| path.as_os_str().is_empty();
+        let cases = [
+            (empty(&self.model), "`model` is missing: name a Hugging Face model directory".to_owned()),
+            (empty(&self.dataset), "`dataset` is missing: name a JSONL file of prompts".to_owned()),
+            (empty(&self.output_dir), "`output_dir` is empty: name a folder for the run".to_owned()),
+            (
+                self.eval_steps.is_some() && self.eval_dataset.is_none(),
+                "`eval_steps` needs `eval_dataset`: name a JSONL file of prompts to evaluate on".to_owned(),
+            ),
+            (functions == 0, "`reward_funcs` is empty: name at least one reward function".to_owned()),
+            (
+                weights != 0 && weights != functions,
+                format!("`reward_weights` has {weights} entries for {functions} reward functions"),
+            ),
+        ];
+        cases.into_iter().filter(|(wrong, _)| *wrong).map(|(_, words)| ConfigError::Value(words)).collect()
     }
 
     fn check_pair(&self) -> Result<(), ConfigError> {
@@ -151,6 +183,18 @@ mod tests {
     #[test]
     fn the_defaults_with_model_dataset_and_reward_are_valid() {
         valid().validate().unwrap();
+    }
+
+    #[test]
+    fn everything_that_is_missing_or_out_of_bounds_is_said_at_once() {
+        let config = TrainConfig { num_generations: 1, publish_every: 0, ..TrainConfig::default() };
+        let found: Vec<String> = config.problems().iter().map(ToString::to_string).collect();
+        let expected = ["`model`", "`dataset`", "`reward_funcs`", "`num_generations`", "`publish_every`"];
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        assert!(found.iter().zip(expected).all(|(problem, key)| problem.starts_with(key)), "{found:?}");
+        assert_eq!(config.validate().unwrap_err().to_string(), found[0]);
+        let several = TrainConfig { rollout_cuda_graphs: true, lora_r: 4, ..valid() };
+        assert_eq!(several.problems().len(), 2);
     }
 
     #[test]

@@ -8,9 +8,6 @@ use crate::config::{
 };
 use crate::methods::Reduction;
 
-/// Rates below this are what runs without an adapter have.
-const LORA_LEAST_RATE: f64 = 5e-6;
-
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
     #[must_use]
@@ -33,12 +30,6 @@ impl TrainConfig {
             self.num_generations < 4,
             "`num_generations` {} makes a poor baseline; 8 or more is usual",
             self.num_generations
-        );
-        warn_if!(
-            self.use_peft && self.learning_rate < LORA_LEAST_RATE,
-            "`learning_rate` {:e} looks like one for training all weights; an adapter wants about ten times as much, say 1e-5 \
-             to 1e-4",
-            self.learning_rate
         );
         let estimator = self.advantage_estimator;
         warn_if!(
@@ -120,6 +111,14 @@ impl TrainConfig {
         let keys: BTreeSet<&str> = of_losses.chain(of_estimators).copied().collect();
         let own = [self.loss_type.spec().options, self.advantage_estimator.spec().options].concat();
         keys.into_iter().filter(|key| !own.contains(key) && self.is_set(key)).collect()
+    }
+
+    /// Whether sampler and learner compute the same numbers but for rounding in float32: with the same weights, in float32,
+    /// on the same device.
+    #[must_use]
+    pub fn computes_alike(&self) -> bool {
+        let one_version = self.max_staleness == 0;
+        one_version && self.rounding().is_none() && !self.bf16 && self.learner_device == Device::Cpu
     }
 
     /// What makes the sampler compute in other precision than the learner, if anything does.

@@ -1,0 +1,90 @@
+//! What a run is made of besides its options, by which a resumed run sees that something else has taken its place.
+
+use std::{
+    env,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use shared::config::TrainConfig;
+
+/// Hashes of files outside the run directory; one that is absent is not known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Of the dataset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
+    /// Of the programs of the pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub programs: Option<String>,
+    /// Of the files that `reward_funcs` names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_files: Option<String>,
+}
+
+impl Origin {
+    /// What a run is made of now.
+    #[must_use]
+    pub fn of(config: &TrainConfig) -> Self {
+        Self {
+            dataset: hash(&[config.dataset.clone()]),
+            programs: hash(&programs()),
+            reward_files: hash(&reward_files(&config.reward_funcs)),
+        }
+    }
+}
+
+/// This program and, where it is beside it, the sampler.
+fn programs() -> Vec<PathBuf> {
+    let Ok(own) = env::current_exe() else { return Vec::new() };
+    let sampler = own.with_file_name("rollout");
+    [own].into_iter().chain(sampler.is_file().then_some(sampler)).collect()
+}
+
+/// The words of reward functions that are files: `command:run=python3 reward.py` names one.
+fn reward_files(functions: &[String]) -> Vec<PathBuf> {
+    let words = functions.iter().flat_map(|spec| spec.split(|c: char| c.is_whitespace() || matches!(c, ':' | '=')));
+    words.map(PathBuf::from).filter(|path| path.is_file()).collect()
+}
+
+/// The hash of what files hold, one after the other; nothing where there is none, or one is no file that can be read.
+fn hash(files: &[PathBuf]) -> Option<String> {
+    let mut hasher = blake3::Hasher::new();
+    for path in files {
+        add(&mut hasher, path)?;
+    }
+    (!files.is_empty()).then(|| hasher.finalize().to_hex().to_string())
+}
+
+fn add(hasher: &mut blake3::Hasher, path: &Path) -> Option<()> {
+    let file = File::open(path).ok().filter(|_| path.is_file())?;
+    hasher.update_reader(file).ok().map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn another_content_is_another_origin_and_what_is_no_file_is_not_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let (dataset, reward) = (dir.path().join("prompts.jsonl"), dir.path().join("reward.py"));
+        let config = TrainConfig {
+            dataset: dataset.clone(),
+            reward_funcs: vec!["format".into(), format!("command:run=python3 {}", reward.display())],
+            ..TrainConfig::default()
+        };
+        fs::write(&dataset, "a").unwrap();
+        let first = Origin::of(&config);
+        assert!(first.dataset.is_some() && first.programs.is_some() && first.reward_files.is_none());
+        fs::write(&dataset, "b").unwrap();
+        fs::write(&reward, "c").unwrap();
+        let second = Origin::of(&config);
+        assert!(second.dataset.is_some() && second.dataset != first.dataset);
+        assert!(second.reward_files.is_some() && second.programs == first.programs);
+        assert_eq!(Origin::of(&TrainConfig { dataset: dir.path().into(), ..config }).dataset, None);
+    }
+}

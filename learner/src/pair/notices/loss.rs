@@ -1,0 +1,51 @@
+//! What newcomers take for a fault: a loss near 0.
+
+use shared::{
+    metrics,
+    notices::{Notice, NoticeKind},
+};
+
+use super::{Detector, Seen};
+
+/// A loss below this looks like none; gradients are of the order of 1.
+const NEAR_ZERO: f64 = 1e-3;
+
+/// The loss is near 0 in a step with a gradient.
+pub struct NearZero;
+
+impl Detector for NearZero {
+    fn look(&mut self, seen: &Seen<'_>) -> Vec<Notice> {
+        let of = |metric| seen.record.get(metric);
+        let (Some(loss), Some(norm)) = (of(metrics::LOSS), of(metrics::GRAD_NORM)) else {
+            return Vec::new();
+        };
+        if loss.abs() >= NEAR_ZERO || norm == 0.0 {
+            return Vec::new();
+        }
+        let text = format!(
+            "a loss near 0 ({loss:.1e}) is as it should be: the ratio is 1 in the first pass over a batch, and the \
+             advantages of a group cancel out"
+        );
+        let remedy = format!("look at the gradient norm, which is {norm:.2}, and at the reward");
+        vec![Notice::new(NoticeKind::LossNearZero, seen.step(), text, remedy)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::config::TrainConfig;
+
+    use super::{super::testing::told, *};
+
+    #[test]
+    fn a_loss_near_0_is_explained_where_there_is_a_gradient() {
+        let after = |loss: f64, norm: f64| {
+            told(&mut NearZero, &TrainConfig::default(), 1, |record| {
+                record.set(metrics::LOSS, loss).set(metrics::GRAD_NORM, norm);
+            })
+        };
+        assert_eq!((after(1e-9, 0.0), after(-0.2, 0.83), after(f64::NAN, 0.83)), (vec![], vec![], vec![]));
+        let notice = after(-3e-9, 0.83).remove(0);
+        assert!(notice.text.contains("(-3.0e-9)") && notice.remedy.contains("which is 0.83"), "{notice}");
+    }
+}

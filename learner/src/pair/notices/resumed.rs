@@ -1,0 +1,85 @@
+//! What has changed since the checkpoint that a run goes on from.
+
+use shared::{
+    config::TrainConfig,
+    notices::{Notice, NoticeKind},
+    resume::changed_options,
+};
+
+use crate::checkpoint::{Origin, TrainerState};
+
+/// A notice for each kind of thing that is not as it was when the checkpoint was made.
+pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin) -> Vec<Notice> {
+    let step = saved.step;
+    let notice = |kind, what: String, remedy: &str| {
+        Notice::new(kind, step, format!("the run goes on from checkpoint-{step} {what}"), remedy)
+    };
+    let mut list = Vec::new();
+    let changes: Vec<String> = changed_options(&saved.config, config).iter().map(ToString::to_string).collect();
+    if !changes.is_empty() {
+        let what = format!("with other options than it was made with: {}", changes.join(", "));
+        list.push(notice(
+            NoticeKind::OptionsChanged,
+            what,
+            "if that is not meant, resume with the options in config.toml of the run as it was",
+        ));
+    }
+    let differs = |before: &Option<String>, now: &Option<String>| before.is_some() && now.is_some() && before != now;
+    let before = &saved.origin;
+    let is_option = |key: &str| changed_options(&saved.config, config).iter().any(|change| change.key == key);
+    if differs(&before.dataset, &now.dataset) && !is_option("dataset") {
+        list.push(notice(
+            NoticeKind::DataChanged,
+            format!("with another content of {}", config.dataset.display()),
+            "the position in the data counts rows, so it goes on at the same number of the new ones",
+        ));
+    }
+    let programs = differs(&before.programs, &now.programs).then_some("other builds of the programs");
+    let rewards = differs(&before.reward_files, &now.reward_files) && !is_option("reward_funcs");
+    let changed: Vec<&str> = programs.into_iter().chain(rewards.then_some("other files of reward functions")).collect();
+    if !changed.is_empty() {
+        list.push(notice(
+            NoticeKind::CodeChanged,
+            format!("with {}", changed.join(" and ")),
+            "steps before and after it may not be comparable",
+        ));
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(dataset: &str, programs: &str, reward_files: Option<&str>) -> Origin {
+        Origin {
+            dataset: Some(dataset.into()),
+            programs: Some(programs.into()),
+            reward_files: reward_files.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn what_changed_since_a_checkpoint_is_told_and_what_did_not_is_not() {
+        let config = TrainConfig::default();
+        let now = origin("d", "p", Some("r"));
+        let saved = TrainerState { step: 7, origin: now.clone(), ..TrainerState::start(&config, 9) };
+        assert_eq!(since_checkpoint(&saved, &config, &now), []);
+        let unknown = TrainerState { origin: Origin::default(), ..saved.clone() };
+        assert_eq!(since_checkpoint(&unknown, &config, &now), [], "an older checkpoint does not say");
+        let told = |config: &TrainConfig, now: &Origin| -> Vec<(NoticeKind, String)> {
+            since_checkpoint(&saved, config, now).into_iter().map(|n| (n.kind, n.text)).collect()
+        };
+        let begin = "the run goes on from checkpoint-7 with ";
+        let other = TrainConfig { num_generations: 4, ..config.clone() };
+        let options = format!("{begin}other options than it was made with: `num_generations` 8 -> 4");
+        assert_eq!(told(&other, &now), [(NoticeKind::OptionsChanged, options)]);
+        let elsewhere = TrainConfig { dataset: "data.jsonl".into(), ..config.clone() };
+        let kinds: Vec<_> = told(&elsewhere, &origin("e", "p", Some("r"))).iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [NoticeKind::OptionsChanged], "another dataset was asked for");
+        let found = told(&config, &origin("e", "q", Some("s")));
+        assert_eq!(found[0].0, NoticeKind::DataChanged);
+        let code = format!("{begin}other builds of the programs and other files of reward functions");
+        assert_eq!(found[1], (NoticeKind::CodeChanged, code));
+    }
+}

@@ -1,0 +1,58 @@
+//! What the sampler would refuse of a run, all of it, before there is a run.
+
+use std::fmt::Display;
+
+use exporters::Checkpoint;
+use rollout_rewards::RewardFunction;
+use shared::{ModelDir, config::TrainConfig};
+
+use super::setup;
+use crate::{
+    data::{
+        Dataset,
+        DatasetError::{Empty, File},
+        Tokenizer,
+    },
+    reward,
+};
+
+/// Every reason why a run of this configuration would not start, in words. What the launcher sees by itself is left out: a
+/// model or a dataset that cannot be opened, and a dataset without rows.
+#[must_use]
+pub fn problems(config: &TrainConfig) -> Vec<String> {
+    let mut found = Problems::default();
+    let functions =
+        config.reward_funcs.iter().map(|spec| found.take("reward_funcs", reward::registry().function(spec)));
+    let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
+    if config.dynamic_sampling {
+        found.take("filter_groups_metric", setup::filter_metric(config));
+    }
+    let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
+    found.take("model", Checkpoint::open(&model));
+    let Some(tokenizer) = found.take("model", Tokenizer::open(&model)) else { return found.0 };
+    let wanted = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
+    let mut longest = 0;
+    for (key, path) in [("dataset", Some(&config.dataset)), ("eval_dataset", wanted)] {
+        let loaded = path.map(|path| Dataset::load(path, &tokenizer, &setup::prompt_options(config)));
+        let Some(loaded) = loaded.filter(|loaded| !matches!(loaded, Err(File { .. } | Empty { .. }))) else { continue };
+        let Some(dataset) = found.take(key, loaded) else { continue };
+        longest = longest.max(dataset.longest_prompt());
+        for function in &functions {
+            found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));
+        }
+    }
+    let limit = model.config().max_position_embeddings;
+    found.take("max_model_len", setup::max_model_len(config, longest, limit, usize::MAX));
+    found.0
+}
+
+/// What was found, in words.
+#[derive(Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    /// What a check gives; the error of one that fails is kept, with the option that it is about.
+    fn take<T, E: Display>(&mut self, key: &str, result: Result<T, E>) -> Option<T> {
+        result.map_err(|problem| self.0.push(format!("`{key}`: {problem}"))).ok()
+    }
+}

@@ -1,0 +1,121 @@
+//! What a run says of itself where it does not learn, or where its figures are easily misread: each notice once, with
+//! what to do about it. The learner finds and writes them; terminal and report show them.
+
+mod conclusion;
+mod file;
+mod rate;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::declare::choices;
+
+pub use conclusion::{NothingLearned, had_gradient, nothing_learned};
+pub use file::{NoticesFile, read};
+pub use rate::learning_rate;
+
+choices! {
+    /// What a notice is about.
+    NoticeKind {
+        /// `learning_rate` is far from what works for an adapter, or for a whole model of its size.
+        LearningRate = "learning_rate",
+        /// The run goes on with other options than its checkpoint was made with.
+        OptionsChanged = "options_changed",
+        /// The run goes on with another dataset than its checkpoint was made with.
+        DataChanged = "data_changed",
+        /// The run goes on with other programs, or other files of reward functions, than its checkpoint was made with.
+        CodeChanged = "code_changed",
+        /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
+        RewardFailures = "reward_failures",
+        /// A reward function has given the same to every completion for many steps, while others differ. Told once for each
+        /// function.
+        ConstantReward = "constant_reward",
+        /// The completions of every prompt earned the same, several steps running: nothing says which is better.
+        EqualGroups = "equal_groups",
+        /// Most completions were cut off at `max_completion_length`, several steps running.
+        Truncated = "truncated",
+        /// No update of several steps running had a gradient, for another reason than equal rewards.
+        NoGradient = "no_gradient",
+        /// Every update of several steps running was left out, since loss or gradient was not finite.
+        SkippedUpdates = "skipped_updates",
+        /// The entropy is next to nothing, several steps running: the completions of a prompt hardly differ.
+        EntropyGone = "entropy_gone",
+        /// Sampler and learner disagree about the log-probs of tokens by more than their formats explain.
+        Mismatch = "mismatch",
+        /// The loss is near 0 in a step that did have a gradient, which is as it should be.
+        LossNearZero = "loss_near_zero",
+    }
+}
+
+/// One notice: a line of `notices.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Notice {
+    /// What it is about.
+    pub kind: NoticeKind,
+    /// Completed steps when it was found; 0 for what is known before the first.
+    pub step: u64,
+    /// The reward function, where it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// What was found.
+    pub text: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Notice {
+    /// A notice about the run as a whole.
+    #[must_use]
+    pub fn new(kind: NoticeKind, step: u64, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { kind, step, subject: None, text: text.into(), remedy: remedy.into() }
+    }
+
+    /// The same about one reward function.
+    #[must_use]
+    pub fn about(self, subject: &str) -> Self {
+        Self { subject: Some(subject.to_owned()), ..self }
+    }
+
+    /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each.
+    #[must_use]
+    pub fn repeats(&self, other: &Self) -> bool {
+        use NoticeKind::{CodeChanged, DataChanged, OptionsChanged};
+        let at_a_resume = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged);
+        self.kind == other.kind && self.subject == other.subject && (!at_a_resume || self.step == other.step)
+    }
+}
+
+/// `step 3: what was found; what to do about it`.
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.step > 0 {
+            write!(f, "step {}: ", self.step)?;
+        }
+        write!(f, "{}; {}", self.text, self.remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_repeats_another_of_its_kind_and_subject_but_for_what_changed_at_a_resume() {
+        let of = |kind, step| Notice::new(kind, step, "text", "remedy");
+        assert!(of(NoticeKind::Truncated, 3).repeats(&of(NoticeKind::Truncated, 9)));
+        assert!(!of(NoticeKind::Truncated, 3).repeats(&of(NoticeKind::EqualGroups, 3)));
+        let failures = of(NoticeKind::RewardFailures, 3);
+        assert!(!failures.clone().about("a").repeats(&failures.clone().about("b")));
+        assert!(failures.clone().about("a").repeats(&failures.about("a")));
+        assert!(!of(NoticeKind::OptionsChanged, 3).repeats(&of(NoticeKind::OptionsChanged, 9)));
+        assert!(of(NoticeKind::OptionsChanged, 3).repeats(&of(NoticeKind::OptionsChanged, 3)));
+    }
+
+    #[test]
+    fn a_line_has_step_finding_and_remedy() {
+        let notice = Notice::new(NoticeKind::Truncated, 3, "cut off", "raise it");
+        assert_eq!(notice.to_string(), "step 3: cut off; raise it");
+        assert_eq!(Notice { step: 0, ..notice }.to_string(), "cut off; raise it");
+    }
+}
