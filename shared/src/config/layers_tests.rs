@@ -83,7 +83,11 @@ fn what_is_no_run_toml_is_told_by_what_it_is() {
         let text = of(name, text);
         assert!(text.contains(&format!("is {format} and no TOML; `tandem import-config ")), "{text}");
     }
-    assert!(of("a.toml", "seed = :1\n").contains("a.toml: line 1: "));
+    let text = of("a.toml", "seed = :1\n");
+    assert!(
+        text.contains("a.toml: line 1: ") && text.ends_with("; `seed` takes a whole number of at least 0"),
+        "{text}"
+    );
     let text = message(load(Some(Path::new("Qwen/Qwen2.5-0.5B")), &Overrides::new()));
     assert!(text.contains("`hf download NAME"), "{text}");
     assert!(message(load(Some(dir.path()), &Overrides::new())).contains("is a folder"));

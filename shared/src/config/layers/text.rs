@@ -4,6 +4,8 @@ use std::{io, path::Path};
 
 use toml::{Table, Value, de::DeTable};
 
+use crate::config::option;
+
 /// A key of a file.
 pub struct Line {
     /// Number of the line, from 1.
@@ -79,7 +81,9 @@ fn refusal(text: &str, path: &Path, error: &toml::de::Error) -> String {
         return format!("line {}: `{key}` is given twice", number + 1);
     }
     let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-    format!("line {}: {message} in `{line}`", number + 1)
+    let known = line.split('=').next().and_then(|key| option(key.trim()));
+    let wanted = known.map_or_else(String::new, |option| format!("; `{}` takes {}", option.key, option.kind.wanted()));
+    format!("line {}: {message} in `{line}`{wanted}", number + 1)
 }
 
 /// The format that a text has instead, if its name or its first bad line says so.
