@@ -27,13 +27,24 @@ const FEATURES: [(&str, &str); 7] = [
 ];
 
 fn processor() -> Finding {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| {
-        text.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, value)| value.trim().to_owned()))
-    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let name = field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    describe_processor(&name, cores, &field("flags").unwrap_or_default(), tiles_are_granted())
+    let name = cpuinfo("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    describe_processor(&name, cores, &cpuinfo("flags").unwrap_or_default(), tiles_are_granted())
+}
+
+/// A field of the first processor.
+fn cpuinfo(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix(name)?.split_once(':').map(|(_, value)| value.trim().to_owned()))
+}
+
+/// Whether the processor has tiles for products in bfloat16, which are several times as fast as those in float32.
+pub fn has_bf16_tiles() -> bool {
+    are_bf16_tiles(&cpuinfo("flags").unwrap_or_default(), tiles_are_granted())
+}
+
+fn are_bf16_tiles(flags: &str, granted: bool) -> bool {
+    granted && flags.split(' ').any(|flag| flag == "amx_bf16")
 }
 
 /// Whether the system would grant the tile registers of AMX, which a processor's flags alone do not tell.
@@ -58,7 +69,7 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
         found.map(|&(flag, name)| if flag == "amx_tile" && !tiles { "amx (not granted)" } else { name }).collect();
     let kinds = if found.is_empty() { "-".into() } else { found.join(" ") };
     // The sampler's int8 and bf16 (`--rollout-dtype`) are what the choice matters to.
-    let products = match (tiles && has("amx_int8") && has("amx_bf16"), has("avx512_vnni")) {
+    let products = match (has("amx_int8") && are_bf16_tiles(flags, tiles), has("avx512_vnni")) {
         (true, _) => "; int8 and bf16 rollouts on amx",
         (false, true) => "; int8 rollouts on avx512-vnni",
         (false, false) => "",
@@ -189,6 +200,12 @@ mod tests {
         assert!(detail(flags, true).ends_with("avx2 avx512-vnni amx; int8 and bf16 rollouts on amx"));
         assert!(detail(flags, false).ends_with("avx512-vnni amx (not granted); int8 rollouts on avx512-vnni"));
         assert!(detail("avx2", false).ends_with("usable threads, avx2"));
+    }
+
+    #[test]
+    fn tiles_for_bf16_are_there_when_the_system_grants_them() {
+        let of = |flags, granted| are_bf16_tiles(flags, granted);
+        assert!(of("avx2 amx_bf16 amx_tile", true) && !of("avx2 amx_bf16 amx_tile", false) && !of("avx512_bf16", true));
     }
 
     #[test]

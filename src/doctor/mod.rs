@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-pub use machine::gpu_memory;
+pub use machine::{gpu_memory, has_bf16_tiles};
 
 use crate::output;
 

@@ -20,7 +20,7 @@ use serde::Serialize;
 use shared::{
     ModelDir, RunDir,
     channel::iox::remove_leftovers,
-    config::{OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
+    config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
     memory_plan::RunPlan,
     metrics::{self, MetricRecord},
     notices::{self, NothingLearned},
@@ -29,7 +29,7 @@ use shared::{
 };
 
 use crate::{
-    binaries, output, report,
+    binaries, doctor, output, report,
     signals::{self, Interrupted},
     summary,
     supervise::{self, Limits, Outcome, Spec, Watch},
@@ -94,11 +94,18 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     Ok(layers::to_toml(&config) + "\n" + &plan + &remarks)
 }
 
+/// From so many weights on, products are most of a step.
+const LARGE: u64 = 50_000_000;
+
 /// What is allowed and probably not meant. While a run goes on, the notices of the learner say what is not in
 /// [`TrainConfig::warnings`].
 fn remarks(config: &TrainConfig) -> Vec<String> {
     let mut list = config.warnings();
     let weights = ModelDir::open(&config.model).map_or(0, |model| model.config().parameter_count());
+    let in_fp32 = config.learner_device == Device::Cpu && !config.bf16 && weights >= LARGE;
+    if in_fp32 && doctor::has_bf16_tiles() {
+        list.push("this processor has tiles for bfloat16: `bf16` true makes the learner's step much shorter".into());
+    }
     list.extend(notices::learning_rate(config, weights).map(|notice| notice.to_string()));
     let saved = directory::checkpoint(config).and_then(|path| resume::saved_config(&path));
     let changes = saved.map(|saved| resume::changed_options(&saved, config)).unwrap_or_default();
