@@ -165,6 +165,6 @@ mod tests {
         let reward_funcs = vec!["format".to_owned()];
         let other = TrainConfig { beta: 0.5, learning_rate: 1e-5, reward_funcs, save_steps: 7, ..config };
         let told: Vec<String> = changed_options(&saved, &other).iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["`reward_funcs` [] -> [\"format\"]", "`beta` 0.0 -> 0.5", "`learning_rate` 1e-6 -> 1e-5"]);
+        assert_eq!(told, ["`reward_funcs` [] -> [\"format\"]", "`beta` 0.0 -> 0.5", "`learning_rate` 1e-6 -> 0.00001"]);
     }
 }

@@ -33,7 +33,7 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     let text = message(from_file("# a run\nnum_generation = 4", &[]));
     assert!(text.contains("run.toml, line 2)") && text.contains("did you mean `num_generations`?"), "{text}");
     // What is only a little alike is not meant.
-    for key in ["zzz", "report_to", "use_vllm", "gradient_checkpointing_kwargs"] {
+    for key in ["zzz", "report_to", "use_vllm", "max_new_tokens"] {
         let text = message(from_line(&[&format!("--{key}"), "1"]));
         assert!(text.contains(&format!("unknown option `{key}`")) && !text.contains("did you mean"), "{text}");
     }
