@@ -223,7 +223,9 @@ mod tests {
         fs::create_dir(&fresh.output_dir).unwrap();
         let earlier = TrainConfig { micro_batch_tokens: Some(chosen + 7), ..fresh.clone() };
         fs::write(fresh.output_dir.join("config.toml"), layers::to_toml(&earlier)).unwrap();
-        assert_eq!(resolved(&fresh), Some(chosen), "a new run does not look at what is there");
+        fs::write(fresh.output_dir.join("run.lock"), "").unwrap();
+        assert_eq!(resolved(&fresh), Some(chosen), "a new run does not look at what one without a step has left");
+        fs::create_dir(fresh.output_dir.join("checkpoint-3")).unwrap();
         let checkpoint = fresh.output_dir.join("checkpoint-3").display().to_string();
         for from in ["latest", &checkpoint] {
             let goes_on = TrainConfig { resume_from_checkpoint: Some(from.into()), ..fresh.clone() };

@@ -43,7 +43,7 @@ choices! {
         EntropyGone = "entropy_gone",
         /// Sampler and learner disagree about the log-probs of tokens by more than their formats explain.
         Mismatch = "mismatch",
-        /// The loss is near 0 in a step that did have a gradient, which is as it should be.
+        /// The loss is near 0 in the first step that had a gradient, which is as it should be.
         LossNearZero = "loss_near_zero",
     }
 }

@@ -77,7 +77,7 @@ impl Notices {
             Box::new(policy::Skipped::new(config)),
             Box::new(policy::EntropyGone::new(config)),
             Box::new(mismatch::Apart::new(config)),
-            Box::new(loss::NearZero),
+            Box::new(loss::NearZero::default()),
         ];
         for record in records {
             let seen = Seen { config, record, failures: &[] };
