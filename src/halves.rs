@@ -30,6 +30,7 @@ pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete the prompts of a JSONL file"),
     rollout("eval", "Score a model on a dataset: avg@k and pass@k"),
     rollout("rewards", "List the reward functions"),
+    rollout("check-rewards", "Try the reward functions of a run on sample completions"),
     rollout("bench", "Measure generation: prefill, decode, latencies, time by phase"),
     rollout("tune", "Find the batching flags that suit a model and this machine"),
     learner("sft", "Supervised warm start on prompt/completion rows"),

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{bench, check, eval, generate, rewards, run, tune};
+use rollout::commands::{bench, check, check_rewards, eval, generate, rewards, run, tune};
 use shared::{command_line, logging, native, tell};
 
 /// Samples groups of completions from a language model over ONNX Runtime.
@@ -36,14 +36,21 @@ enum Command {
     Eval(eval::Args),
     /// List the reward functions.
     Rewards(rewards::Args),
+    /// Try the reward functions of a run on sample completions.
+    ///
+    /// Each function sees a few rows of the dataset with completions that are empty, plain, overlong and, where the row has
+    /// an answer, right. `tandem train` does the same before it starts, and refuses what cannot work.
+    CheckRewards(check_rewards::Args),
 }
 
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
     unsafe { native::disable_telemetry() };
-    logging::init();
+    let command = Cli::parse_from(command_line::words()).command;
+    // What functions print is for the log of a run; their errors are told as findings.
+    logging::init_from(if matches!(command, Command::CheckRewards(_)) { "error" } else { "info" });
     let done = |()| ExitCode::SUCCESS;
-    let result = match Cli::parse_from(command_line::words()).command {
+    let result = match command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args).map(done),
         Command::Generate(args) => generate::run(&args).map(done),
@@ -51,8 +58,9 @@ fn main() -> ExitCode {
         Command::Tune(args) => tune::run(&args).map(done),
         Command::Eval(args) => eval::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
+        Command::CheckRewards(args) => check_rewards::run(&args),
     };
-    rollout_rewards::command::end_all();
+    rollout_rewards::end_all();
     match result {
         Ok(code) => code,
         Err(error) => {

@@ -10,8 +10,8 @@ const HEAD: &str = "\
 <!-- Written by `cargo xtask docs` from shared/src/config. Do not edit. -->
 
 Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command line
-wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder; on the
-command line, to the working directory, as are those of `resume_from_checkpoint` and within `reward_funcs` in either place.
+wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder, also those
+within `reward_funcs`; on the command line, to the working directory.
 `none` takes the value of an optional key back. An unknown key is refused with the nearest known one, and combinations that
 make no sense are refused with the reason.
 

@@ -9,8 +9,14 @@ pub const LOG_VARIABLE: &str = "TANDEM_LOG";
 
 /// Installs the process-wide subscriber. A second call does nothing.
 pub fn init() {
-    let asked = env::var_os(LOG_VARIABLE).map(|text| text.to_string_lossy().into_owned());
-    let (filter, remark) = filter(asked.as_deref().unwrap_or_default());
+    init_from("info");
+}
+
+/// As [`init`], for a program that says itself what matters: from `level` up unless the variable says otherwise.
+pub fn init_from(level: &str) {
+    let asked = env::var_os(LOG_VARIABLE).unwrap_or_default();
+    let asked = if asked.is_empty() { level.into() } else { asked.to_string_lossy() };
+    let (filter, remark) = filter(&asked);
     let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).with_target(false);
     // A line that cannot be written, since the disk is full, would be complained about with `eprintln!`, which panics.
     let _ = lines.log_internal_errors(false).try_init();

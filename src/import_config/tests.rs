@@ -124,11 +124,18 @@ fn steps_of_trl_are_optimiser_updates() {
 
 #[test]
 fn values_that_mean_nothing_here_are_left_out_with_the_reason() {
-    let (_, found) = import("learning_rate: fast\nloss_type: other\nreward_funcs: [my_lib.rewards.f]\nseed: 3\n");
+    let (_, found) = import("learning_rate: fast\nloss_type: other\nreward_funcs: 3\nseed: 3\n");
     assert!(reason(&found, "learning_rate").contains("`learning_rate`"));
     assert!(reason(&found, "loss_type").contains("must be one of grpo, bnpo"));
-    assert!(reason(&found, "reward_funcs").contains("Python"));
+    assert!(reason(&found, "reward_funcs").contains("list of names"));
     assert_eq!(found.to_toml(), "seed = 3\n");
+}
+
+#[test]
+fn functions_of_python_modules_are_kept() {
+    let (_, found) = import("reward_funcs: [accuracy_reward, my_lib.rewards.f]\nnum_generations: 4\n");
+    assert_eq!(found.config.reward_funcs, ["accuracy_reward", "my_lib.rewards.f"]);
+    assert_eq!(found.left_out, []);
 }
 
 const VERL: &str = "\

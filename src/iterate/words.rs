@@ -14,10 +14,12 @@ use crate::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 17] = [
+const OF_SAMPLING: [&str; 19] = [
     "system_prompt",
     "max_prompt_length",
     "reward_timeout",
+    "reward_python",
+    "reward_processes",
     "num_generations",
     "max_completion_length",
     "temperature",

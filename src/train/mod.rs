@@ -4,6 +4,7 @@ mod directory;
 mod hub;
 mod problems;
 mod progress;
+mod rehearsal;
 mod resolve;
 mod sampler_check;
 
@@ -87,7 +88,8 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
-    let (config, plan) = resolved.expect("what could not be resolved is a problem");
+    let (mut config, plan) = resolved.expect("what could not be resolved is a problem");
+    rehearsal::rehearse(&mut config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let plan: String = plan.to_string().lines().map(comment).collect();
     let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
@@ -184,8 +186,9 @@ pub struct Summary {
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
 pub fn train(config: TrainConfig) -> Result<Trained> {
-    let (config, plan) = resolve::resolve(config)?;
+    let (mut config, plan) = resolve::resolve(config)?;
     output::tell(&plan);
+    rehearsal::rehearse(&mut config)?;
     if config.dynamic_sampling {
         let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
         let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)

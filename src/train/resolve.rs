@@ -29,20 +29,21 @@ pub struct CommandLine {
 impl CommandLine {
     /// Sorts the words; the file comes first, `--dry-run` anywhere.
     pub fn parse(words: &[String]) -> Result<Self> {
-        let (file, options) = match words.split_first() {
-            Some((first, rest)) if !first.starts_with('-') => (Some(PathBuf::from(first)), rest),
-            _ => (None, words),
-        };
+        let (file, options) = layers::file_and_options(words);
         let is_dry_run = |word: &String| word == "--dry-run" || word == "--dry_run";
         let dry_run = options.iter().any(is_dry_run);
         let options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
-        Ok(Self { file, dry_run, overrides: layers::parse_overrides(&options).map_err(explained)? })
+        Ok(Self {
+            file: file.map(Path::to_owned),
+            dry_run,
+            overrides: layers::parse_overrides(&options).map_err(explained)?,
+        })
     }
 
     /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves it as
     /// it stands; in the file it is relative to the file's folder, as all paths there.
     pub fn config(&self) -> Result<TrainConfig> {
-        let mut config = layers::load(self.file.as_deref(), &self.overrides).map_err(explained)?;
+        let mut config = layers::load_named(self.file.as_deref(), &self.overrides).map_err(explained)?;
         let in_file = !self.overrides.iter().any(|(key, _)| key == "resume_from_checkpoint");
         if let (true, Some(folder), Some(wanted)) =
             (in_file, self.file.as_deref().and_then(Path::parent), &mut config.resume_from_checkpoint)
@@ -108,6 +109,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
 /// # Errors
 /// When there is no working directory.
 pub fn make_absolute(config: &mut TrainConfig) -> Result<()> {
+    config.reward_dir.get_or_insert_with(|| ".".into());
     for path in config.paths_mut().filter(|path| !path.as_os_str().is_empty()) {
         *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
     }

@@ -244,7 +244,8 @@ fn a_reward_that_always_fails_ends_the_run() {
         fs::write(bench.path("reward.sh"), script).unwrap();
         for more in [&[][..], &["--dynamic_sampling"], &["--reward_failure=skip_function"]] {
             let _ = fs::remove_dir_all(bench.path("run"));
-            let args = [TRAIN.1, &["--reward_funcs", "format,command:run=sh reward.sh"], more].concat();
+            let rewards = ["--reward_funcs", "format,command:run=sh reward.sh", "--rehearse_rewards", "false"];
+            let args = [TRAIN.1, &rewards, more].concat();
             let message = bench.refusal(TRAIN.0, &args);
             let words = ["reward function `command` failed on all 4 completions of step 1", reason, "rollout.log"];
             assert_named(&[message], &words);

@@ -1,6 +1,6 @@
 //! README, followed word by word from an empty folder.
 //!
-//! What stands in a `toml` block under the name of a file is written to that file; the lines of `console` blocks that begin
+//! What stands in a `toml` or `python` block under the name of a file is written to that file; the lines of `console` blocks that begin
 //! with `$` are run by a shell, one after the other, and must succeed. What README takes for granted is put in place
 //! before: the model and the dataset that it names, small ones; the binaries on the path. Numbers that only make a run
 //! long are replaced ([`SHORTER`]). Lines for a clone (`git`, `cd`, `cargo`) are the business of continuous integration,
@@ -60,7 +60,7 @@ fn is_run(command: &str) -> bool {
     !of_a_clone && !command.contains('…') && !words.split([' ', '/']).any(is_for_the_reader)
 }
 
-/// The file that a block of TOML names in its first line, and its text with the shorter settings.
+/// The file that a block of TOML or Python names in its first line, and its text with the shorter settings.
 fn file(block: &Block) -> Option<(String, String)> {
     let name = block.lines.first()?.strip_prefix("# ")?.trim();
     let shorter = |line: &&str| {
@@ -70,7 +70,9 @@ fn file(block: &Block) -> Option<(String, String)> {
     };
     let lines: Vec<String> =
         block.lines.iter().map(|line| shorter(line).unwrap_or_else(|| (*line).to_owned())).collect();
-    (block.language == "toml" && name.ends_with(".toml")).then(|| (name.to_owned(), lines.join("\n") + "\n"))
+    let is_file =
+        [("toml", ".toml"), ("python", ".py")].iter().any(|(l, end)| block.language == *l && name.ends_with(end));
+    is_file.then(|| (name.to_owned(), lines.join("\n") + "\n"))
 }
 
 /// Puts a small model and a small dataset where a configuration wants its own.
@@ -99,9 +101,11 @@ fn the_readme_can_be_followed_word_by_word() {
     let mut trained = Vec::new();
     for block in blocks(&readme) {
         if let Some((name, text)) = file(&block) {
-            prepare(dir.path(), &text);
             fs::write(dir.path().join(&name), &text).unwrap();
-            trained.push(text.parse::<toml::Table>().unwrap());
+            if block.language == "toml" {
+                prepare(dir.path(), &text);
+                trained.push(text.parse::<toml::Table>().unwrap());
+            }
         }
         for command in commands(&block).iter().filter(|_| block.language == "console").filter(|command| is_run(command))
         {

@@ -1,6 +1,8 @@
 //! What a reward function is before it is made: its name, its parameters, and how it is made of them.
 
-use std::{collections::BTreeMap, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, str::FromStr, sync::Arc};
+
+use shared::config::RewardHost;
 
 use crate::Reward;
 
@@ -31,7 +33,10 @@ pub struct Entry {
 }
 
 /// Parameter values, defaults filled in.
-pub struct Parameters(pub(crate) BTreeMap<&'static str, String>);
+pub struct Parameters {
+    pub(crate) values: BTreeMap<&'static str, String>,
+    pub(crate) host: RewardHost,
+}
 
 impl Parameters {
     /// The value of a declared parameter.
@@ -39,7 +44,21 @@ impl Parameters {
     /// # Errors
     /// When the value is not of the wanted type.
     pub fn get<T: FromStr>(&self, name: &str) -> Result<T, String> {
-        let text = self.0.get(name).ok_or_else(|| format!("parameter `{name}` is missing"))?;
+        let text = self.values.get(name).ok_or_else(|| format!("parameter `{name}` is missing"))?;
         text.parse().map_err(|_| format!("parameter `{name}` has the unusable value `{text}`"))
+    }
+
+    /// The value of a declared parameter that is a path.
+    ///
+    /// # Errors
+    /// When it is not declared.
+    pub fn path(&self, name: &str) -> Result<PathBuf, String> {
+        Ok(self.host.path(&self.get::<PathBuf>(name)?))
+    }
+
+    /// How processes are started.
+    #[must_use]
+    pub fn host(&self) -> &RewardHost {
+        &self.host
     }
 }

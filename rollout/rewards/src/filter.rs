@@ -1,8 +1,8 @@
 //! What dynamic sampling goes by.
 
-use shared::Contrast;
+use shared::{Contrast, config::rewards::short_name};
 
-use super::{Registry, RewardFunction, registry::bare_name};
+use super::{Registry, RewardFunction};
 
 /// The value of `filter_groups_metric` that means the weighted sum of all functions.
 const SUM: &str = "reward";
@@ -33,7 +33,7 @@ impl FilterMetric {
             None if of_sum == Contrast::Steps => Ok(Self::Sum),
             Some(name) => {
                 let index =
-                    functions.iter().position(|spec| spec == name || bare_name(spec) == name).ok_or_else(|| {
+                    functions.iter().position(|spec| spec == name || short_name(spec) == name).ok_or_else(|| {
                         let known: Vec<&str> = functions.iter().map(String::as_str).chain([SUM]).collect();
                         format!("`{name}` is none of the reward functions; there are {}", known.join(", "))
                     })?;

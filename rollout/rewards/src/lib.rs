@@ -1,7 +1,7 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`command`] those of another process. [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling
+//! [`program`] those of other processes. [`rehearsal`] tries functions on samples, [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling
 //! goes by. `docs/rewards.md` describes them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
@@ -9,11 +9,12 @@
 
 #![forbid(unsafe_code)]
 
-pub mod command;
 pub mod entry;
 pub mod filter;
 mod pool;
+mod program;
 pub mod registry;
+pub mod rehearsal;
 pub mod rules;
 pub mod steps;
 
@@ -26,6 +27,7 @@ use serde_json::{Map, Value};
 use shared::{FinishReason, RewardOutcome};
 
 pub use pool::{Call, RewardPool, ScoredGroup};
+pub use program::end_all;
 pub use registry::{Registry, RewardError, RewardFunction};
 
 /// What rewards need to know of the policy's tokenizer.
@@ -46,6 +48,8 @@ pub trait PolicyTokenizer: std::fmt::Debug + Send + Sync {
 pub struct RewardInput {
     /// The prompt as text, chat template applied, without a prefill of the answer.
     pub prompt: Arc<str>,
+    /// The row's own messages, where its prompt is a conversation; without a prefill of the answer.
+    pub messages: Option<Arc<[Value]>>,
     /// The tokens that the policy saw, those of a prefill included.
     pub prompt_ids: Arc<[u32]>,
     /// Bytes of a prefill at the start of every completion's text.
@@ -96,6 +100,17 @@ pub enum Scope {
 pub trait Reward: Send + Sync {
     /// One outcome per completion of the input, in order.
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome>;
+
+    /// As [`Reward::score`], for the first call of a [`rehearsal`]: where a program may still be loading, that is waited
+    /// for, and one that does not answer is looked at more closely.
+    fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        self.score(input)
+    }
+
+    /// The last lines that the function's own program said, for whoever looks for the reason of a failure.
+    fn last_words(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// What [`Reward::score`] is called with: one completion (the default) or the group.
     fn scope(&self) -> Scope {

@@ -370,7 +370,7 @@ fn call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec
 }
 
 /// The outcome, or a failure where it is none: scores must be finite, steps in order and within the completion.
-fn checked(outcome: RewardOutcome, tokens: usize) -> RewardOutcome {
+pub(crate) fn checked(outcome: RewardOutcome, tokens: usize) -> RewardOutcome {
     let wrong = match &outcome {
         RewardOutcome::Score(score) if !score.is_finite() => Some(format!("returned {score}")),
         RewardOutcome::Steps(steps) => wrong_steps(steps, tokens),

@@ -1,15 +1,22 @@
 //! Reward functions by name.
 //!
 //! A function is asked for as `name` or, with parameters, `name:key=value:key=value`; no comma or quote is needed, so
-//! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`.
+//! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. Functions in
+//! Python are named as [`PythonFunction`] says.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use rayon::prelude::*;
 use serde_json::{Map, Value};
+use shared::config::{
+    RewardHost, TrainConfig,
+    rewards::{PythonFunction, parts, short_name},
+};
 
 use crate::{
     Reward,
     entry::{Entry, Parameters},
+    program::{command, python},
     rules::ENTRIES,
 };
 
@@ -17,7 +24,10 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum RewardError {
     /// No such function.
-    #[error("unknown reward function `{name}`{}; there are {}", hint(.suggestion), .known.join(", "))]
+    #[error(
+        "unknown reward function `{name}`{}; there are {}, and functions in Python as my_rewards.py:my_function",
+        hint(.suggestion), .known.join(", ")
+    )]
     Unknown {
         /// What was asked for.
         name: String,
@@ -33,6 +43,16 @@ pub enum RewardError {
         name: String,
         /// What is wrong.
         reason: String,
+    },
+    /// A function in Python that cannot be loaded.
+    #[error("reward function `{name}` cannot be loaded: {reason}")]
+    Python {
+        /// What was asked for.
+        name: String,
+        /// What is wrong, in one line.
+        reason: String,
+        /// The end of the traceback, or what the interpreter said last.
+        words: Vec<String>,
     },
     /// The dataset has no row that the function could score.
     #[error("reward function `{name}` needs the column {}, but no row of {path} has it", .columns.join(" or "))]
@@ -50,11 +70,24 @@ fn hint(suggestion: &Option<String>) -> String {
     suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default()
 }
 
+impl RewardError {
+    /// What the function's own program said last, if there is one.
+    #[must_use]
+    pub fn last_words(&self) -> &[String] {
+        match self {
+            Self::Python { words, .. } => words,
+            _ => &[],
+        }
+    }
+}
+
 /// A reward function ready for use.
 #[derive(Clone)]
 pub struct RewardFunction {
     pub(crate) name: String,
     pub(crate) columns: &'static [&'static str],
+    /// Whether it is the user's own code.
+    pub(crate) own: bool,
     pub(crate) reward: Arc<dyn Reward>,
 }
 
@@ -65,7 +98,7 @@ impl std::fmt::Debug for RewardFunction {
 }
 
 impl RewardFunction {
-    /// The text that it was asked for with: its name in metrics and outputs.
+    /// The text that it was asked for with; that of a function in Python has its name, also where only its file was named.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -99,17 +132,29 @@ impl RewardFunction {
 }
 
 /// The functions that can be asked for.
-#[derive(Default)]
 pub struct Registry {
     /// What is known besides the functions of this crate.
     further: &'static [Entry],
+    host: RewardHost,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::with(&[])
+    }
 }
 
 impl Registry {
-    /// The functions of this crate and further ones.
+    /// The functions of this crate and further ones, in processes as they are by default.
     #[must_use]
-    pub const fn with(further: &'static [Entry]) -> Self {
-        Self { further }
+    pub fn with(further: &'static [Entry]) -> Self {
+        Self { further, host: TrainConfig::default().reward_host() }
+    }
+
+    /// The same functions, in processes that are started in this way.
+    #[must_use]
+    pub fn on(&self, host: RewardHost) -> Self {
+        Self { further: self.further, host }
     }
 
     /// Every function, in the order in which they are listed.
@@ -122,27 +167,37 @@ impl Registry {
     /// # Errors
     /// An unknown name or a bad parameter.
     pub fn function(&self, spec: &str) -> Result<RewardFunction, RewardError> {
+        if let Some(function) = PythonFunction::parse(spec) {
+            return python::load(spec, &function, &self.host);
+        }
         let (name, settings) = spec.split_once(':').unwrap_or((spec, ""));
         let entry = self.find(name)?;
         let fail = |reason: String| RewardError::Parameter { name: entry.name.to_owned(), reason };
-        let parameters = parameters(entry, settings).map_err(fail)?;
-        let reward = (entry.build)(&parameters).map_err(fail)?;
-        Ok(RewardFunction { name: spec.to_owned(), columns: entry.columns, reward })
+        let values = parameters(entry, settings).map_err(fail)?;
+        let reward = (entry.build)(&Parameters { values, host: self.host.clone() }).map_err(fail)?;
+        Ok(RewardFunction { name: spec.to_owned(), columns: entry.columns, own: entry.name == command::NAME, reward })
     }
 
-    /// Makes every function of a list.
+    /// Makes every function of a list; those that take long to load do so at the same time.
     ///
     /// # Errors
     /// As [`Registry::function`], for the first that fails.
     pub fn functions(&self, specs: &[String]) -> Result<Vec<RewardFunction>, RewardError> {
-        specs.iter().map(|spec| self.function(spec)).collect()
+        self.each(specs).into_iter().collect()
+    }
+
+    /// As [`Registry::functions`], with what is wrong with each.
+    #[must_use]
+    pub fn each(&self, specs: &[String]) -> Vec<Result<RewardFunction, RewardError>> {
+        specs.par_iter().map(|spec| self.function(spec)).collect()
     }
 
     /// Whether `name` or `name:key=value:…` says if a completion's answer is right: one that gets at least
     /// [`Reward::correct_at`] is. Unknown functions do not.
     #[must_use]
     pub fn judges(&self, spec: &str) -> bool {
-        self.find(bare_name(spec)).is_ok_and(|entry| !entry.columns.is_empty())
+        PythonFunction::parse(spec).is_none()
+            && self.find(&short_name(spec)).is_ok_and(|entry| !entry.columns.is_empty())
     }
 
     fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
@@ -160,21 +215,11 @@ impl Registry {
     }
 }
 
-/// The name in `name:key=value:…`.
-pub(crate) fn bare_name(spec: &str) -> &str {
-    spec.split(':').next().unwrap_or(spec)
-}
-
-/// The parts between colons; `\:` is a colon of a part, for which a character that no text has holds the place.
-fn split(settings: &str) -> Vec<String> {
-    settings.replace("\\:", "\0").split(':').map(|part| part.replace('\0', ":")).collect()
-}
-
-fn parameters(entry: &Entry, settings: &str) -> Result<Parameters, String> {
+fn parameters(entry: &Entry, settings: &str) -> Result<BTreeMap<&'static str, String>, String> {
     let names = || entry.parameters.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
     let mut values: BTreeMap<&'static str, String> =
         entry.parameters.iter().filter_map(|p| Some((p.name, p.default?.to_owned()))).collect();
-    for setting in split(settings).iter().filter(|s| !s.is_empty()) {
+    for setting in parts(settings).iter().filter(|s| !s.is_empty()) {
         let (key, value) = setting.split_once('=').ok_or_else(|| {
             format!("`{setting}` is not of the form key=value (a colon within a value is written `\\:`)")
         })?;
@@ -190,7 +235,7 @@ fn parameters(entry: &Entry, settings: &str) -> Result<Parameters, String> {
     }
     match entry.parameters.iter().find(|p| !values.contains_key(p.name)) {
         Some(missing) => Err(format!("needs `{}` ({}), as in {}:{0}=…", missing.name, missing.about, entry.name)),
-        None => Ok(Parameters(values)),
+        None => Ok(values),
     }
 }
 
@@ -232,7 +277,7 @@ mod tests {
 
     #[test]
     fn colons_within_values_are_escaped() {
-        assert_eq!(split(r"a=b:c=d\:e\:f:"), ["a=b", "c=d:e:f", ""]);
+        assert_eq!(parts(r"a=b:c=d\:e\:f:"), ["a=b", "c=d:e:f", ""]);
         assert!(error("sentence_share:word=/no:where").contains(r"a colon within a value is written `\:`"));
     }
 }

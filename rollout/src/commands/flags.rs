@@ -12,7 +12,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use rollout_rewards::RewardFunction;
 use shared::{
     Dtype, ModelDir, SamplingParams,
-    config::{self, Choice, ChoiceSpec, Device, KvDtype, RolloutDtype, TrainConfig},
+    config::{self, Choice, ChoiceSpec, Device, KvDtype, RewardHost, RolloutDtype, TrainConfig},
 };
 
 use super::rows::check_writable;
@@ -294,6 +294,12 @@ pub struct RewardFlags {
     #[arg(long, env = "TANDEM_REWARD_TIMEOUT", value_name = "SECONDS", default_value_t = defaults().reward_timeout,
           help = help("reward_timeout"))]
     pub(super) reward_timeout: f64,
+    #[arg(long, env = "TANDEM_REWARD_PYTHON", value_name = "PYTHON", default_value_t = defaults().reward_python,
+          help = help("reward_python"))]
+    pub(super) reward_python: String,
+    #[arg(long, env = "TANDEM_REWARD_PROCESSES", value_name = "N", default_value_t = defaults().reward_processes,
+          value_parser = clap::value_parser!(u32).range(1..), help = help("reward_processes"))]
+    pub(super) reward_processes: u32,
 }
 
 impl RewardFlags {
@@ -302,7 +308,9 @@ impl RewardFlags {
     /// # Errors
     /// An unknown function, a bad parameter or weight.
     pub fn functions(&self) -> anyhow::Result<Vec<RewardFunction>> {
-        let functions = reward::registry().functions(&self.reward_funcs).context("--reward-funcs")?;
+        let processes = self.reward_processes as usize;
+        let host = RewardHost { dir: ".".into(), python: self.reward_python.clone(), processes };
+        let functions = reward::registry().on(host).functions(&self.reward_funcs).context("--reward-funcs")?;
         ensure!(
             self.reward_weights.is_empty() || self.reward_weights.len() == functions.len(),
             "--reward-weights has {} entries for {} reward functions",
@@ -335,7 +343,8 @@ impl RewardFlags {
         let deadline = Duration::from_secs_f64(self.reward_timeout);
         // Without weights, every function has the weight 1.
         let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
-        let names = functions.iter().map(|function| function.name().to_owned()).zip(weights).collect();
+        let entries: Vec<String> = functions.iter().map(|function| function.name().to_owned()).collect();
+        let names = config::rewards::names(&entries).into_iter().zip(weights).collect();
         let pool = reward::pool(functions, threads, deadline).context("threads for the reward functions")?;
         Ok(Some(Scoring { pool, names }))
     }

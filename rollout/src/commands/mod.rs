@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod check;
+pub mod check_rewards;
 mod complete;
 pub mod eval;
 pub mod flags;

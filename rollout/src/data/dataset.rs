@@ -67,6 +67,8 @@ pub struct PromptRow {
     /// The end of `prompt_text` that already belongs to the answer: the content of a last assistant message. Rewards
     /// see it in front of the completion. Empty without one.
     pub prefill: String,
+    /// The row's own messages, where its prompt is a conversation: without the prefill and a system prompt of the run.
+    pub messages: Option<Arc<[Value]>>,
     /// Every other column of the row.
     pub columns: Arc<Map<String, Value>>,
     /// What made the tokens.
@@ -83,6 +85,7 @@ impl PromptRow {
         let prompt = self.prompt_text.strip_suffix(self.prefill.as_str()).unwrap_or(&self.prompt_text);
         RewardInput {
             prompt: prompt.into(),
+            messages: self.messages.clone(),
             prompt_ids: self.prompt_ids.clone(),
             prefill: self.prefill.len(),
             tokenizer: Some(Arc::new(self.tokenizer.clone())),
@@ -117,11 +120,25 @@ impl Dataset {
     /// # Errors
     /// An unreadable or empty file, or the first bad row, with its line number and the reason.
     pub fn load(path: &Path, tokenizer: &Tokenizer, options: &PromptOptions) -> Result<Self, DatasetError> {
+        Self::load_first(path, tokenizer, options, usize::MAX)
+    }
+
+    /// As [`Dataset::load`], of the first `limit` rows; those behind are not looked at.
+    ///
+    /// # Errors
+    /// As [`Dataset::load`].
+    pub fn load_first(
+        path: &Path,
+        tokenizer: &Tokenizer,
+        options: &PromptOptions,
+        limit: usize,
+    ) -> Result<Self, DatasetError> {
         let bytes = fs::read(path).map_err(|reason| DatasetError::File { path: path.to_owned(), reason })?;
         let lines: Vec<(usize, &[u8])> = bytes
             .split(|&b| b == b'\n')
             .enumerate()
             .filter(|(_, line)| !line.trim_ascii().is_empty())
+            .take(limit)
             .map(|(index, line)| (index + 1, line))
             .collect();
         let rows: Vec<Result<PromptRow, DatasetError>> = lines
@@ -184,7 +201,9 @@ fn prompt_row(
     tokenizer: &Tokenizer,
     options: &PromptOptions,
 ) -> Result<PromptRow, String> {
-    let row = adapters::adapt(parse(line)?, tokenizer.template().is_some())?;
+    let row = parse(line)?;
+    let messages = conversation(&row);
+    let row = adapters::adapt(row, tokenizer.template().is_some())?;
     let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref())?;
     let (prompt_text, prefill, ids) = tokenise(prompt, &row.columns, tokenizer)?;
     let vocab_size = tokenizer.model_vocab_size();
@@ -200,6 +219,7 @@ fn prompt_row(
         prompt_text,
         prompt_ids: ids[ids.len() - kept..].into(),
         prefill,
+        messages,
         columns: Arc::new(row.columns),
         tokenizer: tokenizer.clone(),
     })
@@ -216,6 +236,13 @@ fn parse(line: &[u8]) -> Result<Map<String, Value>, String> {
             Err(format!("is not valid JSON: {what} (column {})", e.column()))
         }
     }
+}
+
+/// The messages of a row that has some, as TRL's rewards see them; what begins the answer belongs to the completion.
+fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
+    let messages = row.get("prompt")?.as_array()?;
+    let kept = messages.len() - usize::from(chat::prefill(messages).is_some());
+    Some(messages[..kept].into())
 }
 
 fn with_system_prompt(prompt: Prompt, system_prompt: Option<&str>) -> Result<Prompt, String> {

@@ -87,7 +87,8 @@ impl Inputs {
     fn load(config: &TrainConfig, model: &ModelDir) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::open(model)?;
         let options = prompt_options(config);
-        let rewards = reward::registry().functions(&config.reward_funcs).context("`reward_funcs`")?;
+        let rewards =
+            reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
         let load = |path| -> anyhow::Result<Dataset> {
             let dataset = Dataset::load(path, &tokenizer, &options)?;
             reward::check(&rewards, &dataset).context("`reward_funcs`")?;

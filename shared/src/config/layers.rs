@@ -69,6 +69,29 @@ pub fn parse(text: &str, file: &Path) -> Result<TrainConfig, ConfigError> {
     Ok(values_of(text, file)?.try_into().expect("each value was accepted by itself"))
 }
 
+/// As [`load`], for what a user names: reward functions that the file names are found from its folder on.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
+    let mut config = load(file, overrides)?;
+    let in_file = !overrides.iter().any(|(key, _)| key == "reward_funcs");
+    if in_file && config.reward_dir.is_none() {
+        let folder = file.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+        config.reward_dir = folder.map(Path::to_owned);
+    }
+    Ok(config)
+}
+
+/// Tells the configuration file of a command line, which comes first, from the options.
+#[must_use]
+pub fn file_and_options(words: &[String]) -> (Option<&Path>, &[String]) {
+    match words.split_first() {
+        Some((first, rest)) if !first.starts_with('-') => (Some(Path::new(first)), rest),
+        _ => (None, words),
+    }
+}
+
 /// The configuration as `run.toml` text; [`load`] reads the same values back.
 #[must_use]
 pub fn to_toml(config: &TrainConfig) -> String {

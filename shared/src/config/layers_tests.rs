@@ -145,6 +145,17 @@ fn paths_in_a_file_are_relative_to_it_and_flags_to_the_working_directory() {
 }
 
 #[test]
+fn reward_functions_are_found_from_the_folder_of_the_file_that_names_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    fs::write(&path, "reward_funcs = [\"r.py:f\"]").unwrap();
+    let found = |line: &[&str]| load_named(Some(&path), &parse_overrides(&words(line)).unwrap()).unwrap().reward_dir;
+    assert_eq!(found(&[]).as_deref(), Some(dir.path()));
+    assert_eq!(found(&["--reward_funcs", "s.py:g"]), None);
+    assert_eq!(found(&["--reward_dir", "elsewhere"]), Some("elsewhere".into()));
+}
+
+#[test]
 fn none_takes_an_optional_value_back_and_is_a_value_elsewhere() {
     let (_, config) = from_file("max_steps = 5\neval_dataset = \"none\"", &["--max-steps", "none"]).unwrap();
     assert_eq!(config.max_steps, None);

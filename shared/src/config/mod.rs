@@ -24,6 +24,7 @@ mod choices;
 pub mod layers;
 mod option;
 mod options;
+pub mod rewards;
 mod validate;
 
 pub use choices::{
@@ -32,6 +33,7 @@ pub use choices::{
 };
 pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
+pub use rewards::RewardHost;
 
 pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, UnknownChoice};
 pub use crate::group::RewardFailure;
@@ -41,6 +43,8 @@ pub use crate::methods::{
     loss::{ImportanceSamplingLevel, LossType},
     reduction::LossAggregation,
 };
+
+use std::iter;
 
 use crate::Contrast;
 
@@ -131,15 +135,21 @@ impl TrainConfig {
         several.contrast.unwrap_or(self.advantage_estimator.spec().contrast)
     }
 
-    /// Each reward function as metrics call it, with its weight: the name without parameters where that is enough to
-    /// tell it from the others, else the whole specification.
+    /// Each reward function as metrics call it ([`rewards::names`]), with its weight.
     #[must_use]
     pub fn weighted_rewards(&self) -> Vec<(String, f64)> {
-        let bare = |spec: &str| spec.split(':').next().unwrap_or_default().to_owned();
-        let alone = |name: &str| self.reward_funcs.iter().filter(|spec| bare(spec) == name).count() == 1;
-        let shown = |spec: &String| Some(bare(spec)).filter(|name| alone(name)).unwrap_or_else(|| spec.clone());
-        let weight = |i: usize| self.reward_weights.get(i).copied().unwrap_or(1.0);
-        self.reward_funcs.iter().enumerate().map(|(i, spec)| (shown(spec), weight(i))).collect()
+        let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
+        rewards::names(&self.reward_funcs).into_iter().zip(weights).collect()
+    }
+
+    /// How reward functions of other processes are started.
+    #[must_use]
+    pub fn reward_host(&self) -> RewardHost {
+        RewardHost {
+            dir: self.reward_dir.clone().unwrap_or_else(|| ".".into()),
+            python: self.reward_python.clone(),
+            processes: self.reward_processes as usize,
+        }
     }
 
     /// Estimator of the KL penalty: the one that is asked for, or the sources' own where the penalty goes.
@@ -171,16 +181,5 @@ mod tests {
     fn a_run_without_a_foreseeable_end_has_no_more_updates_than_can_be_counted() {
         let config = TrainConfig { num_iterations: 4, ..TrainConfig::default() };
         assert_eq!((config.updates_of(10), config.updates_of(u64::MAX / 2)), (40, u64::MAX));
-    }
-
-    #[test]
-    fn rewards_are_called_by_their_names_where_those_differ() {
-        let names = |specs: &[&str]| -> Vec<String> {
-            let reward_funcs = specs.iter().map(|s| (*s).to_owned()).collect();
-            let config = TrainConfig { reward_funcs, ..TrainConfig::default() };
-            config.weighted_rewards().into_iter().map(|(name, _)| name).collect()
-        };
-        assert_eq!(names(&["format", "model:path=/m"]), ["format", "model"]);
-        assert_eq!(names(&["length:target=9", "length:target=5"]), ["length:target=9", "length:target=5"]);
     }
 }

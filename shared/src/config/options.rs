@@ -32,14 +32,16 @@ options! {
     }
 
     "Rewards" {
-        /// Names of the reward functions, with parameters as in `sentence_share:word=dog`; `rollout rewards` lists
-        /// them. Rules cost next to nothing, programs and reward models take cores from the sampler.
+        /// The reward functions: rules by name, with parameters as in `sentence_share:word=dog` (`rollout rewards` lists
+        /// them), Python functions as `my_rewards.py:my_function`, programs, reward models. Rules cost next to nothing,
+        /// the others take cores from the sampler.
         reward_funcs: Vec<String> = Vec::new(), trl;
         /// Weight of each reward function in the sum: more of one counts for less of the others; empty = all 1.
         reward_weights: Vec<f64> = Vec::new(), trl;
         /// Seconds that one call of a reward function may take before it counts as failed. A call is for one
-        /// completion, or for all of a prompt where the function sees them together (`command`, `model`,
-        /// `relative_length`). More is kinder to slow functions, and a hanging one holds its group up for longer.
+        /// completion, or for all of a prompt where the function sees them together (Python functions, `command`,
+        /// `model`, `relative_length`). More is kinder to slow functions, and a hanging one holds its group up for
+        /// longer.
         reward_timeout: f64 = 10.0, above(0.0), at_most(YEAR), because("seconds, at most a year");
         /// What becomes of a completion on which a reward function failed: raised an error, ran out of time, or gave no
         /// number. Abstaining is no failure.
@@ -47,6 +49,17 @@ options! {
         /// End the run with an error when a reward function fails on every completion of a step; false = go on without
         /// it.
         reward_failure_stops: bool = true, keeps_results;
+        /// Folder that relative paths within `reward_funcs` start from, and in which programs and Python functions run.
+        reward_dir: Option<PathBuf> = None,
+            absent("the folder of the file that has `reward_funcs`, or the working directory"), keeps_results;
+        /// Python interpreter for reward functions in Python: a name, or the path of one in a virtual environment.
+        reward_python: String = "python3".into(), keeps_results;
+        /// Processes of each Python function and of each program: so many groups are scored at once, which pays where
+        /// scoring is slow or waits for a service, and each process takes its memory.
+        reward_processes: u32 = 1, at_least(1.0), at_most(1024.0), keeps_results;
+        /// Try the reward functions on sample completions of a few rows before training, and refuse to start where one
+        /// cannot work; false = only load them, for instance where each call costs money.
+        rehearse_rewards: bool = true, keeps_results;
     }
 
     "Generation" {

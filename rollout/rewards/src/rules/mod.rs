@@ -17,8 +17,9 @@ use std::sync::Arc;
 use shared::RewardOutcome;
 
 use crate::{
-    Reward, RewardCompletion, RewardInput, command,
+    Reward, RewardCompletion, RewardInput,
     entry::{Entry, Parameter, Parameters},
+    program::command,
 };
 
 /// A rule that looks at one completion at a time.
@@ -220,7 +221,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         build: arithmetic::build,
     },
     Entry {
-        name: "command",
+        name: command::NAME,
         about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
         columns: &[],
         parameters: &[Parameter { name: "run", default: None, about: "the command line, for /bin/sh" }],

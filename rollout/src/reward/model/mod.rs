@@ -7,7 +7,7 @@
 mod network;
 mod sequence;
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use shared::{ModelDir, RewardOutcome, StepScore};
 
@@ -109,9 +109,12 @@ impl Reward for ModelReward {
     }
 }
 
+/// The function's name.
+pub const NAME: &str = "model";
+
 /// The function in the registry.
 pub(super) const ENTRY: Entry = Entry {
-    name: "model",
+    name: NAME,
     about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
     columns: &[],
     parameters: &[
@@ -137,7 +140,7 @@ fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
         return Err("parameter `batch` must be at least 1".into());
     }
     let (threads, max_length) = (parameters.get("threads")?, parameters.get("max_length")?);
-    let model = ModelDir::open(parameters.get::<PathBuf>("path")?).map_err(|e| e.to_string())?;
+    let model = ModelDir::open(parameters.path("path")?).map_err(|e| e.to_string())?;
     let tokenizer = Tokenizer::open(&model).map_err(|e| e.to_string())?;
     let network = Network::open(&model, threads)?;
     let limit = network.positions;

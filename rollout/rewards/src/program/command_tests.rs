@@ -6,10 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::StepScore;
+use shared::{RewardOutcome, StepScore, config::RewardHost};
 
-use super::*;
-use crate::{Registry, RewardCompletion, RewardFunction, RewardPool, testing};
+use crate::{Registry, RewardCompletion, RewardFunction, RewardInput, RewardPool, testing};
 
 /// A shell program that runs `answer` for each line that it reads, which is in `$line`.
 fn program(answer: &str) -> String {
@@ -42,6 +41,7 @@ fn called(function: &RewardFunction, input: RewardInput, seconds: f64) -> Vec<Re
 }
 
 fn answer(answer: &str) -> Vec<RewardOutcome> {
+    let answer = answer.replace(':', r"\:");
     scored(&mut pool(&[program(&format!("echo '{answer}'")), "finished".into()], 10.0))
 }
 
@@ -68,6 +68,8 @@ fn what_is_no_score_fails_where_it_stands() {
         ("[[[0]], 1]", "answered the list [[0]]; a step is [end, score]"),
         ("[[[3, 1]], 1]", "returned a step that ends with token 3 of a completion of 3 tokens"),
         ("[[[1, 1], [1, 1]], 1]", "returned steps whose ends do not ascend"),
+        ("[{\"error\": \"no such word\"}, 1]", "no such word"),
+        ("[{\"score\": 1}, 1]", "answered the object {\"score\":1} and not a number"),
     ] {
         assert_eq!(answer(line), [failed(reason), one.clone()], "{line}");
     }
@@ -84,7 +86,7 @@ fn a_line_that_is_no_list_of_that_length_fails_the_group() {
         assert_eq!(answer(line), [failed(reason), failed(reason)], "{line}");
     }
     let missing = scored(&mut pool(&["command:run=exit 3".into(), "finished".into()], 10.0));
-    assert_eq!(missing[0], failed("the command ended without an answer (exit status: 3)"));
+    assert_eq!(missing[0], failed("the process ended without an answer (exit status: 3)"));
 }
 
 #[test]
@@ -141,7 +143,7 @@ fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
         hung = hung.display()
     );
     let function = Registry::default().function(&run).unwrap();
-    let late = failed("no answer within the deadline; the command was killed and is started again for the next call");
+    let late = failed("no answer within the deadline; the process was killed and is started again for the next call");
     assert_eq!(called(&function, input(&["a", "b"]), 5.0), [late.clone(), late]);
     let first = numbers(&pids);
     assert_eq!(first.len(), 2);
@@ -197,4 +199,54 @@ fn a_program_that_does_not_read_blocks_nobody() {
     let function = Registry::default().function("command:run=sleep 1000").unwrap();
     let outcomes = called(&function, input(&[&long, "b"]), 0.5);
     assert!(matches!(&outcomes[0], RewardOutcome::Failed(reason) if reason.contains("within the deadline")));
+}
+
+#[test]
+fn a_program_runs_in_the_folder_of_the_file_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("reward.sh"), "while read -r line; do echo '[1, 2]'; done").unwrap();
+    let spec = "command:run=sh reward.sh";
+    let host = |dir: &Path| RewardHost { dir: dir.to_owned(), python: "python3".into(), processes: 1 };
+    let function = Registry::default().on(host(folder.path())).function(spec).unwrap();
+    assert_eq!(called(&function, input(&["a", "b"]), 60.0), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+    let elsewhere = Registry::default().on(host(Path::new("/"))).function(spec).unwrap();
+    assert!(called(&elsewhere, input(&["a", "b"]), 60.0)[0].has_failed());
+    assert!(elsewhere.reward().last_words().iter().any(|line| line.contains("reward.sh")), "{elsewhere:?}");
+    let error = Registry::default().on(host(Path::new("/no/such"))).function(spec).unwrap_err().to_string();
+    assert!(error.contains("/no/such is no folder"), "{error}");
+}
+
+#[test]
+fn as_many_calls_run_at_once_as_there_are_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let pids = folder.path().join("pids");
+    let spec = format!("command:run=echo $$ >> {}; while read -r line; do echo [1, 2]; done", pids.display());
+    let host = RewardHost { dir: ".".into(), python: "python3".into(), processes: 3 };
+    let function = Registry::default().on(host).function(&spec).unwrap();
+    assert_eq!(function.reward().concurrency(), 3);
+    for _ in 0..4 {
+        assert_eq!(called(&function, input(&["a", "b"]), 60.0).len(), 2);
+    }
+    let begun = Instant::now();
+    while numbers(&pids).len() < 3 && begun.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(numbers(&pids).len(), 3);
+}
+
+/// The first call of a rehearsal, of programs that do not answer at once.
+#[test]
+fn a_program_that_does_not_flush_is_told_from_one_that_loads() {
+    let first = |program: &str| {
+        let function = Registry::default().function(&format!("command:run={program}")).unwrap();
+        function.reward().score_first(&input(&["a", "b"]))
+    };
+    let held = "answers=''; while read -r line; do answers='[1, 2]'; done; echo \"$answers\"";
+    let outcomes = first(held);
+    assert!(
+        matches!(&outcomes[0], RewardOutcome::Failed(reason) if reason.contains("flush its standard output")),
+        "{outcomes:?}"
+    );
+    let slow = "sleep 6; while read -r line; do echo '[1, 2]'; done";
+    assert_eq!(first(slow), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
 }

@@ -1,16 +1,19 @@
 //! A process that is asked by lines.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use serde_json::Value;
+
+use super::words::LastWords;
 
 /// Longest answer, in bytes.
 const MAX_LINE: u64 = 64 << 20;
@@ -24,12 +27,32 @@ const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
+    /// It cannot be started.
+    #[error("{0}")]
+    Start(String),
     /// It ended, or closed its output, before it answered.
-    #[error("the command ended without an answer{0}")]
+    #[error("the process ended without an answer{0}")]
     Ended(String),
     /// The deadline passed; the process was killed.
-    #[error("no answer within the deadline; the command was killed and is started again for the next call")]
+    #[error("no answer within the deadline; the process was killed and is started again for the next call")]
     Late,
+    /// The deadline passed, and the process goes on loading.
+    #[error("no answer within the deadline: the process is still loading")]
+    Loading,
+    /// It answers only when its input ends.
+    #[error(
+        "no answer until the input ended: the program has to flush its standard output after every line, in Python with \
+         print(…, flush=True)"
+    )]
+    Unflushed,
+    /// It says that it cannot work.
+    #[error("{reason}")]
+    Refused {
+        /// Why, in one line.
+        reason: String,
+        /// Where that arose.
+        traceback: Option<String>,
+    },
     /// The answer is no line of text.
     #[error("{0}")]
     Line(String),
@@ -55,21 +78,20 @@ pub(super) struct Process {
     child: Child,
     requests: Sender<Vec<u8>>,
     answers: Receiver<Result<String, String>>,
+    log: JoinHandle<()>,
+    /// What it said when it was ready; none while it is not.
+    greeting: Option<String>,
 }
 
 impl Process {
-    /// Starts a command line with the shell.
-    pub fn start(run: &str) -> Result<Self, String> {
+    /// Starts a command that is called `label` in messages. With `greets`, its first line says that it is ready.
+    pub fn start(mut command: Command, label: &str, words: &LastWords, greets: bool) -> Result<Self, String> {
         let mut groups = groups();
-        let mut child = Command::new("/bin/sh")
-            .args(["-c", run])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // A group of its own, so that the shell's children can be killed with it.
-            .process_group(0)
-            .spawn()
-            .map_err(|e| format!("`{run}` cannot be started: {e}"))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own, so that its children can be killed with it.
+        command.process_group(0);
+        let spawned = command.spawn();
+        let mut child = spawned.map_err(|e| cannot_start(&command, &e))?;
         groups.push(Pid::from_child(&child));
         drop(groups);
         let (requests, written) = unbounded();
@@ -79,14 +101,30 @@ impl Process {
         let stderr = child.stderr.take().expect("stderr is piped");
         thread::spawn(move || write_requests(stdin, &written));
         thread::spawn(move || read_answers(stdout, &read));
-        let run = run.to_owned();
-        thread::spawn(move || log_lines(stderr, &run));
-        Ok(Self { child, requests, answers })
+        let (label, words) = (label.to_owned(), words.clone());
+        let log = thread::spawn(move || log_lines(stderr, &label, &words));
+        Ok(Self { child, requests, answers, log, greeting: (!greets).then(String::new) })
     }
 
     /// Whether it runs and has said nothing that it was not asked for: such a line would be taken for the next answer.
     pub fn is_ready(&self) -> bool {
-        self.end().is_none() && self.answers.is_empty()
+        self.end().is_none() && (self.greeting.is_none() || self.answers.is_empty())
+    }
+
+    /// What it says when it is ready; waits for that. Lines before, which are not its own, are passed over.
+    pub fn greeting(&mut self, deadline: Option<Instant>) -> Result<String, AskError> {
+        loop {
+            if let Some(greeting) = &self.greeting {
+                return Ok(greeting.clone());
+            }
+            let line = self.next_line(deadline)?;
+            let said: Value = serde_json::from_str(&line).unwrap_or_default();
+            if let Some(reason) = said["error"].as_str() {
+                let traceback = said["traceback"].as_str().map(str::to_owned);
+                return Err(AskError::Refused { reason: reason.to_owned(), traceback });
+            }
+            self.greeting = said["ready"].as_str().map(str::to_owned);
+        }
     }
 
     /// How it ended, if it has. It is not waited for by that, so that its group can still be killed.
@@ -104,6 +142,21 @@ impl Process {
         if self.requests.send(request.as_bytes().to_vec()).is_err() {
             return Err(self.ended());
         }
+        self.next_line(deadline)
+    }
+
+    /// As [`Process::ask`], with the end of the input behind the line.
+    pub fn ask_last(mut self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
+        let (last, _) = bounded(0);
+        let requests = std::mem::replace(&mut self.requests, last);
+        if requests.send(request.as_bytes().to_vec()).is_err() {
+            return Err(self.ended());
+        }
+        drop(requests);
+        self.next_line(deadline)
+    }
+
+    fn next_line(&self, deadline: Option<Instant>) -> Result<String, AskError> {
         let answer = match deadline {
             Some(deadline) => self.answers.recv_deadline(deadline),
             None => self.answers.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -116,10 +169,10 @@ impl Process {
     }
 
     fn ended(&self) -> AskError {
-        // The output closes a moment before the process is gone.
+        // The output closes a moment before the process is gone and its last words are read.
         let patience = Instant::now() + LAST_MOMENT;
         let mut end = self.end();
-        while end.is_none() && Instant::now() < patience {
+        while (end.is_none() || !self.log.is_finished()) && Instant::now() < patience {
             thread::sleep(Duration::from_millis(1));
             end = self.end();
         }
@@ -137,6 +190,14 @@ impl Drop for Process {
     }
 }
 
+fn cannot_start(command: &Command, error: &io::Error) -> String {
+    let program = command.get_program().display();
+    match command.get_current_dir().filter(|dir| !dir.is_dir()) {
+        Some(dir) => format!("`{program}` cannot be started: {} is no folder", dir.display()),
+        None => format!("`{program}` cannot be started: {error}"),
+    }
+}
+
 /// Kills a group of [`GROUPS`].
 fn kill(group: Pid) {
     // It fails only where nobody is left to be killed.
@@ -144,11 +205,13 @@ fn kill(group: Pid) {
 }
 
 /// Brings to the log what a process writes to stderr, text or not.
-fn log_lines(stderr: ChildStderr, run: &str) {
+fn log_lines(stderr: ChildStderr, label: &str, words: &LastWords) {
     let mut reader = BufReader::new(stderr);
     let mut line = Vec::new();
     while matches!(reader.by_ref().take(MAX_LOG_LINE).read_until(b'\n', &mut line), Ok(1..)) {
-        tracing::info!("`{run}`: {}", String::from_utf8_lossy(&line).trim_end());
+        let text = String::from_utf8_lossy(&line);
+        tracing::info!("`{label}`: {}", text.trim_end());
+        words.push(text.trim_end());
         line.clear();
     }
 }

@@ -1,4 +1,4 @@
-//! The line that a command answers.
+//! The line that a process answers.
 
 use serde_json::Value;
 use shared::{RewardOutcome, StepScore};
@@ -6,11 +6,20 @@ use shared::{RewardOutcome, StepScore};
 /// Longest piece of an answer that is quoted in a message.
 const QUOTED: usize = 60;
 
-/// The outcomes in a line.
+/// What a line says.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// One outcome per completion.
+    pub outcomes: Vec<RewardOutcome>,
+    /// Where errors arose, as far as the line says it.
+    pub tracebacks: Vec<String>,
+}
+
+/// Reads a line.
 ///
 /// # Errors
 /// A line that is no list with one entry per completion.
-pub(super) fn outcomes(line: &str, completions: usize) -> Result<Vec<RewardOutcome>, String> {
+pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
     let answer = parse(line)?;
     let Value::Array(entries) = answer else {
         return Err(format!("answered {} and not a list", describe(&answer)));
@@ -18,7 +27,8 @@ pub(super) fn outcomes(line: &str, completions: usize) -> Result<Vec<RewardOutco
     if entries.len() != completions {
         return Err(format!("answered {} entries for {completions} completions", entries.len()));
     }
-    Ok(entries.iter().map(outcome).collect())
+    let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str());
+    Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks: tracebacks.map(str::to_owned).collect() })
 }
 
 /// Python writes what is no number as `NaN` and `Infinity`, which JSON does not know; read as texts, they fail where they
@@ -41,6 +51,9 @@ fn outcome(entry: &Value) -> RewardOutcome {
             Some(steps) => RewardOutcome::Steps(steps),
             None => RewardOutcome::Failed(format!("answered {}; a step is [end, score]", describe(entry))),
         },
+        Value::Object(object) if object.get("error").is_some_and(Value::is_string) => {
+            RewardOutcome::Failed(object["error"].as_str().unwrap_or_default().to_owned())
+        }
         entry => match entry.as_f64() {
             Some(score) => RewardOutcome::Score(score),
             None => RewardOutcome::Failed(format!("answered {} and not a number", describe(entry))),

@@ -1,0 +1,232 @@
+"""Calls a reward function for Tandem: a line of JSON for each group comes in, a line with its scores goes out.
+
+Started as `python3 -c HOST file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. Requests come
+over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
+that what that prints is not taken for an answer.
+"""
+
+import asyncio
+import copy
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+import traceback
+
+# Lines of a traceback that are passed on.
+MAX_LINES = 30
+
+
+def own_descriptors():
+    """Files for requests and answers; standard input is empty from here on, standard output is standard error."""
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)
+    return requests, answers
+
+
+def load(kind, place, name):
+    """The function, and its name."""
+    folder = os.path.dirname(place) if kind == "file" else os.getcwd()
+    if sys.path and sys.path[0] == "":
+        sys.path[0] = folder
+    else:
+        sys.path.insert(0, folder)
+    sys.argv = [place]
+    module = import_file(place) if kind == "file" else importlib.import_module(place)
+    name = name or only_function(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = ", ".join(own_functions(module)) or "none"
+        raise Refusal(f"no function `{name}` in {place}; its functions: {found}")
+    return function, name
+
+
+def import_file(path):
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def own_functions(module):
+    """Names of the public functions that are defined in a module, in order."""
+    defined = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+    return [name for name in defined if not name.startswith("_") and vars(module)[name].__module__ == module.__name__]
+
+
+def only_function(module):
+    names = own_functions(module)
+    if len(names) == 1:
+        return names[0]
+    file = os.path.basename(module.__file__)
+    if not names:
+        raise Refusal(f"{file} has no public function")
+    raise Refusal(f"{file} has {len(names)} public functions: name one, as {file}:{names[0]} (or {', '.join(names[1:])})")
+
+
+class Caller:
+    """The function with what it is called with."""
+
+    def __init__(self, function):
+        self.function = function
+        self.file = getattr(getattr(function, "__code__", None), "co_filename", None)
+        self.loop = None
+        self.named = parameters(function)
+        self.shown = set()
+
+    def scores(self, request):
+        """An entry for each completion: a number, None, or why there is none."""
+        completions = request["completions"]
+        try:
+            values = self.call(request, completions)
+        except Refusal as error:
+            return [{"error": str(error)}] * len(completions)
+        except BaseException as error:
+            failed = self.failure(error)
+        else:
+            return [entry(value) for value in values]
+        if len(completions) == 1:
+            return [failed]
+        # Only those that raise by themselves are to fail.
+        one_by_one = [self.scores({**request, "completions": [one]})[0] for one in completions]
+        first = next((found for found in one_by_one if isinstance(found, dict)), None)
+        if first is not None and "traceback" in failed:
+            first.setdefault("traceback", failed["traceback"])
+        return one_by_one
+
+    def call(self, request, completions):
+        result = self.function(**self.arguments(request, completions))
+        if inspect.isawaitable(result):
+            self.loop = self.loop or asyncio.new_event_loop()
+            result = self.loop.run_until_complete(result)
+        if hasattr(result, "tolist"):
+            result = result.tolist()
+        if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
+            raise Refusal(f"returned {shortened(result)} and not a list of {len(completions)} numbers")
+        result = list(result)
+        if len(result) != len(completions):
+            raise Refusal(f"returned {len(result)} scores for {len(completions)} completions")
+        return result
+
+    def arguments(self, request, completions):
+        """As TRL's trainer: lists with an element for each completion, those of the columns with copies."""
+        texts = [completion["text"] for completion in completions]
+        prompt, messages = request["prompt"], request.get("messages")
+        if messages is not None:
+            prompt, texts = messages, [[{"role": "assistant", "content": text}] for text in texts]
+        columns = {name: value for name, value in request["columns"].items() if name not in ("prompt", "completion")}
+        arguments = {name: copies(value, completions) for name, value in columns.items()}
+        arguments["prompts"] = copies(prompt, completions)
+        arguments["completions"] = texts
+        arguments["completion_ids"] = [completion["token_ids"] for completion in completions]
+        # What TRL offers for its own log is accepted and goes nowhere.
+        arguments.update(log_extra=ignore, log_metric=ignore)
+        return {name: value for name, value in arguments.items() if self.named is None or name in self.named}
+
+    def failure(self, error):
+        """An exception as an entry; tracebacks from one place go along once."""
+        found, frame = failure(error, self.file), where(error, self.file)
+        kind = (type(error), frame and (frame.filename, frame.lineno))
+        if kind in self.shown:
+            found.pop("traceback", None)
+        self.shown.add(kind)
+        return found
+
+
+def ignore(*_, **__):
+    """Takes anything."""
+
+
+def parameters(function):
+    """The names that a function can be called with; None if it takes any."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+        return None
+    return {parameter.name for parameter in found}
+
+
+def copies(value, completions):
+    return [copy.deepcopy(value) for _ in completions]
+
+
+def entry(value):
+    """A score as JSON has it: numbers of any library, True and False as 1 and 0."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)):
+        return {"error": f"returned the text {shortened(value)} and not a number"}
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return {"error": f"returned {shortened(value)} and not a number"}
+    return number if math.isfinite(number) else {"error": f"returned {number}"}
+
+
+def shortened(value):
+    text = f"{value!r} ({type(value).__name__})" if not isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+class Refusal(Exception):
+    """Something that is wrong without an exception of the user's code."""
+
+
+def users(stack):
+    """The frames of a stack that are neither of this program nor of the import system."""
+    return [frame for frame in stack if not frame.filename.startswith("<")]
+
+
+def where(error, file):
+    """The frame in which an exception arose: the last one of the user's file, else the last one."""
+    frames = users(traceback.extract_tb(error.__traceback__))
+    return next((frame for frame in reversed(frames) if frame.filename == file), frames[-1] if frames else None)
+
+
+def failure(error, file):
+    """An exception in one line, with its traceback."""
+    if isinstance(error, Refusal):
+        return {"error": str(error)}
+    told = traceback.TracebackException.from_exception(error)
+    text = f"{type(error).__name__}: {told}".splitlines()[0]
+    frame = None if isinstance(error, SyntaxError) else where(error, file)
+    if frame is not None:
+        text += f" ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
+    told.stack = traceback.StackSummary.from_list(users(told.stack))
+    lines = "".join(told.format()).rstrip().splitlines()
+    return {"error": text, "traceback": "\n".join(lines[-MAX_LINES:])}
+
+
+def main():
+    requests, answers = own_descriptors()
+
+    def answer(value):
+        answers.write(json.dumps(value).encode() + b"\n")
+        answers.flush()
+
+    kind, place, name = sys.argv[1:4]
+    try:
+        function, name = load(kind, place, name)
+    except BaseException as error:
+        answer(failure(error, place))
+        return 1
+    answer({"ready": name})
+    caller = Caller(function)
+    for line in requests:
+        answer(caller.scores(json.loads(line)))
+    return 0
+
+
+sys.exit(main())

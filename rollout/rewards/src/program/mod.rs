@@ -1,0 +1,189 @@
+//! Rewards of other processes: [`command`] asks a program, [`python`] a function in Python, both in the same way.
+//!
+//! For every group a process gets one line
+//! `{"prompt": …, "completions": [{"text": …, "token_ids": […], "finish_reason": …}, …], "columns": {…}}`, with `messages`
+//! where the row's prompt is a conversation, and writes one line back: a list with, for each completion, a number (the
+//! score), `null` (it abstains), `[[end, score], …]` (scores of steps, each with the index of its last token) or
+//! `{"error": …}`. Anything else is a failure of that completion or, where the line is no such list, of the group. A process
+//! that misses the deadline is killed, one that ended is replaced. What it writes to stderr goes to the log.
+
+mod answer;
+pub(crate) mod command;
+mod process;
+pub(crate) mod python;
+mod words;
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use shared::RewardOutcome;
+
+use super::{Reward, RewardInput, Scope, failed};
+pub use process::end_all;
+use process::{AskError, Process};
+use words::LastWords;
+
+/// How a process is started.
+struct Invocation {
+    /// What it is called in messages.
+    label: String,
+    program: PathBuf,
+    args: Vec<OsString>,
+    /// The working directory.
+    dir: PathBuf,
+    /// Whether it says in a first line that it is ready.
+    greets: bool,
+}
+
+/// In a rehearsal, what a program that says nothing gets for its first answer before it is looked at more closely.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
+
+/// In a rehearsal, what a program that says nothing gets to load.
+const LOADING: Duration = Duration::from_secs(30);
+
+/// A reward function with its idle processes.
+struct Program {
+    invocation: Invocation,
+    processes: usize,
+    idle: Mutex<Vec<Process>>,
+    words: LastWords,
+}
+
+impl Program {
+    /// Starts all processes: programs often load for longer than they score.
+    fn start(invocation: Invocation, processes: usize) -> Result<Self, String> {
+        let program = Self { invocation, processes, idle: Mutex::default(), words: LastWords::default() };
+        for _ in 0..processes {
+            program.keep(program.start_process()?);
+        }
+        Ok(program)
+    }
+
+    fn start_process(&self) -> Result<Process, String> {
+        let Invocation { label, program, args, dir, greets } = &self.invocation;
+        let mut command = Command::new(program);
+        command.args(args).current_dir(dir);
+        Process::start(command, label, &self.words, *greets)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Process>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, process: Process) {
+        self.idle().push(process);
+    }
+
+    fn take_idle(&self) -> Option<Process> {
+        let mut idle = self.idle();
+        while let Some(process) = idle.pop() {
+            if process.is_ready() {
+                return Some(process);
+            }
+        }
+        None
+    }
+
+    /// The answer to a request: from an idle process if there is one, else from a new one. A process that was idle may
+    /// have been about to end, so the request is then put to a new one.
+    fn ask(&self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
+        if let Some(process) = self.take_idle() {
+            match self.ask_process(process, request, deadline) {
+                Err(AskError::Ended(_)) => tracing::info!("`{}` ended and is started again", self.invocation.label),
+                answer => return answer,
+            }
+        }
+        let process = self.start_process().map_err(AskError::Start)?;
+        self.ask_process(process, request, deadline)
+    }
+
+    fn ask_process(&self, mut process: Process, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
+        match process.greeting(deadline) {
+            // It goes on loading; only this call is lost.
+            Err(AskError::Late) => {
+                self.keep(process);
+                return Err(AskError::Loading);
+            }
+            greeting => greeting?,
+        };
+        // Without an answer the process ends here.
+        let answer = process.ask(request, deadline)?;
+        self.keep(process);
+        Ok(answer)
+    }
+
+    fn outcomes(&self, input: &RewardInput) -> Result<Vec<RewardOutcome>, AskError> {
+        let line = self.ask(&request(input), input.deadline).inspect_err(|_| self.words.set_traceback(None))?;
+        let answer = answer::read(&line, input.completions.len()).map_err(AskError::Line)?;
+        for traceback in &answer.tracebacks {
+            self.words.set_traceback(Some(traceback));
+            tracing::warn!("`{}`: {traceback}", self.invocation.label);
+        }
+        Ok(answer.outcomes)
+    }
+
+    /// Whether a process answers once its input has ended. One that did not answer in as much time before does not flush.
+    fn answers_at_the_end_of_its_input(&self, input: &RewardInput) -> bool {
+        let Ok(process) = self.start_process() else { return false };
+        process.ask_last(&request(input), Instant::now().checked_add(FIRST_ANSWER)).is_ok()
+    }
+
+    /// Outcomes for the first group of a rehearsal, when a program that does not greet may still be loading.
+    fn first_outcomes(&self, input: &RewardInput) -> Result<Vec<RewardOutcome>, AskError> {
+        let within = |patience| RewardInput { deadline: Instant::now().checked_add(patience), ..input.clone() };
+        match self.outcomes(&within(FIRST_ANSWER)) {
+            Err(AskError::Late) if self.answers_at_the_end_of_its_input(input) => Err(AskError::Unflushed),
+            Err(AskError::Late) => self.outcomes(&within(LOADING)),
+            outcomes => outcomes,
+        }
+    }
+}
+
+/// The outcomes, or the same failure for every completion.
+fn settled(outcomes: Result<Vec<RewardOutcome>, AskError>, completions: usize) -> Vec<RewardOutcome> {
+    outcomes.unwrap_or_else(|error| failed(error.to_string(), completions))
+}
+
+impl Reward for Program {
+    fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        settled(self.outcomes(input), input.completions.len())
+    }
+
+    fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        let outcomes = if self.invocation.greets { self.outcomes(input) } else { self.first_outcomes(input) };
+        settled(outcomes, input.completions.len())
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Group
+    }
+
+    fn concurrency(&self) -> usize {
+        self.processes
+    }
+
+    fn last_words(&self) -> Vec<String> {
+        self.words.lines()
+    }
+}
+
+/// The line for a group.
+fn request(input: &RewardInput) -> String {
+    let completions: Vec<_> = input
+        .completions
+        .iter()
+        .map(|c| json!({"text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason.as_str()}))
+        .collect();
+    let columns: &serde_json::Map<_, _> = &input.columns;
+    let mut line = json!({"prompt": &*input.prompt, "completions": completions, "columns": columns});
+    if let Some(messages) = &input.messages {
+        line["messages"] = messages.to_vec().into();
+    }
+    format!("{line}\n")
+}

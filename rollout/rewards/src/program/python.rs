@@ -1,0 +1,74 @@
+//! Reward functions in Python, with TRL's signature, in processes of the user's interpreter.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use shared::config::{
+    RewardHost,
+    rewards::{PythonFunction, PythonPlace},
+};
+
+use super::{Invocation, Program, process::AskError};
+use crate::{Reward, RewardError, RewardFunction};
+
+/// The program that the interpreter runs.
+const HOST: &str = include_str!("host.py");
+
+/// How long a file may take to be imported.
+const IMPORT: Duration = Duration::from_secs(300);
+
+/// Imports the function that the entry `spec` names; what comes back is called by its place and its name, also where the
+/// entry names the place only.
+///
+/// # Errors
+/// What is wrong, with the last words of the interpreter.
+pub fn load(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<RewardFunction, RewardError> {
+    let fail = |(reason, words)| RewardError::Python { name: spec.to_owned(), reason, words };
+    let silent = |reason| (reason, Vec::new());
+    let invocation = invocation(spec, function, host).map_err(silent).map_err(fail)?;
+    let started = Program::start(invocation, host.processes);
+    let program = started.map_err(|e| silent(format!("{e}; `reward_python` names the interpreter"))).map_err(fail)?;
+    let name = imported(&program).map_err(fail)?;
+    let name = if function.function.is_some() { spec.to_owned() } else { format!("{spec}:{name}") };
+    Ok(RewardFunction { name, columns: &[], own: true, reward: Arc::new(program) as Arc<dyn Reward> })
+}
+
+fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<Invocation, String> {
+    let dir = std::path::absolute(&host.dir).map_err(|e| format!("{}: {e}", host.dir.display()))?;
+    let (kind, place) = match &function.place {
+        PythonPlace::File(path) => {
+            let path = dir.join(path);
+            if !path.is_file() {
+                return Err(format!("{}: no such file", path.display()));
+            }
+            ("file", path.into_os_string())
+        }
+        PythonPlace::Module(name) => ("module", name.into()),
+    };
+    let name = function.function.clone().unwrap_or_default();
+    let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
+    Ok(Invocation { label: spec.to_owned(), program: host.interpreter(), args, dir, greets: true })
+}
+
+/// Waits for the first process to have imported the function, and returns its name; else why not, and the last words.
+fn imported(program: &Program) -> Result<String, (String, Vec<String>)> {
+    let mut process = program.idle().remove(0);
+    match process.greeting(Instant::now().checked_add(IMPORT)) {
+        Ok(name) => {
+            program.keep(process);
+            Ok(name)
+        }
+        Err(AskError::Refused { reason, traceback }) => {
+            let words = traceback.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();
+            Err((reason, words))
+        }
+        Err(AskError::Late) => Err((format!("not imported within {} s", IMPORT.as_secs()), program.words.lines())),
+        Err(error) => Err((error.to_string(), program.words.lines())),
+    }
+}
+
+#[cfg(test)]
+#[path = "python_tests.rs"]
+mod tests;

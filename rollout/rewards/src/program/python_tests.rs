@@ -1,0 +1,278 @@
+//! Functions that score, raise, print, wait and are not there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use shared::{RewardOutcome, config::RewardHost};
+
+use crate::{Registry, RewardError, RewardFunction, RewardInput, testing};
+
+const REWARDS: &str = r#"
+import asyncio
+import sys
+
+import words
+
+print("imported")
+
+
+def think_format_reward(completions, **kwargs):
+    contents = [completion[0]["content"] for completion in completions]
+    return [1.0 if content.startswith("<think>") else 0.0 for content in contents]
+
+
+def as_given(prompts, completions, completion_ids, answer, **kwargs):
+    assert prompts == ["2+2="] * 2 and completion_ids == [[97], [98]] and kwargs["nums"] == [[2, 2], [2, 2]]
+    kwargs["nums"][0].append(3)
+    assert kwargs["nums"][1] == [2, 2], "rows do not share their values"
+    return [float(completion == right) for completion, right in zip(completions, answer)]
+
+
+def as_messages(prompts, completions, **kwargs):
+    assert prompts[0] == [{"role": "user", "content": "hi"}]
+    return [len(completion) + len(completion[0]["content"]) for completion in completions]
+
+
+async def judged(completions):
+    await asyncio.sleep(0.01)
+    return [None if completion == "a" else True for completion in completions]
+
+
+def raises(completions, **kwargs):
+    print("about to raise", flush=False)
+    return [words.VALUES[completion] for completion in completions]
+
+
+def loud(completions, **kwargs):
+    sys.stdout.write("[1, 2]\n" * 3)
+    return [0.5 for _ in completions]
+
+
+def hangs(completions, **kwargs):
+    import time
+
+    time.sleep(1000)
+
+
+def dies(completions, **kwargs):
+    import os
+
+    os._exit(3)
+
+
+def too_few(completions, **kwargs):
+    return [1.0]
+
+
+def no_list(completions, **kwargs):
+    return 0.5
+
+
+def no_numbers(completions, **kwargs):
+    return ["good", float("nan")]
+
+
+def _private(completions):
+    return [0.0 for _ in completions]
+"#;
+
+/// A folder with a module of rewards and one that it imports.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        place.write("my_rewards.py", REWARDS);
+        place.write("words.py", "VALUES = {'a': 1.0}\n");
+        place
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        fs::write(self.0.path().join(name), text).unwrap();
+        self.0.path().join(name)
+    }
+
+    fn load(&self, spec: &str) -> Result<RewardFunction, RewardError> {
+        let host = RewardHost { dir: self.0.path().to_owned(), python: "python3".into(), processes: 1 };
+        Registry::default().on(host).function(spec)
+    }
+
+    fn function(&self, name: &str) -> RewardFunction {
+        self.load(&format!("my_rewards.py:{name}")).unwrap()
+    }
+
+    fn scores(&self, name: &str, input: RewardInput) -> Vec<RewardOutcome> {
+        scores(&self.function(name), input, 60.0)
+    }
+
+    /// Why a function cannot be loaded, and what the interpreter said.
+    fn refusal(&self, spec: &str) -> (String, String) {
+        let error = self.load(spec).unwrap_err();
+        let message = error.to_string();
+        assert!(!message.contains('\n'), "{message}");
+        (message, error.last_words().join("\n"))
+    }
+}
+
+fn scores(function: &RewardFunction, input: RewardInput, seconds: f64) -> Vec<RewardOutcome> {
+    let deadline = Instant::now() + Duration::from_secs_f64(seconds);
+    function.reward().score(&RewardInput { deadline: Some(deadline), ..input })
+}
+
+fn input(prompt: &str, texts: &[&str], columns: &Value) -> RewardInput {
+    let columns = columns.as_object().unwrap().clone().into();
+    RewardInput { prompt: prompt.into(), completions: testing::completions(texts), columns, ..RewardInput::default() }
+}
+
+fn two() -> RewardInput {
+    input("2+2=", &["a", "b"], &json!({"answer": "a", "nums": [2, 2]}))
+}
+
+fn numbers(scores: &[f64]) -> Vec<RewardOutcome> {
+    scores.iter().copied().map(RewardOutcome::Score).collect()
+}
+
+fn reason(outcome: &RewardOutcome) -> &str {
+    match outcome {
+        RewardOutcome::Failed(reason) => reason,
+        other => panic!("{other:?} is no failure"),
+    }
+}
+
+#[test]
+fn functions_are_called_as_by_trl() {
+    let place = Place::new();
+    assert_eq!(place.scores("as_given", two()), numbers(&[1.0, 0.0]));
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = |texts| RewardInput {
+        messages: Some(messages.as_array().unwrap().clone().into()),
+        ..input("", texts, &json!({}))
+    };
+    assert_eq!(place.scores("as_messages", chat(&["abc"])), numbers(&[4.0]));
+    assert_eq!(place.scores("think_format_reward", chat(&["<think>x</think>", "x"])), numbers(&[1.0, 0.0]));
+    let judged = place.scores("judged", two());
+    assert_eq!(judged, [RewardOutcome::NotApplicable, RewardOutcome::Score(1.0)]);
+}
+
+#[test]
+fn an_exception_costs_its_own_completion_and_names_its_line() {
+    let place = Place::new();
+    let function = place.function("raises");
+    for _ in 0..2 {
+        let outcomes = scores(&function, two(), 60.0);
+        assert_eq!(outcomes[0], RewardOutcome::Score(1.0));
+        let line = REWARDS.lines().position(|line| line.contains("words.VALUES[")).unwrap() + 1;
+        // Before Python 3.12, a comprehension is a function of its own.
+        let place = format!("KeyError: 'b' (my_rewards.py, line {line}, in ");
+        assert!(reason(&outcomes[1]).starts_with(&place), "{outcomes:?}");
+    }
+    let words = function.reward().last_words().join("\n");
+    assert!(words.contains("words.VALUES[completion]") && words.ends_with("KeyError: 'b'"), "{words}");
+}
+
+#[test]
+fn what_is_printed_is_no_answer() {
+    let place = Place::new();
+    for _ in 0..2 {
+        assert_eq!(place.scores("loud", two()), numbers(&[0.5, 0.5]));
+    }
+}
+
+#[test]
+fn what_is_no_list_of_numbers_fails() {
+    let place = Place::new();
+    let reasons = |name: &str| -> Vec<String> {
+        place.scores(name, two()).iter().map(|outcome| reason(outcome).to_owned()).collect()
+    };
+    assert_eq!(reasons("too_few"), ["returned 1 scores for 2 completions"; 2]);
+    assert_eq!(reasons("no_list"), ["returned 0.5 (float) and not a list of 2 numbers"; 2]);
+    assert_eq!(reasons("no_numbers"), ["returned the text 'good' and not a number", "returned nan"]);
+}
+
+#[test]
+fn a_function_that_hangs_is_killed_and_one_that_died_is_started_again() {
+    let place = Place::new();
+    let late = scores(&place.function("hangs"), two(), 0.5);
+    assert!(reason(&late[0]).contains("no answer within the deadline"), "{late:?}");
+    let function = place.function("dies");
+    for _ in 0..2 {
+        let ended = scores(&function, two(), 60.0);
+        assert_eq!(reason(&ended[1]), "the process ended without an answer (exit status: 3)");
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_says_why_with_its_traceback() {
+    let place = Place::new();
+    place.write("syntax.py", "import sys\n\ndef f(completions, **kwargs)\n    return []\n");
+    place.write("missing.py", "import sys\nimport no_such_module_of_mine\n\ndef f(completions): ...\n");
+    place.write("chatty.py", "print('ready')\nraise RuntimeError('no key')\n");
+    let (message, words) = place.refusal("syntax.py:f");
+    assert!(message.starts_with("reward function `syntax.py:f` cannot be loaded: SyntaxError: "), "{message}");
+    assert!(
+        message.ends_with("(syntax.py, line 3)") && words.contains("def f(completions, **kwargs)"),
+        "{message} {words}"
+    );
+    let (message, words) = place.refusal("missing.py:f");
+    assert!(message.contains("No module named 'no_such_module_of_mine' (missing.py, line 2"), "{message}");
+    assert!(words.starts_with("Traceback") && words.contains("import no_such_module_of_mine"), "{words}");
+    assert!(!words.contains("<string>") && !words.contains("<frozen"), "only the user's frames: {words}");
+    let (message, _) = place.refusal("chatty.py:f");
+    assert!(message.contains("RuntimeError: no key (chatty.py, line 2"), "{message}");
+    let (message, _) = place.refusal("absent.py:f");
+    assert!(message.contains("absent.py: no such file") && message.contains(&place.0.path().display().to_string()));
+    let (message, _) = place.refusal("my_rewards.py:nosuch");
+    assert!(message.contains("no function `nosuch`") && message.contains("judged, raises"), "{message}");
+    let (message, _) = place.refusal("no_such_lib.rewards.f");
+    assert!(message.contains("No module named 'no_such_lib'"), "{message}");
+}
+
+#[test]
+fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
+    let place = Place::new();
+    place.write("one.py", "from math import floor\n\ndef _half(x): return x / 2\n\ndef only(completions):\n    return [_half(1) for _ in completions]\n");
+    let function = place.load("one.py").unwrap();
+    assert_eq!(function.name(), "one.py:only");
+    assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
+    let (message, _) = place.refusal("my_rewards.py");
+    assert!(
+        message.contains("11 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
+        "{message}"
+    );
+    let (message, _) = place.refusal("words.py");
+    assert!(message.contains("words.py has no public function"), "{message}");
+    let function = place.load("my_rewards.loud").unwrap();
+    assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
+}
+
+#[test]
+fn an_interpreter_that_is_not_there_is_named() {
+    let place = Place::new();
+    let host = RewardHost { dir: place.0.path().to_owned(), python: "no-such-python".into(), processes: 1 };
+    let error = Registry::default().on(host).function("my_rewards.py:loud").unwrap_err().to_string();
+    assert!(error.contains("`no-such-python` cannot be started") && error.contains("reward_python"), "{error}");
+}
+
+#[test]
+fn processes_load_at_the_same_time_and_each_is_waited_for() {
+    let place = Place::new();
+    let file = place.write(
+        "slow.py",
+        "import time\ntime.sleep(0.7)\n\ndef f(completions):\n    return [1.0 for _ in completions]\n",
+    );
+    let host = RewardHost { dir: Path::new("/").to_owned(), python: "python3".into(), processes: 2 };
+    let function = Registry::default().on(host).function(&format!("{}:f", file.display())).unwrap();
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let function = function.clone();
+            std::thread::spawn(move || scores(&function, two(), 60.0))
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.join().unwrap(), numbers(&[1.0, 1.0]));
+    }
+}

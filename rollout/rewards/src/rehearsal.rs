@@ -1,0 +1,233 @@
+//! Reward functions on sample completions, before a run depends on them.
+//!
+//! What fails on every sample cannot work. What is odd, as a function that gives the same to everything, may be meant that
+//! way and is only remarked on.
+
+use std::time::{Duration, Instant};
+
+use shared::RewardOutcome;
+
+use crate::{RewardFunction, RewardInput, pool::checked};
+
+/// What a sample completion is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sample {
+    /// Without text.
+    Empty,
+    /// A sentence without an answer.
+    Plain,
+    /// As long as completions may be, and cut off.
+    Overlong,
+    /// The right answer of the row, in every form that rules look for.
+    Right,
+}
+
+impl Sample {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Plain => "plain",
+            Self::Overlong => "overlong",
+            Self::Right => "right",
+        }
+    }
+}
+
+/// A row with sample completions, as many as groups will have.
+#[derive(Debug, Clone)]
+pub struct Trial {
+    /// What the functions get.
+    pub input: RewardInput,
+    /// What each completion is like.
+    pub samples: Vec<Sample>,
+}
+
+/// What the run will ask of a function.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand {
+    /// What a call may take.
+    pub timeout: Duration,
+    /// Completions of a step.
+    pub completions_per_step: usize,
+}
+
+/// How a function did.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rehearsed {
+    /// Samples that it was asked about.
+    pub samples: usize,
+    /// Those on which it failed.
+    pub failed: usize,
+    /// Those about which it had nothing to say.
+    pub abstained: usize,
+    /// Lowest and highest score.
+    pub range: Option<(f64, f64)>,
+    /// Highest score of a right answer.
+    pub right: Option<f64>,
+    /// Seconds for one completion; the first call, in which programs may still load, is not counted.
+    pub seconds: Option<f64>,
+    /// Correlation of the score with the number of tokens.
+    pub length: Option<f64>,
+    /// Why it cannot work.
+    pub refusal: Option<String>,
+    /// What is odd about it.
+    pub warnings: Vec<String>,
+    /// What its program said last, if it failed.
+    pub words: Vec<String>,
+}
+
+/// A rehearsal that has taken this long asks no further group.
+const ENOUGH: Duration = Duration::from_secs(10);
+
+/// From this correlation on, a score goes by length.
+const GOES_BY_LENGTH: f64 = 0.9;
+
+/// From so many seconds for each step on, scoring is slow.
+const SLOW_STEP: f64 = 10.0;
+
+/// One completion with what a function said about it.
+struct Observed {
+    sample: Sample,
+    tokens: usize,
+    outcome: RewardOutcome,
+}
+
+/// Asks a function about every trial, in order.
+#[must_use]
+pub fn rehearse(function: &RewardFunction, trials: &[Trial], demand: Demand) -> Rehearsed {
+    let begin = Instant::now();
+    let (mut observed, mut times) = (Vec::new(), Vec::new());
+    for (index, trial) in trials.iter().enumerate() {
+        if begin.elapsed() > ENOUGH {
+            break;
+        }
+        let call = Instant::now();
+        let input = RewardInput { deadline: call.checked_add(demand.timeout), ..trial.input.clone() };
+        let reward = function.reward();
+        let outcomes = if index == 0 { reward.score_first(&input) } else { reward.score(&input) };
+        if index > 0 {
+            times.push(call.elapsed().as_secs_f64() / trial.samples.len() as f64);
+        }
+        observed.extend(observe(trial, outcomes));
+    }
+    let seconds = (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64);
+    let mut found = figures(&observed, seconds);
+    if found.failed > 0 {
+        found.words = function.reward().last_words();
+    }
+    judge(&mut found, &observed, function);
+    let group = trials.first().map_or(0, |trial| trial.samples.len());
+    found.warnings.extend(slowness(&found, group, demand, function.reward().concurrency()));
+    found
+}
+
+fn observe(trial: &Trial, outcomes: Vec<RewardOutcome>) -> Vec<Observed> {
+    let asked = trial.samples.len();
+    let wrong = (outcomes.len() != asked)
+        .then(|| RewardOutcome::Failed(format!("returned {} outcomes for {asked} completions", outcomes.len())));
+    let mut outcomes = outcomes.into_iter();
+    let completions = trial.samples.iter().zip(&trial.input.completions);
+    let each = |(&sample, completion): (&Sample, &crate::RewardCompletion)| {
+        let tokens = completion.token_ids.len();
+        let outcome = wrong.clone().or_else(|| outcomes.next()).unwrap_or(RewardOutcome::NotApplicable);
+        Observed { sample, tokens, outcome: checked(outcome, tokens) }
+    };
+    completions.map(each).collect()
+}
+
+fn figures(observed: &[Observed], seconds: Option<f64>) -> Rehearsed {
+    let scored: Vec<(f64, f64)> = observed.iter().filter_map(|o| Some((o.tokens as f64, o.outcome.score()?))).collect();
+    let scores = || scored.iter().map(|(_, score)| *score);
+    let right: Vec<f64> =
+        observed.iter().filter(|o| o.sample == Sample::Right).filter_map(|o| o.outcome.score()).collect();
+    let failed = observed.iter().filter(|o| o.outcome.has_failed()).count();
+    Rehearsed {
+        samples: observed.len(),
+        failed,
+        abstained: observed.len() - failed - scored.len(),
+        range: (!scored.is_empty())
+            .then(|| (scores().fold(f64::INFINITY, f64::min), scores().fold(f64::NEG_INFINITY, f64::max))),
+        right: right.into_iter().reduce(f64::max),
+        seconds,
+        length: correlation(&scored),
+        ..Rehearsed::default()
+    }
+}
+
+/// Pearson's correlation; none where one side is constant.
+fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
+    let n = pairs.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|pair| pair.0), mean(|pair| pair.1));
+    let sum = |of: &dyn Fn(f64, f64) -> f64| pairs.iter().map(|pair| of(pair.0 - x, pair.1 - y)).sum::<f64>();
+    let scale = (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
+    (scale > 0.0).then(|| sum(&|a, b| a * b) / scale)
+}
+
+/// Refuses what cannot work and remarks on what is odd. A rule that comes with the sampler is known to look at something;
+/// it is odd only where it judges answers and has seen right ones.
+fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction) {
+    let all = found.samples;
+    let reason = observed.iter().find_map(|o| match &o.outcome {
+        RewardOutcome::Failed(reason) => Some(reason),
+        _ => None,
+    });
+    if let Some(reason) = reason {
+        if found.failed == all {
+            found.refusal = Some(format!("failed on all {all} sample completions: {reason}"));
+            return;
+        }
+        let failed = found.failed;
+        found.warnings.push(format!("failed on {failed} of {all} sample completions ({}): {reason}", kinds(observed)));
+    }
+    let saw_right = observed.iter().any(|o| o.sample == Sample::Right);
+    if !function.own && !(saw_right && !function.columns.is_empty()) {
+        return;
+    }
+    let right = if saw_right { ", right answers included" } else { "" };
+    match found.range {
+        None if found.abstained + found.failed == all => {
+            found.warnings.push(format!("has no score for any of {all} sample completions{right}"));
+        }
+        Some((low, high)) if low == high && all > 1 => found.warnings.push(format!(
+            "gives {low} to each of {all} sample completions{right}; where all completions of a prompt get the same, \
+             nothing is learned"
+        )),
+        _ => {}
+    }
+    if let Some(r) = found.length.filter(|r| function.own && r.abs() >= GOES_BY_LENGTH) {
+        let what = if r > 0.0 { "long" } else { "short" };
+        found.warnings.push(format!(
+            "goes by the length of sample completions (correlation {r:.2}), and would teach to be {what}"
+        ));
+    }
+}
+
+/// What the samples that failed are like.
+fn kinds(observed: &[Observed]) -> String {
+    let mut kinds: Vec<&str> = Vec::new();
+    for o in observed.iter().filter(|o| o.outcome.has_failed()) {
+        if !kinds.contains(&o.sample.words()) {
+            kinds.push(o.sample.words());
+        }
+    }
+    kinds.join(", ")
+}
+
+fn slowness(found: &Rehearsed, group: usize, demand: Demand, processes: usize) -> Option<String> {
+    let seconds = found.seconds?;
+    let (call, limit) = (seconds * group as f64, demand.timeout.as_secs_f64());
+    if call > limit / 2.0 {
+        return Some(format!("takes {call:.1} s for {group} completions, and fails after `reward_timeout`, {limit} s"));
+    }
+    let step = seconds * demand.completions_per_step as f64 / processes.min(demand.completions_per_step).max(1) as f64;
+    (step > SLOW_STEP).then(|| {
+        format!("takes {seconds:.2} s for a completion, {step:.0} s for a step; `reward_processes` scores several groups at once")
+    })
+}
+
+#[cfg(test)]
+#[path = "rehearsal_tests.rs"]
+mod tests;

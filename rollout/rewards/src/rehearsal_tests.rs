@@ -1,0 +1,106 @@
+//! What a rehearsal makes of functions that work, cannot work, and are odd.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::{Reward, Scope, testing};
+
+/// A function of a completion's text, as the user's own.
+struct Own<F>(F);
+
+impl<F: Fn(&str) -> RewardOutcome + Send + Sync> Reward for Own<F> {
+    fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        input.completions.iter().map(|completion| (self.0)(&completion.text)).collect()
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Group
+    }
+}
+
+fn own(score: impl Fn(&str) -> RewardOutcome + Send + Sync + 'static) -> RewardFunction {
+    RewardFunction { name: "own".into(), columns: &[], own: true, reward: Arc::new(Own(score)) }
+}
+
+fn number(score: impl Fn(&str) -> f64 + Send + Sync + 'static) -> RewardFunction {
+    own(move |text| RewardOutcome::Score(score(text)))
+}
+
+/// Three groups of every kind of sample.
+fn trials() -> Vec<Trial> {
+    let samples = vec![Sample::Empty, Sample::Plain, Sample::Overlong, Sample::Right];
+    let long = "x".repeat(40);
+    let texts = ["", "plain", &long, "right"];
+    let input = RewardInput { completions: testing::completions(&texts), ..RewardInput::default() };
+    vec![Trial { input, samples }; 3]
+}
+
+fn tried(function: &RewardFunction) -> Rehearsed {
+    let demand = Demand { timeout: Duration::from_secs(10), completions_per_step: 8 };
+    rehearse(function, &trials(), demand)
+}
+
+fn only_warning(function: &RewardFunction) -> String {
+    let found = tried(function);
+    assert_eq!((found.warnings.len(), &found.refusal), (1, &None), "{found:?}");
+    found.warnings[0].clone()
+}
+
+#[test]
+fn a_function_that_knows_right_from_wrong_is_left_alone() {
+    let found = tried(&number(|text| f64::from(u8::from(text == "right"))));
+    assert_eq!((found.samples, found.failed, found.abstained), (12, 0, 0));
+    assert_eq!((found.range, found.right), (Some((0.0, 1.0)), Some(1.0)));
+    assert_eq!((found.refusal, found.warnings), (None, Vec::<String>::new()));
+}
+
+#[test]
+fn what_fails_everywhere_is_refused_and_what_fails_somewhere_is_remarked_on() {
+    let found = tried(&own(|_| RewardOutcome::Failed("KeyError: 'answer'".into())));
+    assert_eq!(found.refusal.as_deref(), Some("failed on all 12 sample completions: KeyError: 'answer'"));
+    assert_eq!(found.warnings, Vec::<String>::new());
+    let empty = own(|text| match text {
+        "" => RewardOutcome::Failed("IndexError".into()),
+        text => RewardOutcome::Score(f64::from(u8::from(text == "right"))),
+    });
+    assert_eq!(only_warning(&empty), "failed on 3 of 12 sample completions (empty): IndexError");
+    let found = tried(&number(|_| f64::NAN));
+    assert!(found.refusal.unwrap().ends_with("returned NaN"));
+}
+
+#[test]
+fn constants_silence_and_length_are_remarked_on() {
+    assert!(
+        only_warning(&number(|_| 0.25))
+            .starts_with("gives 0.25 to each of 12 sample completions, right answers included")
+    );
+    let silent = only_warning(&own(|_| RewardOutcome::NotApplicable));
+    assert_eq!(silent, "has no score for any of 12 sample completions, right answers included");
+    assert!(only_warning(&number(|text| text.len() as f64)).contains("would teach to be long"));
+    assert!(only_warning(&number(|text| -(text.len() as f64))).contains("would teach to be short"));
+}
+
+#[test]
+fn rules_that_come_with_the_sampler_are_only_odd_where_they_judge() {
+    let rule =
+        |columns: &'static [&'static str], score: f64| RewardFunction { own: false, columns, ..number(move |_| score) };
+    assert_eq!(tried(&rule(&[], 0.0)).warnings, Vec::<String>::new());
+    assert!(only_warning(&rule(&["answer"], 0.0)).contains("right answers included"));
+}
+
+#[test]
+fn slow_functions_are_told_with_what_they_cost() {
+    let found = |seconds: f64, completions_per_step| {
+        let mut found = Rehearsed { seconds: Some(seconds), ..Rehearsed::default() };
+        found.warnings.extend(slowness(
+            &found,
+            4,
+            Demand { timeout: Duration::from_secs(10), completions_per_step },
+            2,
+        ));
+        found.warnings
+    };
+    assert_eq!(found(0.01, 64), Vec::<String>::new());
+    assert_eq!(found(2.0, 4), ["takes 8.0 s for 4 completions, and fails after `reward_timeout`, 10 s"]);
+    assert!(found(0.5, 64)[0].starts_with("takes 0.50 s for a completion, 16 s for a step; `reward_processes`"));
+}

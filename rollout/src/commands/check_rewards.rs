@@ -1,0 +1,206 @@
+//! `rollout check-rewards`: the reward functions of a run on sample completions.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use rollout_rewards::{
+    RewardFunction,
+    rehearsal::{Demand, Rehearsed, Trial, rehearse},
+};
+use serde_json::{Value, json};
+use shared::{
+    ModelDir,
+    config::{RewardHost, TrainConfig, layers, rewards::short_name},
+    tell,
+};
+
+use super::print;
+use crate::{
+    data::{Dataset, PromptOptions, Tokenizer},
+    reward::{self, model, samples},
+};
+
+/// Flags of `rollout check-rewards`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Write the figures as a line of JSON in place of a table; before the words
+    #[arg(long)]
+    pub json: bool,
+    /// The configuration file, then options as of `tandem train`
+    #[arg(value_name = "RUN.toml", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+}
+
+/// Runs the subcommand; what a run would be refused for is an error.
+///
+/// # Errors
+/// A configuration, model or dataset that cannot be used, and a reward function that cannot work.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (file, options) = layers::file_and_options(&args.words);
+    let config = layers::load_named(file, &layers::parse_overrides(options)?)?;
+    config.validate()?;
+    let functions = load(&config)?;
+    let checked = check(functions, &config)?;
+    if args.json {
+        print(&checked.iter().map(Checked::figures).collect())?;
+    } else {
+        write_table(&checked)?;
+    }
+    verdict(&checked, &config)
+}
+
+/// A function with what was found about it; nothing where it was not tried.
+struct Checked {
+    entry: String,
+    found: Option<Rehearsed>,
+}
+
+/// Loads the functions of a run; a reward model is left for the run itself, so nothing stands in its place.
+fn load(config: &TrainConfig) -> anyhow::Result<Vec<(String, Option<RewardFunction>)>> {
+    let registry = reward::registry().on(RewardHost { processes: 1, ..config.reward_host() });
+    let (models, others): (Vec<&String>, Vec<&String>) =
+        config.reward_funcs.iter().partition(|entry| short_name(entry) == model::NAME);
+    let others: Vec<String> = others.into_iter().cloned().collect();
+    let mut reasons = Vec::new();
+    let mut loaded = Vec::new();
+    for function in registry.each(&others) {
+        match function {
+            Ok(function) => loaded.push(function),
+            Err(error) => {
+                quote(error.last_words());
+                reasons.push(error.to_string());
+            }
+        }
+    }
+    if !reasons.is_empty() {
+        bail!("`reward_funcs`: {}", reasons.join("; "));
+    }
+    let mut loaded = loaded.into_iter();
+    let mut next = |entry: &String| {
+        let function = if models.contains(&entry) { None } else { loaded.next() };
+        (function.as_ref().map_or(entry.as_str(), RewardFunction::name).to_owned(), function)
+    };
+    Ok(config.reward_funcs.iter().map(&mut next).collect())
+}
+
+fn check(functions: Vec<(String, Option<RewardFunction>)>, config: &TrainConfig) -> anyhow::Result<Vec<Checked>> {
+    if !config.rehearse_rewards {
+        return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());
+    }
+    let trials = trials(&functions, config)?;
+    let demand = Demand {
+        timeout: Duration::from_secs_f64(config.reward_timeout),
+        completions_per_step: config.completions_per_step() as usize,
+    };
+    let check = |(entry, function): (String, Option<RewardFunction>)| {
+        let found = function.map(|function| rehearse(&function, &trials, demand));
+        Checked { entry, found }
+    };
+    Ok(functions.into_iter().map(check).collect())
+}
+
+/// Samples of the first rows, which the functions can score as far as rows can be.
+fn trials(functions: &[(String, Option<RewardFunction>)], config: &TrainConfig) -> anyhow::Result<Vec<Trial>> {
+    let model = ModelDir::open(&config.model).context("`model`")?;
+    let tokenizer = Tokenizer::open(&model)?;
+    let options =
+        PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length };
+    let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
+    let load = |limit| Dataset::load_first(&config.dataset, &tokenizer, &options, limit).context("`dataset`");
+    let mut dataset = load(samples::rows(config))?;
+    if reward::check(&functions, &dataset).is_err() {
+        // Rows further behind may have the columns.
+        dataset = load(usize::MAX)?;
+        reward::check(&functions, &dataset).context("`reward_funcs`")?;
+    }
+    samples::trials(dataset.rows(), config, &model, &tokenizer)
+}
+
+/// Says what is odd, and refuses what cannot work.
+fn verdict(checked: &[Checked], config: &TrainConfig) -> anyhow::Result<ExitCode> {
+    let mut refusals = Vec::new();
+    for Checked { entry, found } in checked {
+        let Some(found) = found else { continue };
+        let name = short_name(entry);
+        for warning in &found.warnings {
+            tell!("warning: reward function `{name}` {warning}");
+        }
+        if found.failed > 0 {
+            quote(&found.words);
+        }
+        match &found.refusal {
+            Some(refusal) if config.reward_failure_stops => refusals.push(format!("`{name}` {refusal}")),
+            Some(refusal) => tell!("warning: reward function `{name}` {refusal}"),
+            None => {}
+        }
+    }
+    if !refusals.is_empty() {
+        bail!("`reward_funcs`: {}", refusals.join("; "));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a program said last.
+fn quote(words: &[String]) {
+    words.iter().for_each(|line| tell!("  {line}"));
+}
+
+impl Checked {
+    fn figures(&self) -> Value {
+        let name = short_name(&self.entry);
+        let Some(found) = &self.found else { return json!({"entry": self.entry, "name": name}) };
+        json!({
+            "entry": self.entry,
+            "name": name,
+            "samples": found.samples,
+            "failed": found.failed,
+            "abstained": found.abstained,
+            "lowest": found.range.map(|range| range.0),
+            "highest": found.range.map(|range| range.1),
+            "right": found.right,
+            "seconds_per_completion": found.seconds,
+            "correlation_with_length": found.length,
+        })
+    }
+
+    fn cells(&self) -> [String; 9] {
+        let name = short_name(&self.entry);
+        let Some(found) = &self.found else {
+            let mut cells = HEAD.map(|_| "-".to_owned());
+            cells[0] = name;
+            return cells;
+        };
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+        [
+            name,
+            found.samples.to_string(),
+            found.failed.to_string(),
+            found.abstained.to_string(),
+            number(found.range.map(|range| range.0)),
+            number(found.range.map(|range| range.1)),
+            number(found.right),
+            number(found.seconds),
+            number(found.length),
+        ]
+    }
+}
+
+const HEAD: [&str; 9] =
+    ["function", "samples", "failed", "abstained", "lowest", "highest", "right", "s each", "by length"];
+
+fn write_table(checked: &[Checked]) -> anyhow::Result<()> {
+    let mut rows = vec![HEAD.map(str::to_owned)];
+    rows.extend(checked.iter().map(Checked::cells));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
+    let line = |row: &[String; 9]| {
+        let numbers = row.iter().zip(&widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
+        format!("{:<width$}{}\n", row[0], numbers.collect::<String>(), width = widths[0])
+    };
+    let table: String = rows.iter().map(line).collect();
+    io::stdout().write_all(table.as_bytes()).context("stdout")
+}

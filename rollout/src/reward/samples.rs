@@ -1,0 +1,130 @@
+//! Sample completions of real rows, for the rehearsal of reward functions.
+
+use anyhow::Context;
+use rollout_rewards::{
+    RewardInput,
+    rehearsal::{Sample, Trial},
+};
+use shared::{FinishReason, ModelDir, config::TrainConfig};
+
+use crate::data::{PromptRow, Tokenizer};
+
+/// Rows that are tried at least, so that a column that differs from row to row is seen to.
+const ROWS: usize = 3;
+
+/// Samples that are made at least: each kind several times, however small the groups are.
+const SAMPLES: usize = 12;
+
+const PLAIN: &str = "I am not sure, but I will try.";
+const ENDLESS: &str = "Let us think about it once more and go on with that. ";
+
+/// Rows that are needed.
+#[must_use]
+pub fn rows(config: &TrainConfig) -> usize {
+    SAMPLES.div_ceil(config.num_generations as usize).max(ROWS)
+}
+
+/// A group of samples for each of as many rows as [`rows`] says, beginning again behind the last one.
+///
+/// # Errors
+/// When the tokenizer fails.
+pub fn trials(
+    rows_of_dataset: &[PromptRow],
+    config: &TrainConfig,
+    model: &ModelDir,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Vec<Trial>> {
+    let writer = Writer {
+        tokenizer,
+        longest: config.max_completion_length as usize,
+        end: model.generation().eos_token_ids.first().copied(),
+    };
+    let group = config.num_generations as usize;
+    let trial = |(index, row): (usize, &PromptRow)| writer.trial(row, index, group);
+    rows_of_dataset.iter().cycle().take(rows(config)).enumerate().map(trial).collect()
+}
+
+/// Writes completions as the sampler would return them.
+struct Writer<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens of the longest completion.
+    longest: usize,
+    /// The token that ends one.
+    end: Option<u32>,
+}
+
+impl Writer<'_> {
+    fn trial(&self, row: &PromptRow, index: usize, group: usize) -> anyhow::Result<Trial> {
+        let right = right_answer(&row.reward_input([]), index);
+        let mut kinds = vec![Sample::Empty, Sample::Plain, Sample::Overlong];
+        kinds.extend(right.is_some().then_some(Sample::Right));
+        let samples: Vec<Sample> = (0..group).map(|i| kinds[(index * group + i) % kinds.len()]).collect();
+        let text = |sample: &Sample| match sample {
+            Sample::Empty => String::new(),
+            Sample::Plain => PLAIN.to_owned(),
+            // A token has at least one byte of text, but for special ones.
+            Sample::Overlong => ENDLESS.repeat(self.longest.div_ceil(8)),
+            Sample::Right => right.clone().unwrap_or_default(),
+        };
+        let written: Vec<(String, Vec<u32>, FinishReason)> = samples
+            .iter()
+            .map(|sample| self.write(*sample, &text(sample)))
+            .collect::<anyhow::Result<_>>()
+            .context("sample completions")?;
+        let seen = written.iter().map(|(text, ids, finish)| (text.as_str(), ids.as_slice(), *finish));
+        Ok(Trial { input: row.reward_input(seen), samples })
+    }
+
+    fn write(&self, sample: Sample, text: &str) -> anyhow::Result<(String, Vec<u32>, FinishReason)> {
+        let mut ids = self.tokenizer.encode(text, false)?;
+        if sample == Sample::Overlong {
+            ids.truncate(self.longest);
+            return Ok((self.tokenizer.decode(&ids)?, ids, FinishReason::Length));
+        }
+        ids.extend(self.end);
+        Ok((text.to_owned(), ids, FinishReason::Stop))
+    }
+}
+
+/// A completion with the row's right answer, if the row has one, in one of the forms that are in use; which one goes by
+/// the row's place.
+fn right_answer(row: &RewardInput, index: usize) -> Option<String> {
+    let (answer, solution) = (row.text_column("answer"), row.text_column("solution"));
+    let last = answer.as_ref().or(solution.as_ref())?.trim();
+    let work =
+        solution.as_deref().filter(|solution| solution.trim() != last).unwrap_or("It follows from what is given.");
+    Some(match index % 3 {
+        0 => format!("<think>\n{work}\n</think>\n<answer>\n{last}\n</answer>"),
+        1 => format!("{work}\nThe answer is \\boxed{{{last}}}.\n#### {last}"),
+        _ => format!("<reasoning>\n{work}\n</reasoning>\n<answer>\n{last}\n</answer>\n"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rollout_rewards::RewardCompletion;
+    use serde_json::json;
+    use shared::RewardOutcome;
+
+    use super::*;
+    use crate::reward::registry;
+
+    #[test]
+    fn rules_find_the_right_answer_in_one_of_the_forms() {
+        let columns = json!({"answer": "72", "solution": "48 / 2 = 24, 48 + 24 = 72\n#### 72"});
+        let row = RewardInput { columns: Arc::new(columns.as_object().unwrap().clone()), ..RewardInput::default() };
+        for rule in ["gsm8k", "accuracy", "boxed", "correctness", "think_format", "numeric"] {
+            let function = registry().function(rule).unwrap();
+            let right = |index| {
+                let text = right_answer(&row, index).unwrap();
+                let completion = RewardCompletion { text, token_ids: vec![1], finish_reason: FinishReason::Stop };
+                let input = RewardInput { completions: vec![completion], ..row.clone() };
+                matches!(function.reward().score(&input)[0], RewardOutcome::Score(score) if score >= 1.0)
+            };
+            assert!((0..ROWS).any(right), "{rule}");
+        }
+        assert_eq!(right_answer(&RewardInput::default(), 0), None);
+    }
+}

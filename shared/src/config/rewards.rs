@@ -1,0 +1,160 @@
+//! What an entry of `reward_funcs` names, as far as all programs have to agree on it.
+//!
+//! An entry is `name`, or `name:key=value:key=value`; a colon within a value is written `\:`. A Python function is
+//! `file.py:function`, `file.py` if the file has only one, or `module.function` as TRL's command line has it.
+
+use std::path::{Path, PathBuf};
+
+/// A reward function in Python.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PythonFunction {
+    /// Where it is.
+    pub place: PythonPlace,
+    /// Its name; none where the file is expected to have one function only.
+    pub function: Option<String>,
+}
+
+/// Where a Python function is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PythonPlace {
+    /// In a file.
+    File(PathBuf),
+    /// In a module, found as `import` finds it.
+    Module(String),
+}
+
+impl PythonFunction {
+    /// The function that an entry names, if it is one in Python.
+    #[must_use]
+    pub fn parse(entry: &str) -> Option<Self> {
+        let parts = parts(entry);
+        let (place, rest) = parts.split_first()?;
+        if place.ends_with(".py") {
+            let function = (!rest.is_empty()).then(|| rest.join(":"));
+            return Some(Self { place: PythonPlace::File(place.into()), function });
+        }
+        let (module, function) = place.rsplit_once('.')?;
+        let dotted = rest.is_empty() && place.split('.').all(is_identifier);
+        dotted.then(|| Self { place: PythonPlace::Module(module.to_owned()), function: Some(function.to_owned()) })
+    }
+
+    /// The name without its place; the file's where no function is named.
+    fn short_name(&self) -> String {
+        self.function.clone().unwrap_or_else(|| self.place.stem())
+    }
+}
+
+impl PythonPlace {
+    fn stem(&self) -> String {
+        match self {
+            Self::File(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            Self::Module(name) => name.clone(),
+        }
+    }
+}
+
+fn is_identifier(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_alphabetic() || c == '_') && word.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// The parts of an entry between colons; `\:` is a colon of a part, for which a character that no text has holds the place.
+#[must_use]
+pub fn parts(entry: &str) -> Vec<String> {
+    entry.replace("\\:", "\0").split(':').map(|part| part.replace('\0', ":")).collect()
+}
+
+/// The name of an entry alone: the function's, without parameters or place.
+#[must_use]
+pub fn short_name(entry: &str) -> String {
+    let named = || entry.split(':').next().unwrap_or_default().to_owned();
+    PythonFunction::parse(entry).map_or_else(named, |python| python.short_name())
+}
+
+/// The entries as metrics call them: by their short names where that is enough to tell one from the others, else a Python
+/// function with its file or module, and in the last resort the whole entry.
+#[must_use]
+pub fn names(entries: &[String]) -> Vec<String> {
+    let qualified = |entry: &String| match PythonFunction::parse(entry) {
+        Some(PythonFunction { place, function: Some(function) }) => format!("{}.{function}", place.stem()),
+        _ => entry.clone(),
+    };
+    let short: Vec<String> = entries.iter().map(|entry| short_name(entry)).collect();
+    let qualified: Vec<String> = entries.iter().map(qualified).collect();
+    let alone = |names: &[String], name: &String| names.iter().filter(|other| *other == name).count() == 1;
+    let name = |(index, entry): (usize, &String)| {
+        let shown = [&short, &qualified].into_iter().find(|names| alone(names, &names[index]));
+        shown.map_or_else(|| entry.clone(), |names| names[index].clone())
+    };
+    entries.iter().enumerate().map(name).collect()
+}
+
+/// How reward functions of other processes are started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RewardHost {
+    /// The folder that relative paths start from, and that programs are started in.
+    pub dir: PathBuf,
+    /// The Python interpreter: a name that is looked up as the shell does, or a path.
+    pub python: String,
+    /// Processes of each function.
+    pub processes: usize,
+}
+
+impl RewardHost {
+    /// A path of an entry: as it stands, or from the folder on.
+    #[must_use]
+    pub fn path(&self, path: &Path) -> PathBuf {
+        self.dir.join(path)
+    }
+
+    /// The interpreter as it can be started from anywhere.
+    #[must_use]
+    pub fn interpreter(&self) -> PathBuf {
+        if self.python.contains('/') { self.path(Path::new(&self.python)) } else { PathBuf::from(&self.python) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn python(place: PythonPlace, function: Option<&str>) -> Option<PythonFunction> {
+        Some(PythonFunction { place, function: function.map(str::to_owned) })
+    }
+
+    #[test]
+    fn files_and_modules_are_told_from_rules_and_programs() {
+        let file = |path: &str| PythonPlace::File(path.into());
+        let module = |name: &str| PythonPlace::Module(name.into());
+        for (entry, found) in [
+            ("my_rewards.py:format_reward", python(file("my_rewards.py"), Some("format_reward"))),
+            ("/a/b.py", python(file("/a/b.py"), None)),
+            (r"c\:d/b.py:f", python(file("c:d/b.py"), Some("f"))),
+            ("my_lib.rewards.f", python(module("my_lib.rewards"), Some("f"))),
+            ("gsm8k", None),
+            ("length:target=9.5", None),
+            ("command:run=python3 reward.py", None),
+            ("model:path=/m/x.py", None),
+            ("../weights", None),
+        ] {
+            assert_eq!(PythonFunction::parse(entry), found, "{entry}");
+        }
+    }
+
+    #[test]
+    fn entries_are_called_by_their_names_where_those_differ() {
+        let names = |entries: &[&str]| super::names(&entries.iter().map(|e| (*e).to_owned()).collect::<Vec<_>>());
+        assert_eq!(names(&["format", "model:path=/m"]), ["format", "model"]);
+        assert_eq!(names(&["length:target=9", "length:target=5"]), ["length:target=9", "length:target=5"]);
+        assert_eq!(names(&["a/r.py:f", "s.py", "lib.x.g"]), ["f", "s", "g"]);
+        assert_eq!(names(&["a/r.py:f", "s.py:f", "format"]), ["r.f", "s.f", "format"]);
+        assert_eq!(names(&["a/r.py:f", "b/r.py:f"]), ["a/r.py:f", "b/r.py:f"]);
+    }
+
+    #[test]
+    fn an_interpreter_is_looked_up_or_relative_to_the_folder() {
+        let python = |name: &str| RewardHost { dir: "/w".into(), python: name.into(), processes: 1 }.interpreter();
+        assert_eq!(python("python3"), Path::new("python3"));
+        assert_eq!(python(".venv/bin/python"), Path::new("/w/.venv/bin/python"));
+        assert_eq!(python("/usr/bin/python3"), Path::new("/usr/bin/python3"));
+    }
+}

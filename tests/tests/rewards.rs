@@ -1,0 +1,253 @@
+//! Reward functions of one's own, from `tandem train` and `tandem check-rewards`: what cannot work is refused before anything
+//! is started, with the words of the function's own program, and what works needs no more than its file.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use harness::{
+    binary,
+    cli::{self, Finished},
+    tiny_model::{self, Place},
+    training::json_lines,
+};
+use serde_json::{Value, json};
+
+/// A model, a dataset with right answers, and a folder for rewards beside the configuration.
+struct Bench(Place);
+
+impl Bench {
+    fn new() -> Self {
+        let place = Place::new();
+        tiny_model::write_tokenizer(&place.path("model"));
+        let row = |a: i32, b: i32| json!({"prompt": format!("{a}+{b}="), "answer": (a + b).to_string()}).to_string();
+        fs::write(place.path("prompts.jsonl"), [row(1, 1), row(2, 3), row(4, 4), row(9, 8)].join("\n")).unwrap();
+        fs::create_dir(place.path("elsewhere")).unwrap();
+        Self(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Writes `run.toml` with these functions.
+    fn configure(&self, functions: &[&str], more: &str) {
+        let text = format!(
+            "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\nreward_funcs = {functions:?}\n\
+             num_generations = 4\nmax_completion_length = 12\nper_device_train_batch_size = 8\nmax_steps = 2\n{more}\n"
+        );
+        self.write("run.toml", &text);
+    }
+
+    /// Runs `tandem` in another folder than the one of the configuration.
+    fn tandem(&self, words: &[&str]) -> Finished {
+        let mut command = Command::new(binary("tandem"));
+        command.args(words).current_dir(self.path("elsewhere")).env("TANDEM_CACHE_DIR", self.path("cache"));
+        cli::finish(command)
+    }
+
+    fn train(&self) -> Finished {
+        self.tandem(&["train", "../run.toml"])
+    }
+}
+
+/// What a run cannot start with, in Python: a file, an entry that names a function in it, and what is said of that.
+const BROKEN_FUNCTIONS: &[(&str, &str, &[&str])] = &[
+    ("def f(completions, **kwargs)\n    return []\n", "r.py:f", &["SyntaxError", "r.py, line 1", "def f(completions"]),
+    ("import no_such_module_of_mine\n", "r.py:f", &["No module named 'no_such_module_of_mine'", "r.py, line 1"]),
+    ("", "absent.py:f", &["absent.py: no such file"]),
+    ("def g(completions): ...\n", "r.py:f", &["no function `f`", "its functions: g"]),
+    (
+        "def f(completions, answers, **kwargs):\n    return answers\n",
+        "r.py:f",
+        &["failed on all 12 sample completions", "missing 1 required positional argument: 'answers'"],
+    ),
+    (
+        "def f(completions, **kwargs):\n    return [1 / 0 for _ in completions]\n",
+        "r.py:f",
+        &["failed on all 12 sample completions: ZeroDivisionError: division by zero (r.py, line 2", "return [1 / 0"],
+    ),
+    ("def f(completions, **kwargs):\n    return [1.0]\n", "r.py:f", &["returned 1 scores for 4 completions"]),
+    ("def f(completions, **kwargs):\n    return 'good'\n", "r.py:f", &["returned 'good' and not a list of 4 numbers"]),
+];
+
+/// As [`BROKEN_FUNCTIONS`], of programs.
+const BROKEN_PROGRAMS: &[(&str, &[&str])] = &[
+    ("raise RuntimeError('no key')\n", &["ended without an answer (exit status: 1)", "RuntimeError: no key"]),
+    ("for line in sys.stdin\n", &["ended without an answer (exit status: 1)", "SyntaxError"]),
+    ("import sys\nfor line in sys.stdin:\n    print([1], flush=True)\n", &["answered 1 entries for 4 completions"]),
+    (
+        "import sys\nprint('loaded', flush=True)\nfor line in sys.stdin:\n    print([1, 2, 3, 4], flush=True)\n",
+        &["answered `loaded`, which is no JSON"],
+    ),
+    (
+        "import sys\nfor line in sys.stdin:\n    print([1, 2, 3, 4])\n",
+        &["has to flush its standard output after every line"],
+    ),
+];
+
+/// How long a start may take that ends with a refusal, but for what a program takes that does not flush.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+fn assert_refused(finished: &Finished, words: &[&str], bench: &Bench) {
+    let _ = finished.refusal();
+    for word in words {
+        assert!(finished.stderr.contains(word), "{word} is missing in {}", finished.stderr);
+    }
+    assert!(!bench.path("run").exists(), "nothing was started");
+}
+
+#[test]
+fn a_python_function_that_cannot_work_ends_the_start_with_its_own_traceback() {
+    let bench = Bench::new();
+    for (text, entry, words) in BROKEN_FUNCTIONS {
+        bench.write("r.py", text);
+        bench.configure(&["format", entry], "");
+        let begin = Instant::now();
+        assert_refused(&bench.train(), words, &bench);
+        assert!(begin.elapsed() < AT_ONCE, "{entry}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn a_program_that_cannot_work_ends_the_start_with_its_own_words() {
+    let bench = Bench::new();
+    for (text, words) in BROKEN_PROGRAMS {
+        bench.write("r.py", text);
+        bench.configure(&["format", "command:run=python3 r.py"], "");
+        assert_refused(&bench.train(), words, &bench);
+    }
+    bench.configure(&["command:run=python3 absent.py"], "");
+    let begin = Instant::now();
+    assert_refused(&bench.train(), &["ended without an answer (exit status: 2)", "absent.py"], &bench);
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+}
+
+const REWARDS: &str = "
+import helper
+
+print('imported')
+
+
+def think_format_reward(completions, **kwargs):
+    print('called')
+    return [helper.score(completion) for completion in completions]
+
+
+async def repeats(completion_ids, **kwargs):
+    rewards = []
+    for ids in completion_ids:
+        grams = [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
+        rewards.append(-(1 - len(set(grams)) / len(grams)) if grams else 0.0)
+    return rewards
+
+
+def sometimes(prompts, completions, answer, **kwargs):
+    if any(len(completion) % 2 for completion in completions):
+        raise ValueError('odd')
+    return [None if right == '2' else float(right) for right in answer]
+";
+
+/// Found from the configuration's folder, with a module beside them, noisy, and as good as the rules that are built in.
+#[test]
+fn python_functions_score_as_the_rules_that_they_repeat() {
+    let bench = Bench::new();
+    bench.write("my_rewards.py", REWARDS);
+    bench.write("helper.py", "def score(text):\n    return float(text.startswith('<think>'))\n");
+    bench.write("score.sh", "while read -r line; do echo '[0, 1, 2, 3]'; done");
+    let functions = [
+        "my_rewards.py:think_format_reward",
+        "think_format",
+        "my_rewards.repeats",
+        "repetition_penalty",
+        "my_rewards.py:sometimes",
+        "command:run=sh score.sh",
+    ];
+    bench.configure(&functions, "reward_processes = 2\ntemperature = 2.0");
+    let finished = bench.train().success();
+    assert!(finished.stderr.contains("warning: reward function `sometimes` failed on"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("ValueError: odd (my_rewards.py, line"), "{}", finished.stderr);
+    let steps = json_lines(&bench.path("run/metrics.jsonl"));
+    assert_eq!(steps.len(), 2);
+    for step in &steps {
+        let mean =
+            |name: &str| step[format!("rewards/{name}/mean")].as_f64().unwrap_or_else(|| panic!("{name}: {step}"));
+        assert!((mean("repeats") - mean("repetition_penalty")).abs() < 1e-6, "{step}");
+        assert_eq!(mean("think_format_reward"), mean("think_format"));
+        assert_eq!(mean("command"), 1.5);
+    }
+    let failed: f64 = steps.iter().filter_map(|step| step["rewards/sometimes/failed"].as_f64()).sum();
+    assert!(failed > 0.0 && failed < 16.0, "{steps:?}");
+    let log = fs::read_to_string(bench.path("run/logs/rollout.log")).unwrap();
+    assert!(log.contains("imported") && log.contains("called"), "{log}");
+    let shown = log.matches("ValueError: odd").count();
+    assert!((1..=4).contains(&shown), "a traceback is shown once by each process, not {shown} times: {log}");
+}
+
+#[test]
+fn a_file_alone_stands_for_its_function() {
+    let bench = Bench::new();
+    bench.write("one.py", "def only(completions):\n    return [float(len(c) % 3) for c in completions]\n");
+    bench.configure(&["one.py"], "");
+    let _ = bench.train().success();
+    let steps = json_lines(&bench.path("run/metrics.jsonl"));
+    assert!(steps.iter().all(|step| step["rewards/only/mean"].is_f64()), "{steps:?}");
+    let written = fs::read_to_string(bench.path("run/config.toml")).unwrap();
+    assert!(written.contains("reward_funcs = [\"one.py:only\"]"), "{written}");
+}
+
+#[test]
+fn check_rewards_says_how_each_function_did() {
+    let bench = Bench::new();
+    bench.write(
+        "r.py",
+        "def right(completions, answer):\n    return [float(f'<answer>\\n{a}\\n' in c) for c, a in zip(completions, answer)]\n\n\n\
+         def same(completions):\n    return [0.5 for _ in completions]\n\n\n\
+         def long(completion_ids):\n    return [len(ids) for ids in completion_ids]\n",
+    );
+    bench.configure(&["r.py:right", "gsm8k", "r.py:same", "r.py:long"], "");
+    let checked = bench.tandem(&["check-rewards", "../run.toml"]).success();
+    let names: Vec<&str> = checked.stdout.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(names, ["function", "right", "gsm8k", "same", "long"]);
+    let warnings: Vec<&str> = checked.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].contains("`same` gives 0.5 to each of 12"), "{warnings:?}");
+    assert!(warnings[1].contains("`long` goes by the length"), "{warnings:?}");
+
+    let json = bench.tandem(&["check-rewards", "--json", "../run.toml"]).success();
+    let figures: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(
+        (&figures[0]["name"], &figures[0]["right"], &figures[0]["lowest"]),
+        (&json!("right"), &json!(1.0), &json!(0.0))
+    );
+    assert_eq!(figures[1]["entry"], "gsm8k");
+
+    let refused = bench.tandem(&["check-rewards", "../run.toml", "--reward_funcs", "r.py:right"]);
+    assert!(refused.refusal().contains("elsewhere/r.py: no such file"), "the command line is relative to its folder");
+    let columns = bench.tandem(&["check-rewards", "../run.toml", "--reward_funcs=countdown"]);
+    assert!(columns.refusal().contains("needs the column nums"));
+}
+
+#[test]
+fn functions_are_loaded_and_not_called_where_that_is_wanted() {
+    let bench = Bench::new();
+    bench.write(
+        "r.py",
+        "import os\n\n\ndef f(completions, **kwargs):\n    open('asked', 'w').close()\n    return [0.0]\n",
+    );
+    bench.configure(&["r.py:f"], "rehearse_rewards = false");
+    let checked = bench.tandem(&["check-rewards", "../run.toml"]).success();
+    assert!(checked.stdout.contains("\nf "), "{}", checked.stdout);
+    assert!(!bench.path("asked").exists());
+    bench.configure(&["r.py:f"], "reward_failure_stops = false");
+    let checked = bench.tandem(&["check-rewards", "../run.toml"]).success();
+    assert!(checked.stderr.contains("warning: reward function `f` failed on all 12"), "{}", checked.stderr);
+    assert!(Path::new(&bench.path("asked")).exists(), "functions run in the folder of the configuration");
+}
