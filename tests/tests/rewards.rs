@@ -221,7 +221,7 @@ fn check_rewards_says_how_each_function_did() {
     assert!(warnings[0].contains("`same` gives 0.5 to each of 12"), "{warnings:?}");
     assert!(warnings[1].contains("`long` goes by the length"), "{warnings:?}");
 
-    let json = bench.tandem(&["check-rewards", "--json", "../run.toml"]).success();
+    let json = bench.tandem(&["check-rewards", "../run.toml", "--json"]).success();
     let figures: Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(
         (&figures[0]["name"], &figures[0]["right"], &figures[0]["lowest"]),

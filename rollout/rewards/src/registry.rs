@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value};
 use shared::config::{
     RewardHost, TrainConfig,
-    rewards::{PythonFunction, parts, short_name},
+    rewards::{PythonFunction, parts},
 };
 
 use crate::{
@@ -183,21 +183,22 @@ impl Registry {
     /// # Errors
     /// As [`Registry::function`], for the first that fails.
     pub fn functions(&self, specs: &[String]) -> Result<Vec<RewardFunction>, RewardError> {
-        self.each(specs).into_iter().collect()
+        let made: Vec<_> = specs.par_iter().map(|spec| self.function(spec)).collect();
+        made.into_iter().collect()
     }
 
-    /// As [`Registry::functions`], with what is wrong with each.
+    /// What is known by the name in `name` or `name:key=value:…`; functions in Python are not.
     #[must_use]
-    pub fn each(&self, specs: &[String]) -> Vec<Result<RewardFunction, RewardError>> {
-        specs.par_iter().map(|spec| self.function(spec)).collect()
+    pub fn entry(&self, spec: &str) -> Option<&'static Entry> {
+        let name = spec.split(':').next().unwrap_or(spec);
+        PythonFunction::parse(spec).is_none().then(|| self.find(name).ok())?
     }
 
     /// Whether `name` or `name:key=value:…` says if a completion's answer is right: one that gets at least
     /// [`Reward::correct_at`] is. Unknown functions do not.
     #[must_use]
     pub fn judges(&self, spec: &str) -> bool {
-        PythonFunction::parse(spec).is_none()
-            && self.find(&short_name(spec)).is_ok_and(|entry| !entry.columns.is_empty())
+        self.entry(spec).is_some_and(|entry| !entry.columns.is_empty())
     }
 
     fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
@@ -262,6 +263,12 @@ mod tests {
         for spec in ["correctness_reward", "format_reward", "accuracy_reward", "think_format_reward"] {
             assert!(Registry::default().function(spec).is_ok(), "{spec}");
         }
+    }
+
+    #[test]
+    fn a_python_function_is_no_rule_of_the_same_name() {
+        assert!(Registry::default().judges("gsm8k") && !Registry::default().judges("my_rewards.py:gsm8k"));
+        assert!(Registry::default().entry("lib.gsm8k").is_none());
     }
 
     #[test]

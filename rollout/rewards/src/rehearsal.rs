@@ -68,7 +68,7 @@ pub struct Rehearsed {
     pub right: Option<f64>,
     /// Seconds for one completion; the first call, in which programs may still load, is not counted.
     pub seconds: Option<f64>,
-    /// Correlation of the score with the number of tokens.
+    /// Correlation of the score with the number of tokens, right answers left out.
     pub length: Option<f64>,
     /// Why it cannot work.
     pub refusal: Option<String>,
@@ -138,20 +138,20 @@ fn observe(trial: &Trial, outcomes: Vec<RewardOutcome>) -> Vec<Observed> {
 }
 
 fn figures(observed: &[Observed], seconds: Option<f64>) -> Rehearsed {
-    let scored: Vec<(f64, f64)> = observed.iter().filter_map(|o| Some((o.tokens as f64, o.outcome.score()?))).collect();
-    let scores = || scored.iter().map(|(_, score)| *score);
+    let scores = || observed.iter().filter_map(|o| o.outcome.score());
+    let wrong = observed.iter().filter(|o| o.sample != Sample::Right);
+    let by_length: Vec<(f64, f64)> = wrong.filter_map(|o| Some((o.tokens as f64, o.outcome.score()?))).collect();
     let right: Vec<f64> =
         observed.iter().filter(|o| o.sample == Sample::Right).filter_map(|o| o.outcome.score()).collect();
     let failed = observed.iter().filter(|o| o.outcome.has_failed()).count();
     Rehearsed {
         samples: observed.len(),
         failed,
-        abstained: observed.len() - failed - scored.len(),
-        range: (!scored.is_empty())
-            .then(|| (scores().fold(f64::INFINITY, f64::min), scores().fold(f64::NEG_INFINITY, f64::max))),
+        abstained: observed.len() - failed - scores().count(),
+        range: scores().reduce(f64::min).zip(scores().reduce(f64::max)),
         right: right.into_iter().reduce(f64::max),
         seconds,
-        length: correlation(&scored),
+        length: correlation(&by_length),
         ..Rehearsed::default()
     }
 }
@@ -191,9 +191,10 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
         None if found.abstained + found.failed == all => {
             found.warnings.push(format!("has no score for any of {all} sample completions{right}"));
         }
-        Some((low, high)) if low == high && all > 1 => found.warnings.push(format!(
-            "gives {low} to each of {all} sample completions{right}; where all completions of a prompt get the same, \
-             nothing is learned"
+        Some((low, high)) if low == high => found.warnings.push(format!(
+            "gives {low} to each of {} sample completions{right}; where all completions of a prompt get the same, \
+             nothing is learned",
+            all - found.failed - found.abstained
         )),
         _ => {}
     }

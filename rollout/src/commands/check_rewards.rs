@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use rayon::prelude::*;
 use rollout_rewards::{
     RewardFunction,
     rehearsal::{Demand, Rehearsed, Trial, rehearse},
@@ -27,7 +28,7 @@ use crate::{
 /// Flags of `rollout check-rewards`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Write the figures as a line of JSON in place of a table; before the words
+    /// Write the figures as a line of JSON in place of a table
     #[arg(long)]
     pub json: bool,
     /// The configuration file, then options as of `tandem train`
@@ -40,12 +41,15 @@ pub struct Args {
 /// # Errors
 /// A configuration, model or dataset that cannot be used, and a reward function that cannot work.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let (file, options) = layers::file_and_options(&args.words);
+    // Behind other words, it is one of them.
+    let (flags, words): (Vec<String>, Vec<String>) = args.words.iter().cloned().partition(|word| word == "--json");
+    let json = args.json || !flags.is_empty();
+    let (file, options) = layers::file_and_options(&words);
     let config = layers::load_named(file, &layers::parse_overrides(options)?)?;
     config.validate()?;
     let functions = load(&config)?;
     let checked = check(functions, &config)?;
-    if args.json {
+    if json {
         print(&checked.iter().map(Checked::figures).collect())?;
     } else {
         write_table(&checked)?;
@@ -59,17 +63,22 @@ struct Checked {
     found: Option<Rehearsed>,
 }
 
-/// Loads the functions of a run; a reward model is left for the run itself, so nothing stands in its place.
-fn load(config: &TrainConfig) -> anyhow::Result<Vec<(String, Option<RewardFunction>)>> {
+/// An entry of `reward_funcs` with its function; a reward model is left for the run itself.
+type Loaded = (String, Option<RewardFunction>);
+
+/// Loads the functions of a run.
+fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
     let registry = reward::registry().on(RewardHost { processes: 1, ..config.reward_host() });
-    let (models, others): (Vec<&String>, Vec<&String>) =
-        config.reward_funcs.iter().partition(|entry| short_name(entry) == model::NAME);
-    let others: Vec<String> = others.into_iter().cloned().collect();
-    let mut reasons = Vec::new();
-    let mut loaded = Vec::new();
-    for function in registry.each(&others) {
-        match function {
-            Ok(function) => loaded.push(function),
+    let is_model = |entry: &str| registry.entry(entry).is_some_and(|entry| entry.name == model::NAME);
+    let make = |entry: &String| (!is_model(entry)).then(|| registry.function(entry)).transpose();
+    let made: Vec<_> = config.reward_funcs.par_iter().map(make).collect();
+    let (mut loaded, mut reasons) = (Vec::new(), Vec::new());
+    for (entry, made) in config.reward_funcs.iter().zip(made) {
+        match made {
+            Ok(function) => {
+                let name = function.as_ref().map_or(entry.as_str(), RewardFunction::name);
+                loaded.push((name.to_owned(), function));
+            }
             Err(error) => {
                 quote(error.last_words());
                 reasons.push(error.to_string());
@@ -79,15 +88,10 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<(String, Option<RewardFuncti
     if !reasons.is_empty() {
         bail!("`reward_funcs`: {}", reasons.join("; "));
     }
-    let mut loaded = loaded.into_iter();
-    let mut next = |entry: &String| {
-        let function = if models.contains(&entry) { None } else { loaded.next() };
-        (function.as_ref().map_or(entry.as_str(), RewardFunction::name).to_owned(), function)
-    };
-    Ok(config.reward_funcs.iter().map(&mut next).collect())
+    Ok(loaded)
 }
 
-fn check(functions: Vec<(String, Option<RewardFunction>)>, config: &TrainConfig) -> anyhow::Result<Vec<Checked>> {
+fn check(functions: Vec<Loaded>, config: &TrainConfig) -> anyhow::Result<Vec<Checked>> {
     if !config.rehearse_rewards {
         return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());
     }
@@ -96,7 +100,7 @@ fn check(functions: Vec<(String, Option<RewardFunction>)>, config: &TrainConfig)
         timeout: Duration::from_secs_f64(config.reward_timeout),
         completions_per_step: config.completions_per_step() as usize,
     };
-    let check = |(entry, function): (String, Option<RewardFunction>)| {
+    let check = |(entry, function): Loaded| {
         let found = function.map(|function| rehearse(&function, &trials, demand));
         Checked { entry, found }
     };
@@ -104,7 +108,7 @@ fn check(functions: Vec<(String, Option<RewardFunction>)>, config: &TrainConfig)
 }
 
 /// Samples of the first rows, which the functions can score as far as rows can be.
-fn trials(functions: &[(String, Option<RewardFunction>)], config: &TrainConfig) -> anyhow::Result<Vec<Trial>> {
+fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Trial>> {
     let model = ModelDir::open(&config.model).context("`model`")?;
     let tokenizer = Tokenizer::open(&model)?;
     let options =

@@ -99,9 +99,12 @@ class Caller:
             return [failed]
         # Only those that raise by themselves are to fail.
         one_by_one = [self.scores({**request, "completions": [one]})[0] for one in completions]
-        first = next((found for found in one_by_one if isinstance(found, dict)), None)
-        if first is not None and "traceback" in failed:
-            first.setdefault("traceback", failed["traceback"])
+        if "traceback" in failed:
+            failures = [found for found in one_by_one if isinstance(found, dict)]
+            if failures:
+                failures[0].setdefault("traceback", failed["traceback"])
+            else:
+                print(failed["traceback"], file=sys.stderr)
         return one_by_one
 
     def call(self, request, completions):
@@ -170,7 +173,7 @@ def entry(value):
         return {"error": f"returned the text {shortened(value)} and not a number"}
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except Exception:
         return {"error": f"returned {shortened(value)} and not a number"}
     return number if math.isfinite(number) else {"error": f"returned {number}"}
 

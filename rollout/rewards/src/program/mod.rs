@@ -69,6 +69,7 @@ impl Program {
         let Invocation { label, program, args, dir, greets } = &self.invocation;
         let mut command = Command::new(program);
         command.args(args).current_dir(dir);
+        self.words.begin();
         Process::start(command, label, &self.words, *greets)
     }
 

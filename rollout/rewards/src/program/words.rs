@@ -33,6 +33,11 @@ impl LastWords {
         written.push_back(line.to_owned());
     }
 
+    /// Forgets what was written: another process begins.
+    pub fn begin(&self) {
+        self.words().written.clear();
+    }
+
     /// Takes the traceback of the last failure; none where it has none.
     pub fn set_traceback(&self, traceback: Option<&str>) {
         self.words().traceback = traceback.map(str::to_owned);
