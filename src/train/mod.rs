@@ -99,15 +99,21 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
 /// From so many weights on, products are most of a step.
 const LARGE: u64 = 50_000_000;
 
-/// What is allowed and probably not meant. While a run goes on, the notices of the learner say what is not in
-/// [`TrainConfig::warnings`].
-fn remarks(config: &TrainConfig) -> Vec<String> {
+/// What a run is told before it starts: [`TrainConfig::warnings`], and what this machine could do better.
+fn hints(config: &TrainConfig) -> Vec<String> {
     let mut list = config.warnings();
-    let weights = ModelDir::open(&config.model).map_or(0, |model| model.config().parameter_count());
-    let in_fp32 = config.learner_device == Device::Cpu && !config.bf16 && weights >= LARGE;
-    if in_fp32 && doctor::has_bf16_tiles() {
+    let in_fp32 = config.learner_device == Device::Cpu && !config.bf16;
+    let large = || ModelDir::open(&config.model).is_ok_and(|model| model.config().parameter_count() >= LARGE);
+    if in_fp32 && doctor::has_bf16_tiles() && large() {
         list.push("this processor has tiles for bfloat16: `bf16` true makes the learner's step much shorter".into());
     }
+    list
+}
+
+/// What is allowed and probably not meant. While a run goes on, the notices of the learner say what is not in [`hints`].
+fn remarks(config: &TrainConfig) -> Vec<String> {
+    let mut list = hints(config);
+    let weights = ModelDir::open(&config.model).map_or(0, |model| model.config().parameter_count());
     list.extend(notices::learning_rate(config, weights).map(|notice| notice.to_string()));
     let saved = directory::checkpoint(config).and_then(|path| resume::saved_config(&path));
     let changes = saved.map(|saved| resume::changed_options(&saved, config)).unwrap_or_default();
@@ -195,8 +201,8 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
             .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
         output::tell(format_args!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs)));
     }
-    for warning in config.warnings() {
-        output::tell(format_args!("warning: {warning}"));
+    for hint in hints(&config) {
+        output::tell(format_args!("warning: {hint}"));
     }
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
