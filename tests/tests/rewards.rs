@@ -50,6 +50,8 @@ impl Bench {
     fn tandem(&self, words: &[&str]) -> Finished {
         let mut command = Command::new(binary("tandem"));
         command.args(words).current_dir(self.path("elsewhere")).env("TANDEM_CACHE_DIR", self.path("cache"));
+        // With it, there is no program that does not flush.
+        command.env_remove("PYTHONUNBUFFERED");
         cli::finish(command)
     }
 
@@ -144,13 +146,12 @@ def think_format_reward(completions, **kwargs):
 async def repeats(completion_ids, **kwargs):
     rewards = []
     for ids in completion_ids:
-        grams = [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
-        rewards.append(-(1 - len(set(grams)) / len(grams)) if grams else 0.0)
+        rewards.append(-(1 - len(set(ids)) / len(ids)) if ids else 0.0)
     return rewards
 
 
 def sometimes(prompts, completions, answer, **kwargs):
-    if any(len(completion) % 2 for completion in completions):
+    if any(sum(map(ord, completion)) % 2 for completion in completions):
         raise ValueError('odd')
     return [None if right == '2' else float(right) for right in answer]
 ";
@@ -166,7 +167,7 @@ fn python_functions_score_as_the_rules_that_they_repeat() {
         "my_rewards.py:think_format_reward",
         "think_format",
         "my_rewards.repeats",
-        "repetition_penalty",
+        "repetition_penalty:ngram_size=1",
         "my_rewards.py:sometimes",
         "command:run=sh score.sh",
     ];

@@ -234,6 +234,21 @@ fn as_many_calls_run_at_once_as_there_are_processes() {
     assert_eq!(numbers(&pids).len(), 3);
 }
 
+/// The answer to a request that was answered wrongly may come behind the wrong one, and is no answer to the next request.
+#[test]
+fn a_program_that_answers_wrongly_is_not_asked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = folder.path().join("said");
+    let run = format!(
+        "command:run=while read -r line; do if [ -e {said} ]; then echo [1, 2]; else touch {said}; echo loaded; \
+         sleep 0.2; echo [3, 4]; fi; done",
+        said = said.display()
+    );
+    let function = Registry::default().function(&run).unwrap();
+    assert!(called(&function, input(&["a", "b"]), 60.0)[0].has_failed());
+    assert_eq!(called(&function, input(&["a", "b"]), 60.0), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+}
+
 /// The first call of a rehearsal, of programs that do not answer at once.
 #[test]
 fn a_program_that_does_not_flush_is_told_from_one_that_loads() {

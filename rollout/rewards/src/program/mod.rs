@@ -25,6 +25,7 @@ use serde_json::json;
 use shared::RewardOutcome;
 
 use super::{Reward, RewardInput, Scope, failed};
+use answer::Answer;
 pub use process::end_all;
 use process::{AskError, Process};
 use words::LastWords;
@@ -91,21 +92,21 @@ impl Program {
         None
     }
 
-    /// The answer to a request: from an idle process if there is one, else from a new one. A process that was idle may
-    /// have been about to end, so the request is then put to a new one.
-    fn ask(&self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
+    /// The answer to a group: from an idle process if there is one, else from a new one. A process that was idle may have
+    /// been about to end, so the group is then put to a new one.
+    fn ask(&self, input: &RewardInput) -> Result<Answer, AskError> {
         if let Some(process) = self.take_idle() {
-            match self.ask_process(process, request, deadline) {
+            match self.ask_process(process, input) {
                 Err(AskError::Ended(_)) => tracing::info!("`{}` ended and is started again", self.invocation.label),
                 answer => return answer,
             }
         }
         let process = self.start_process().map_err(AskError::Start)?;
-        self.ask_process(process, request, deadline)
+        self.ask_process(process, input)
     }
 
-    fn ask_process(&self, mut process: Process, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
-        match process.greeting(deadline) {
+    fn ask_process(&self, mut process: Process, input: &RewardInput) -> Result<Answer, AskError> {
+        match process.greeting(input.deadline) {
             // It goes on loading; only this call is lost.
             Err(AskError::Late) => {
                 self.keep(process);
@@ -113,15 +114,15 @@ impl Program {
             }
             greeting => greeting?,
         };
-        // Without an answer the process ends here.
-        let answer = process.ask(request, deadline)?;
+        // Without an answer the process ends here; and with a wrong one, behind which the right one may follow.
+        let line = process.ask(&request(input), input.deadline)?;
+        let answer = answer::read(&line, input.completions.len()).map_err(AskError::Line)?;
         self.keep(process);
         Ok(answer)
     }
 
     fn outcomes(&self, input: &RewardInput) -> Result<Vec<RewardOutcome>, AskError> {
-        let line = self.ask(&request(input), input.deadline).inspect_err(|_| self.words.set_traceback(None))?;
-        let answer = answer::read(&line, input.completions.len()).map_err(AskError::Line)?;
+        let answer = self.ask(input).inspect_err(|_| self.words.set_traceback(None))?;
         for traceback in &answer.tracebacks {
             self.words.set_traceback(Some(traceback));
             tracing::warn!("`{}`: {traceback}", self.invocation.label);
