@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -258,21 +258,32 @@ fn an_interpreter_that_is_not_there_is_named() {
 }
 
 #[test]
-fn processes_load_at_the_same_time_and_each_is_waited_for() {
+fn what_lies_beside_the_file_can_be_imported() {
     let place = Place::new();
-    let file = place.write(
-        "slow.py",
-        "import time\ntime.sleep(0.7)\n\ndef f(completions):\n    return [1.0 for _ in completions]\n",
-    );
-    let host = RewardHost { dir: Path::new("/").to_owned(), python: "python3".into(), processes: 2 };
-    let function = Registry::default().on(host).function(&format!("{}:f", file.display())).unwrap();
-    let calls: Vec<_> = (0..2)
-        .map(|_| {
+    fs::create_dir(place.0.path().join("lib")).unwrap();
+    place.write("lib/beside.py", "VALUE = 3.0\n");
+    place.write("lib/r.py", "import beside\n\ndef f(completions):\n    return [beside.VALUE for _ in completions]\n");
+    assert_eq!(scores(&place.load("lib/r.py:f").unwrap(), two(), 60.0), numbers(&[3.0, 3.0]));
+}
+
+#[test]
+fn processes_load_at_the_same_time_and_none_is_lost() {
+    let place = Place::new();
+    let text = "import os, time\n\nwith open('pids', 'a') as pids:\n    pids.write(f'{os.getpid()}\\n')\ntime.sleep(0.5)\n\n\
+                def f(completions):\n    return [1.0 for _ in completions]\n";
+    place.write("slow.py", text);
+    let host = RewardHost { dir: place.0.path().to_owned(), python: "python3".into(), processes: 2 };
+    let function = Registry::default().on(host).function("slow.py:f").unwrap();
+    for _ in 0..2 {
+        // That a process has said that it is ready is no reason to start another.
+        std::thread::sleep(Duration::from_millis(300));
+        let call = |_| {
             let function = function.clone();
             std::thread::spawn(move || scores(&function, two(), 60.0))
-        })
-        .collect();
-    for call in calls {
-        assert_eq!(call.join().unwrap(), numbers(&[1.0, 1.0]));
+        };
+        let calls: Vec<_> = (0..2).map(call).collect();
+        calls.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), numbers(&[1.0, 1.0])));
     }
+    let pids = fs::read_to_string(place.0.path().join("pids")).unwrap();
+    assert_eq!(pids.lines().count(), 2, "{pids}");
 }
