@@ -21,8 +21,9 @@ use crate::{
 #[must_use]
 pub fn problems(config: &TrainConfig) -> Vec<String> {
     let mut found = Problems::default();
-    let functions = reward::registry().on(config.reward_host()).each(&config.reward_funcs).into_iter();
-    let functions: Vec<RewardFunction> = functions.filter_map(|made| found.take("reward_funcs", made)).collect();
+    let registry = reward::registry().on(config.reward_host());
+    let functions = config.reward_funcs.iter().map(|spec| found.take("reward_funcs", registry.function(spec)));
+    let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
     if config.dynamic_sampling {
         found.take("filter_groups_metric", setup::filter_metric(config));
     }
