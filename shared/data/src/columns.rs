@@ -1,0 +1,87 @@
+//! Prompt and answer in columns of other names.
+
+use serde_json::Value;
+
+use crate::Values;
+
+/// Where prompt and answer are, where rows do not call them so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Columns {
+    /// The column to be taken as `prompt`.
+    pub prompt: Option<String>,
+    /// The column to be taken as `answer`. `a.b` is the field `b` of the column `a`.
+    pub answer: Option<String>,
+}
+
+impl Columns {
+    /// Adds `prompt` and `answer` to a row, as copies: reward functions may ask for the columns by their own names.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn apply(&self, row: &mut Values) -> Result<(), String> {
+        self.check(row)?;
+        for (name, column, _) in self.named() {
+            if let Some(value) = find(row, column).cloned() {
+                row.insert(name.to_owned(), value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a row has the columns.
+    ///
+    /// # Errors
+    /// The column that it does not have, with the option that names it, and the columns that there are.
+    pub fn check(&self, row: &Values) -> Result<(), String> {
+        match self.named().find(|(_, column, _)| find(row, column).is_none()) {
+            Some((_, column, option)) => Err(format!("has no column `{column}` (`{option}`), but {}", names(row))),
+            None => Ok(()),
+        }
+    }
+
+    /// The columns that are named: what they stand for, their names, and the options that name them.
+    fn named(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
+        let all = [("prompt", &self.prompt, "prompt_column"), ("answer", &self.answer, "answer_column")];
+        all.into_iter().filter_map(|(name, column, option)| Some((name, column.as_deref()?, option)))
+    }
+}
+
+/// The columns of a row, for the one who reads an error.
+pub(crate) fn names(row: &Values) -> String {
+    match row.is_empty() {
+        true => "no column at all".to_owned(),
+        false => row.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A column by its name, or a field of a column by its path.
+fn find<'a>(row: &'a Values, path: &str) -> Option<&'a Value> {
+    row.get(path).or_else(|| {
+        let (column, rest) = path.split_once('.')?;
+        find(row.get(column)?.as_object()?, rest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn applied(prompt: Option<&str>, answer: Option<&str>, row: Value) -> Result<Value, String> {
+        let Value::Object(mut row) = row else { panic!("a row is an object") };
+        let columns = Columns { prompt: prompt.map(str::to_owned), answer: answer.map(str::to_owned) };
+        columns.apply(&mut row).map(|()| row.into())
+    }
+
+    #[test]
+    fn named_columns_are_taken_for_prompt_and_answer_and_stay() {
+        let row = json!({"task": "2+3", "extra": {"final": {"value": 5}}, "a.b": 1});
+        let found = applied(Some("task"), Some("extra.final.value"), row.clone()).unwrap();
+        assert_eq!((&found["prompt"], &found["answer"], &found["task"]), (&json!("2+3"), &json!(5), &json!("2+3")));
+        assert_eq!(applied(None, Some("a.b"), row.clone()).unwrap()["answer"], 1);
+        assert_eq!(applied(None, None, row.clone()).unwrap(), row);
+        let error = applied(None, Some("extra.value"), row).unwrap_err();
+        assert_eq!(error, "has no column `extra.value` (`answer_column`), but `task`, `extra`, `a.b`");
+    }
+}

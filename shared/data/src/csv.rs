@@ -1,0 +1,121 @@
+//! CSV and TSV.
+//!
+//! Cells are texts, and an empty cell is nothing. Columns of which every cell is a number, a list or an object, as JSON writes
+//! them, are read as such, if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay as they are.
+
+use std::path::Path;
+
+use csv::{ErrorKind, Position, ReaderBuilder, StringRecord};
+use serde_json::Value;
+
+use crate::{DataError, Row, Values, table::numbered};
+
+/// Rows of a table whose first line names the columns. Cells in quotes may hold delimiters and line breaks.
+pub fn read(path: &Path, bytes: &[u8], delimiter: u8) -> Result<Vec<Row>, DataError> {
+    let place = numbered(path, "line");
+    let line = |position: Option<&Position>| position.map_or(1, |position| position.line() as usize);
+    let failed = |error: csv::Error| DataError::Row {
+        place: place(line(error.position())),
+        reason: match error.kind() {
+            ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
+                "has {len} cells, and the header names {expected_len} columns; is a cell with a {} or a line break without its quotes?",
+                if delimiter == b'\t' { "tab" } else { "comma" }
+            ),
+            ErrorKind::Utf8 { .. } => "is no UTF-8 text; save the file as UTF-8".into(),
+            _ => error.to_string(),
+        },
+    };
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
+    let names =
+        names(reader.headers().map_err(failed)?).map_err(|reason| DataError::Row { place: place(1), reason })?;
+    let records: Vec<StringRecord> = reader.records().collect::<Result<_, _>>().map_err(failed)?;
+    let typed: Vec<bool> = (0..names.len()).map(|column| is_typed(&records, column)).collect();
+    let value = |cell: &str, typed: bool| match cell {
+        "" => Value::Null,
+        cell if typed => lossless(cell).unwrap_or(Value::Null),
+        cell => cell.into(),
+    };
+    let row = |record: &StringRecord| {
+        let cells = record.iter().zip(&typed).map(|(cell, &typed)| value(cell, typed));
+        let values: Values = names.iter().cloned().zip(cells).collect();
+        Row { values, place: place(line(record.position())) }
+    };
+    Ok(records.iter().map(row).collect())
+}
+
+/// The names of the columns. A column without a name, as pandas writes its index, gets the one that pandas gives it.
+fn names(header: &StringRecord) -> Result<Vec<String>, String> {
+    let named = |(index, name): (usize, &str)| match name.trim() {
+        "" => format!("Unnamed: {index}"),
+        name => name.to_owned(),
+    };
+    let names: Vec<String> = header.iter().enumerate().map(named).collect();
+    match (1..names.len()).find(|&index| names[..index].contains(&names[index])) {
+        Some(index) => Err(format!("names two columns `{}`", names[index])),
+        None => Ok(names),
+    }
+}
+
+fn is_typed(records: &[StringRecord], column: usize) -> bool {
+    let mut cells = records.iter().filter_map(|record| record.get(column)).filter(|cell| !cell.is_empty()).peekable();
+    cells.peek().is_some() && cells.all(|cell| lossless(cell).is_some())
+}
+
+/// A number that is written back as it stands, a list or an object.
+fn lossless(cell: &str) -> Option<Value> {
+    if !cell.starts_with(|c: char| matches!(c, '-' | '[' | '{') || c.is_ascii_digit()) {
+        return None;
+    }
+    let value: Value = serde_json::from_str(cell).ok()?;
+    (!value.is_number() || value.to_string() == cell).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::testing::{error_of, values_of};
+
+    #[test]
+    fn quoted_cells_hold_delimiters_quotes_and_line_breaks() {
+        let text = "\u{feff}prompt,answer\r\n\"Say \"\"hi\"\",\nthen stop\",5\r\n\"a,b\",6\r\n";
+        let rows = [json!({"prompt": "Say \"hi\",\nthen stop", "answer": 5}), json!({"prompt": "a,b", "answer": 6})];
+        assert_eq!(values_of("rows.csv", text.as_bytes()), rows);
+        assert_eq!(
+            values_of("rows.tsv", b"prompt\tanswer\na, b\t\"c\td\"\n"),
+            [json!({"prompt": "a, b", "answer": "c\td"})]
+        );
+        assert_eq!(values_of("rows.csv", b"prompt;answer\na;1,5\n"), [json!({"prompt": "a", "answer": "1,5"})]);
+        assert_eq!(values_of("rows.csv", b"prompt\nhello\n"), [json!({"prompt": "hello"})]);
+    }
+
+    #[test]
+    fn columns_are_numbers_or_lists_only_where_nothing_is_lost() {
+        let text = ",n,half,money,code,nums,mixed,big,empty\n0,3,0.5,72.50,007,\"[1, 2]\",4,12345678901234567890123,\n\
+                    1,,1.5,3.00,012,\"[3]\",four,1,\n";
+        let found = values_of("rows.csv", text.as_bytes());
+        let first = json!({"Unnamed: 0": 0, "n": 3, "half": 0.5, "money": "72.50", "code": "007", "nums": [1, 2], "mixed": "4",
+                           "big": "12345678901234567890123", "empty": null});
+        assert_eq!(found[0], first);
+        assert_eq!(
+            (&found[1]["n"], &found[1]["mixed"], &found[1]["nums"]),
+            (&json!(null), &json!("four"), &json!([3]))
+        );
+    }
+
+    #[test]
+    fn a_broken_table_is_named_by_its_line() {
+        for (text, error) in [
+            (
+                &b"prompt,answer\na,1\n\"b\nc\",2\nd,e,3\n"[..],
+                ", line 5: has 3 cells, and the header names 2 columns; is a cell",
+            ),
+            (b"prompt,answer\na,1\n\xe9,2\n", ", line 3: is no UTF-8 text; save the file as UTF-8"),
+            (b"prompt,answer,answer\na,1,2\n", ", line 1: names two columns `answer`"),
+            (b"prompt,answer\n", ": holds no rows"),
+        ] {
+            let found = error_of("rows.csv", text);
+            assert!(found.starts_with(&format!("rows.csv{error}")), "{found}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What can be wrong with a dataset.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::Place;
+
+/// A dataset that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// A file or folder cannot be read.
+    #[error("{path}: cannot be read: {reason}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// A file is damaged, or not what it should be.
+    #[error("{path}: {reason}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and the way out.
+        reason: String,
+    },
+    /// A row is unusable.
+    #[error("{place}: {reason}")]
+    Row {
+        /// Where it is.
+        place: Place,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No rows.
+    #[error("{path}: holds no rows; a dataset has at least one, for instance the line {{\"prompt\": \"2 + 3 =\"}}")]
+    Empty {
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// A format that is known and not read.
+    #[error("{path}: is {what}, which is not read; {remedy}")]
+    Unread {
+        /// The file.
+        path: PathBuf,
+        /// The format.
+        what: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A split that a folder does not have.
+    #[error(
+        "{path}: has no split `{wanted}`, but {}; `dataset_train_split` and `dataset_test_split` (--split in single commands) \
+         choose one", found.join(", ")
+    )]
+    Split {
+        /// The folder.
+        path: PathBuf,
+        /// The split that was asked for.
+        wanted: String,
+        /// The splits that it has, quoted.
+        found: Vec<String>,
+    },
+}
+
+impl DataError {
+    /// [`Self::File`] of a path.
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |reason| Self::File { path: path.to_owned(), reason }
+    }
+
+    /// [`Self::Content`].
+    pub(crate) fn content(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Content { path: path.to_owned(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,30 @@
+//! Datasets as their owners have them. [`read`] gives the rows of a file or folder as JSON objects, whatever it is written
+//! in, and [`count`] their number; [`Columns`] finds prompt and answer in columns of other names, and [`Shape`] says whose
+//! rows they are. What is read is the table of `docs/data.md`.
+//!
+//! What a file is, its bytes say ([`Format`]); its name is asked only where they leave it open. Nothing is guessed about rows:
+//! a cell that might be a number and a text at once stays the text.
+
+mod bytes;
+mod columnar;
+mod columns;
+mod csv;
+mod error;
+mod folder;
+mod format;
+mod json;
+mod shape;
+mod split;
+mod table;
+#[cfg(test)]
+mod testing;
+mod unread;
+
+pub use columns::Columns;
+pub use error::DataError;
+pub use format::Format;
+pub use shape::Shape;
+pub use table::{Place, Row, Table, count, read};
+
+/// A row: its columns by name, in their order.
+pub type Values = serde_json::Map<String, serde_json::Value>;

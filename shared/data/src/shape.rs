@@ -1,0 +1,102 @@
+//! Whose rows they are, by their columns.
+
+use serde_json::Value;
+
+use crate::{Columns, DataError, Table, Values, columns::names};
+
+/// A known shape of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// `prompt_ids`: token ids.
+    Ids,
+    /// verl's: `prompt` with messages, and `reward_model` with `ground_truth`.
+    Verl,
+    /// TRL's conversational: `prompt` with messages.
+    Conversational,
+    /// TRL's standard: `prompt` with a text.
+    Text,
+    /// Countdown: `nums` and `target`.
+    Countdown,
+    /// GSM8K's: `question`, and `answer` with the solution and the answer after `####`.
+    Question,
+}
+
+impl Shape {
+    /// The shape of a row.
+    ///
+    /// # Errors
+    /// What a row must have, where it has nothing that is known.
+    pub fn of(row: &Values) -> Result<Self, String> {
+        let has = |key: &str| row.contains_key(key);
+        let verl = || row.get("reward_model").is_some_and(|model| model.get("ground_truth").is_some());
+        match row.get("prompt") {
+            _ if has("prompt_ids") => Ok(Self::Ids),
+            Some(_) if verl() => Ok(Self::Verl),
+            Some(Value::Array(_)) => Ok(Self::Conversational),
+            Some(_) => Ok(Self::Text),
+            None if has("nums") && has("target") => Ok(Self::Countdown),
+            None if has("question") => Ok(Self::Question),
+            None => Err(format!(
+                "has neither `prompt` (a text or a list of messages) nor `prompt_ids`, GSM8K's `question` and `answer`, or \
+                 countdown's `nums` and `target`, but {}; `prompt_column` names the column with the prompt",
+                names(row)
+            )),
+        }
+    }
+
+    /// In words, with where the right answer is.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Ids => "rows of token ids (`prompt_ids`)",
+            Self::Verl => "verl's rows (the answer is `reward_model.ground_truth`)",
+            Self::Conversational => "TRL's conversational rows (`prompt` is a list of messages)",
+            Self::Text => "plain prompts, which the model gets without a chat template unless `system_prompt` is given",
+            Self::Countdown => "countdown's rows (`nums`, `target`)",
+            Self::Question => "questions in GSM8K's shape (`question`, `answer`)",
+        }
+    }
+}
+
+impl Table {
+    /// What the rows are: format, split, number and shape, in a line.
+    ///
+    /// # Errors
+    /// A first row of no known shape, or a row without a column of `columns`.
+    pub fn describe(&self, columns: &Columns) -> Result<String, DataError> {
+        for row in &self.rows {
+            columns.check(&row.values).map_err(|reason| row.error(reason))?;
+        }
+        let first = &self.rows[0];
+        let mut values = first.values.clone();
+        let shape =
+            columns.apply(&mut values).and_then(|()| Shape::of(&values)).map_err(|reason| first.error(reason))?;
+        Ok(format!("{}; {}", self.about, shape.words()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_told_by_their_columns() {
+        let messages = json!([{"role": "user", "content": "2+3?"}]);
+        for (row, shape) in [
+            (json!({"prompt": "2+3"}), Shape::Text),
+            (json!({"prompt": messages, "answer": 5}), Shape::Conversational),
+            (json!({"prompt": messages, "reward_model": {"ground_truth": "5"}}), Shape::Verl),
+            (json!({"prompt": messages, "reward_model": "m"}), Shape::Conversational),
+            (json!({"prompt_ids": [1], "prompt": "a"}), Shape::Ids),
+            (json!({"question": "2+3?", "answer": "5\n#### 5"}), Shape::Question),
+            (json!({"nums": [2, 3], "target": 5, "prompt": "a"}), Shape::Text),
+            (json!({"nums": [2, 3], "target": 5}), Shape::Countdown),
+        ] {
+            assert_eq!(Shape::of(row.as_object().unwrap()), Ok(shape), "{row}");
+        }
+        let error = Shape::of(json!({"text": "a"}).as_object().unwrap()).unwrap_err();
+        assert!(error.starts_with("has neither `prompt`") && error.contains("but `text`; `prompt_column`"), "{error}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Rows with the places where they stand.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{DataError, Values, bytes, columnar, csv, folder, format::Format, json};
+
+/// Where a row stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file.
+    pub path: Arc<Path>,
+    /// What is counted in it.
+    pub unit: &'static str,
+    /// Which one, from 1.
+    pub number: usize,
+}
+
+/// `data/train.jsonl, line 3`.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} {}", self.path.display(), self.unit, self.number)
+    }
+}
+
+/// One row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Its columns.
+    pub values: Values,
+    /// Where it stands.
+    pub place: Place,
+}
+
+impl Row {
+    /// The error that says what is wrong with it.
+    #[must_use]
+    pub fn error(&self, reason: String) -> DataError {
+        DataError::Row { place: self.place.clone(), reason }
+    }
+}
+
+/// The rows of a dataset, at least one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// The rows, in the order of the files and of what stands in them.
+    pub rows: Vec<Row>,
+    /// What they are written in and how many there are, in words: `Parquet, split train, 7473 rows`.
+    pub about: String,
+}
+
+/// The files of a dataset.
+#[derive(Debug)]
+pub(crate) struct Files {
+    /// In the order in which they are read.
+    pub paths: Vec<PathBuf>,
+    /// The split that they are, where the dataset has several.
+    pub split: Option<String>,
+    /// What wrote them, where a folder says so.
+    pub kind: Option<&'static str>,
+}
+
+impl Files {
+    fn of(path: &Path, split: &str) -> Result<Self, DataError> {
+        let metadata = path.metadata().map_err(DataError::file(path))?;
+        match metadata.is_dir() {
+            true => folder::files(path, split),
+            false => Ok(Self { paths: vec![path.to_owned()], split: None, kind: None }),
+        }
+    }
+}
+
+/// Reads a dataset: a file, or a folder with files, of which `split` is taken where it has several splits.
+///
+/// # Errors
+/// What cannot be read, or the first bad row, with the way out.
+pub fn read(path: &Path, split: &str) -> Result<Table, DataError> {
+    let files = Files::of(path, split)?;
+    let (mut rows, mut written_in) = (Vec::new(), String::new());
+    for file in &files.paths {
+        let content = bytes::read(file)?;
+        let format = Format::of(file, &content)?;
+        written_in = [Some(format.name()), content.compression].into_iter().flatten().collect::<Vec<_>>().join(", ");
+        rows.extend(parse(file, format, content.bytes)?);
+    }
+    if rows.is_empty() {
+        return Err(DataError::Empty { path: path.to_owned() });
+    }
+    let about = about(&files, &written_in, rows.len());
+    Ok(Table { rows, about })
+}
+
+/// Number of rows of a dataset, as [`read`] reads it, without looking at more of them than their format makes necessary.
+///
+/// # Errors
+/// As [`read`], for what is looked at.
+pub fn count(path: &Path, split: &str) -> Result<u64, DataError> {
+    let of_file = |file: &PathBuf| {
+        let content = bytes::read(file)?;
+        match Format::of(file, &content)? {
+            Format::JsonLines => Ok(json::lines(&content.bytes).count() as u64),
+            Format::Parquet => columnar::parquet_rows(file, content.bytes.into()),
+            format => Ok(parse(file, format, content.bytes)?.len() as u64),
+        }
+    };
+    Files::of(path, split)?.paths.iter().map(of_file).sum()
+}
+
+fn parse(path: &Path, format: Format, bytes: Vec<u8>) -> Result<Vec<Row>, DataError> {
+    match format {
+        Format::JsonLines => json::read_lines(path, &bytes),
+        Format::JsonArray => json::read_array(path, &bytes),
+        Format::Csv { delimiter } => csv::read(path, &bytes, delimiter),
+        Format::Parquet => columnar::read_parquet(path, bytes.into()),
+        Format::ArrowFile => columnar::read_file(path, &bytes),
+        Format::ArrowStream => columnar::read_stream(path, &bytes),
+    }
+}
+
+fn about(files: &Files, written_in: &str, rows: usize) -> String {
+    let kind = files.kind.map_or_else(|| written_in.to_owned(), str::to_owned);
+    let split = files.split.as_ref().map(|split| format!(", split `{split}`")).unwrap_or_default();
+    let several = if files.paths.len() > 1 { format!(", {} files", files.paths.len()) } else { String::new() };
+    let plural = if rows == 1 { "row" } else { "rows" };
+    format!("{kind}{split}{several}, {rows} {plural}")
+}
+
+/// Rows of a file, numbered from 1.
+pub(crate) fn numbered(path: &Path, unit: &'static str) -> impl Fn(usize) -> Place + Sync {
+    let path: Arc<Path> = path.into();
+    move |number| Place { path: path.clone(), unit, number }
+}
