@@ -53,6 +53,9 @@ pub enum LearnerError {
     /// The checkpoint is none of the run's.
     #[error(transparent)]
     Resume(#[from] shared::resume::ResumeError),
+    /// A dataset cannot be used.
+    #[error(transparent)]
+    Data(#[from] shared_data::DataError),
     /// The channel to the sampler failed.
     #[error(transparent)]
     Channel(#[from] shared::channel::ChannelError),

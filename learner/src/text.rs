@@ -1,29 +1,36 @@
-//! Rows of JSONL files, and token ids of their fields: given as ids, or as text for the model's tokenizer.
+//! Rows of datasets, and token ids of their fields: given as ids, or as text for the model's tokenizer.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use shared::ModelDir;
+use shared_data::{DataError, Row};
 use tokenizers::Tokenizer;
 
 use crate::error::LearnerError;
 
-/// Every line of a file that is not blank, as `read` makes it.
+/// Every row of a dataset, as `read` makes it; of a folder with splits, those for training.
 ///
 /// # Errors
-/// A file that cannot be read or has no rows, or the first unusable row, with file, line number and reason.
-pub fn rows<Row>(path: &Path, read: impl Fn(&str) -> Result<Row, String>) -> Result<Vec<Row>, LearnerError> {
-    let text = fs::read_to_string(path).map_err(|e| LearnerError::content(path, format!("cannot be read: {e}")))?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let rows: Vec<Row> = lines
-        .map(|(i, line)| read(line).map_err(|e| LearnerError::content(path, format!("line {}: {e}", i + 1))))
-        .collect::<Result<_, _>>()?;
-    if rows.is_empty() {
-        return Err(LearnerError::content(path, "has no rows"));
-    }
-    Ok(rows)
+/// A dataset that cannot be read, or the first unusable row, with its place and the reason.
+pub fn rows<Fields: DeserializeOwned, Item>(
+    path: &Path,
+    read: impl Fn(Fields) -> Result<Item, String>,
+) -> Result<Vec<Item>, LearnerError> {
+    let table = shared_data::read(path, TRAIN)?;
+    tracing::info!("{}: {}", path.display(), table.about);
+    let item = |Row { values, place }: Row| {
+        let fields = serde_json::from_value(Value::Object(values)).map_err(|error| error.to_string());
+        fields.and_then(&read).map_err(|reason| DataError::Row { place, reason }.into())
+    };
+    table.rows.into_iter().map(item).collect()
 }
 
-/// Turns fields of JSONL rows into token ids.
+/// The split of rows to train on.
+const TRAIN: &str = "train";
+
+/// Turns fields of rows into token ids.
 #[derive(Debug)]
 pub struct TextIds {
     tokenizer: Option<Tokenizer>,

@@ -86,6 +86,12 @@ impl RunDir {
         self.root.join("notices.jsonl")
     }
 
+    /// Prompts that the sampler leaves out or shortens, if there are any ([`crate::prompts`]).
+    #[must_use]
+    pub fn prompts(&self) -> PathBuf {
+        self.root.join("prompts.json")
+    }
+
     /// Folder of the sampled completions.
     #[must_use]
     pub fn completions(&self) -> PathBuf {

@@ -177,7 +177,7 @@ fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
 fn configuration(place: &Place, seed: u64, max_steps: u64) -> TrainConfig {
     TrainConfig {
         model: place.path("warm"),
-        dataset: place.path("data/train.jsonl"),
+        dataset: place.path("data/train.jsonl").into(),
         eval_dataset: Some(place.path("data/held_out.jsonl")),
         eval_steps: Some(20),
         output_dir: place.path("run"),
@@ -281,7 +281,7 @@ mod tests {
         let place = Place::new(root.path()).unwrap();
         let config = configuration(&place, 1, 150);
         config.validate().unwrap();
-        assert!(config.dataset.ends_with("data/train.jsonl"));
+        assert!(config.dataset[0].ends_with("data/train.jsonl"));
         assert!(config.eval_dataset.is_some_and(|d| d.ends_with("data/held_out.jsonl")));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use super::rules::{Converted, Keys, Lookup, Options, Rules, limit, one_path, top_k};
+use super::rules::{Converted, Keys, Lookup, Options, Rules, limit, one_path, paths, top_k};
 
 /// RLinf's keys.
 pub static RULES: Rules =
@@ -26,7 +26,7 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("rlinf.t
 const CONVERTED: &[Converted] = &[
     ("algorithm.adv_type", "advantage_estimator", adv_type),
     ("algorithm.sampling_params.top_k", "top_k", top_k),
-    ("data.train_data_paths", "dataset", one_path),
+    ("data.train_data_paths", "dataset", paths),
     ("data.val_data_paths", "eval_dataset", one_path),
     ("actor.model.model_path", "model", one_path),
     ("runner.max_steps", "max_steps", limit),

@@ -133,6 +133,14 @@ pub fn one_path(value: &Value) -> Result<Value, &'static str> {
     }
 }
 
+/// As [`one_path`], of an option that takes several.
+pub fn paths(value: &Value) -> Result<Value, &'static str> {
+    match value {
+        Value::Array(list) => list.iter().map(one_path).collect(),
+        value => one_path(value),
+    }
+}
+
 /// A number of steps, of which -1 means no limit.
 pub fn limit(value: &Value) -> Result<Value, &'static str> {
     Ok(if value.as_f64().is_some_and(|n| n <= 0.0) { Value::Null } else { value.clone() })

@@ -32,7 +32,7 @@ fn import(text: &str) -> (Dialect, Translation) {
 
 fn without_paths(config: TrainConfig) -> TrainConfig {
     let empty = PathBuf::new;
-    TrainConfig { model: empty(), dataset: empty(), eval_dataset: None, output_dir: empty(), ..config }
+    TrainConfig { model: empty(), dataset: empty().into(), eval_dataset: None, output_dir: empty(), ..config }
 }
 
 fn reason<'a>(translation: &'a Translation, key: &str) -> &'a str {
@@ -249,7 +249,7 @@ fn a_config_of_rlinf() {
     assert_eq!(dialect, Dialect::Rlinf);
     let config = &found.config;
     assert_eq!((config.num_generations, config.groups_per_step(), config.updates_per_step()), (8, 64, 4));
-    assert_eq!((config.model.to_str(), config.dataset.to_str()), (Some("Qwen2.5-1.5B"), Some("train.jsonl")));
+    assert_eq!((config.model.to_str(), config.dataset[0].to_str()), (Some("Qwen2.5-1.5B"), Some("train.jsonl")));
     assert_eq!((config.loss_type, config.clip_ratio_c), (LossType::Vanilla, 3.0));
     assert_eq!((config.top_k, config.temperature, config.max_completion_length), (0, 0.9, 2048));
     assert_eq!((config.beta, config.entropy_coef, config.early_stop_imp_ratio), (0.01, 0.001, Some(5.0)));

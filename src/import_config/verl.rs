@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use shared::config::LossType;
 
-use super::rules::{Converted, Count, Keys, Lookup, Options, Rules, limit, one_path, top_k};
+use super::rules::{Converted, Count, Keys, Lookup, Options, Rules, limit, one_path, paths, top_k};
 
 /// verl's keys.
 pub static RULES: Rules =
@@ -30,7 +30,7 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("verl.to
 const CONVERTED: &[Converted] = &[
     ("algorithm.filter_groups.max_num_gen_batches", "dynamic_sampling_max_attempts", attempts),
     ("algorithm.filter_groups.metric", "filter_groups_metric", filter_metric),
-    ("data.train_files", "dataset", one_path),
+    ("data.train_files", "dataset", paths),
     ("data.val_files", "eval_dataset", one_path),
     ("actor_rollout_ref.model.path", "model", one_path),
     ("actor_rollout_ref.actor.optim.lr_warmup_steps", "warmup_steps", warmup_steps),

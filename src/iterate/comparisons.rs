@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use shared::{atomic, rng};
+use shared::{atomic, config::TrainConfig, rng};
 
 /// Distinguishes the choice of prompts from other uses of the seed.
 const PROMPTS_KEY: u64 = 0x6974_6572;
@@ -25,11 +25,15 @@ pub fn write(path: &Path, lines: &[String]) -> Result<()> {
     atomic::write_with(path, |file| put(file)).with_context(|| path.display().to_string())
 }
 
-/// Rows of the dataset whose completions are compared in a round: a seeded choice, another one each round.
-pub fn choose_prompts(dataset: &Path, count: usize, seed: u64, round: u32) -> Result<Vec<String>> {
-    let rows = lines(dataset)?;
-    let order = rng::permutation(rows.len(), &[seed, PROMPTS_KEY, u64::from(round)]);
-    Ok(order.into_iter().take(count).map(|row| rows[row as usize].clone()).collect())
+/// Rows of the datasets whose completions are compared in a round, as JSON lines: a seeded choice, another one each round.
+pub fn choose_prompts(config: &TrainConfig, count: usize, round: u32) -> Result<Vec<String>> {
+    let mut rows = Vec::new();
+    for path in config.dataset.iter() {
+        rows.extend(shared_data::read(path, &config.dataset_train_split)?.rows);
+    }
+    let order = rng::permutation(rows.len(), &[config.seed, PROMPTS_KEY, u64::from(round)]);
+    let line = |row: u32| Ok(serde_json::to_string(&rows[row as usize].values)?);
+    order.into_iter().take(count).map(line).collect()
 }
 
 /// What sampled completions say: the pairs, and the mean reward of all.
@@ -125,10 +129,11 @@ mod tests {
     #[test]
     fn each_round_compares_other_prompts() {
         let dataset = file(&(0..50).map(|n| json!({ "prompt": n.to_string() })).collect::<Vec<_>>());
-        let chosen = |round| choose_prompts(dataset.path(), 10, 7, round).unwrap();
+        let config = TrainConfig { dataset: dataset.path().to_owned().into(), seed: 7, ..TrainConfig::default() };
+        let chosen = |round| choose_prompts(&config, 10, round).unwrap();
         assert_eq!(chosen(1).len(), 10);
         assert_eq!(chosen(1), chosen(1));
         assert_ne!(chosen(1), chosen(2));
-        assert_eq!(choose_prompts(dataset.path(), 1000, 7, 1).unwrap().len(), 50);
+        assert_eq!(choose_prompts(&config, 1000, 1).unwrap().len(), 50);
     }
 }

@@ -175,8 +175,7 @@ impl Job<'_> {
         fs::create_dir_all(self.path(round, ""))?;
         if !samples.exists() {
             let config = &self.config;
-            let rows = comparisons::choose_prompts(&config.dataset, self.args.comparisons, config.seed, round)
-                .context("`dataset`")?;
+            let rows = comparisons::choose_prompts(config, self.args.comparisons, round).context("`dataset`")?;
             comparisons::write(&prompts, &rows)?;
             let words = words::of_sampling(config, &self.policy, &prompts, &samples, judge, round);
             tool::run("rollout", &words, &self.path(round, "samples.log"))?;

@@ -17,6 +17,8 @@ const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 const OF_SAMPLING: [&str; 19] = [
     "system_prompt",
     "max_prompt_length",
+    "prompt_column",
+    "answer_column",
     "reward_timeout",
     "reward_python",
     "reward_processes",
@@ -97,13 +99,14 @@ mod tests {
         let mut config = config(given);
         config.stop = vec!["--".into(), "\n\n".into()];
         config.system_prompt = Some("- Be brief".into());
+        config.answer_column = Some("extra.answer".into());
         let [policy, prompts, output] = PATHS.map(Path::new);
         let words = of_sampling(&config, policy, prompts, output, "correctness", 2);
         has_all(&words, "generate --model=in --prompts=rows --output=out --reward-funcs=correctness --seed=2000007");
         let seedless = given.replace(" --seed=1", "").replace("--rollout_dtype", "--dtype");
         let flags = seedless.replace("rollout_", "").replace('_', "-").replace("--dtype", "--rollout-dtype");
         has_all(&words, &flags);
-        for word in ["--stop=--", "--stop=\n\n", "--system-prompt=- Be brief"] {
+        for word in ["--stop=--", "--stop=\n\n", "--system-prompt=- Be brief", "--answer-column=extra.answer"] {
             assert!(words.0.iter().any(|given| given == word), "{word:?} is missing in {words:?}");
         }
     }

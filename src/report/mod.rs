@@ -74,7 +74,7 @@ impl RunData {
             nothing: finished.and_then(|config| notices::nothing_learned(&records, &notices, config)),
             name: short_path(&root),
             model: config.as_ref().map(|c| short_path(&c.model)),
-            dataset: config.as_ref().map(|c| short_path(&c.dataset)),
+            dataset: config.as_ref().map(|c| short_paths(&c.dataset)),
             configuration,
             records,
             notices,
@@ -88,6 +88,11 @@ impl RunData {
 fn short_path(path: &Path) -> String {
     let parts: Vec<_> = path.components().rev().take(2).map(|c| c.as_os_str().to_string_lossy()).collect();
     parts.into_iter().rev().collect::<Vec<_>>().join("/")
+}
+
+/// As [`short_path`], of several.
+fn short_paths(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| short_path(path)).collect::<Vec<_>>().join(", ")
 }
 
 /// A file that need not be there.

@@ -41,6 +41,8 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let start = start_of(config, &dir)?;
     dir.remove_litter()?;
     dir.reopen()?;
+    // The sampler tells it anew, of the data as it is now.
+    remove_file(&dir.prompts())?;
     match &start {
         Start::Fresh => clear(&dir)?,
         Start::Resume => (),
@@ -144,13 +146,18 @@ fn clear(dir: &RunDir) -> Result<()> {
     for folder in [dir.weights(), dir.logs(), dir.completions()] {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
-    for file in [dir.metrics(), dir.eval(), dir.notices()] {
-        match fs::remove_file(&file) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e).with_context(|| file.display().to_string()),
-            _ => (),
-        }
-    }
+    remove_file(&dir.metrics())?;
+    remove_file(&dir.eval())?;
+    remove_file(&dir.notices())?;
     dir.create().context("`output_dir` cannot be used")
+}
+
+/// Removes a file that need not be there.
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| path.display().to_string()),
+        _ => Ok(()),
+    }
 }
 
 fn is_empty(root: &Path) -> Result<bool> {

@@ -24,7 +24,8 @@ fn name(path: &Path) -> Option<String> {
     };
     let mut parts = path.iter().rev().map(|part| part.to_str().filter(|part| is_name(part)));
     let (name, owner) = (parts.next()??, parts.next()??);
-    let is_file = [".jsonl", ".json", ".toml"].iter().any(|ending| name.ends_with(ending));
+    let endings = [".jsonl", ".json", ".toml", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"];
+    let is_file = endings.iter().any(|ending| name.ends_with(ending));
     let absent = !path.parent().is_some_and(Path::exists) && path.ancestors().nth(2).is_some_and(Path::exists);
     (absent && !is_file).then(|| format!("{owner}/{name}"))
 }

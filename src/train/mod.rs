@@ -1,5 +1,6 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
 
+mod data;
 mod directory;
 mod hub;
 mod problems;
@@ -38,6 +39,7 @@ use crate::{
 
 pub use directory::{goes_on, remove};
 pub use problems::Problems;
+use resolve::Resolved;
 pub use resolve::explained;
 
 /// Words of `tandem train`.
@@ -76,7 +78,7 @@ pub fn interrupted() -> ExitCode {
     ExitCode::from(signals::check().err().map_or(CTRL_C, Interrupted::exit_code))
 }
 
-/// What would be run, and in comments what it takes of the memory and what there is to remark on it.
+/// What would be run, and in comments what it is trained on, what it takes of the memory and what there is to remark on it.
 ///
 /// # Errors
 /// Everything that training would be refused for.
@@ -88,12 +90,13 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
-    let (mut config, plan) = resolved.expect("what could not be resolved is a problem");
+    let Resolved { mut config, plan, data } = resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
+    let data: String = data.iter().map(|line| comment(line)).collect();
     let plan: String = plan.to_string().lines().map(comment).collect();
     let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
-    Ok(layers::to_toml(&config) + "\n" + &plan + &remarks)
+    Ok(layers::to_toml(&config) + "\n" + &data + &plan + &remarks)
 }
 
 /// From so many weights on, products are most of a step.
@@ -192,7 +195,8 @@ pub struct Summary {
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
 pub fn train(config: TrainConfig) -> Result<Trained> {
-    let (mut config, plan) = resolve::resolve(config)?;
+    let Resolved { mut config, plan, data } = resolve::resolve(config)?;
+    data.iter().for_each(output::tell);
     output::tell(&plan);
     rehearsal::rehearse(&mut config)?;
     if config.dynamic_sampling {

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -11,6 +12,7 @@ use shared::{
     config::TrainConfig,
     memory,
     metrics::{self, MetricRecord},
+    prompts::LongPrompts,
 };
 
 use crate::{notices::Board, output, signals, summary, supervise::Watch, tail::Tail};
@@ -25,6 +27,8 @@ pub struct Progress {
     shown: u64,
     /// Processes that had been killed for lack of memory when that was last asked.
     memory_kills: u64,
+    /// Where the sampler tells of prompts that are too long, until that is said.
+    long_prompts: Option<PathBuf>,
     /// Both halves work at once, so that it matters how long each waits.
     overlaps: bool,
 }
@@ -46,6 +50,7 @@ impl Progress {
             every: config.logging_steps.max(1),
             shown,
             memory_kills,
+            long_prompts: Some(dir.prompts()),
             overlaps: config.max_staleness > 0,
         }
     }
@@ -65,6 +70,12 @@ impl Progress {
             config.completions_per_step(),
             config.output_dir.display()
         ));
+    }
+
+    /// Says once which prompts the model does not get.
+    fn tell_of_long_prompts(&mut self) {
+        let Some(path) = self.long_prompts.take_if(|path| path.exists()) else { return };
+        LongPrompts::read(&path).iter().for_each(|prompts| self.say(&format!("warning: {prompts}")));
     }
 
     /// Leaves the display in its last state.
@@ -101,6 +112,7 @@ impl Progress {
 
 impl Watch for Progress {
     fn tick(&mut self) -> u64 {
+        self.tell_of_long_prompts();
         self.tail.poll();
         if self.tail.steps() != self.shown {
             self.show();

@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use exporters::AdapterConfig;
 use shared::{
     ModelDir, RunDir,
     config::{ConfigError, Device, TrainConfig, layers},
     memory_plan::{Machine, RunPlan},
-    rows::count_rows,
     versions::VersionRoom,
 };
 
-use super::{directory, hub, problems::Problems};
+use super::{data::Datasets, directory, hub, problems::Problems};
 use crate::{doctor, import_config};
 
 /// The words after `tandem train`, sorted.
@@ -71,26 +70,34 @@ pub fn explained(error: ConfigError) -> anyhow::Error {
     }
 }
 
+/// A configuration with nothing left open.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The configuration.
+    pub config: TrainConfig,
+    /// What it takes of the memory.
+    pub plan: RunPlan,
+    /// A line for each dataset.
+    pub data: Vec<String>,
+}
+
 /// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and checks
 /// that what the configuration names is there, fits together and fits into memory.
 ///
 /// # Errors
 /// Everything that is wrong.
-pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
+pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let mut problems = Problems::default();
     problems.extend(config.problems());
     problems.take(make_absolute(&mut config));
     let model = problems.take(models(&config));
     problems.take(directory::check(&config, model.as_ref().and_then(|(model, _)| model.as_ref())));
-    let rows = problems.take(rows_of("dataset", &config.dataset)).flatten();
-    if let Some(path) = &config.eval_dataset {
-        problems.take(rows_of("eval_dataset", path));
-    }
+    let datasets = Datasets::read(&config, &mut problems);
     problems.check()?;
-    let (Some((Some(model), critic)), Some(rows)) = (model, rows) else {
-        bail!("`model` and `dataset` are missing");
+    let Some((Some(model), critic)) = model else {
+        bail!("`model` is missing");
     };
-    config.max_steps = Some(config.total_steps(rows));
+    config.max_steps = Some(config.total_steps(datasets.rows));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (rollout, learner) = config.threads(cores);
     config.rollout_threads = Some(rollout);
@@ -101,7 +108,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
     let shared = VersionRoom::of(&config, model.config()).in_shared_memory(config.version_storage).is_ok();
     let plan = RunPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), machine, shared)?;
     config.micro_batch_tokens = Some(plan.micro_batch_tokens);
-    Ok((config, plan))
+    Ok(Resolved { config, plan, data: datasets.about })
 }
 
 /// Makes the paths of a configuration, as far as they are given, independent of the working directory.
@@ -136,17 +143,6 @@ fn budget_before(config: &TrainConfig) -> Option<u32> {
         checkpoint => Path::new(checkpoint).parent()?,
     };
     layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()?.micro_batch_tokens
-}
-
-/// Number of rows of a dataset, which has some; nothing where none is named.
-fn rows_of(key: &str, path: &Path) -> Result<Option<u64>> {
-    if path.as_os_str().is_empty() {
-        return Ok(None);
-    }
-    match count_rows(path).with_context(|| hub::context(key, path))? {
-        0 => bail!("`{key}`: {}: holds no rows", path.display()),
-        rows => Ok(Some(rows)),
-    }
 }
 
 #[cfg(test)]
@@ -197,7 +193,7 @@ mod tests {
         fs::write(dir.join("train.jsonl"), "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}").unwrap();
         TrainConfig {
             model: dir.to_owned(),
-            dataset: dir.join("train.jsonl"),
+            dataset: dir.join("train.jsonl").into(),
             output_dir: dir.join("run"),
             reward_funcs: vec!["format".into()],
             num_generations: 4,
@@ -209,7 +205,7 @@ mod tests {
     fn steps_and_threads_are_filled_in() {
         let dir = tempfile::tempdir().unwrap();
         // 2 prompts, 8 completions = 2 groups a step, 3 epochs.
-        let resolved = resolve(config(dir.path())).unwrap().0;
+        let resolved = resolve(config(dir.path())).unwrap().config;
         assert_eq!(resolved.max_steps, Some(3));
         assert!(resolved.rollout_threads.is_some() && resolved.learner_threads.is_some());
         assert!(!resolved.output_dir.exists(), "resolving must not touch the disk");
@@ -220,7 +216,7 @@ mod tests {
     fn the_token_budget_is_filled_in_and_a_resumed_run_keeps_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let fresh = config(dir.path());
-        let resolved = |config: &TrainConfig| resolve(config.clone()).unwrap().0.micro_batch_tokens;
+        let resolved = |config: &TrainConfig| resolve(config.clone()).unwrap().config.micro_batch_tokens;
         let chosen = resolved(&fresh).unwrap();
         fs::create_dir(&fresh.output_dir).unwrap();
         let earlier = TrainConfig { micro_batch_tokens: Some(chosen + 7), ..fresh.clone() };
@@ -248,13 +244,14 @@ mod tests {
             "output_dir" => relative.join("run"),
             _ => relative.clone(),
         };
-        let paths: Vec<&str> = OPTIONS.iter().filter(|o| o.kind == Kind::Path).map(|o| o.key).collect();
+        let paths: Vec<&str> =
+            OPTIONS.iter().filter(|o| matches!(o.kind, Kind::Path | Kind::Paths)).map(|o| o.key).collect();
         assert!(paths.len() >= 5, "{paths:?}");
         let mut overrides: Vec<(String, String)> =
             paths.iter().map(|key| ((*key).to_owned(), value_of(key).display().to_string())).collect();
         let more = [("reward_funcs", "format"), ("advantage_estimator", "gae"), ("num_generations", "4")];
         overrides.extend(more.map(|(key, value)| (key.to_owned(), value.to_owned())));
-        let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap().0;
+        let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap().config;
         let resolved = serde_json::to_value(resolved).unwrap();
         for key in paths {
             let path = Path::new(resolved[key].as_str().unwrap());
@@ -282,7 +279,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let good = config(dir.path());
         let message = |config: TrainConfig| format!("{:#}", resolve(config).unwrap_err());
-        let text = message(TrainConfig { dataset: dir.path().join("no.jsonl"), ..good.clone() });
+        let text = message(TrainConfig { dataset: dir.path().join("no.jsonl").into(), ..good.clone() });
         assert!(text.contains("`dataset`") && text.contains("no.jsonl"), "{text}");
         let gae = TrainConfig { advantage_estimator: AdvantageEstimator::Gae, ..good.clone() };
         let text = message(TrainConfig { critic_model: Some(dir.path().join("no-critic")), ..gae });
@@ -293,7 +290,7 @@ mod tests {
         let text = message(lora);
         assert!(text.contains("`lora_target_modules`") && text.contains("qproj"), "{text}");
         fs::write(dir.path().join("empty.jsonl"), "\n\n").unwrap();
-        let text = message(TrainConfig { dataset: dir.path().join("empty.jsonl"), ..good });
+        let text = message(TrainConfig { dataset: dir.path().join("empty.jsonl").into(), ..good });
         assert!(text.contains("empty.jsonl") && text.contains("no rows"), "{text}");
     }
 }

@@ -17,7 +17,8 @@ const PATCH: &str = "docs/extending/topr.patch";
 
 /// Crates of the workspace that the programs are made of. The patched ones are compiled without optimisation, which is soon
 /// done, over dependencies that are already there.
-const CRATES: &[&str] = &["shared", "exporters", "rollout-kernels", "rollout-rewards", "rollout", "learner", "tandem"];
+const CRATES: &[&str] =
+    &["shared", "shared-data", "exporters", "rollout-kernels", "rollout-rewards", "rollout", "learner", "tandem"];
 
 /// Folders that are no sources.
 const OUTPUTS: &[&str] = &["target", ".git", ".native", "runs"];

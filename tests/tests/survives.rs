@@ -30,13 +30,18 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with_data("dataset = \"prompts.jsonl\"")
+    }
+
+    /// With other lines for the data.
+    fn with_data(data: &str) -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
         SMALL.write(&bench.path("model"), 5);
         tiny_model::write_tokenizer(&bench.path("model"));
         let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
         fs::write(bench.path("prompts.jsonl"), rows.collect::<String>()).unwrap();
         let config = format!(
-            "model = \"model\"\ndataset = \"prompts.jsonl\"\nreward_funcs = [\"length:target=6\"]\n\
+            "model = \"model\"\n{data}\nreward_funcs = [\"length:target=6\"]\n\
              max_steps = {STEPS}\nsave_steps = 4\nnum_generations = 4\ngeneration_batch_size = 16\n\
              per_device_train_batch_size = 16\nmax_completion_length = 16\nlearning_rate = 1e-3\nmax_restarts = 4\n"
         );
@@ -126,7 +131,20 @@ fn killed_processes_are_restarted_and_the_result_is_the_same() {
 
 #[test]
 fn a_killed_launcher_is_resumed_to_the_same_result() {
-    let bench = Bench::new();
+    resumed_to_the_same_result(&Bench::new());
+}
+
+/// Parquet and CSV as pyarrow and pandas wrote them.
+#[test]
+fn a_mixture_of_files_is_resumed_to_the_same_result() {
+    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/tests/fixtures").join(name);
+    let (parquet, csv) = (file("sums.parquet"), file("sums.csv"));
+    resumed_to_the_same_result(&Bench::with_data(&format!(
+        "dataset = [{parquet:?}, {csv:?}]\ndataset_weights = [0.3, 0.7]"
+    )));
+}
+
+fn resumed_to_the_same_result(bench: &Bench) {
     let expected = bench.undisturbed();
     let mut run = bench.start("resumed", &[]);
     bench.wait_for_step("resumed", 11);

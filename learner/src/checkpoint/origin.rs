@@ -27,11 +27,7 @@ impl Origin {
     /// What a run is made of now.
     #[must_use]
     pub fn of(config: &TrainConfig) -> Self {
-        Self {
-            dataset: hash(&[config.dataset.clone()]),
-            programs: hash(&programs()),
-            reward_files: hash(&reward_files(&config.reward_funcs)),
-        }
+        Self { dataset: hash(&config.dataset), programs: hash(&programs()), reward_files: hash(&reward_files(config)) }
     }
 }
 
@@ -42,10 +38,12 @@ fn programs() -> Vec<PathBuf> {
     [own].into_iter().chain(sampler.is_file().then_some(sampler)).collect()
 }
 
-/// The words of reward functions that are files: `command:run=python3 reward.py` names one.
-fn reward_files(functions: &[String]) -> Vec<PathBuf> {
-    let words = functions.iter().flat_map(|spec| spec.split(|c: char| c.is_whitespace() || matches!(c, ':' | '=')));
-    words.map(PathBuf::from).filter(|path| path.is_file()).collect()
+/// The words of reward functions that are files: `command:run=python3 reward.py` names one, and `reward.py:f`.
+fn reward_files(config: &TrainConfig) -> Vec<PathBuf> {
+    let words =
+        config.reward_funcs.iter().flat_map(|spec| spec.split(|c: char| c.is_whitespace() || matches!(c, ':' | '=')));
+    let folder = config.reward_dir.clone().unwrap_or_default();
+    words.map(|word| folder.join(word)).filter(|path| path.is_file()).collect()
 }
 
 /// The hash of what files hold, one after the other; nothing where there is none, or one is no file that can be read.

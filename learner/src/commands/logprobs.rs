@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = LoadOptions { device, trainable: false, ..LoadOptions::default() };
     let (model, policy) = load_or_initialise(&args.model, None, options)?;
     let vocabulary = model.config().vocab_size;
-    let mut rows = text::rows(&args.input, |line| read_row(line, vocabulary).map_err(|e| format!("{e:#}")))?;
+    let mut rows = text::rows(&args.input, |fields| read_row(fields, vocabulary).map_err(|e| format!("{e:#}")))?;
     let start = Instant::now();
     let sequences: Vec<Sequence<'_>> =
         rows.iter().map(|row| Sequence { prompt: &row.prompt, completion: &row.completion }).collect();
@@ -78,8 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read_row(line: &str, vocabulary: usize) -> anyhow::Result<Row> {
-    let fields: Map<String, Value> = serde_json::from_str(line)?;
+fn read_row(fields: Map<String, Value>, vocabulary: usize) -> anyhow::Result<Row> {
     let ids = |key: &str| -> Option<anyhow::Result<Vec<u32>>> {
         fields
             .get(key)

@@ -18,7 +18,7 @@ pub struct Args {
     /// Model directory to start from.
     #[arg(long)]
     pub model: PathBuf,
-    /// JSONL rows with `prompt` and `completion` as text, or `prompt_ids` and `completion_ids`.
+    /// Rows with `prompt` and `completion` as text, or `prompt_ids` and `completion_ids`, in any format of docs/data.md.
     #[arg(long)]
     pub data: PathBuf,
     /// Model directory to write.

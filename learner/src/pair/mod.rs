@@ -18,7 +18,6 @@ use shared::{
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
     metrics::{self, Metric, MetricRecord, MetricsFile},
-    rows::count_rows,
 };
 use tch::Device;
 
@@ -126,7 +125,7 @@ impl<'a> Run<'a> {
         Ok(Self {
             metrics,
             notices,
-            prompts: count_rows(&config.dataset).map_err(|e| LearnerError::Config(format!("`dataset`: {e}")))?,
+            prompts: prompts(config)?,
             durable: state.step,
             newest: PolicyVersion(state.step),
             sampler: SamplerStatus::default(),
@@ -296,6 +295,11 @@ fn is_published(step: u64, total_steps: u64, config: &TrainConfig) -> bool {
 fn queue_capacity(config: &TrainConfig) -> usize {
     let steps = config.max_staleness.saturating_add(1);
     u64::from(config.groups_per_step()).saturating_mul(steps).min(MAX_QUEUED) as usize
+}
+
+/// Rows of the training prompts; those that the sampler leaves out for their length are counted.
+fn prompts(config: &TrainConfig) -> Result<u64, LearnerError> {
+    config.dataset.iter().map(|path| Ok(shared_data::count(path, &config.dataset_train_split)?)).sum()
 }
 
 /// What the sampler did since the last record.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use shared::ModelDir;
 
 use crate::{
@@ -79,12 +79,12 @@ impl Reader {
         Ok(Self { text: TextIds::open(model)?, level, max_length: max_length.map_or(limit, |most| most.min(limit)) })
     }
 
-    /// Reads a JSONL file of pairs.
+    /// Reads a dataset of pairs.
     ///
     /// # Errors
-    /// The first unusable row, with file, line number and reason.
+    /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
     pub fn pairs(&self, path: &Path) -> Result<Vec<Pair>, LearnerError> {
-        read(path, &|row: PairRow| {
+        text::rows(path, |row: PairRow| {
             let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", false)?;
             let chosen = self.text.ids(row.chosen_ids, row.chosen, "chosen", false)?;
             let rejected = self.text.ids(row.rejected_ids, row.rejected, "rejected", false)?;
@@ -95,13 +95,13 @@ impl Reader {
         })
     }
 
-    /// Reads a JSONL file of single completions: `prompt` and `completion` or `prompt_ids` and `completion_ids`, and
+    /// Reads a dataset of single completions: `prompt` and `completion` or `prompt_ids` and `completion_ids`, and
     /// `ends` for scores of steps.
     ///
     /// # Errors
     /// As [`Self::pairs`].
     pub fn answers(&self, path: &Path) -> Result<Vec<Answer>, LearnerError> {
-        read(path, &|row: AnswerRow| {
+        text::rows(path, |row: AnswerRow| {
             let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", false)?;
             let completion = self.text.ids(row.completion_ids, row.completion, "completion", false)?;
             self.answer(&prompt, &completion, row.ends, "completion")
@@ -134,11 +134,4 @@ impl Reader {
         }
         Ok(Answer { tokens: tokens[cut..].to_vec(), ends })
     }
-}
-
-fn read<Row: DeserializeOwned, Item>(
-    path: &Path,
-    encode: &dyn Fn(Row) -> Result<Item, String>,
-) -> Result<Vec<Item>, LearnerError> {
-    text::rows(path, |line| serde_json::from_str(line).map_err(|e| e.to_string()).and_then(encode))
 }

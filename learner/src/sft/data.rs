@@ -19,7 +19,7 @@ pub struct Example {
     pub completion: Vec<u32>,
 }
 
-/// A row of the file: texts, or token ids that are taken as they are.
+/// A row: texts, or token ids that are taken as they are.
 #[derive(Debug, Deserialize)]
 struct Row {
     prompt: Option<String>,
@@ -54,16 +54,15 @@ impl Encoder {
         Ok(Self { text, eos })
     }
 
-    /// Reads a JSONL file.
+    /// Reads a dataset.
     ///
     /// # Errors
-    /// The first unusable row, with file, line number and reason.
+    /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
     pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
-        text::rows(path, |line| self.encode(line))
+        text::rows(path, |row| self.encode(row))
     }
 
-    fn encode(&self, line: &str) -> Result<Example, String> {
-        let row: Row = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    fn encode(&self, row: Row) -> Result<Example, String> {
         // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
         let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", true)?;
         let from_text = row.completion_ids.is_none();

@@ -217,7 +217,7 @@ fn a_run_with_critic_and_adaptive_penalty_goes_on_to_the_same_bytes() {
     let root = tempfile::tempdir().unwrap();
     fs::write(root.path().join("prompts.jsonl"), "{\"prompt\": \"x\"}\n".repeat(10)).unwrap();
     let config = TrainConfig {
-        dataset: root.path().join("prompts.jsonl"),
+        dataset: root.path().join("prompts.jsonl").into(),
         use_kl_in_reward: true,
         beta: 0.2,
         kl_estimator: Some(KlEstimator::K1),

@@ -21,7 +21,8 @@ use shared::{
 
 use super::print;
 use crate::{
-    data::{Dataset, PromptOptions, Tokenizer},
+    data::{Dataset, Tokenizer},
+    pair::setup::prompt_options,
     reward::{self, model, samples},
 };
 
@@ -111,10 +112,10 @@ fn check(functions: Vec<Loaded>, config: &TrainConfig) -> anyhow::Result<Vec<Che
 fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Trial>> {
     let model = ModelDir::open(&config.model).context("`model`")?;
     let tokenizer = Tokenizer::open(&model)?;
-    let options =
-        PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length };
+    let options = prompt_options(config);
     let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
-    let load = |limit| Dataset::load_first(&config.dataset, &tokenizer, &options, limit).context("`dataset`");
+    let split = &config.dataset_train_split;
+    let load = |limit| Dataset::load_first(&config.dataset, split, &tokenizer, &options, limit).context("`dataset`");
     let mut dataset = load(samples::rows(config))?;
     if reward::check(&functions, &dataset).is_err() {
         // Rows further behind may have the columns.

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource},
+    engine::{Engine, WeightSource},
     trace::{self, Event},
 };
 
@@ -46,23 +46,23 @@ pub struct GenerationFlags {
 }
 
 impl GenerationFlags {
-    /// Completes every prompt of the file `dataset` and has the functions score the completions.
+    /// Completes every prompt of a dataset (its path, and the split without --split) and has the functions score the completions.
     ///
     /// # Errors
     /// A model, tokenizer or dataset that cannot be used, flags out of range, too little memory, what the engine reports.
     pub fn complete(
         &self,
         prompt: &PromptFlags,
-        dataset: &Path,
+        (dataset, split): (&Path, &str),
         functions: Vec<RewardFunction>,
         sampling: SamplingParams,
         num_generations: u32,
     ) -> anyhow::Result<Completed> {
         let model = prompt.model()?;
         let tokenizer = Tokenizer::open(&model)?;
-        let dataset = prompt.dataset(dataset, &tokenizer)?;
+        let dataset = prompt.dataset(dataset, split, &tokenizer)?;
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
-        let generation = Generation { dataset, sampling, num_generations };
+        let mut generation = Generation { dataset, sampling, num_generations };
         self.trace.start()?;
         let mut engine = generation.engine(&model, &self.batching)?;
         let completed = generation.complete(&mut engine, tokenizer, scoring)?;
@@ -80,30 +80,18 @@ struct Generation {
 
 impl Generation {
     /// Exports the model if need be and starts an engine that fits.
-    fn engine(&self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<Engine> {
+    fn engine(&mut self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<Engine> {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
         let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
-        self.check_lengths(&options)?;
+        let long = self.dataset.leave_out_long(options.max_model_len)?;
+        if !long.is_empty() {
+            shared::tell!("warning: {long}");
+        }
         let dtype = options.device.export_dtype();
         batching.fit(&mut options, model, dtype)?;
         let dir = export(model, dtype, options.max_model_len)?;
         Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model, options)?)
-    }
-
-    fn check_lengths(&self, options: &EngineOptions) -> anyhow::Result<()> {
-        for row in self.dataset.rows() {
-            ensure!(
-                row.prompt_ids.len() < options.max_model_len,
-                "{}: prompt {} has {} tokens, which leaves no room for a completion in a maximum of {}; raise \
-                 --max-model-len (within the model's limit) or set --max-prompt-length",
-                self.dataset.path().display(),
-                row.prompt_id,
-                row.prompt_ids.len(),
-                options.max_model_len
-            );
-        }
-        Ok(())
     }
 
     /// Generates, and scores beside it.
@@ -119,7 +107,7 @@ impl Generation {
             let id = GroupId { step: Step(0), index };
             engine
                 .add_group(assembly.begin(id, row, 0, 0))
-                .with_context(|| format!("{}: prompt {}", self.dataset.path().display(), row.prompt_id))?;
+                .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
         let mut progress = Progress::new(rows.len() * self.num_generations as usize);

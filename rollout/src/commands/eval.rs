@@ -15,7 +15,7 @@ pub struct Args {
     /// The model and how prompts are made for it.
     #[command(flatten)]
     pub prompt: PromptFlags,
-    /// The dataset: JSONL rows as `rollout generate --prompts` takes them
+    /// The dataset: rows as `rollout generate --prompts` takes them
     #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
     pub dataset: PathBuf,
     /// Completions per prompt (k of avg@k): more give a firmer figure and cost time. With one, tokens are chosen
@@ -56,7 +56,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(output) = &args.output {
         rows::check_output(output, "--dataset", &args.dataset)?;
     }
-    let completed = args.generation.complete(&args.prompt, &args.dataset, functions, sampling, args.num_generations)?;
+    let completed =
+        args.generation.complete(&args.prompt, (&args.dataset, "test"), functions, sampling, args.num_generations)?;
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
     }

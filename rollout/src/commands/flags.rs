@@ -14,6 +14,7 @@ use shared::{
     Dtype, ModelDir, SamplingParams,
     config::{self, Choice, ChoiceSpec, Device, KvDtype, RewardHost, RolloutDtype, TrainConfig},
 };
+use shared_data::Columns;
 
 use super::rows::check_writable;
 use crate::{
@@ -252,6 +253,13 @@ pub struct PromptFlags {
     #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..), help = help("max_prompt_length"))]
     pub(super) max_prompt_length: Option<u32>,
+    #[arg(long, env = "TANDEM_PROMPT_COLUMN", value_name = "NAME", help = help("prompt_column"))]
+    pub(super) prompt_column: Option<String>,
+    #[arg(long, env = "TANDEM_ANSWER_COLUMN", value_name = "NAME", help = help("answer_column"))]
+    pub(super) answer_column: Option<String>,
+    /// Split of the prompts, where they are a folder with several [default: test for `eval`, else train]
+    #[arg(long, env = "TANDEM_SPLIT", value_name = "NAME")]
+    pub(super) split: Option<String>,
     /// Take only the first N prompts: less work, and a less certain figure
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
@@ -266,14 +274,18 @@ impl PromptFlags {
         ModelDir::open(&self.model).context("--model")
     }
 
-    /// Reads a file of prompts.
+    /// Reads prompts, those of `split` unless --split names another one.
     ///
     /// # Errors
-    /// With the path, and with the line of a bad row.
-    pub fn dataset(&self, path: &Path, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
-        let options =
-            PromptOptions { system_prompt: self.system_prompt.clone(), max_prompt_length: self.max_prompt_length };
-        let mut dataset = Dataset::load(path, tokenizer, &options)?;
+    /// With the path, and with the place of a bad row.
+    pub fn dataset(&self, path: &Path, split: &str, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
+        let options = PromptOptions {
+            system_prompt: self.system_prompt.clone(),
+            max_prompt_length: self.max_prompt_length,
+            columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
+        };
+        let split = self.split.as_deref().unwrap_or(split);
+        let mut dataset = Dataset::load(&[path.to_owned()], split, tokenizer, &options)?;
         if let Some(limit) = self.limit {
             dataset.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         }

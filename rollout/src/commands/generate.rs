@@ -12,8 +12,8 @@ pub struct Args {
     /// The model and how prompts are made for it.
     #[command(flatten)]
     pub prompt: PromptFlags,
-    /// Prompts: JSONL rows with `prompt` (a text or messages), `prompt_ids`, GSM8K's `question` and `answer`, or
-    /// countdown's `nums` and `target`
+    /// Prompts: a file or folder in any format of docs/data.md, with rows of `prompt` (a text or messages), `prompt_ids`,
+    /// GSM8K's `question` and `answer`, or countdown's `nums` and `target`
     #[arg(long, env = "TANDEM_PROMPTS", value_name = "FILE")]
     pub prompts: PathBuf,
     /// Where the completions go: JSONL, one row per completion, ordered by prompt and sample; written whole at the end
@@ -36,7 +36,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.generation.sampling.params(SamplingParams::default().temperature)?;
     let functions = args.generation.rewards.functions()?;
     rows::check_output(&args.output, "--prompts", &args.prompts)?;
-    let completed = args.generation.complete(&args.prompt, &args.prompts, functions, sampling, args.num_generations)?;
+    let completed =
+        args.generation.complete(&args.prompt, (&args.prompts, "train"), functions, sampling, args.num_generations)?;
     rows::write(&args.output, &completed.groups)?;
     for failure in rows::failures(&completed.groups) {
         shared::tell!("warning: {failure}");

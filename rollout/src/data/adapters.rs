@@ -5,11 +5,13 @@
 //! | `prompt`: text | the text as it is | the others |
 //! | `prompt`: messages | rendered by the chat template | the others |
 //! | `prompt_ids`: token ids | the ids as they are | the others |
+//! | verl: `prompt`, `reward_model` with `ground_truth` | as above | the others; `answer`, unless there is one, is the ground truth |
 //! | GSM8K: `question`, `answer` | the question; a user message if the model has a chat template | `answer` becomes the text after `####`, the whole is `solution` |
 //! | countdown: `nums`, `target` | TinyZero's task; a chat if the model has a chat template | all |
 
 use rollout_rewards::rules::gsm8k;
 use serde_json::{Map, Value, json};
+use shared_data::Shape;
 
 /// A prompt before templating and tokenising.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,20 +43,22 @@ pub struct Adapted {
 /// # Errors
 /// What is wrong with the row.
 pub fn adapt(mut row: Map<String, Value>, has_template: bool) -> Result<Adapted, String> {
-    let prompt = if let Some(ids) = row.shift_remove("prompt_ids") {
-        Prompt::Ids(token_ids(&ids)?)
-    } else if let Some(prompt) = row.shift_remove("prompt") {
-        generic(prompt)?
-    } else if row.contains_key("nums") && row.contains_key("target") {
-        countdown(&row, has_template)?
-    } else if let Some(question) = row.shift_remove("question") {
-        let Value::String(question) = question else { return Err("`question` is no text".into()) };
-        split_solution(&mut row);
-        text_or_chat(question, String::new(), has_template)
-    } else {
-        return Err("has neither `prompt` (a text or a list of messages) nor `prompt_ids`, GSM8K's `question` and \
-                    `answer`, or countdown's `nums` and `target`"
-            .into());
+    let shape = Shape::of(&row)?;
+    let mut take = |key: &str| row.shift_remove(key).unwrap_or_default();
+    let prompt = match shape {
+        Shape::Ids => Prompt::Ids(token_ids(&take("prompt_ids"))?),
+        Shape::Text | Shape::Conversational => generic(take("prompt"))?,
+        Shape::Verl => {
+            let prompt = generic(take("prompt"))?;
+            adopt_ground_truth(&mut row);
+            prompt
+        }
+        Shape::Countdown => countdown(&row, has_template)?,
+        Shape::Question => {
+            let Value::String(question) = take("question") else { return Err("`question` is no text".into()) };
+            split_solution(&mut row);
+            text_or_chat(question, String::new(), has_template)
+        }
     };
     Ok(Adapted { prompt, columns: row })
 }
@@ -96,6 +100,15 @@ pub(super) fn turns(text: &str, prefill: &str) -> Vec<Value> {
     let mut messages = vec![message("user", text)];
     messages.extend((!prefill.is_empty()).then(|| message("assistant", prefill)));
     messages
+}
+
+/// verl keeps what is right beside how it is judged; the list of a single answer is that answer.
+fn adopt_ground_truth(row: &mut Map<String, Value>) {
+    let truth = match &row["reward_model"]["ground_truth"] {
+        Value::Array(answers) if answers.len() == 1 => answers[0].clone(),
+        truth => truth.clone(),
+    };
+    row.entry("answer").or_insert(truth);
 }
 
 /// GSM8K keeps the solution and, after `####`, the answer in one column.

@@ -1,15 +1,12 @@
-//! A JSONL file of prompts.
+//! Prompts of datasets.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use rayon::prelude::*;
 use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Map, Value};
-use shared::{FinishReason, PromptId};
+use shared::{FinishReason, PromptId, prompts::LongPrompts};
+use shared_data::{Columns, DataError, Row};
 
 use super::{
     Tokenizer,
@@ -20,29 +17,24 @@ use super::{
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
-    /// The file cannot be read.
-    #[error("{path}: cannot be read: {reason}")]
-    File {
-        /// The file.
+    /// It cannot be read, or a row is no prompt.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// No prompt leaves room for a completion.
+    #[error(
+        "{path}: none of its {rows} prompts leaves room for a completion: the shortest has {shortest} tokens, prompt and \
+         completion together may have {max_model_len}; raise `max_model_len` (within the model's limit) or set \
+         `max_prompt_length`"
+    )]
+    NoRoom {
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// A row is no prompt.
-    #[error("{path}, line {line}: {reason}")]
-    Row {
-        /// The file.
-        path: PathBuf,
-        /// Line number, from 1.
-        line: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// No rows.
-    #[error("{path}: holds no rows; write one JSON object per line, for instance {{\"prompt\": \"2 + 3 =\"}}")]
-    Empty {
-        /// The file.
-        path: PathBuf,
+        /// Its rows.
+        rows: usize,
+        /// Tokens of the shortest prompt.
+        shortest: usize,
+        /// Tokens of prompt and completion together.
+        max_model_len: usize,
     },
 }
 
@@ -53,17 +45,21 @@ pub struct PromptOptions {
     pub system_prompt: Option<String>,
     /// Keep at most this many tokens, from the end (TRL's `max_prompt_length`, left truncation). `None` = all.
     pub max_prompt_length: Option<u32>,
+    /// Where prompt and answer are, where rows do not call them so.
+    pub columns: Columns,
 }
 
 /// One prompt, ready for the engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptRow {
-    /// Index among the file's rows, from 0.
+    /// Index among all rows of the dataset, from 0; those that are left out have theirs too.
     pub prompt_id: PromptId,
     /// The prompt as text, chat template applied, before any truncation.
     pub prompt_text: String,
     /// The tokens that the model sees; never empty.
     pub prompt_ids: Arc<[u32]>,
+    /// Whether the prompt has lost its beginning to `max_prompt_length`.
+    pub shortened: bool,
     /// The end of `prompt_text` that already belongs to the answer: the content of a last assistant message. Rewards
     /// see it in front of the completion. Empty without one.
     pub prefill: String,
@@ -103,60 +99,68 @@ impl PromptRow {
     }
 }
 
-/// All prompts of a file, in the order of its lines.
+/// Prompts of one or several files and folders, in the order of their rows.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    path: PathBuf,
+    sources: Vec<Source>,
     rows: Vec<PromptRow>,
 }
 
+/// A file or folder, and where its rows end.
+#[derive(Debug, Clone)]
+struct Source {
+    path: PathBuf,
+    /// The id after that of its last row.
+    end: u64,
+}
+
 impl Dataset {
-    /// Reads and tokenises every row; blank lines are passed over.
+    /// Reads and tokenises every row of files and folders, `split` of those that have several.
     ///
-    /// A row is a JSON object with `prompt` (a text, or a list of messages with `role` and `content`), `prompt_ids`
-    /// (token ids), GSM8K's `question` and `answer`, or countdown's `nums` and `target`; see [`adapters`]. The columns
-    /// `tools` and `chat_template_kwargs` of a row with messages reach the chat template.
+    /// A row has `prompt` (a text, or a list of messages with `role` and `content`), `prompt_ids` (token ids), GSM8K's
+    /// `question` and `answer`, or countdown's `nums` and `target`; see [`adapters`]. The columns `tools` and
+    /// `chat_template_kwargs` of a row with messages reach the chat template.
     ///
     /// # Errors
-    /// An unreadable or empty file, or the first bad row, with its line number and the reason.
-    pub fn load(path: &Path, tokenizer: &Tokenizer, options: &PromptOptions) -> Result<Self, DatasetError> {
-        Self::load_first(path, tokenizer, options, usize::MAX)
+    /// What cannot be read, or the first bad row, with its place and the reason.
+    pub fn load(
+        paths: &[PathBuf],
+        split: &str,
+        tokenizer: &Tokenizer,
+        options: &PromptOptions,
+    ) -> Result<Self, DatasetError> {
+        Self::load_first(paths, split, tokenizer, options, usize::MAX)
     }
 
-    /// As [`Dataset::load`], of the first `limit` rows; those behind are not looked at.
+    /// As [`Dataset::load`], of the first `limit` rows; those behind are no prompts.
     ///
     /// # Errors
     /// As [`Dataset::load`].
     pub fn load_first(
-        path: &Path,
+        paths: &[PathBuf],
+        split: &str,
         tokenizer: &Tokenizer,
         options: &PromptOptions,
         limit: usize,
     ) -> Result<Self, DatasetError> {
-        let bytes = fs::read(path).map_err(|reason| DatasetError::File { path: path.to_owned(), reason })?;
-        let lines: Vec<(usize, &[u8])> = bytes
-            .split(|&b| b == b'\n')
-            .enumerate()
-            .filter(|(_, line)| !line.trim_ascii().is_empty())
-            .take(limit)
-            .map(|(index, line)| (index + 1, line))
-            .collect();
-        let rows: Vec<Result<PromptRow, DatasetError>> = lines
-            .par_iter()
-            .enumerate()
-            .map(|(index, &(line, bytes))| {
-                prompt_row(PromptId(index as u64), bytes, tokenizer, options).map_err(|reason| DatasetError::Row {
-                    path: path.to_owned(),
-                    line,
-                    reason,
-                })
-            })
-            .collect();
-        let rows = rows.into_iter().collect::<Result<Vec<_>, _>>()?;
-        if rows.is_empty() {
-            return Err(DatasetError::Empty { path: path.to_owned() });
+        let mut dataset = Self { sources: Vec::new(), rows: Vec::new() };
+        for path in paths {
+            let mut table = shared_data::read(path, split)?;
+            tracing::info!("{}: {}", path.display(), table.describe(&options.columns)?);
+            table.rows.truncate(limit - dataset.rows.len());
+            let first = dataset.rows.len() as u64;
+            let prompt = |(index, row): (usize, Row)| {
+                let Row { values, place } = row;
+                let prompt = prompt_row(PromptId(first + index as u64), values, tokenizer, options);
+                prompt.map_err(|reason| DataError::Row { place, reason })
+            };
+            // The first bad row is named, whichever thread finds one first.
+            let prompts: Vec<Result<PromptRow, DataError>> =
+                table.rows.into_par_iter().enumerate().map(prompt).collect();
+            dataset.rows.extend(prompts.into_iter().collect::<Result<Vec<_>, _>>()?);
+            dataset.sources.push(Source { path: path.clone(), end: dataset.rows.len() as u64 });
         }
-        Ok(Self { path: path.to_owned(), rows })
+        Ok(dataset)
     }
 
     /// Keeps the first `limit` rows.
@@ -164,13 +168,47 @@ impl Dataset {
         self.rows.truncate(limit);
     }
 
-    /// The file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion, and counts them and
+    /// those that were shortened.
+    ///
+    /// # Errors
+    /// [`DatasetError::NoRoom`] of a file or folder of which nothing would be left.
+    pub fn leave_out_long(&mut self, max_model_len: usize) -> Result<LongPrompts, DatasetError> {
+        let rows = self.rows.len();
+        let shortened = self.rows.iter().filter(|row| row.shortened).count() as u64;
+        let mut begin = 0;
+        for (source, rows) in self.sources.iter().zip(self.sizes()) {
+            let prompts = self.rows[begin..begin + rows].iter().map(|row| row.prompt_ids.len());
+            begin += rows;
+            if let Some(shortest) = prompts.min().filter(|&shortest| shortest >= max_model_len) {
+                return Err(DatasetError::NoRoom { path: source.path.clone(), rows, shortest, max_model_len });
+            }
+        }
+        self.rows.retain(|row| row.prompt_ids.len() < max_model_len);
+        Ok(LongPrompts {
+            dataset: self.name(),
+            rows: rows as u64,
+            left_out: (rows - self.rows.len()) as u64,
+            max_model_len: max_model_len as u64,
+            shortened,
+        })
     }
 
-    /// Every row, in the order of the file; the index is the row's `prompt_id`.
+    /// The files or folders, for whoever reads a message.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let names: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();
+        names.join(", ")
+    }
+
+    /// Number of rows of each file or folder.
+    #[must_use]
+    pub fn sizes(&self) -> Vec<usize> {
+        let ends = self.sources.iter().map(|source| self.rows.partition_point(|row| row.prompt_id.0 < source.end));
+        ends.scan(0, |begin, end| Some(end - std::mem::replace(begin, end))).collect()
+    }
+
+    /// Every row, in order.
     #[must_use]
     pub fn rows(&self) -> &[PromptRow] {
         &self.rows
@@ -197,13 +235,13 @@ impl Dataset {
 
 fn prompt_row(
     prompt_id: PromptId,
-    line: &[u8],
+    mut values: Map<String, Value>,
     tokenizer: &Tokenizer,
     options: &PromptOptions,
 ) -> Result<PromptRow, String> {
-    let row = parse(line)?;
-    let messages = conversation(&row);
-    let row = adapters::adapt(row, tokenizer.template().is_some())?;
+    options.columns.apply(&mut values)?;
+    let messages = conversation(&values);
+    let row = adapters::adapt(values, tokenizer.template().is_some())?;
     let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref())?;
     let (prompt_text, prefill, ids) = tokenise(prompt, &row.columns, tokenizer)?;
     let vocab_size = tokenizer.model_vocab_size();
@@ -218,24 +256,12 @@ fn prompt_row(
         prompt_id,
         prompt_text,
         prompt_ids: ids[ids.len() - kept..].into(),
+        shortened: kept < ids.len(),
         prefill,
         messages,
         columns: Arc::new(row.columns),
         tokenizer: tokenizer.clone(),
     })
-}
-
-fn parse(line: &[u8]) -> Result<Map<String, Value>, String> {
-    match serde_json::from_slice(line) {
-        Ok(Value::Object(row)) => Ok(row),
-        Ok(_) => Err("is no JSON object".into()),
-        Err(e) => {
-            // Each line is parsed on its own, so the parser's line number is always 1 and misleads.
-            let message = e.to_string();
-            let what = message.split(" at line ").next().unwrap_or_default();
-            Err(format!("is not valid JSON: {what} (column {})", e.column()))
-        }
-    }
 }
 
 /// The messages of a row that has some, as TRL's rewards see them; what begins the answer belongs to the completion.

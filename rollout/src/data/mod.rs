@@ -1,6 +1,6 @@
 //! From rows of text to token ids and back.
 //!
-//! [`Dataset`] reads JSONL rows, [`adapters`] turns known row shapes (GSM8K, countdown) into prompts, [`ChatTemplate`]
+//! [`Dataset`] holds the rows that `shared-data` reads, [`adapters`] turns known row shapes (GSM8K, countdown) into prompts, [`ChatTemplate`]
 //! renders messages the way transformers does, [`Tokenizer`] encodes and decodes, and [`stop`] watches a growing
 //! completion for stop strings.
 

@@ -8,11 +8,7 @@ use shared::{ModelDir, config::TrainConfig};
 
 use super::setup;
 use crate::{
-    data::{
-        Dataset,
-        DatasetError::{Empty, File},
-        Tokenizer,
-    },
+    data::{Dataset, Tokenizer},
     reward,
 };
 
@@ -30,19 +26,23 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
     found.take("model", Checkpoint::open(&model));
     let Some(tokenizer) = found.take("model", Tokenizer::open(&model)) else { return found.0 };
-    let wanted = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
-    let mut longest = 0;
-    for (key, path) in [("dataset", Some(&config.dataset)), ("eval_dataset", wanted)] {
-        let loaded = path.map(|path| Dataset::load(path, &tokenizer, &setup::prompt_options(config)));
-        let Some(loaded) = loaded.filter(|loaded| !matches!(loaded, Err(File { .. } | Empty { .. }))) else { continue };
-        let Some(dataset) = found.take(key, loaded) else { continue };
-        longest = longest.max(dataset.longest_prompt());
+    let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
+    let held_out = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
+    let sources = [
+        ("dataset", &config.dataset[..], &config.dataset_train_split),
+        ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), &config.dataset_test_split),
+    ];
+    for (key, paths, split) in sources {
+        if paths.is_empty() || paths.iter().any(|path| shared_data::read(path, split).is_err()) {
+            continue;
+        }
+        let loaded = Dataset::load(paths, split, &tokenizer, &setup::prompt_options(config));
+        let Some(mut dataset) = found.take(key, loaded) else { continue };
         for function in &functions {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));
         }
+        found.take(key, dataset.leave_out_long(room));
     }
-    let limit = model.config().max_position_embeddings;
-    found.take("max_model_len", setup::max_model_len(config, longest, limit, usize::MAX));
     found.0
 }
 

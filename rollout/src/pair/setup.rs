@@ -1,7 +1,7 @@
 //! From a run directory to a running sampler.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use crossbeam::channel::RecvTimeoutError;
 use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
@@ -18,14 +18,16 @@ use shared::{
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap, layers},
     memory_plan::{RunPlan, kept_numbers},
+    prompts::LongPrompts,
 };
+use shared_data::Columns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     evaluation::Evaluation,
     inherited,
     link::{Link, LinkEvent},
-    order::PromptOrder,
+    order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
     step_loop::{Ended, StepLoop, silent},
     weights::WeightFollower,
@@ -89,19 +91,30 @@ impl Inputs {
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
-        let load = |path| -> anyhow::Result<Dataset> {
-            let dataset = Dataset::load(path, &tokenizer, &options)?;
+        let load = |paths: &[PathBuf], split: &str| -> anyhow::Result<Dataset> {
+            let dataset = Dataset::load(paths, split, &tokenizer, &options)?;
             reward::check(&rewards, &dataset).context("`reward_funcs`")?;
             Ok(dataset)
         };
-        let dataset = load(&config.dataset).context("`dataset`")?;
+        let dataset = load(&config.dataset, &config.dataset_train_split).context("`dataset`")?;
         let wanted = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
-        let eval_dataset = wanted.map(|path| load(path)).transpose().context("`eval_dataset`")?;
+        let load_held_out = |path| load(std::slice::from_ref(path), &config.dataset_test_split);
+        let eval_dataset = wanted.map(load_held_out).transpose().context("`eval_dataset`")?;
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })
     }
 
+    /// Leaves out the prompts that fill `room`, and leaves word of it for the launcher.
+    fn leave_out_long(&mut self, run_dir: &RunDir, room: usize) -> anyhow::Result<()> {
+        let mut found = vec![self.dataset.leave_out_long(room).context("`dataset`")?];
+        if let Some(dataset) = &mut self.eval_dataset {
+            found.push(dataset.leave_out_long(room).context("`eval_dataset`")?);
+        }
+        found.iter().filter(|prompts| !prompts.is_empty()).for_each(|prompts| tracing::warn!("{prompts}"));
+        LongPrompts::write(&run_dir.prompts(), &found).context("prompts.json")
+    }
+
     fn step_loop(
-        self,
+        mut self,
         run_dir: &RunDir,
         config: &TrainConfig,
         model: &ModelDir,
@@ -111,7 +124,10 @@ impl Inputs {
     ) -> anyhow::Result<StepLoop> {
         let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
         let weights = WeightFollower::new(run_dir.clone(), swap);
-        let engine = self.engine(&weights, first.version, config, model)?;
+        let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
+        let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
+        self.leave_out_long(run_dir, room)?;
+        let engine = self.engine(&weights, first.version, config, model, room)?;
         link.update(|status| {
             status.version = first.version;
             status.oldest_in_use = first.version;
@@ -130,7 +146,7 @@ impl Inputs {
         plan.observe(first);
         Ok(StepLoop {
             plan,
-            order: PromptOrder::new(self.dataset.len(), config.shuffle_dataset, config.seed),
+            order: self.order(config)?,
             num_generations: config.num_generations,
             assembly: self.assembly(config, config.sampling(), config.num_generations)?,
             evaluation,
@@ -140,6 +156,26 @@ impl Inputs {
             link,
             stop,
         })
+    }
+
+    fn order(&self, config: &TrainConfig) -> anyhow::Result<PromptOrder> {
+        let seed = config.shuffle_dataset.then_some(config.seed);
+        let sizes = self.dataset.sizes();
+        let Some(shares) = Share::of(&sizes, &config.dataset_weights).map_err(|index| {
+            anyhow!("`dataset_weights`: {} gets no prompt of an epoch; give it more", config.dataset[index].display())
+        })?
+        else {
+            return Ok(PromptOrder::new(self.dataset.len(), seed));
+        };
+        for (path, share) in config.dataset.iter().zip(&shares) {
+            tracing::info!(
+                "{} of {} prompts of an epoch are from {}",
+                share.drawn(),
+                self.dataset.len(),
+                path.display()
+            );
+        }
+        Ok(PromptOrder::mixture(shares, seed))
     }
 
     fn dynamic_sampling(&self, config: &TrainConfig) -> anyhow::Result<Option<DynamicSampling>> {
@@ -162,11 +198,12 @@ impl Inputs {
         version: PolicyVersion,
         config: &TrainConfig,
         model: &ModelDir,
+        room: usize,
     ) -> anyhow::Result<Engine> {
         let source = weights.source(version);
         let manifest = WeightManifest::read(&source.dir)?;
         let dtype = dtype(&manifest);
-        let mut options = self.engine_options(config, model, &manifest)?;
+        let mut options = self.engine_options(config, model, room);
         let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
         let critic = critic.as_ref().map(ModelDir::config);
         let shared = source.dir.parent().is_some_and(Path::is_symlink);
@@ -179,19 +216,14 @@ impl Inputs {
         Ok(Engine::new(source, model, options)?)
     }
 
-    fn engine_options(
-        &self,
-        config: &TrainConfig,
-        model: &ModelDir,
-        manifest: &WeightManifest,
-    ) -> anyhow::Result<EngineOptions> {
+    fn engine_options(&self, config: &TrainConfig, model: &ModelDir, room: usize) -> EngineOptions {
         let datasets = self.eval_dataset.iter().chain([&self.dataset]);
         let longest = datasets.map(Dataset::longest_prompt).max().unwrap_or(0);
-        let limit = model.config().max_position_embeddings;
-        let rows = positions_of(manifest, model.config());
-        let max_model_len = max_model_len(config, longest, limit, rows)?;
+        if let Some(cut) = cut_short(config, longest, room, model.config().max_position_embeddings) {
+            tracing::warn!("{cut}");
+        }
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        Ok(EngineOptions {
+        EngineOptions {
             device: config.rollout_device,
             kernels: config.rollout_kernels,
             rollout_dtype: config.rollout_dtype,
@@ -201,7 +233,7 @@ impl Inputs {
             max_num_batched_tokens: config.max_num_batched_tokens,
             speculative_tokens: config.speculative_tokens,
             prefill_batch: config.rollout_prefill_batch,
-            max_model_len,
+            max_model_len: max_model_len(config, longest, room),
             candidates: config.rollout_candidates,
             cuda_graphs: config.rollout_cuda_graphs,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
@@ -209,7 +241,7 @@ impl Inputs {
             hot_swap: true,
             kept: kept_numbers(config, model.config()),
             memory: None,
-        })
+        }
     }
 
     fn assembly(
@@ -257,8 +289,12 @@ fn first_status(link: &Link, stop: &AtomicBool) -> anyhow::Result<Option<Learner
 }
 
 /// How the rows of a run become prompts.
-pub(super) fn prompt_options(config: &TrainConfig) -> PromptOptions {
-    PromptOptions { system_prompt: config.system_prompt.clone(), max_prompt_length: config.max_prompt_length }
+pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
+    PromptOptions {
+        system_prompt: config.system_prompt.clone(),
+        max_prompt_length: config.max_prompt_length,
+        columns: Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() },
+    }
 }
 
 /// What dynamic sampling goes by.
@@ -266,23 +302,27 @@ pub(super) fn filter_metric(config: &TrainConfig) -> Result<FilterMetric, String
     FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs, config.contrast())
 }
 
-/// Longest sequence of a run whose longest prompt has `longest` tokens, of a model with `limit` positions of which `rows`
-/// are exported.
-pub(super) fn max_model_len(config: &TrainConfig, longest: usize, limit: usize, rows: usize) -> anyhow::Result<usize> {
-    let completion = config.max_completion_length as usize;
-    let wanted = (longest + completion).min(limit);
-    let found = config.max_model_len.unwrap_or(wanted);
-    ensure!(
-        longest < found,
-        "the longest prompt has {longest} tokens, which leaves no room for a completion in `max_model_len` ({found}); \
-         raise it (the model's limit is {limit}) or set `max_prompt_length`"
-    );
-    ensure!(
-        config.max_model_len.is_some() || found <= rows,
-        "the longest prompt has {longest} tokens and `max_completion_length` is {completion}, and the learner has exported \
-         {rows} positions; set `max_model_len` to {found}, or less with `max_prompt_length`"
-    );
-    Ok(found)
+/// Tokens that prompt and completion may have together, of a model with `limit` positions of which `rows` are exported.
+pub(super) fn room(config: &TrainConfig, limit: usize, rows: usize) -> usize {
+    config.max_model_len.unwrap_or(limit.min(rows))
+}
+
+/// Longest sequence of a run whose longest prompt has `longest` tokens, within `room`.
+fn max_model_len(config: &TrainConfig, longest: usize, room: usize) -> usize {
+    config.max_model_len.unwrap_or(room.min(longest + config.max_completion_length as usize))
+}
+
+/// What is said when completions of the longest prompt are cut although the model, with `limit` positions, has more room.
+fn cut_short(config: &TrainConfig, longest: usize, room: usize, limit: usize) -> Option<String> {
+    let wanted = longest + config.max_completion_length as usize;
+    (config.max_model_len.is_none() && room < wanted && room < limit).then(|| {
+        format!(
+            "the longest prompt has {longest} tokens and `max_completion_length` is {}, and the learner has exported {room} \
+             positions: completions of such prompts are cut; set `max_model_len` to {}, or less with `max_prompt_length`",
+            config.max_completion_length,
+            wanted.min(limit)
+        )
+    })
 }
 
 fn dtype(manifest: &WeightManifest) -> Dtype {
@@ -294,17 +334,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequences_longer_than_the_export_are_refused_with_the_option_that_makes_it_longer() {
+    fn sequences_longer_than_the_export_are_cut_with_the_option_that_makes_it_longer() {
         let of = |longest, max_completion_length, given| {
             let config = TrainConfig { max_completion_length, max_model_len: given, ..TrainConfig::default() };
-            max_model_len(&config, longest, 131_072, 32_768)
+            let room = room(&config, 131_072, 32_768);
+            (max_model_len(&config, longest, room), cut_short(&config, longest, room, 131_072))
         };
-        assert_eq!(of(100, 512, None).unwrap(), 612);
-        assert_eq!(of(100, 512, Some(300)).unwrap(), 300);
-        assert_eq!(of(40_000, 512, Some(40_100)).unwrap(), 40_100, "the learner exports what the option says");
-        let error = of(40_000, 512, None).unwrap_err().to_string();
-        assert!(error.contains("`max_model_len` to 40512") && error.contains("32768 positions"), "{error}");
-        let error = of(300, 512, Some(300)).unwrap_err().to_string();
-        assert!(error.contains("`max_prompt_length`"), "{error}");
+        assert_eq!(of(100, 512, None), (612, None));
+        assert_eq!(of(100, 512, Some(300)), (300, None));
+        assert_eq!(of(40_000, 512, Some(40_100)), (40_100, None), "the learner exports what the option says");
+        let (length, cut) = of(32_700, 512, None);
+        let cut = cut.unwrap();
+        assert_eq!(length, 32_768);
+        assert!(cut.contains("`max_model_len` to 33212") && cut.contains("32768 positions"), "{cut}");
     }
 }

@@ -26,7 +26,7 @@ pub fn registry() -> &'static Registry {
 /// # Errors
 /// The first one that cannot, with the columns that it needs.
 pub fn check(functions: &[RewardFunction], dataset: &Dataset) -> Result<(), RewardError> {
-    functions.iter().try_for_each(|function| function.check(dataset.path(), dataset.columns()))
+    functions.iter().try_for_each(|function| function.check(dataset.name().as_ref(), dataset.columns()))
 }
 
 /// A [`RewardPool`] whose calls are shown in the timeline.

@@ -122,7 +122,7 @@ fn values_of(text: &str, path: &Path) -> Result<Table, ConfigError> {
             problems.push(fail(format!("line {number}: `{}` is given twice, once under another spelling", option.key)));
             continue;
         }
-        if option.kind == Kind::Path {
+        if matches!(option.kind, Kind::Path | Kind::Paths) {
             value = relative_to(path, value);
         }
         let given = value.to_string();
@@ -172,14 +172,16 @@ fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigErro
     })
 }
 
+/// The path, or each of several, relative to the folder of the file that it is given in.
 fn relative_to(file: &Path, value: Value) -> Value {
-    match (&value, file.parent()) {
+    match (value, file.parent()) {
+        (Value::Array(paths), _) => Value::Array(paths.into_iter().map(|path| relative_to(file, path)).collect()),
         (Value::String(text), Some(dir))
-            if !text.is_empty() && text != "none" && Path::new(text).is_relative() && !dir.as_os_str().is_empty() =>
+            if !text.is_empty() && text != "none" && Path::new(&text).is_relative() && !dir.as_os_str().is_empty() =>
         {
             Value::String(dir.join(text).display().to_string())
         }
-        _ => value,
+        (value, _) => value,
     }
 }
 

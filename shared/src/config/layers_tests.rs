@@ -106,7 +106,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
 fn alias_spellings_mean_the_same_option() {
     let (dir, config) = from_file("model_name_or_path = \"m\"", &["--dataset-name", "d.jsonl"]).unwrap();
     assert_eq!(config.model, dir.join("m"));
-    assert_eq!(config.dataset, PathBuf::from("d.jsonl"));
+    assert_eq!(config.dataset, Paths::from("d.jsonl"));
     let text = message(from_file("model = \"a\"\nmodel_name_or_path = \"b\"", &[]));
     assert!(text.contains("`model` is given twice"), "{text}");
 }
@@ -139,7 +139,10 @@ fn a_missing_file_is_named() {
 #[test]
 fn paths_in_a_file_are_relative_to_it_and_flags_to_the_working_directory() {
     let (dir, config) = from_file("dataset = \"data/x.jsonl\"\nmodel = \"/abs/m\"", &["--output-dir", "out"]).unwrap();
-    assert_eq!(config.dataset, dir.join("data/x.jsonl"));
+    assert_eq!(config.dataset, Paths::from(dir.join("data/x.jsonl")));
+    let (dir, config) = from_file("dataset = [\"a,b.jsonl\", \"/c\"]", &[]).unwrap();
+    assert_eq!(*config.dataset, [dir.join("a,b.jsonl"), "/c".into()]);
+    assert_eq!(*from_line(&["--dataset", "a.jsonl, b"]).unwrap().dataset, [PathBuf::from("a.jsonl"), "b".into()]);
     assert_eq!(config.model, PathBuf::from("/abs/m"));
     assert_eq!(config.output_dir, PathBuf::from("out"));
 }

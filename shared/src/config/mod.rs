@@ -11,7 +11,7 @@
 //! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is absent
 //! (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
 //! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), and whether a run may be resumed with another value
-//! (`keeps_results`). A `PathBuf` is relative to the file that it is given in. To add an option is to add such lines. From them come:
+//! (`keeps_results`). A `PathBuf` and each of `Paths` is relative to the file that it is given in. To add an option is to add such lines. From them come:
 //!
 //! - the field of [`TrainConfig`] and its default;
 //! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);
@@ -35,7 +35,7 @@ pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
 pub use rewards::RewardHost;
 
-pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, UnknownChoice};
+pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, Paths, UnknownChoice};
 pub use crate::group::RewardFailure;
 pub use crate::methods::{
     advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},

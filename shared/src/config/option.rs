@@ -174,7 +174,7 @@ macro_rules! options {
         impl TrainConfig {
             /// The options that are paths, as far as they are given.
             pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut ::std::path::PathBuf> {
-                [$($($crate::declare::OptionValue::path_mut(&mut self.$key)),+),+].into_iter().flatten()
+                [$($($crate::declare::OptionValue::paths_mut(&mut self.$key)),+),+].into_iter().flatten()
             }
 
             /// Every number that is out of its bounds.

@@ -81,6 +81,7 @@ fn another(option: &OptionSpec) -> String {
         Kind::Number => "0.625".to_owned(),
         Kind::Text => "a \"quoted\" text\nof two lines".to_owned(),
         Kind::Path => "/a folder/file".to_owned(),
+        Kind::Paths => r#"["/a folder/x,y", "/b"]"#.to_owned(),
         Kind::Choice(values) => {
             let other = |value: &&&str| default.as_str() != Some(**value);
             let words: Vec<&str> = values.iter().map(|value| value.word).collect();

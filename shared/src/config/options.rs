@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, RewardFailure,
-    RolloutDtype, ScaleRewards, StepDeviation, VersionStorage, WeightSwap, option::options,
+    KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
+    RewardFailure, RolloutDtype, ScaleRewards, StepDeviation, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
@@ -15,11 +15,27 @@ options! {
     "Model and data" {
         /// Hugging Face model directory to start from.
         model: PathBuf = PathBuf::new(), source("TRL `model_name_or_path`"), also(&["model_name_or_path"]);
-        /// Training prompts: a JSONL file with `prompt` (text or messages), or GSM8K's `question`/`answer`, or
-        /// countdown's `nums`/`target`.
-        dataset: PathBuf = PathBuf::new(), source("TRL `dataset_name`"), also(&["dataset_name"]);
-        /// Evaluation prompts, in the same formats, for `eval_steps`.
+        /// Training prompts: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow, also with gzip or zstd), a folder as
+        /// `save_to_disk` writes it or as it is on the Hugging Face hub, or a list of such. docs/data.md has the formats and
+        /// the shapes of rows.
+        dataset: Paths = Paths::default(), source("TRL `dataset_name`"), also(&["dataset_name"]);
+        /// With several of `dataset`: how many prompts are drawn from each, in proportion. A dataset with a larger share than
+        /// its rows have is gone through more often than the others. Empty = as many as each has rows.
+        dataset_weights: Vec<f64> = Vec::new(), source("OpenRLHF `prompt_data_probs`"),
+            also(&["prompt_data_probs"]), above(0.0);
+        /// The split of `dataset` to train on, where it is a folder with several.
+        dataset_train_split: String = "train".into(), trl;
+        /// Evaluation prompts for `eval_steps`: a file or folder, as for `dataset`.
         eval_dataset: Option<PathBuf> = None, absent("no evaluation"), keeps_results;
+        /// The split of `eval_dataset` to evaluate on, where it is a folder with several.
+        dataset_test_split: String = "test".into(), trl, keeps_results;
+        /// Column that is the prompt, where it has another name: a text, or a list of messages.
+        prompt_column: Option<String> = None, absent("`prompt`, or what docs/data.md says of known shapes of rows"),
+            source("verl `data.prompt_key`"), also(&["prompt_key"]);
+        /// Column that is the right answer, where it has another name; `extra_info.answer` is a field of a column. Reward
+        /// functions find it as `answer`, and under its own name too.
+        answer_column: Option<String> = None, absent("`answer`, or what docs/data.md says of known shapes of rows"),
+            source("RLinf `data.answer_key`"), also(&["answer_key"]);
         /// Where the run is written.
         output_dir: PathBuf = "runs/grpo".into(), trl, keeps_results;
         /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a

@@ -3,10 +3,12 @@
 
 mod bounds;
 mod choice;
+mod paths;
 mod value;
 
 pub use bounds::Bounds;
 pub use choice::{Choice, ChoiceSpec, UnknownChoice};
+pub use paths::Paths;
 pub use value::{Kind, OptionValue};
 
 pub(crate) use choice::choices;

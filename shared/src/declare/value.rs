@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use toml::{Table, Value};
 
 use super::{
-    Bounds,
+    Bounds, Paths,
     choice::{ChoiceSpec, words},
 };
 
@@ -22,6 +22,8 @@ pub enum Kind {
     Text,
     /// A path: in a file, relative to the file's folder.
     Path,
+    /// One path, or a list of them.
+    Paths,
     /// One of these words.
     Choice(&'static [ChoiceSpec]),
     /// Any number of texts.
@@ -40,6 +42,7 @@ impl Kind {
             Self::Number => "number",
             Self::Text => "text",
             Self::Path => "path",
+            Self::Paths => "path or list of paths",
             Self::Choice(_) => "one of the values below",
             Self::Texts => "list of texts",
             Self::Numbers => "list of numbers",
@@ -65,9 +68,11 @@ impl Kind {
             Self::Flag => as_toml(&text.to_ascii_lowercase()).unwrap_or_else(in_words),
             Self::Whole | Self::Number => as_toml(text).unwrap_or_else(in_words),
             Self::Text | Self::Path | Self::Choice(_) => in_words(),
-            Self::Texts | Self::Numbers if text.trim_start().starts_with('[') => as_toml(text).unwrap_or_else(in_words),
-            Self::Texts | Self::Numbers => {
-                let item = if self == Self::Texts { Self::Text } else { Self::Number };
+            Self::Texts | Self::Paths | Self::Numbers if text.trim_start().starts_with('[') => {
+                as_toml(text).unwrap_or_else(in_words)
+            }
+            Self::Texts | Self::Paths | Self::Numbers => {
+                let item = if self == Self::Numbers { Self::Number } else { Self::Text };
                 let items = text.split(',').map(str::trim).filter(|text| !text.is_empty());
                 Value::Array(items.map(|text| item.parse(text)).collect())
             }
@@ -85,9 +90,9 @@ pub trait OptionValue {
         None
     }
 
-    /// The path in it.
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        None
+    /// The paths in it.
+    fn paths_mut(&mut self) -> &mut [PathBuf] {
+        &mut []
     }
 }
 
@@ -115,8 +120,16 @@ impl OptionValue for String {
 impl OptionValue for PathBuf {
     const KIND: Kind = Kind::Path;
 
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        Some(self)
+    fn paths_mut(&mut self) -> &mut [PathBuf] {
+        std::slice::from_mut(self)
+    }
+}
+
+impl OptionValue for Paths {
+    const KIND: Kind = Kind::Paths;
+
+    fn paths_mut(&mut self) -> &mut [PathBuf] {
+        self
     }
 }
 
@@ -127,8 +140,8 @@ impl<T: OptionValue> OptionValue for Option<T> {
         self.as_ref()?.outside(bounds)
     }
 
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        self.as_mut()?.path_mut()
+    fn paths_mut(&mut self) -> &mut [PathBuf] {
+        self.as_mut().map_or(&mut [], T::paths_mut)
     }
 }
 

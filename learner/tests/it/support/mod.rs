@@ -29,7 +29,7 @@ pub fn model() -> PathBuf {
 pub fn config(dataset: PathBuf) -> TrainConfig {
     TrainConfig {
         model: model(),
-        dataset,
+        dataset: dataset.into(),
         reward_funcs: vec!["a".into(), "b".into()],
         num_generations: 4,
         max_completion_length: 12,

@@ -1,5 +1,7 @@
 //! Rows of every format, good and bad.
 
+use std::{fs, path::Path};
+
 use serde_json::json;
 
 use super::*;
@@ -12,7 +14,7 @@ fn load_with(lines: &str, template: Option<&str>, options: &PromptOptions) -> Re
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.jsonl");
     fs::write(&path, lines).unwrap();
-    let dataset = Dataset::load(&path, &byte_tokenizer(template), options);
+    let dataset = Dataset::load(&[path], "train", &byte_tokenizer(template), options);
     dataset.map(|d| d.rows().to_vec()).map_err(|e| e.to_string().replace(&dir.path().display().to_string(), ""))
 }
 
@@ -64,7 +66,7 @@ fn countdown_rows_give_tinyzeros_task() {
 
 #[test]
 fn a_system_prompt_turns_text_into_a_chat() {
-    let options = PromptOptions { system_prompt: Some("be brief".into()), max_prompt_length: None };
+    let options = PromptOptions { system_prompt: Some("be brief".into()), ..PromptOptions::default() };
     let lines = "{\"prompt\": \"2+3=\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"2+3?\"}]}";
     let rows = load_with(lines, Some(TEMPLATE), &options).unwrap();
     assert_eq!(rows[0].prompt_text, "<|system|>be brief\n<|user|>2+3=\n<|assistant|>");
@@ -77,10 +79,68 @@ fn a_system_prompt_turns_text_into_a_chat() {
 
 #[test]
 fn long_prompts_lose_their_beginning() {
-    let options = PromptOptions { system_prompt: None, max_prompt_length: Some(3) };
+    let options = PromptOptions { max_prompt_length: Some(3), ..PromptOptions::default() };
     let rows = load_with(r#"{"prompt": "abcdef"}"#, None, &options).unwrap();
     assert_eq!(*rows[0].prompt_ids, byte_tokenizer(None).encode("def", false).unwrap());
     assert_eq!(rows[0].prompt_text, "abcdef");
+    assert!(rows[0].shortened);
+}
+
+#[test]
+fn verls_rows_give_the_ground_truth_as_the_answer() {
+    let row = |more: &str| {
+        let line = format!(
+            "{{\"data_source\": \"gsm8k\", \"prompt\": [{{\"role\": \"user\", \"content\": \"2+3?\"}}], \"ability\": \"math\", \
+             \"reward_model\": {{\"style\": \"rule\", \"ground_truth\": [\"5\"]}}, \"extra_info\": {{\"index\": 0}}{more}}}"
+        );
+        load(&line, Some(TEMPLATE)).remove(0)
+    };
+    let plain = row("");
+    assert_eq!(plain.prompt_text, "<|user|>2+3?\n<|assistant|>");
+    assert_eq!(plain.columns["answer"], "5");
+    let others = ["data_source", "ability", "reward_model", "extra_info"];
+    assert!(others.iter().all(|column| plain.columns.contains_key(*column)), "{:?}", plain.columns);
+    assert_eq!(row(", \"answer\": \"six\"").columns["answer"], "six", "an answer of its own stays");
+}
+
+#[test]
+fn prompt_and_answer_may_be_in_other_columns() {
+    let columns = Columns { prompt: Some("task".into()), answer: Some("extra.final".into()) };
+    let options = PromptOptions { columns, ..PromptOptions::default() };
+    let rows = load_with(r#"{"task": "2+3=", "extra": {"final": 5}}"#, None, &options).unwrap();
+    assert_eq!(rows[0].prompt_text, "2+3=");
+    assert_eq!(*rows[0].columns, *json!({"task": "2+3=", "extra": {"final": 5}, "answer": 5}).as_object().unwrap());
+    let error =
+        load_with("{\"task\": \"a\", \"extra\": {\"final\": 1}}\n{\"task\": \"b\"}", None, &options).unwrap_err();
+    assert!(
+        error.starts_with("/rows.jsonl, line 2: has no column `extra.final` (`answer_column`), but `task`"),
+        "{error}"
+    );
+}
+
+/// Two files of prompts with 1, 2, 3 and 4 tokens each.
+fn two_files(dir: &Path) -> Dataset {
+    let lines = "{\"prompt_ids\": [1]}\n{\"prompt_ids\": [1, 1]}\n{\"prompt_ids\": [1, 1, 1]}\n{\"prompt_ids\": [1, 1, 1, 1]}\n";
+    let paths = ["a.jsonl", "b.jsonl"].map(|name| dir.join(name));
+    paths.iter().for_each(|path| fs::write(path, lines).unwrap());
+    Dataset::load(&paths, "train", &byte_tokenizer(None), &PromptOptions::default()).unwrap()
+}
+
+#[test]
+fn prompts_without_room_for_a_completion_are_counted_and_left_out_and_the_others_keep_their_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dataset = two_files(dir.path());
+    assert_eq!(dataset.sizes(), [4, 4]);
+    let long = dataset.leave_out_long(3).unwrap();
+    assert_eq!((long.rows, long.left_out, long.shortened, long.max_model_len), (8, 4, 0, 3));
+    assert_eq!(dataset.sizes(), [2, 2]);
+    assert_eq!(dataset.rows().iter().map(|row| row.prompt_id.0).collect::<Vec<_>>(), [0, 1, 4, 5]);
+    assert!(dataset.leave_out_long(3).unwrap().is_empty());
+    let error = dataset.leave_out_long(1).unwrap_err().to_string();
+    assert!(
+        error.contains("a.jsonl: none of its 2 prompts leaves room") && error.contains("`max_model_len`"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -117,7 +177,7 @@ fn bad_rows_are_named_by_file_line_and_reason() {
 fn a_dataset_has_rows() {
     let error = load_with("\n\n", None, &PromptOptions::default()).unwrap_err();
     assert!(error.contains("holds no rows"), "{error}");
-    let missing = Dataset::load(Path::new("/no/such.jsonl"), &byte_tokenizer(None), &PromptOptions::default());
+    let missing = Dataset::load(&["/no/such.jsonl".into()], "train", &byte_tokenizer(None), &PromptOptions::default());
     assert!(missing.unwrap_err().to_string().starts_with("/no/such.jsonl: cannot be read"));
 }
 
@@ -132,7 +192,7 @@ fn gsm8k_is_read_whole() {
     fs::copy(data.join("configs/qwen2.5-0.5b.config.json"), dir.path().join("config.json")).unwrap();
     let tokenizer = Tokenizer::open(&shared::ModelDir::open(dir.path()).unwrap()).unwrap();
     let path = data.join("gsm8k/test.jsonl");
-    let dataset = Dataset::load(&path, &tokenizer, &PromptOptions::default()).unwrap();
+    let dataset = Dataset::load(&[path], "train", &tokenizer, &PromptOptions::default()).unwrap();
     assert_eq!(dataset.len(), 1319);
     let first = &dataset.rows()[0];
     assert_eq!(first.columns["answer"], "18");

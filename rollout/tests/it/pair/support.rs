@@ -51,7 +51,7 @@ impl Run {
         fs::write(path("eval.jsonl"), rows[..3].concat()).unwrap();
         let mut config = TrainConfig {
             model: path("model"),
-            dataset: path("train.jsonl"),
+            dataset: path("train.jsonl").into(),
             eval_dataset: Some(path("eval.jsonl")),
             output_dir: path("run"),
             reward_funcs: vec!["correctness".into(), "format".into()],

@@ -106,14 +106,25 @@ impl TrainConfig {
     /// Options that every run must give, or that another one asks for.
     fn missing(&self) -> Vec<ConfigError> {
         let (weights, functions) = (self.reward_weights.len(), self.reward_funcs.len());
+        let (shares, datasets) = (self.dataset_weights.len(), self.dataset.len());
         let empty = |path: &Path| path.as_os_str().is_empty();
         let cases = [
             (empty(&self.model), "`model` is missing: name a Hugging Face model directory".to_owned()),
-            (empty(&self.dataset), "`dataset` is missing: name a JSONL file of prompts".to_owned()),
+            (self.dataset.is_empty(), "`dataset` is missing: name a file or folder with prompts".to_owned()),
+            (
+                self.dataset.iter().any(|path| empty(path)),
+                "`dataset` has an empty path: name a file or folder with prompts".to_owned(),
+            ),
+            (
+                shares != 0 && shares != datasets,
+                format!(
+                    "`dataset_weights` has {shares} entries, and `dataset` names {datasets}: give each its own, or none"
+                ),
+            ),
             (empty(&self.output_dir), "`output_dir` is empty: name a folder for the run".to_owned()),
             (
                 self.eval_steps.is_some() && self.eval_dataset.is_none(),
-                "`eval_steps` needs `eval_dataset`: name a JSONL file of prompts to evaluate on".to_owned(),
+                "`eval_steps` needs `eval_dataset`: name a file or folder with prompts to evaluate on".to_owned(),
             ),
             (functions == 0, "`reward_funcs` is empty: name at least one reward function".to_owned()),
             (
@@ -200,9 +211,12 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 34] = [
+        let cases: [(&str, Break); 37] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
+            ("empty path", |c| c.dataset = ["a".into(), "".into()].into_iter().collect()),
+            ("`dataset_weights` has 2 entries", |c| c.dataset_weights = vec![1.0, 2.0]),
+            ("dataset_weights", |c| c.dataset_weights = vec![0.0]),
             ("output_dir", |c| c.output_dir = "".into()),
             ("reward_funcs", |c| c.reward_funcs.clear()),
             ("reward_weights", |c| c.reward_weights = vec![1.0, 2.0]),

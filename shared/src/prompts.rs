@@ -1,0 +1,92 @@
+//! What becomes of prompts that are too long: the sampler counts them, the launcher says it.
+
+use std::{fmt, fs, io, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::atomic;
+
+/// Prompts of a dataset that the model does not get, or not whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LongPrompts {
+    /// The files or folders.
+    pub dataset: String,
+    /// All rows.
+    pub rows: u64,
+    /// Rows that are left out because their prompt leaves no room for a completion.
+    pub left_out: u64,
+    /// Tokens of prompt and completion together, at most.
+    pub max_model_len: u64,
+    /// Rows whose prompt lost its beginning to `max_prompt_length`.
+    pub shortened: u64,
+}
+
+impl LongPrompts {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.left_out == 0 && self.shortened == 0
+    }
+
+    /// Writes those of several datasets, if there are any.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn write(path: &Path, found: &[Self]) -> io::Result<()> {
+        let told: Vec<&Self> = found.iter().filter(|prompts| !prompts.is_empty()).collect();
+        if told.is_empty() { Ok(()) } else { atomic::write(path, serde_json::to_string_pretty(&told)?.as_bytes()) }
+    }
+
+    /// Reads them; a file that is not there has none.
+    #[must_use]
+    pub fn read(path: &Path) -> Vec<Self> {
+        fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    }
+}
+
+/// What is said about them, in a line.
+impl fmt::Display for LongPrompts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dataset, rows, left_out, max_model_len, shortened } = self;
+        write!(f, "{dataset}: of {rows} prompts ")?;
+        if *left_out > 0 {
+            write!(
+                f,
+                "{left_out} are left out: with {max_model_len} tokens or more they leave no room for a completion"
+            )?;
+        }
+        match (*left_out > 0, *shortened > 0) {
+            (_, false) => Ok(()),
+            (both, true) => {
+                let and = if both { ", and " } else { "" };
+                write!(f, "{and}{shortened} are longer than `max_prompt_length` and lose their beginning")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_prompts_are_told_in_a_line_and_none_in_none() {
+        let none = LongPrompts { dataset: "a.jsonl".into(), rows: 9, max_model_len: 64, ..LongPrompts::default() };
+        let out = LongPrompts { left_out: 2, ..none.clone() };
+        let both = LongPrompts { shortened: 3, ..out.clone() };
+        assert_eq!(
+            out.to_string(),
+            "a.jsonl: of 9 prompts 2 are left out: with 64 tokens or more they leave no room for a completion"
+        );
+        assert!(
+            both.to_string()
+                .ends_with("completion, and 3 are longer than `max_prompt_length` and lose their beginning")
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prompts.json");
+        LongPrompts::write(&path, &[none.clone()]).unwrap();
+        assert!(!path.exists() && LongPrompts::read(&path).is_empty());
+        LongPrompts::write(&path, &[none, both.clone()]).unwrap();
+        assert_eq!(LongPrompts::read(&path), [both]);
+    }
+}

@@ -1,0 +1,46 @@
+//! The datasets of a run, read before anything starts: what is wrong with them is said at once.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use shared::config::TrainConfig;
+use shared_data::Columns;
+
+use super::{hub, problems::Problems};
+
+/// The datasets of a run.
+#[derive(Debug)]
+pub struct Datasets {
+    /// Rows to train on.
+    pub rows: u64,
+    /// A line for each file or folder: what it is, and whose rows it has.
+    pub about: Vec<String>,
+}
+
+impl Datasets {
+    /// Reads everything that the configuration names; what cannot be read is a problem.
+    pub fn read(config: &TrainConfig, problems: &mut Problems) -> Self {
+        let columns = Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() };
+        let mut datasets = Self { rows: 0, about: Vec::new() };
+        for path in config.dataset.iter() {
+            let added = datasets.add("dataset", path, &config.dataset_train_split, &columns);
+            datasets.rows += problems.take(added).unwrap_or(0);
+        }
+        if let Some(path) = &config.eval_dataset {
+            problems.take(datasets.add("eval_dataset", path, &config.dataset_test_split, &columns));
+        }
+        datasets
+    }
+
+    /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options.
+    fn add(&mut self, option: &str, path: &Path, split: &str, columns: &Columns) -> Result<u64> {
+        if path.as_os_str().is_empty() {
+            return Ok(0);
+        }
+        let described =
+            shared_data::read(path, split).and_then(|table| Ok((table.describe(columns)?, table.rows.len())));
+        let (about, rows) = described.with_context(|| hub::context(option, path))?;
+        self.about.push(format!("{option} {}: {about}", path.display()));
+        Ok(rows as u64)
+    }
+}
