@@ -48,20 +48,14 @@ impl LongPrompts {
 impl fmt::Display for LongPrompts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dataset, rows, left_out, max_model_len, shortened } = self;
-        write!(f, "{dataset}: of {rows} prompts ")?;
+        let mut parts = Vec::new();
         if *left_out > 0 {
-            write!(
-                f,
-                "{left_out} are left out: with {max_model_len} tokens or more they leave no room for a completion"
-            )?;
+            parts.push(format!("{left_out} left out ({max_model_len} tokens or more leave no room for a completion)"));
         }
-        match (*left_out > 0, *shortened > 0) {
-            (_, false) => Ok(()),
-            (both, true) => {
-                let and = if both { ", and " } else { "" };
-                write!(f, "{and}{shortened} are longer than `max_prompt_length` and lose their beginning")
-            }
+        if *shortened > 0 {
+            parts.push(format!("{shortened} without their beginning (`max_prompt_length`)"));
         }
+        write!(f, "{dataset}: of {rows} prompts {}", parts.join(", "))
     }
 }
 
@@ -74,14 +68,9 @@ mod tests {
         let none = LongPrompts { dataset: "a.jsonl".into(), rows: 9, max_model_len: 64, ..LongPrompts::default() };
         let out = LongPrompts { left_out: 2, ..none.clone() };
         let both = LongPrompts { shortened: 3, ..out.clone() };
-        assert_eq!(
-            out.to_string(),
-            "a.jsonl: of 9 prompts 2 are left out: with 64 tokens or more they leave no room for a completion"
-        );
-        assert!(
-            both.to_string()
-                .ends_with("completion, and 3 are longer than `max_prompt_length` and lose their beginning")
-        );
+        let left_out = "a.jsonl: of 9 prompts 2 left out (64 tokens or more leave no room for a completion)";
+        assert_eq!(out.to_string(), left_out);
+        assert_eq!(both.to_string(), format!("{left_out}, 3 without their beginning (`max_prompt_length`)"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prompts.json");
         LongPrompts::write(&path, &[none.clone()]).unwrap();

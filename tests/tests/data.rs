@@ -112,7 +112,7 @@ fn what_cannot_be_trained_on_is_refused_before_anything_starts() {
         (format!("dataset = {other:?}\nprompt_column = \"frage\""), "line 2: has no column `frage` (`prompt_column`)"),
         (format!("dataset = {saved:?}\ndataset_train_split = \"dev\""), "has no split `dev`, but `train`, `test`"),
         (format!("dataset = [{other:?}]\ndataset_weights = [1.0, 2.0]"), "`dataset_weights` has 2 entries"),
-        (format!("dataset = {:?}", bench.dir.path().join("model")), "is a folder without files of rows"),
+        (format!("dataset = {:?}", bench.dir.path().join("model")), "is the directory of a model"),
     ] {
         let message = bench.refusal(&data);
         assert!(message.contains(words), "{words}: {message}");
@@ -123,7 +123,10 @@ fn what_cannot_be_trained_on_is_refused_before_anything_starts() {
 #[test]
 fn prompts_without_room_for_a_completion_are_left_out_and_told() {
     let bench = Bench::new();
-    let rows = bench.write("rows.jsonl", format!("{{\"prompt\": \"1+1=\"}}\n{{\"prompt\": {:?}}}\n", "1+".repeat(40)));
+    let rows = bench.write(
+        "rows.jsonl",
+        format!("{{\"prompt\": \"1+1=\", \"answer\": 2}}\n{{\"prompt\": {:?}}}\n", "1+".repeat(40)),
+    );
     let data = format!("dataset = {rows:?}\nmax_model_len = 24");
     let file =
         bench.write("run.toml", format!("output_dir = {:?}\n{}", bench.dir.path().join("run"), bench.config(&data)));
@@ -133,11 +136,12 @@ fn prompts_without_room_for_a_completion_are_left_out_and_told() {
         cli::run("tandem", words)
     };
     let told = run(&[]).success().stderr;
-    let line = "rows.jsonl: of 2 prompts 1 are left out: with 24 tokens or more they leave no room for a completion";
+    let line = "rows.jsonl: of 2 prompts 1 left out (24 tokens or more leave no room for a completion)";
     assert_eq!(told.matches(line).count(), 1, "{told}");
     let prompts = |step: u64| json_lines(&bench.dir.path().join(format!("run/completions/step-{step}.jsonl")));
     assert!(prompts(1).iter().chain(&prompts(2)).all(|row| row["prompt"] == "1+1="));
-    let none = run(&["--max_model_len=3", "--max_completion_length=2", "--output_dir=none"]);
+    let elsewhere = format!("--output_dir={}", bench.dir.path().join("none").display());
+    let none = run(&["--max_model_len=3", "--max_completion_length=2", &elsewhere]);
     let none = none.refusal();
     assert!(none.contains("none of its 2 prompts leaves room for a completion"), "{none}");
 }

@@ -44,6 +44,12 @@ pub fn files(folder: &Path, wanted: &str) -> Result<Files, DataError> {
     if folder.join("state.json").is_file() {
         return saved_to_disk(folder);
     }
+    if folder.join("config.json").is_file() {
+        return Err(DataError::content(
+            folder,
+            "is the directory of a model (it has config.json); name a file or folder of rows",
+        ));
+    }
     as_on_the_hub(folder, wanted)
 }
 

@@ -27,7 +27,17 @@ pub fn read_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
     // The first bad line is named, whichever thread finds one first.
     let rows: Vec<Result<Row, DataError>> = lines.par_iter().map(row).collect();
     let rows: Result<Vec<Row>, DataError> = rows.into_iter().collect();
-    rows.map_err(|error| if is_one_object(bytes) { one_object(path) } else { error })
+    match rows {
+        Err(_) if is_one_object(bytes) => Err(one_object(path)),
+        Ok(rows) if rows.len() == 1 && is_columns(&rows[0].values) => Err(one_object(path)),
+        rows => rows,
+    }
+}
+
+/// Whether it is a whole pandas table as `to_json` writes it by default: objects from the index to the cell.
+fn is_columns(values: &Values) -> bool {
+    let from_index = |value: &Value| value.as_object().is_some_and(|cells| cells.contains_key("0"));
+    !values.is_empty() && values.values().all(from_index)
 }
 
 fn parse(line: &[u8]) -> Result<Values, String> {
@@ -51,7 +61,7 @@ fn is_one_object(bytes: &[u8]) -> bool {
 fn one_object(path: &Path) -> DataError {
     DataError::content(
         path,
-        "is one JSON object over several lines; rows are an array `[{...}, {...}]`, or one object per line (of a pandas table: \
+        "is one JSON object that holds everything; rows are an array `[{...}, {...}]`, or one object per line (of a pandas table: \
          `df.to_json(path, orient=\"records\", lines=True)`)",
     )
 }
@@ -97,7 +107,12 @@ mod tests {
             ("a.jsonl", "prompt: 5", ", line 1: is not valid JSON: expected value (column 1)"),
             ("a.json", "[{},\n{\"a\" 1}]", ": is not valid JSON: expected `:` (line 2, column 6)"),
             ("a.json", "[{}, 1]", ", row 2: is no JSON object"),
-            ("a.json", "{\n \"data\": [{}]\n}", ": is one JSON object over several lines; rows are an array"),
+            ("a.json", "{\n \"data\": [{}]\n}", ": is one JSON object that holds everything; rows are an array"),
+            (
+                "a.json",
+                "{\"prompt\": {\"0\": \"a\", \"1\": \"b\"}}",
+                ": is one JSON object that holds everything; rows are",
+            ),
             ("a.json", "[]", ": holds no rows"),
             ("a.jsonl", "\n\n", ": holds no rows"),
         ] {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::config::{LossType, LrSchedulerType, ScaleRewards};
+use crate::config::{LossType, LrSchedulerType, Paths, ScaleRewards};
 
 fn words(line: &[&str]) -> Vec<String> {
     line.iter().map(|w| (*w).to_owned()).collect()
