@@ -14,7 +14,7 @@ use crate::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 19] = [
+const OF_SAMPLING: [&str; 21] = [
     "system_prompt",
     "max_prompt_length",
     "prompt_column",

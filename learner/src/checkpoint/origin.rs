@@ -71,7 +71,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (dataset, reward) = (dir.path().join("prompts.jsonl"), dir.path().join("reward.py"));
         let config = TrainConfig {
-            dataset: dataset.clone(),
+            dataset: dataset.clone().into(),
             reward_funcs: vec!["format".into(), format!("command:run=python3 {}", reward.display())],
             ..TrainConfig::default()
         };
@@ -83,6 +83,6 @@ mod tests {
         let second = Origin::of(&config);
         assert!(second.dataset.is_some() && second.dataset != first.dataset);
         assert!(second.reward_files.is_some() && second.programs == first.programs);
-        assert_eq!(Origin::of(&TrainConfig { dataset: dir.path().into(), ..config }).dataset, None);
+        assert_eq!(Origin::of(&TrainConfig { dataset: dir.path().to_owned().into(), ..config }).dataset, None);
     }
 }

@@ -30,7 +30,7 @@ pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin
     if differs(&before.dataset, &now.dataset) && !is_option("dataset") {
         list.push(notice(
             NoticeKind::DataChanged,
-            format!("with another content of {}", config.dataset.display()),
+            format!("with another content of {}", config.dataset),
             "the position in the data counts rows, so it goes on at the same number of the new ones",
         ));
     }
