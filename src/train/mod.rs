@@ -293,7 +293,13 @@ mod tests {
     fn the_help_has_every_option_with_its_default() {
         let help = every_option().to_string();
         assert!(OPTIONS.iter().all(|option| help.contains(&format!("--{} <", option.key))), "{help}");
-        for text in ["\nGeneration:\n", "--dataset <path>", "Hugging Face model", "[default: 8]", "[default: off]"] {
+        for text in [
+            "\nGeneration:\n",
+            "--dataset <path or list of paths>",
+            "Hugging Face model",
+            "[default: 8]",
+            "[default: off]",
+        ] {
             assert!(help.contains(text), "{text}: {help}");
         }
     }

@@ -140,11 +140,11 @@ fn a_missing_file_is_named() {
 fn paths_in_a_file_are_relative_to_it_and_flags_to_the_working_directory() {
     let (dir, config) = from_file("dataset = \"data/x.jsonl\"\nmodel = \"/abs/m\"", &["--output-dir", "out"]).unwrap();
     assert_eq!(config.dataset, Paths::from(dir.join("data/x.jsonl")));
+    assert_eq!(config.model, PathBuf::from("/abs/m"));
+    assert_eq!(config.output_dir, PathBuf::from("out"));
     let (dir, config) = from_file("dataset = [\"a,b.jsonl\", \"/c\"]", &[]).unwrap();
     assert_eq!(*config.dataset, [dir.join("a,b.jsonl"), "/c".into()]);
     assert_eq!(*from_line(&["--dataset", "a.jsonl, b"]).unwrap().dataset, [PathBuf::from("a.jsonl"), "b".into()]);
-    assert_eq!(config.model, PathBuf::from("/abs/m"));
-    assert_eq!(config.output_dir, PathBuf::from("out"));
 }
 
 #[test]
