@@ -183,7 +183,8 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
         found.warnings.push(format!("failed on {failed} of {all} sample completions ({}): {reason}", kinds(observed)));
     }
     let saw_right = observed.iter().any(|o| o.sample == Sample::Right);
-    if !function.own && (!saw_right || function.columns.is_empty()) {
+    let judges = saw_right && !function.columns.is_empty();
+    if !function.own && !judges {
         return;
     }
     let right = if saw_right { ", right answers included" } else { "" };

@@ -65,6 +65,28 @@ fn countdown_rows_give_tinyzeros_task() {
 }
 
 #[test]
+fn rewards_see_the_messages_that_a_row_has_itself() {
+    let options = PromptOptions { system_prompt: Some("be brief".into()), max_prompt_length: None };
+    let lines = r#"{"prompt": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "It is"}]}
+{"prompt": "2+3="}
+{"question": "6*3?", "answer": "18"}"#;
+    let rows = load_with(lines, Some(TEMPLATE), &options).unwrap();
+    let messages = |row: &PromptRow| row.reward_input([]).messages.map(|messages| messages.to_vec());
+    assert_eq!(messages(&rows[0]), Some(vec![json!({"role": "user", "content": "2+3?"})]));
+    assert_eq!((messages(&rows[1]), messages(&rows[2])), (None, None), "these were given as texts");
+}
+
+#[test]
+fn only_as_many_rows_as_wanted_are_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    fs::write(&path, "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\nbroken").unwrap();
+    let first = |limit| Dataset::load_first(&path, &byte_tokenizer(None), &PromptOptions::default(), limit);
+    assert_eq!(first(2).unwrap().len(), 2);
+    assert!(first(3).unwrap_err().to_string().contains("line 4"));
+}
+
+#[test]
 fn a_system_prompt_turns_text_into_a_chat() {
     let options = PromptOptions { system_prompt: Some("be brief".into()), ..PromptOptions::default() };
     let lines = "{\"prompt\": \"2+3=\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"2+3?\"}]}";
