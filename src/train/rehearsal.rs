@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use shared::{config::TrainConfig, config::layers, logging::LOG_VARIABLE};
 
@@ -69,7 +70,8 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
             return Ok(status);
         }
         if let Err(interrupted) = signals::check() {
-            let _ = child.kill();
+            // It ends the functions' processes as well.
+            let _ = kill_process(Pid::from_child(child), Signal::TERM);
             let _ = child.wait();
             return Err(interrupted.into());
         }

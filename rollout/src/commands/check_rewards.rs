@@ -2,7 +2,8 @@
 
 use std::{
     io::{self, Write},
-    process::ExitCode,
+    process::{self, ExitCode},
+    thread,
     time::Duration,
 };
 
@@ -17,6 +18,10 @@ use shared::{
     ModelDir,
     config::{RewardHost, TrainConfig, layers, rewards::short_name},
     tell,
+};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
 };
 
 use super::print;
@@ -48,6 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, options) = layers::file_and_options(&words);
     let config = layers::load_named(file, &layers::parse_overrides(options)?)?;
     config.validate()?;
+    leave_nothing_behind()?;
     let functions = load(&config)?;
     let checked = check(functions, &config)?;
     if json {
@@ -56,6 +62,18 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         write_table(&checked)?;
     }
     verdict(&checked, &config)
+}
+
+/// Ends at a signal with all processes of functions, which have groups of their own and may hang.
+fn leave_nothing_behind() -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("signal handler")?;
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            rollout_rewards::end_all();
+            process::exit(128 + signal);
+        }
+    });
+    Ok(())
 }
 
 /// A function with what was found about it; nothing where it was not tried.
