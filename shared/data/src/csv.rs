@@ -67,7 +67,8 @@ fn lossless(cell: &str) -> Option<Value> {
         return None;
     }
     let value: Value = serde_json::from_str(cell).ok()?;
-    (!value.is_number() || value.to_string() == cell).then_some(value)
+    let keeps_its_words = value.as_number().is_none_or(|number| number.to_string() == cell);
+    keeps_its_words.then_some(value)
 }
 
 #[cfg(test)]
