@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(both.to_string(), format!("{left_out}, 3 without their beginning (`max_prompt_length`)"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prompts.json");
-        LongPrompts::write(&path, &[none.clone()]).unwrap();
+        LongPrompts::write(&path, std::slice::from_ref(&none)).unwrap();
         assert!(!path.exists() && LongPrompts::read(&path).is_empty());
         LongPrompts::write(&path, &[none, both.clone()]).unwrap();
         assert_eq!(LongPrompts::read(&path), [both]);

@@ -4,7 +4,8 @@ use clap::{Args, Command};
 use rollout::commands::{bench, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 14] = [
+const NOTHING_TO_WEIGH: [&str; 18] = [
+    "answer-column",
     "compare-binary",
     "correct-at",
     "dataset",
@@ -12,10 +13,13 @@ const NOTHING_TO_WEIGH: [&str; 14] = [
     "lengths-file",
     "model",
     "output",
+    "prompt-column",
     "prompts",
     "reward-funcs",
+    "reward-python",
     "run-dir",
     "seed",
+    "split",
     "stop",
     "system-prompt",
     "version",

@@ -29,13 +29,13 @@ pub struct LearnerFlags {
     /// As in the run: above 0 both halves compute at once, each on cores of its own, and their split is proposed
     #[arg(long, value_name = "N", default_value_t = 0, requires = "with_learner", conflicts_with = "threads")]
     pub max_staleness: u64,
-    /// As in the run; where it is not given, the learner is measured with and without it
+    /// As in the run; without it the learner is measured both ways, which takes twice as long
     #[arg(long, requires = "with_learner")]
     pub bf16: bool,
-    /// As in the run
+    /// As in the run, where it takes less memory and more time
     #[arg(long, requires = "with_learner")]
     pub gradient_checkpointing: bool,
-    /// The rank of the adapter, in a run with `use_peft`
+    /// The rank of the adapter, in a run with `use_peft`, which takes less memory and time
     #[arg(long, value_name = "R", requires = "with_learner", value_parser = clap::value_parser!(u32).range(1..))]
     pub lora_r: Option<u32>,
 }

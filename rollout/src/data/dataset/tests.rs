@@ -66,7 +66,7 @@ fn countdown_rows_give_tinyzeros_task() {
 
 #[test]
 fn rewards_see_the_messages_that_a_row_has_itself() {
-    let options = PromptOptions { system_prompt: Some("be brief".into()), max_prompt_length: None };
+    let options = PromptOptions { system_prompt: Some("be brief".into()), ..PromptOptions::default() };
     let lines = r#"{"prompt": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "It is"}]}
 {"prompt": "2+3="}
 {"question": "6*3?", "answer": "18"}"#;
@@ -77,11 +77,12 @@ fn rewards_see_the_messages_that_a_row_has_itself() {
 }
 
 #[test]
-fn only_as_many_rows_as_wanted_are_looked_at() {
+fn only_as_many_rows_as_wanted_become_prompts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.jsonl");
-    fs::write(&path, "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\nbroken").unwrap();
-    let first = |limit| Dataset::load_first(&path, &byte_tokenizer(None), &PromptOptions::default(), limit);
+    fs::write(&path, "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n{\"prompt\": 7}").unwrap();
+    let (paths, options) = ([path], PromptOptions::default());
+    let first = |limit| Dataset::load_first(&paths, "train", &byte_tokenizer(None), &options, limit);
     assert_eq!(first(2).unwrap().len(), 2);
     assert!(first(3).unwrap_err().to_string().contains("line 4"));
 }
