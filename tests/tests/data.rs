@@ -23,6 +23,8 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         SMALL.write(&dir.path().join("model"), 5);
         tiny_model::write_tokenizer(&dir.path().join("model"));
+        let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+        fs::write(dir.path().join("model/chat_template.jinja"), template).unwrap();
         Self { dir }
     }
 
@@ -111,7 +113,7 @@ fn what_cannot_be_trained_on_is_refused_before_anything_starts() {
         (format!("dataset = {other:?}"), "but `Frage`, `Antwort`; `prompt_column` names the column"),
         (format!("dataset = {other:?}\nprompt_column = \"frage\""), "line 2: has no column `frage` (`prompt_column`)"),
         (format!("dataset = {saved:?}\ndataset_train_split = \"dev\""), "has no split `dev`, but `train`, `test`"),
-        (format!("dataset = [{other:?}]\ndataset_weights = [1.0, 2.0]"), "`dataset_weights` has 2 entries"),
+        (format!("dataset = [{saved:?}]\ndataset_weights = [1.0, 2.0]"), "`dataset_weights` has 2 entries"),
         (format!("dataset = {:?}", bench.dir.path().join("model")), "is the directory of a model"),
     ] {
         let message = bench.refusal(&data);

@@ -1,6 +1,6 @@
 //! What the sampler would refuse of a run, all of it, before there is a run.
 
-use std::fmt::Display;
+use std::{fmt::Display, path::PathBuf};
 
 use exporters::Checkpoint;
 use rollout_rewards::RewardFunction;
@@ -32,11 +32,14 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         ("dataset", &config.dataset[..], &config.dataset_train_split),
         ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), &config.dataset_test_split),
     ];
+    let options = setup::prompt_options(config);
     for (key, paths, split) in sources {
-        if paths.is_empty() || paths.iter().any(|path| shared_data::read(path, split).is_err()) {
+        let is_known =
+            |path| shared_data::read(path, split).and_then(|table| table.describe(&options.columns)).is_err();
+        if paths.is_empty() || paths.iter().any(|path: &PathBuf| is_known(path)) {
             continue;
         }
-        let loaded = Dataset::load(paths, split, &tokenizer, &setup::prompt_options(config));
+        let loaded = Dataset::load(paths, split, &tokenizer, &options);
         let Some(mut dataset) = found.take(key, loaded) else { continue };
         for function in &functions {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));

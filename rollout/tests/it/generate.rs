@@ -199,7 +199,7 @@ fn what_is_wrong_is_said_in_one_line() {
         ("--reward-funcs format --reward-weights 1,2", vec!["--reward-weights has 2 entries for 1 reward functions"]),
         ("--reward-funcs format --reward-timeout 0", vec!["--reward-timeout must be a number of seconds above 0"]),
         ("--max-model-len 100000", vec!["--max-model-len 100000 is beyond the model's limit"]),
-        ("--max-model-len 7", vec!["prompts.jsonl: prompt 0 has 7 tokens", "--max-model-len"]),
+        ("--max-model-len 2", vec!["prompts.jsonl: none of its 3 prompts leaves room", "max_model_len"]),
         ("--max-num-seqs 0", vec!["--max-num-seqs must be at least 1"]),
         ("--threads 0", vec!["--threads must be at least 1"]),
         ("--system-prompt hi", vec!["prompts.jsonl, line 1: the model has no chat template"]),

@@ -102,7 +102,8 @@ fn groups_ahead_of_the_learner_stay_within_the_staleness_bound() {
 fn the_sampler_says_when_it_waits_and_when_it_works_again() {
     let run = Run::new(|config| {
         config.max_staleness = 1;
-        config.max_completion_length = 60;
+        // Long enough to be seen at work.
+        config.max_completion_length = 600;
     });
     let sampler = run.sampler();
     let mut learner = run.learner(1, 0);
@@ -111,6 +112,7 @@ fn the_sampler_says_when_it_waits_and_when_it_works_again() {
         let begin = Instant::now();
         // Nothing is published meanwhile, so the sampler comes to its bound.
         loop {
+            learner.speak();
             learner.take_next(Duration::from_millis(1));
             match learner.end.sampler_status().unwrap() {
                 Some(status) if status.waiting => break,
