@@ -227,8 +227,9 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
         watch.say(&format!("warning: killed processes may have left shared memory behind: {error}"));
     }
     drop(versions);
-    let outcome = outcome?;
+    // Its last words may say why it ended.
     watch.finish();
+    let outcome = outcome?;
     let seconds = begin.elapsed().as_secs_f64();
     let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };
     let report = report::write(&dir).context("the run is complete, but its report could not be written")?;

@@ -2,7 +2,8 @@
 //! is started, with the words of the function's own program, and what works needs no more than its file.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -234,6 +235,18 @@ fn check_rewards_says_how_each_function_did() {
     assert!(refused.refusal().contains("elsewhere/r.py: no such file"), "the command line is relative to its folder");
     let columns = bench.tandem(&["check-rewards", "../run.toml", "--reward_funcs=countdown"]);
     assert!(columns.refusal().contains("needs the column nums"));
+}
+
+#[test]
+fn an_interpreter_beside_the_configuration_is_found_from_any_folder() {
+    let bench = Bench::new();
+    bench.write("r.py", "def f(completions):\n    return [len(c) for c in completions]\n");
+    bench.write("python", "#!/bin/sh\nexec python3 \"$@\"\n");
+    fs::set_permissions(bench.path("python"), Permissions::from_mode(0o755)).unwrap();
+    bench.configure(&["r.py:f"], "reward_python = \"./python\"");
+    for words in [["check-rewards", "../run.toml"].as_slice(), &["train", "../run.toml", "--dry-run"]] {
+        bench.tandem(words).success();
+    }
 }
 
 #[test]

@@ -20,11 +20,10 @@ impl Columns {
     /// As [`Self::check`].
     pub fn apply(&self, row: &mut Values) -> Result<(), String> {
         self.check(row)?;
-        for (name, column, _) in self.named() {
-            if let Some(value) = find(row, column).cloned() {
-                row.insert(name.to_owned(), value);
-            }
-        }
+        // All are found before any is written, since one may be called as another is to be.
+        let found: Vec<_> =
+            self.named().filter_map(|(name, column, _)| Some((name.to_owned(), find(row, column)?.clone()))).collect();
+        row.extend(found);
         Ok(())
     }
 
@@ -81,6 +80,8 @@ mod tests {
         assert_eq!((&found["prompt"], &found["answer"], &found["task"]), (&json!("2+3"), &json!(5), &json!("2+3")));
         assert_eq!(applied(None, Some("a.b"), row.clone()).unwrap()["answer"], 1);
         assert_eq!(applied(None, None, row.clone()).unwrap(), row);
+        let swapped = applied(Some("answer"), Some("prompt"), json!({"prompt": "2+3", "answer": "5"})).unwrap();
+        assert_eq!(swapped, json!({"prompt": "5", "answer": "2+3"}), "the inverse task");
         let error = applied(None, Some("extra.value"), row).unwrap_err();
         assert_eq!(error, "has no column `extra.value` (`answer_column`), but `task`, `extra`, `a.b`");
     }

@@ -77,12 +77,17 @@ impl Notice {
         Self { subject: Some(subject.to_owned()), ..self }
     }
 
-    /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each.
+    /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each
+    /// of them, and a learning rate may be too high first and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
-        use NoticeKind::{CodeChanged, DataChanged, OptionsChanged};
+        use NoticeKind::{CodeChanged, DataChanged, LearningRate, OptionsChanged};
         let at_a_resume = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged);
-        self.kind == other.kind && self.subject == other.subject && (!at_a_resume || self.step == other.step)
+        let by_its_words = at_a_resume || self.kind == LearningRate;
+        self.kind == other.kind
+            && self.subject == other.subject
+            && (!at_a_resume || self.step == other.step)
+            && (!by_its_words || self.text == other.text)
     }
 }
 
@@ -110,6 +115,10 @@ mod tests {
         assert!(failures.clone().about("a").repeats(&failures.about("a")));
         assert!(!of(NoticeKind::OptionsChanged, 3).repeats(&of(NoticeKind::OptionsChanged, 9)));
         assert!(of(NoticeKind::OptionsChanged, 3).repeats(&of(NoticeKind::OptionsChanged, 3)));
+        for kind in [NoticeKind::OptionsChanged, NoticeKind::LearningRate] {
+            let again = Notice { text: "another change".into(), ..of(kind, 3) };
+            assert!(!again.repeats(&of(kind, 3)), "a second resume at the same checkpoint may change something else");
+        }
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub fn load(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<
 
 fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<Invocation, String> {
     let dir = std::path::absolute(&host.dir).map_err(|e| format!("{}: {e}", host.dir.display()))?;
+    // The process starts in that folder, where a relative path would be looked for once more.
+    let program = RewardHost { dir: dir.clone(), ..host.clone() }.interpreter();
     let (kind, place) = match &function.place {
         PythonPlace::File(path) => {
             let path = dir.join(path);
@@ -49,7 +51,7 @@ fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Resul
     };
     let name = function.function.clone().unwrap_or_default();
     let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
-    Ok(Invocation { label: spec.to_owned(), program: host.interpreter(), args, dir, greets: true })
+    Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true })
 }
 
 /// Waits for the first process to have imported the function, and returns its name; else why not, and the last words.
