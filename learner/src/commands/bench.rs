@@ -111,6 +111,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let computed = work(model.config(), args);
     let phase = |pick: fn(&StepMetrics) -> f64| median(phases.iter().map(pick).collect());
     let rate = computed / phase(|s| s.times.forward_backward.as_secs_f64()) / 1e9;
+    let peak = device::peak_memory();
     let gemm_rate = args.gemm.then(|| {
         let kind = if args.training.bf16 { Kind::BFloat16 } else { Kind::Float };
         let (all, seen) = (prompt + completion * group, completion * group);
@@ -146,7 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "gflops": rate,
             "gemm_gflops": gemm_rate,
             "gemm_share": gemm_rate.map(|limit| rate / limit),
-            "peak_rss_bytes": device::peak_memory(),
+            "peak_rss_bytes": peak,
         })
     );
     Ok(())
