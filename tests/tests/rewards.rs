@@ -245,7 +245,8 @@ fn an_interpreter_beside_the_configuration_is_found_from_any_folder() {
     fs::set_permissions(bench.path("python"), Permissions::from_mode(0o755)).unwrap();
     bench.configure(&["r.py:f"], "reward_python = \"./python\"");
     for words in [["check-rewards", "../run.toml"].as_slice(), &["train", "../run.toml", "--dry-run"]] {
-        bench.tandem(words).success();
+        let said = bench.tandem(words).success().stdout;
+        assert!(said.lines().any(|line| line.starts_with("f ") || line.contains("r.py:f")), "{said}");
     }
 }
 
