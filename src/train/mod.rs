@@ -1,5 +1,6 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
 
+mod ask;
 mod data;
 mod directory;
 mod hub;
@@ -92,11 +93,23 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     problems.check()?;
     let Resolved { mut config, plan, data } = resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
+    filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = data.iter().map(|line| comment(line)).collect();
     let plan: String = plan.to_string().lines().map(comment).collect();
     let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &remarks)
+}
+
+/// What dynamic sampling goes by, in words; the reward functions have their names.
+fn filter(config: &TrainConfig) -> Result<Option<String>> {
+    if !config.dynamic_sampling {
+        return Ok(None);
+    }
+    let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
+    let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)
+        .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
+    Ok(Some(format!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs))))
 }
 
 /// From so many weights on, products are most of a step.
@@ -199,12 +212,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
     data.iter().for_each(output::tell);
     output::tell(&plan);
     rehearsal::rehearse(&mut config)?;
-    if config.dynamic_sampling {
-        let (name, of_sum) = (config.filter_groups_metric.as_deref(), config.contrast());
-        let metric = FilterMetric::choose(name, &config.reward_funcs, of_sum)
-            .map_err(|problem| anyhow!("`filter_groups_metric`: {problem}"))?;
-        output::tell(format_args!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs)));
-    }
+    filter(&config)?.iter().for_each(output::tell);
     for hint in hints(&config) {
         output::tell(format_args!("warning: {hint}"));
     }

@@ -114,6 +114,7 @@ fn what_cannot_be_trained_on_is_refused_before_anything_starts() {
         (format!("dataset = {other:?}\nprompt_column = \"frage\""), "line 2: has no column `frage` (`prompt_column`)"),
         (format!("dataset = {saved:?}\ndataset_train_split = \"dev\""), "has no split `dev`, but `train`, `test`"),
         (format!("dataset = [{saved:?}]\ndataset_weights = [1.0, 2.0]"), "`dataset_weights` has 2 entries"),
+        (format!("dataset = [{saved:?}, {saved:?}]\ndataset_weights = [1000.0, 0.1]"), "`dataset_weights`: "),
         (format!("dataset = {:?}", bench.dir.path().join("model")), "is the directory of a model"),
     ] {
         let message = bench.refusal(&data);

@@ -206,6 +206,22 @@ fn a_file_alone_stands_for_its_function() {
 }
 
 #[test]
+fn dynamic_sampling_goes_by_the_name_of_a_function_in_a_dry_run_as_in_a_run() {
+    let bench = Bench::new();
+    bench.write("one.py", "def only(completions):\n    return [len(c) for c in completions]\n");
+    for (name, fits) in [("only", true), ("one", false)] {
+        let more = format!("dynamic_sampling = true\nfilter_groups_metric = {name:?}\nbeta = 0.0");
+        bench.configure(&["one.py"], &more);
+        for words in [["train", "../run.toml", "--dry-run"].as_slice(), &["train", "../run.toml"]] {
+            let finished = bench.tandem(words);
+            assert_eq!(finished.status.success(), fits, "{name}: {}", finished.stderr);
+            assert!(fits || finished.refusal().contains("`filter_groups_metric`"), "{}", finished.stderr);
+        }
+        let _ = fs::remove_dir_all(bench.path("run"));
+    }
+}
+
+#[test]
 fn check_rewards_says_how_each_function_did() {
     let bench = Bench::new();
     bench.write(

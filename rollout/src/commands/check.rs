@@ -5,6 +5,7 @@ use std::{io::Read, path::Path};
 use anyhow::Context;
 use shared::config::layers;
 
+use super::check_rewards::leave_nothing_behind;
 use crate::pair::check;
 
 /// Flags of `rollout check`.
@@ -16,6 +17,7 @@ pub struct Args {}
 /// # Errors
 /// A configuration that cannot be read.
 pub fn run(_args: &Args) -> anyhow::Result<()> {
+    leave_nothing_behind()?;
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).context("stdin")?;
     let config = layers::parse(&text, Path::new("stdin"))?;

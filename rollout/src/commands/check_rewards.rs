@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Ends at a signal with all processes of functions, which have groups of their own and may hang.
-fn leave_nothing_behind() -> anyhow::Result<()> {
+pub(super) fn leave_nothing_behind() -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("signal handler")?;
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {

@@ -4,7 +4,10 @@ use std::{fmt::Display, path::PathBuf};
 
 use exporters::Checkpoint;
 use rollout_rewards::RewardFunction;
-use shared::{ModelDir, config::TrainConfig};
+use shared::{
+    ModelDir,
+    config::{RewardHost, TrainConfig},
+};
 
 use super::setup;
 use crate::{
@@ -17,12 +20,9 @@ use crate::{
 #[must_use]
 pub fn problems(config: &TrainConfig) -> Vec<String> {
     let mut found = Problems::default();
-    let registry = reward::registry().on(config.reward_host());
+    let registry = reward::registry().on(RewardHost { processes: 1, ..config.reward_host() });
     let functions = config.reward_funcs.iter().map(|spec| found.take("reward_funcs", registry.function(spec)));
     let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
-    if config.dynamic_sampling {
-        found.take("filter_groups_metric", setup::filter_metric(config));
-    }
     let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
     found.take("model", Checkpoint::open(&model));
     let Some(tokenizer) = found.take("model", Tokenizer::open(&model)) else { return found.0 };
@@ -45,6 +45,9 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));
         }
         found.take(key, dataset.leave_out_long(room));
+        if key == "dataset" {
+            found.take("dataset_weights", setup::shares(&dataset, config));
+        }
     }
     found.0
 }

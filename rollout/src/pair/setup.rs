@@ -160,11 +160,8 @@ impl Inputs {
 
     fn order(&self, config: &TrainConfig) -> anyhow::Result<PromptOrder> {
         let seed = config.shuffle_dataset.then_some(config.seed);
-        let sizes = self.dataset.sizes();
-        let Some(shares) = Share::of(&sizes, &config.dataset_weights).map_err(|index| {
-            anyhow!("`dataset_weights`: {} gets no prompt of an epoch; give it more", config.dataset[index].display())
-        })?
-        else {
+        let shares = shares(&self.dataset, config).map_err(|problem| anyhow!("`dataset_weights`: {problem}"))?;
+        let Some(shares) = shares else {
             return Ok(PromptOrder::new(self.dataset.len(), seed));
         };
         for (path, share) in config.dataset.iter().zip(&shares) {
@@ -297,8 +294,15 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
     }
 }
 
+/// What each source has of an epoch, where they have weights.
+pub(super) fn shares(dataset: &Dataset, config: &TrainConfig) -> Result<Option<Vec<Share>>, String> {
+    let nothing =
+        |index: usize| format!("{} gets no prompt of an epoch; give it more", config.dataset[index].display());
+    Share::of(&dataset.sizes(), &config.dataset_weights).map_err(nothing)
+}
+
 /// What dynamic sampling goes by.
-pub(super) fn filter_metric(config: &TrainConfig) -> Result<FilterMetric, String> {
+fn filter_metric(config: &TrainConfig) -> Result<FilterMetric, String> {
     FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs, config.contrast())
 }
 

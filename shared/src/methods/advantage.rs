@@ -86,6 +86,8 @@ pub struct AdvantageSpec {
     pub no_kl_in_reward: Option<&'static str>,
     /// Why groups without contrast are not to be replaced; `None` where `dynamic_sampling` makes sense.
     pub no_dynamic_sampling: Option<&'static str>,
+    /// Whether the baseline is the group's own, so that completions of a prompt which earn the same teach nothing.
+    pub baseline_of_group: bool,
     /// What has to differ within a group for it to teach anything.
     pub contrast: Contrast,
     /// Options that it reads; one that other estimators have and this one has not is without effect.
@@ -112,6 +114,7 @@ const GROUP_BASELINE: AdvantageSpec = AdvantageSpec {
     aggregations: &[MultiObjectiveAggregation::SumThenNormalize],
     no_kl_in_reward: None,
     no_dynamic_sampling: None,
+    baseline_of_group: true,
     contrast: Contrast::Total,
     options: &[],
     recipe: &[],
@@ -150,6 +153,7 @@ impl AdvantageEstimator {
                 source: "REINFORCE++; verl `reinforce_plus_plus`",
                 unit: CreditUnit::Token,
                 whitens: true,
+                baseline_of_group: false,
                 options: &["gamma"],
                 ..GROUP_BASELINE
             },
@@ -201,6 +205,7 @@ impl AdvantageEstimator {
                 unit: CreditUnit::Token,
                 whitens: true,
                 critic: true,
+                baseline_of_group: false,
                 no_dynamic_sampling: Some("the critic's advantages do not need completions of one prompt to differ"),
                 options: &[
                     "critic_model",

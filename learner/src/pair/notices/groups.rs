@@ -27,7 +27,7 @@ impl Equal {
 impl Detector for Equal {
     fn look(&mut self, seen: &Seen<'_>) -> Vec<Notice> {
         // Where the baseline is another than the group's, equal rewards within it teach as well.
-        if seen.config.advantage_estimator.spec().no_dynamic_sampling.is_some() {
+        if !seen.config.advantage_estimator.spec().baseline_of_group {
             return Vec::new();
         }
         let reward = seen.record.get(metrics::REWARD);
@@ -96,7 +96,9 @@ mod tests {
 
     #[test]
     fn an_estimator_without_a_baseline_of_the_group_learns_from_equal_groups() {
-        let config = TrainConfig { advantage_estimator: AdvantageEstimator::Gae, ..TrainConfig::default() };
-        assert_eq!(told(&mut Equal::new(&config), &config, 9, equal), []);
+        for advantage_estimator in [AdvantageEstimator::Gae, AdvantageEstimator::ReinforcePlusPlus] {
+            let config = TrainConfig { advantage_estimator, ..TrainConfig::default() };
+            assert_eq!(told(&mut Equal::new(&config), &config, 9, equal), []);
+        }
     }
 }

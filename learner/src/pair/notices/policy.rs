@@ -28,8 +28,9 @@ impl Detector for NoGradient {
         let step = seen.step();
         let reward = seen.record.get(metrics::REWARD);
         let none = seen.record.get(metrics::GRAD_NORM) == Some(0.0);
-        let equal =
-            reward.is_some() && seen.record.get(metrics::FRAC_REWARD_ZERO_STD).is_some_and(|share| share >= 1.0);
+        let equal = seen.config.advantage_estimator.spec().baseline_of_group
+            && reward.is_some()
+            && seen.record.get(metrics::FRAC_REWARD_ZERO_STD).is_some_and(|share| share >= 1.0);
         let (long, explained) = (self.streak.is_long(none), self.equal.is_long(none && equal));
         if !long || explained {
             return Vec::new();
@@ -120,7 +121,7 @@ impl Detector for EntropyGone {
 
 #[cfg(test)]
 mod tests {
-    use shared::metrics::MetricRecord;
+    use shared::{config::AdvantageEstimator, metrics::MetricRecord};
 
     use super::{super::testing::told, *};
 
@@ -153,6 +154,13 @@ mod tests {
         });
         assert!(unscored.contains("no completion has a reward"), "{unscored}");
         assert_eq!(told(&mut NoGradient::new(&config), &config, 9, |_| ()), []);
+        // Nobody else explains equal groups where the baseline is not theirs.
+        let config = TrainConfig { advantage_estimator: AdvantageEstimator::ReinforcePlusPlus, ..config };
+        let equal = |record: &mut MetricRecord| {
+            no_gradient(record);
+            equal_groups(record);
+        };
+        assert_eq!(told(&mut NoGradient::new(&config), &config, 3, equal).len(), 1);
     }
 
     #[test]

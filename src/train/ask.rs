@@ -1,0 +1,103 @@
+//! The sampler's program, asked about a configuration before there is a run.
+
+use std::{
+    io::{Read, Write},
+    os::unix::process::CommandExt,
+    process::{Child, ExitStatus, Stdio},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::de::DeserializeOwned;
+use shared::{
+    config::{TrainConfig, layers},
+    logging::LOG_VARIABLE,
+};
+
+use crate::{binaries, output, signals, supervise::describe};
+
+const POLL: Duration = Duration::from_millis(5);
+
+/// After this long, the user is told what is waited for.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. What it says on stderr is
+/// told, and `purpose` where it takes long.
+///
+/// # Errors
+/// The command's own, an answer that is none, or a wish to end.
+pub fn ask<T: DeserializeOwned>(words: &[&str], config: &TrainConfig, purpose: &str) -> Result<T> {
+    signals::check()?;
+    let mut command = binaries::command(&binaries::find("rollout")?);
+    command.args(words).env(LOG_VARIABLE, "error").process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start rollout")?;
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
+    // One that has ended says itself why.
+    let _ = stdin.write_all(layers::to_toml(config).as_bytes());
+    drop(stdin);
+    let status = wait(&mut child, purpose)?;
+    let text = |reader: JoinHandle<String>| reader.join().expect("reading a pipe does not panic");
+    let (stdout, stderr) = (text(stdout), text(stderr));
+    let error = relay(&stderr);
+    if !status.success() {
+        bail!(error.unwrap_or_else(|| format!("rollout {}: {}", words[0], describe(status))));
+    }
+    serde_json::from_str(stdout.trim()).with_context(|| format!("rollout {} did not answer with JSON", words[0]))
+}
+
+fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until an error stands.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
+    let begin = Instant::now();
+    let mut told = false;
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for a child process")? {
+            return Ok(status);
+        }
+        if let Err(interrupted) = signals::check() {
+            // It ends the processes of reward functions as well.
+            let _ = kill_process(Pid::from_child(child), Signal::TERM);
+            let _ = child.wait();
+            return Err(interrupted.into());
+        }
+        if !told && begin.elapsed() > PATIENCE {
+            output::tell(purpose);
+            told = true;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Tells what a program said, but for its error, which is returned.
+fn relay(stderr: &str) -> Option<String> {
+    let mut error = None;
+    for line in stderr.lines() {
+        match line.strip_prefix("error: ") {
+            Some(reason) => error = Some(reason.to_owned()),
+            None => output::tell(line),
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_program_is_its_last_line_that_is_one() {
+        assert_eq!(relay("warning: a\n  Traceback\nerror: `f` failed\n").as_deref(), Some("`f` failed"));
+        assert_eq!(relay("warning: a\n"), None);
+    }
+}
