@@ -13,6 +13,7 @@ use shared::{
     Dtype, ModelDir,
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
 };
+use shared_hub::locate_model;
 
 use crate::output;
 
@@ -92,7 +93,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn to_onnx(args: &ToOnnx) -> Result<()> {
     refuse_content("--out", &args.out, &[MODEL_FILE, DATA_FILE, MANIFEST_FILE], "is not an export")?;
-    let model = ModelDir::open(&args.model)?;
+    let model = ModelDir::open(locate_model(&args.model)?)?;
     let options = ExportOptions { dtype: args.dtype.into(), max_positions: args.max_positions };
     let manifest = exporters::export(&model, &args.out, &options)
         .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
@@ -108,7 +109,7 @@ fn to_onnx(args: &ToOnnx) -> Result<()> {
 
 fn to_hf(args: &ToHf) -> Result<()> {
     refuse_content("--out", &args.out, &[], "is not empty")?;
-    let model = ModelDir::open(&args.model)?;
+    let model = ModelDir::open(locate_model(&args.model)?)?;
     exporters::version_to_hf(&model, &args.version_dir, &args.out)
         .with_context(|| format!("cannot write {} to {}", args.version_dir.display(), args.out.display()))?;
     output::print(format_args!("wrote {} parameters to {}", model.config().parameter_count(), args.out.display()));

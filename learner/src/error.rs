@@ -56,6 +56,9 @@ pub enum LearnerError {
     /// A dataset cannot be used.
     #[error(transparent)]
     Data(#[from] shared_data::DataError),
+    /// A name on the Hugging Face Hub that cannot be used.
+    #[error(transparent)]
+    Hub(#[from] shared_hub::HubError),
     /// The channel to the sampler failed.
     #[error(transparent)]
     Channel(#[from] shared::channel::ChannelError),

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use shared::ModelDir;
 use shared_data::{DataError, Row};
+use shared_hub::locate_dataset;
 use tokenizers::Tokenizer;
 
 use crate::error::LearnerError;
@@ -18,7 +19,8 @@ pub fn rows<Fields: DeserializeOwned, Item>(
     path: &Path,
     read: impl Fn(Fields) -> Result<Item, String>,
 ) -> Result<Vec<Item>, LearnerError> {
-    let table = shared_data::read(path, TRAIN)?;
+    let path = locate_dataset(path, TRAIN.into())?;
+    let table = shared_data::read(&path, TRAIN)?;
     tracing::info!("{}: {}", path.display(), table.about);
     let item = |Row { values, place }: Row| {
         let fields = serde_json::from_value(Value::Object(values)).map_err(|error| error.to_string());

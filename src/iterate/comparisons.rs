@@ -29,7 +29,7 @@ pub fn write(path: &Path, lines: &[String]) -> Result<()> {
 pub fn choose_prompts(config: &TrainConfig, count: usize, round: u32) -> Result<Vec<String>> {
     let mut rows = Vec::new();
     for path in config.dataset.iter() {
-        rows.extend(shared_data::read(path, &config.dataset_train_split)?.rows);
+        rows.extend(shared_data::read(path, config.train_part())?.rows);
     }
     let order = rng::permutation(rows.len(), &[config.seed, PROMPTS_KEY, u64::from(round)]);
     let line = |row: u32| Ok(serde_json::to_string(&rows[row as usize].values)?);

@@ -82,7 +82,8 @@ struct Round {
 pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
     let overrides = layers::parse_overrides(&args.overrides).map_err(train::explained)?;
-    let config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
+    let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
+    train::locate(&mut config)?.iter().for_each(output::tell);
     if config.beta == 0.0 {
         output::tell(
             "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing back, \

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use shared::config::TrainConfig;
-use shared_data::Columns;
+use shared::config::{TrainConfig, hub_name};
+use shared_data::{Columns, Part};
 
-use super::{hub, problems::Problems};
+use super::problems::Problems;
 
 /// The datasets of a run.
 #[derive(Debug)]
@@ -23,23 +23,24 @@ impl Datasets {
         let columns = Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() };
         let mut datasets = Self { rows: 0, about: Vec::new() };
         for path in config.dataset.iter() {
-            let added = datasets.add("dataset", path, &config.dataset_train_split, &columns);
+            let added = datasets.add("dataset", path, config.train_part().into(), &columns);
             datasets.rows += problems.take(added).unwrap_or(0);
         }
         if let Some(path) = &config.eval_dataset {
-            problems.take(datasets.add("eval_dataset", path, &config.dataset_test_split, &columns));
+            problems.take(datasets.add("eval_dataset", path, config.test_part().into(), &columns));
         }
         datasets
     }
 
-    /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options.
-    fn add(&mut self, option: &str, path: &Path, split: &str, columns: &Columns) -> Result<u64> {
-        if path.as_os_str().is_empty() {
+    /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options, and a name
+    /// that is still one stands beside what is wrong with them.
+    fn add(&mut self, option: &str, path: &Path, part: Part<'_>, columns: &Columns) -> Result<u64> {
+        if path.as_os_str().is_empty() || hub_name(path).is_some() {
             return Ok(0);
         }
         let described =
-            shared_data::read(path, split).and_then(|table| Ok((table.describe(columns)?, table.rows.len())));
-        let (about, rows) = described.with_context(|| hub::context(option, path))?;
+            shared_data::read(path, part).and_then(|table| Ok((table.describe(columns)?, table.rows.len())));
+        let (about, rows) = described.with_context(|| format!("`{option}`"))?;
         self.about.push(format!("{option} {}: {about}", path.display()));
         Ok(rows as u64)
     }

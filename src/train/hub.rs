@@ -1,49 +1,24 @@
-//! A name on the Hugging Face Hub where a path is wanted.
+//! Names on the Hugging Face Hub in a configuration.
 
-use std::path::Path;
+use anyhow::Result;
+use shared::config::TrainConfig;
+use shared_hub::{Hub, Settings};
 
-/// What stands before the error of a path that cannot be opened: its option and, if it may be a name on the Hub, the way.
-pub fn context(key: &str, path: &Path) -> String {
-    match name(path) {
-        Some(name) => {
-            let kind = if key.ends_with("model") { "" } else { "--repo-type dataset " };
-            format!(
-                "`{key}`: if {name} is a name on the Hugging Face Hub, download it (`hf download {kind}{name} --local-dir \
-                 DIR`) and name what is in DIR"
-            )
-        }
-        None => format!("`{key}`"),
+use super::resolve;
+use crate::{output, signals};
+
+/// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each. Nothing is
+/// asked for while the options are wrong.
+///
+/// # Errors
+/// A name that cannot be used, with its option.
+pub fn locate(config: &mut TrainConfig) -> Result<Vec<String>> {
+    if !config.problems().is_empty() {
+        return Ok(Vec::new());
     }
-}
-
-/// `owner/name`, where no folder of the owner's name is there, so that no file of it can be missing.
-fn name(path: &Path) -> Option<String> {
-    let is_name = |part: &str| {
-        let letter = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(letter)
-    };
-    let mut parts = path.iter().rev().map(|part| part.to_str().filter(|part| is_name(part)));
-    let (name, owner) = (parts.next()??, parts.next()??);
-    let endings = [".jsonl", ".json", ".toml", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"];
-    let is_file = endings.iter().any(|ending| name.ends_with(ending));
-    let absent = !path.parent().is_some_and(Path::exists) && path.ancestors().nth(2).is_some_and(Path::exists);
-    (absent && !is_file).then(|| format!("{owner}/{name}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_may_be_a_name_is_taken_for_one() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("models")).unwrap();
-        let of = |path: &str, key| context(key, &dir.path().join(path));
-        let model = of("Qwen/Qwen2.5-0.5B", "model");
-        assert!(model.contains("`hf download Qwen/Qwen2.5-0.5B --local-dir DIR`"), "{model}");
-        assert!(of("openai/gsm8k", "dataset").contains("`hf download --repo-type dataset openai/gsm8k "));
-        for path in ["models/Qwen2", "data/train.jsonl", "nowhere/further/model", "model"] {
-            assert_eq!(of(path, "model"), "`model`", "{path}");
-        }
-    }
+    let hub = Hub::new(Settings::from_env(), || signals::check().is_err(), |line| output::tell(line));
+    let before = resolve::before(config);
+    let located = shared_hub::locate(config, before.as_ref(), &hub);
+    signals::check()?;
+    located.map_err(|(option, error)| anyhow::Error::from(error).context(format!("`{option}`")))
 }

@@ -39,6 +39,7 @@ use crate::{
 };
 
 pub use directory::{goes_on, remove};
+pub use hub::locate;
 pub use problems::Problems;
 use resolve::Resolved;
 pub use resolve::explained;
@@ -84,6 +85,7 @@ pub fn interrupted() -> ExitCode {
 /// # Errors
 /// Everything that training would be refused for.
 fn dry_run(mut config: TrainConfig) -> Result<String> {
+    let located = hub::locate(&mut config)?;
     resolve::make_absolute(&mut config)?;
     let mut problems = Problems::default();
     let resolved = problems.take(resolve::resolve(config.clone()));
@@ -95,7 +97,7 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     rehearsal::rehearse(&mut config)?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
-    let data: String = data.iter().map(|line| comment(line)).collect();
+    let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
     let plan: String = plan.to_string().lines().map(comment).collect();
     let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &remarks)
@@ -207,7 +209,8 @@ pub struct Summary {
 }
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
-pub fn train(config: TrainConfig) -> Result<Trained> {
+pub fn train(mut config: TrainConfig) -> Result<Trained> {
+    hub::locate(&mut config)?.iter().for_each(output::tell);
     let Resolved { mut config, plan, data } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
     output::tell(&plan);

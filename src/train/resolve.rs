@@ -6,12 +6,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use exporters::AdapterConfig;
 use shared::{
     ModelDir, RunDir,
-    config::{ConfigError, Device, TrainConfig, layers},
+    config::{ConfigError, Device, TrainConfig, hub_name, layers},
     memory_plan::{Machine, RunPlan},
     versions::VersionRoom,
 };
 
-use super::{data::Datasets, directory, hub, problems::Problems};
+use super::{data::Datasets, directory, problems::Problems};
 use crate::{doctor, import_config};
 
 /// The words after `tandem train`, sorted.
@@ -117,7 +117,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
 /// When there is no working directory.
 pub fn make_absolute(config: &mut TrainConfig) -> Result<()> {
     config.reward_dir.get_or_insert_with(|| ".".into());
-    for path in config.paths_mut().filter(|path| !path.as_os_str().is_empty()) {
+    for path in config.paths_mut().filter(|path| !path.as_os_str().is_empty() && hub_name(path).is_none()) {
         *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
     }
     Ok(())
@@ -125,10 +125,10 @@ pub fn make_absolute(config: &mut TrainConfig) -> Result<()> {
 
 /// The models that a configuration names, policy and critic, if it names them.
 fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> {
-    if config.model.as_os_str().is_empty() {
+    if config.model.as_os_str().is_empty() || hub_name(&config.model).is_some() {
         return Ok((None, None));
     }
-    let open = |key: &str, path: &Path| ModelDir::open(path).with_context(|| hub::context(key, path));
+    let open = |key: &str, path: &Path| ModelDir::open(path).with_context(|| format!("`{key}`"));
     let model = open("model", &config.model)?;
     AdapterConfig::of_run(config, &model)?;
     config.check_model(model.config())?;
@@ -138,11 +138,16 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
 
 /// The token budget of the run that is resumed: another one would round sums differently.
 fn budget_before(config: &TrainConfig) -> Option<u32> {
+    before(config)?.micro_batch_tokens
+}
+
+/// The resolved configuration of the run that is resumed.
+pub fn before(config: &TrainConfig) -> Option<TrainConfig> {
     let run = match config.resume_from_checkpoint.as_deref()? {
         "latest" => &config.output_dir,
         checkpoint => Path::new(checkpoint).parent()?,
     };
-    layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()?.micro_batch_tokens
+    layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod golden;
+pub mod hub;
 pub mod memory;
 pub mod timeline;
 pub mod tiny_model;

@@ -9,7 +9,7 @@ pub mod run;
 pub mod score;
 pub mod sft;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
@@ -18,6 +18,7 @@ use shared::{
     config::TrainConfig,
     memory_plan::{LearnerSizes, Machine, Workload},
 };
+use shared_hub::locate_model;
 use tch::Device;
 
 use crate::{
@@ -126,11 +127,11 @@ fn check(flag: &str, value: f64, allowed: &str, holds: bool) -> anyhow::Result<(
 
 /// The model of a directory; with random weights when it has none and a seed is given.
 fn load_or_initialise(
-    path: &PathBuf,
+    path: &Path,
     init_seed: Option<u64>,
     options: LoadOptions,
 ) -> anyhow::Result<(ModelDir, Decoder)> {
-    let model = ModelDir::open(path)?;
+    let model = ModelDir::open(locate_model(path)?)?;
     let decoder = match init_seed {
         Some(seed) if !model.has_weights() => {
             tracing::info!("{} has no weights: random ones from seed {seed}", path.display());

@@ -7,6 +7,7 @@ use shared::{
     ModelDir,
     memory_plan::{LearnerSizes, Workload},
 };
+use shared_hub::locate_model;
 
 use super::{ComputeArgs, above_zero, below_one, not_negative, refuse_overwriting, word};
 use crate::{
@@ -67,7 +68,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     above_zero("--epochs", args.epochs)?;
     not_negative("--learning-rate", args.learning_rate)?;
     let device = args.compute.open()?;
-    let model = ModelDir::open(&args.model)?;
+    let model = ModelDir::open(locate_model(&args.model)?)?;
     let scorer = load_scorer(&model, LoadOptions { device, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let reader = Reader::new(&model, args.level, args.max_length.map(|length| length as usize))?;

@@ -8,6 +8,7 @@ use shared::{
     ModelDir, atomic,
     memory_plan::{LearnerSizes, Workload},
 };
+use shared_hub::locate_model;
 
 use super::{ComputeArgs, word};
 use crate::{
@@ -40,7 +41,7 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
-    let model = ModelDir::open(&args.model)?;
+    let model = ModelDir::open(locate_model(&args.model)?)?;
     let scorer = load_scorer(&model, LoadOptions { device, trainable: false, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;

@@ -299,7 +299,7 @@ fn queue_capacity(config: &TrainConfig) -> usize {
 
 /// Rows of the training prompts; those that the sampler leaves out for their length are counted.
 fn prompts(config: &TrainConfig) -> Result<u64, LearnerError> {
-    config.dataset.iter().map(|path| Ok(shared_data::count(path, &config.dataset_train_split)?)).sum()
+    config.dataset.iter().map(|path| Ok(shared_data::count(path, config.train_part())?)).sum()
 }
 
 /// What the sampler did since the last record.

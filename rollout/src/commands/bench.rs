@@ -14,6 +14,7 @@ use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value};
 use shared::{Dtype, ModelDir, PolicyVersion, config::Device};
+use shared_hub::locate_model;
 
 use self::{
     account::{Account, Work},
@@ -97,7 +98,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         // What stands behind the name of the subcommand.
         return compare::run(args, &text(shared::command_line::words().into_iter().skip(2))?);
     }
-    let model = ModelDir::open(&args.model).context("--model")?;
+    let model = ModelDir::open(locate_model(&args.model)?).context("--model")?;
     let workload = args.workload(&model)?;
     let options = args.options(&model, &workload)?;
     let dtype = args.dtype.unwrap_or_else(|| options.device.export_dtype());

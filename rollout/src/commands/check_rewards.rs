@@ -19,6 +19,7 @@ use shared::{
     config::{RewardHost, TrainConfig, layers, rewards::short_name},
     tell,
 };
+use shared_hub::Hub;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
@@ -51,9 +52,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (flags, words): (Vec<String>, Vec<String>) = args.words.iter().cloned().partition(|word| word == "--json");
     let json = args.json || !flags.is_empty();
     let (file, options) = layers::file_and_options(&words);
-    let config = layers::load_named(file, &layers::parse_overrides(options)?)?;
+    let mut config = layers::load_named(file, &layers::parse_overrides(options)?)?;
     config.validate()?;
     leave_nothing_behind()?;
+    let located = shared_hub::locate(&mut config, None, &Hub::of_command());
+    located.map_err(|(option, error)| anyhow::Error::from(error).context(format!("`{option}`")))?;
     let functions = load(&config)?;
     let checked = check(functions, &config)?;
     if json {
@@ -132,8 +135,8 @@ fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Tria
     let tokenizer = Tokenizer::open(&model)?;
     let options = prompt_options(config);
     let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
-    let split = &config.dataset_train_split;
-    let load = |limit| Dataset::load_first(&config.dataset, split, &tokenizer, &options, limit).context("`dataset`");
+    let part = config.train_part();
+    let load = |limit| Dataset::load_first(&config.dataset, part, &tokenizer, &options, limit).context("`dataset`");
     let mut dataset = load(samples::rows(config))?;
     if reward::check(&functions, &dataset).is_err() {
         // Rows further behind may have the columns.

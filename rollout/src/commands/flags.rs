@@ -14,7 +14,8 @@ use shared::{
     Dtype, ModelDir, SamplingParams,
     config::{self, Choice, ChoiceSpec, Device, KvDtype, RewardHost, RolloutDtype, TrainConfig},
 };
-use shared_data::Columns;
+use shared_data::{Columns, Part};
+use shared_hub::{locate_dataset, locate_model};
 
 use super::rows::check_writable;
 use crate::{
@@ -260,6 +261,8 @@ pub struct PromptFlags {
     /// Split of the prompts, where they are a folder with several [default: test for `eval`, else train]
     #[arg(long, env = "TANDEM_SPLIT", value_name = "NAME")]
     pub(super) split: Option<String>,
+    #[arg(long, env = "TANDEM_DATASET_CONFIG", value_name = "NAME", help = help("dataset_config"))]
+    pub(super) dataset_config: Option<String>,
     /// Take only the first N prompts: less work, and a less certain figure
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
@@ -271,7 +274,7 @@ impl PromptFlags {
     /// # Errors
     /// With the path.
     pub fn model(&self) -> anyhow::Result<ModelDir> {
-        ModelDir::open(&self.model).context("--model")
+        ModelDir::open(locate_model(&self.model)?).context("--model")
     }
 
     /// Reads prompts, those of `split` unless --split names another one.
@@ -285,7 +288,9 @@ impl PromptFlags {
             columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
         };
         let split = self.split.as_deref().unwrap_or(split);
-        let mut dataset = Dataset::load(&[path.to_owned()], split, tokenizer, &options)?;
+        let part = Part { split, config: self.dataset_config.as_deref() };
+        let path = locate_dataset(path, part)?;
+        let mut dataset = Dataset::load(&[path], part, tokenizer, &options)?;
         if let Some(limit) = self.limit {
             dataset.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         }

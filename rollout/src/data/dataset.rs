@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Map, Value};
 use shared::{FinishReason, PromptId, prompts::LongPrompts};
-use shared_data::{Columns, DataError, Row};
+use shared_data::{Columns, DataError, Part, Row};
 
 use super::{
     Tokenizer,
@@ -115,7 +115,7 @@ struct Source {
 }
 
 impl Dataset {
-    /// Reads and tokenises every row of files and folders, `split` of those that have several.
+    /// Reads and tokenises every row of files and folders, the `part` of those that have several.
     ///
     /// A row has `prompt` (a text, or a list of messages with `role` and `content`), `prompt_ids` (token ids), GSM8K's
     /// `question` and `answer`, or countdown's `nums` and `target`; see [`adapters`]. The columns `tools` and
@@ -123,29 +123,30 @@ impl Dataset {
     ///
     /// # Errors
     /// What cannot be read, or the first bad row, with its place and the reason.
-    pub fn load(
+    pub fn load<'a>(
         paths: &[PathBuf],
-        split: &str,
+        part: impl Into<Part<'a>>,
         tokenizer: &Tokenizer,
         options: &PromptOptions,
     ) -> Result<Self, DatasetError> {
-        Self::load_first(paths, split, tokenizer, options, usize::MAX)
+        Self::load_first(paths, part, tokenizer, options, usize::MAX)
     }
 
     /// As [`Dataset::load`], of the first `limit` rows; those behind are no prompts.
     ///
     /// # Errors
     /// As [`Dataset::load`].
-    pub fn load_first(
+    pub fn load_first<'a>(
         paths: &[PathBuf],
-        split: &str,
+        part: impl Into<Part<'a>>,
         tokenizer: &Tokenizer,
         options: &PromptOptions,
         limit: usize,
     ) -> Result<Self, DatasetError> {
         let mut dataset = Self { sources: Vec::new(), rows: Vec::new() };
+        let part = part.into();
         for path in paths {
-            let mut table = shared_data::read(path, split)?;
+            let mut table = shared_data::read(path, part)?;
             tracing::info!("{}: {}", path.display(), table.describe(&options.columns)?);
             table.rows.truncate(limit - dataset.rows.len());
             let first = dataset.rows.len() as u64;

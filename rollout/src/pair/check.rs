@@ -29,17 +29,16 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
     let sources = [
-        ("dataset", &config.dataset[..], &config.dataset_train_split),
-        ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), &config.dataset_test_split),
+        ("dataset", &config.dataset[..], config.train_part()),
+        ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), config.test_part()),
     ];
     let options = setup::prompt_options(config);
-    for (key, paths, split) in sources {
-        let is_known =
-            |path| shared_data::read(path, split).and_then(|table| table.describe(&options.columns)).is_err();
+    for (key, paths, part) in sources {
+        let is_known = |path| shared_data::read(path, part).and_then(|table| table.describe(&options.columns)).is_err();
         if paths.is_empty() || paths.iter().any(|path: &PathBuf| is_known(path)) {
             continue;
         }
-        let loaded = Dataset::load(paths, split, &tokenizer, &options);
+        let loaded = Dataset::load(paths, part, &tokenizer, &options);
         let Some(mut dataset) = found.take(key, loaded) else { continue };
         for function in &functions {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));

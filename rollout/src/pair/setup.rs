@@ -91,14 +91,14 @@ impl Inputs {
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
-        let load = |paths: &[PathBuf], split: &str| -> anyhow::Result<Dataset> {
-            let dataset = Dataset::load(paths, split, &tokenizer, &options)?;
+        let load = |paths: &[PathBuf], part: (&str, Option<&str>)| -> anyhow::Result<Dataset> {
+            let dataset = Dataset::load(paths, part, &tokenizer, &options)?;
             reward::check(&rewards, &dataset).context("`reward_funcs`")?;
             Ok(dataset)
         };
-        let dataset = load(&config.dataset, &config.dataset_train_split).context("`dataset`")?;
+        let dataset = load(&config.dataset, config.train_part()).context("`dataset`")?;
         let wanted = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
-        let load_held_out = |path| load(std::slice::from_ref(path), &config.dataset_test_split);
+        let load_held_out = |path| load(std::slice::from_ref(path), config.test_part());
         let eval_dataset = wanted.map(load_held_out).transpose().context("`eval_dataset`")?;
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })
     }

@@ -71,6 +71,12 @@ impl DataError {
         move |reason| Self::File { path: path.to_owned(), reason }
     }
 
+    /// [`Self::Split`] of a folder that has others.
+    pub(crate) fn no_split(folder: &Path, wanted: &str, found: &[String]) -> Self {
+        let found = found.iter().map(|name| format!("`{name}`")).collect();
+        Self::Split { path: folder.to_owned(), wanted: wanted.to_owned(), found }
+    }
+
     /// [`Self::Content`].
     pub(crate) fn content(path: &Path, reason: impl Into<String>) -> Self {
         Self::Content { path: path.to_owned(), reason: reason.into() }

@@ -1,14 +1,13 @@
-//! Folders: what `save_to_disk` of Hugging Face's datasets writes, and files as on the hub.
+//! Folders: what `save_to_disk` of Hugging Face's datasets writes, and files as on the Hub.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
 
-use crate::{DataError, format::extension, split, table::Files};
+use crate::{DataError, Part, choice, split, table::Files};
 
 /// `state.json` of a dataset that was saved.
 #[derive(Deserialize)]
@@ -28,17 +27,13 @@ struct SavedSplits {
     splits: Vec<String>,
 }
 
-/// Extensions of files with rows.
-const ROWS: &[&str] = &["jsonl", "ndjson", "json", "csv", "tsv", "tab", "parquet", "arrow", "feather"];
-/// JSON files that say something about rows and hold none.
-const ABOUT: &[&str] = &["dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"];
-
 /// The files of a folder, those of one split if it has several.
-pub fn files(folder: &Path, wanted: &str) -> Result<Files, DataError> {
+pub fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
+    let wanted = part.split;
     if folder.join("dataset_dict.json").is_file() {
         let saved: SavedSplits = parsed(&folder.join("dataset_dict.json"))?;
         let found = saved.splits.iter().find(|name| split::canonical(name) == split::canonical(wanted));
-        let name = found.ok_or_else(|| no_split(folder, wanted, &saved.splits))?;
+        let name = found.ok_or_else(|| DataError::no_split(folder, wanted, &saved.splits))?;
         return Ok(Files { split: Some(name.clone()), ..saved_to_disk(&folder.join(name))? });
     }
     if folder.join("state.json").is_file() {
@@ -50,7 +45,9 @@ pub fn files(folder: &Path, wanted: &str) -> Result<Files, DataError> {
             "is the directory of a model (it has config.json); name a file or folder of rows",
         ));
     }
-    as_on_the_hub(folder, wanted)
+    let card = fs::read_to_string(folder.join(choice::CARD)).ok();
+    let (paths, split) = choice::choose(folder, &below(folder, "")?, card.as_deref(), part)?;
+    Ok(Files { paths: paths.iter().map(|path| folder.join(path)).collect(), split, kind: None })
 }
 
 fn saved_to_disk(folder: &Path) -> Result<Files, DataError> {
@@ -66,76 +63,23 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
     })
 }
 
-fn no_split(folder: &Path, wanted: &str, found: &[String]) -> DataError {
-    let found = found.iter().map(|name| format!("`{name}`")).collect();
-    DataError::Split { path: folder.to_owned(), wanted: wanted.to_owned(), found }
-}
-
-/// Files by the split in their names; without such names, all are the split `train`.
-fn as_on_the_hub(folder: &Path, wanted: &str) -> Result<Files, DataError> {
-    let mut splits: BTreeMap<Option<String>, Vec<PathBuf>> = BTreeMap::new();
-    for path in below(folder)? {
-        let within = path.strip_prefix(folder).unwrap_or(&path);
-        splits.entry(split::of(within)).or_default().push(path);
-    }
-    if splits.is_empty() {
-        return Err(DataError::content(
-            folder,
-            format!("is a folder without files of rows (.{}); name a file or another folder", ROWS.join(", .")),
-        ));
-    }
-    let unnamed = splits.remove(&None);
-    if let (true, Some(paths)) = (splits.is_empty(), unnamed) {
-        let train = split::canonical(wanted) == "train";
-        return if train { one_set(folder, paths, None) } else { Err(no_split(folder, wanted, &["train".into()])) };
-    }
-    let names: Vec<String> = splits.keys().flatten().cloned().collect();
-    match splits.remove(&Some(split::canonical(wanted).to_owned())) {
-        Some(paths) => one_set(folder, paths, Some(wanted.to_owned())),
-        None => Err(no_split(folder, wanted, &names)),
-    }
-}
-
-/// Refuses files that would not belong together: of several configurations, or the same rows in several formats.
-fn one_set(folder: &Path, paths: Vec<PathBuf>, split: Option<String>) -> Result<Files, DataError> {
-    let parents: BTreeSet<&Path> = paths.iter().filter_map(|path| path.parent()).collect();
-    if parents.len() > 1 {
-        let named: Vec<String> = parents.iter().map(|parent| parent.display().to_string()).collect();
-        return Err(DataError::content(
-            folder,
-            format!(
-                "has rows of one split in several folders, perhaps of several configurations; name one: {}",
-                named.join(", ")
-            ),
-        ));
-    }
-    let formats: BTreeSet<String> = paths.iter().map(|path| extension(path)).collect();
-    if formats.len() > 1 {
-        let formats: Vec<String> = formats.into_iter().collect();
-        return Err(DataError::content(
-            folder,
-            format!("has rows of one split in several formats (.{}); name a file of one of them", formats.join(", .")),
-        ));
-    }
-    Ok(Files { paths, split, kind: None })
-}
-
-/// The files with rows in a folder and in the folders below it, in the order of their names; hidden ones are left out.
-fn below(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// The files in a folder and in the folders below it, as seen from it, in the order of their names; hidden ones are left out.
+fn below(folder: &Path, within: &str) -> Result<Vec<String>, DataError> {
+    let here = folder.join(within);
     let entries =
-        fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(DataError::file(folder))?;
+        fs::read_dir(&here).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(DataError::file(&here))?;
     let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
     paths.sort();
     let mut found = Vec::new();
     for path in paths {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with('.') {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.starts_with('.')) else {
             continue;
-        }
+        };
+        let name = if within.is_empty() { name.to_owned() } else { format!("{within}/{name}") };
         if path.is_dir() {
-            found.extend(below(&path)?);
-        } else if ROWS.contains(&extension(&path).as_str()) && !ABOUT.contains(&name.as_str()) {
-            found.push(path);
+            found.extend(below(folder, &name)?);
+        } else {
+            found.push(name);
         }
     }
     Ok(found)
@@ -159,8 +103,8 @@ mod tests {
         dir
     }
 
-    fn prompts(dir: &Path, split: &str) -> Result<Vec<String>, String> {
-        let table = read(dir, split).map_err(|error| error.to_string())?;
+    fn prompts(dir: &Path, part: impl Into<Part<'static>>) -> Result<Vec<String>, String> {
+        let table = read(dir, part.into()).map_err(|error| error.to_string())?;
         Ok(values(table).iter().map(|row| row["prompt"].as_str().unwrap().to_owned()).collect())
     }
 
@@ -194,12 +138,42 @@ mod tests {
     fn what_does_not_belong_together_is_refused() {
         let configurations = folder(&["main/train.jsonl", "socratic/train.jsonl", "main/test.jsonl"]);
         let error = prompts(configurations.path(), "train").unwrap_err();
-        assert!(error.contains("name one: ") && error.contains("/main, ") && error.contains("/socratic"), "{error}");
+        assert!(error.contains("`dataset_config` chooses one: main, socratic"), "{error}");
         assert_eq!(prompts(&configurations.path().join("main"), "train").unwrap(), ["main/train.jsonl"]);
+        let part = |config| Part { split: "train", config: Some(config) };
+        assert_eq!(prompts(configurations.path(), part("socratic")).unwrap(), ["socratic/train.jsonl"]);
+        let error = prompts(configurations.path(), part("no")).unwrap_err();
+        assert!(error.contains("has no configuration `no` (`dataset_config`), but `main`, `socratic`"), "{error}");
         let formats = folder(&["train.jsonl", "train.csv"]);
         assert!(prompts(formats.path(), "train").unwrap_err().contains("several formats (.csv, .jsonl)"));
         let error = prompts(folder(&["model.safetensors", "README.md"]).path(), "train").unwrap_err();
         assert!(error.contains("is a folder without files of rows (.jsonl, "), "{error}");
+    }
+
+    #[test]
+    fn a_card_says_which_files_are_a_split_of_a_configuration() {
+        let dir = folder(&["a.jsonl", "b.jsonl", "sub/c-1.jsonl", "sub/c-2.jsonl"]);
+        let card = |more: &str| {
+            let text = format!(
+                "---\nconfigs:\n- config_name: easy\n  data_files:\n  - split: train\n    path: b.jsonl\n  - split: dev\n    \
+                 path: a.jsonl\n{more}---\n"
+            );
+            fs::write(dir.path().join("README.md"), text).unwrap();
+        };
+        card("");
+        assert_eq!(prompts(dir.path(), "train").unwrap(), ["b.jsonl"]);
+        assert_eq!(prompts(dir.path(), "validation").unwrap(), ["a.jsonl"]);
+        assert!(prompts(dir.path(), "test").unwrap_err().contains("has no split `test`, but `train`, `dev`"));
+        card("- config_name: hard\n  data_files: sub/c-*\n");
+        let error = prompts(dir.path(), "train").unwrap_err();
+        assert!(error.contains("has several configurations; `dataset_config` chooses one: easy, hard"), "{error}");
+        let part = |config, split| Part { split, config: Some(config) };
+        assert_eq!(prompts(dir.path(), part("hard", "train")).unwrap(), ["sub/c-1.jsonl", "sub/c-2.jsonl"]);
+        card("- config_name: hard\n  default: true\n  data_dir: sub\n");
+        assert_eq!(prompts(dir.path(), "train").unwrap(), ["sub/c-1.jsonl", "sub/c-2.jsonl"]);
+        card("- config_name: gone\n  data_files: gone/*\n");
+        let error = prompts(dir.path(), part("gone", "train")).unwrap_err();
+        assert!(error.contains("no files `gone/*`"), "{error}");
     }
 
     /// Written by Hugging Face's datasets.

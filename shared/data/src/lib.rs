@@ -6,6 +6,8 @@
 //! a cell that might be a number and a text at once stays the text.
 
 mod bytes;
+mod card;
+mod choice;
 mod columnar;
 mod columns;
 mod csv;
@@ -20,6 +22,7 @@ mod table;
 mod testing;
 mod unread;
 
+pub use choice::{CARD, Part, choose};
 pub use columns::Columns;
 pub use error::DataError;
 pub use format::Format;

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{DataError, Values, bytes, columnar, csv, folder, format::Format, json};
+use crate::{DataError, Part, Values, bytes, columnar, csv, folder, format::Format, json};
 
 /// Where a row stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,21 +64,21 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    fn of(path: &Path, split: &str) -> Result<Self, DataError> {
+    fn of(path: &Path, part: Part<'_>) -> Result<Self, DataError> {
         let metadata = path.metadata().map_err(DataError::file(path))?;
         match metadata.is_dir() {
-            true => folder::files(path, split),
+            true => folder::files(path, part),
             false => Ok(Self { paths: vec![path.to_owned()], split: None, kind: None }),
         }
     }
 }
 
-/// Reads a dataset: a file, or a folder with files, of which `split` is taken where it has several splits.
+/// Reads a dataset: a file, or a folder with files, of which the `part` is taken where it has several.
 ///
 /// # Errors
 /// What cannot be read, or the first bad row, with the way out.
-pub fn read(path: &Path, split: &str) -> Result<Table, DataError> {
-    let files = Files::of(path, split)?;
+pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataError> {
+    let files = Files::of(path, part.into())?;
     let (mut rows, mut written_in) = (Vec::new(), String::new());
     for file in &files.paths {
         let content = bytes::read(file)?;
@@ -97,7 +97,7 @@ pub fn read(path: &Path, split: &str) -> Result<Table, DataError> {
 ///
 /// # Errors
 /// As [`read`], for what is looked at.
-pub fn count(path: &Path, split: &str) -> Result<u64, DataError> {
+pub fn count<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<u64, DataError> {
     let of_file = |file: &PathBuf| {
         let content = bytes::read(file)?;
         match Format::of(file, &content)? {
@@ -106,7 +106,7 @@ pub fn count(path: &Path, split: &str) -> Result<u64, DataError> {
             format => Ok(parse(file, format, content.bytes)?.len() as u64),
         }
     };
-    Files::of(path, split)?.paths.iter().map(of_file).sum()
+    Files::of(path, part.into())?.paths.iter().map(of_file).sum()
 }
 
 fn parse(path: &Path, format: Format, bytes: Vec<u8>) -> Result<Vec<Row>, DataError> {

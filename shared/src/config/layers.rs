@@ -6,7 +6,7 @@ use std::{collections::HashSet, fs, path::Path};
 
 use toml::{Table, Value};
 
-use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, option};
+use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, hub, option};
 
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
@@ -56,7 +56,8 @@ pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, C
     let mut values = file.map_or_else(|| Ok(Table::new()), read_file)?;
     for (key, text) in overrides {
         let option = known(key, COMMAND_LINE)?;
-        put(&mut values, option, option.kind.parse(text), text, COMMAND_LINE)?;
+        let value = located(option, option.kind.parse(text), Path::new(""));
+        put(&mut values, option, value, text, COMMAND_LINE)?;
     }
     Ok(values.try_into().expect("each value was accepted by itself"))
 }
@@ -122,9 +123,7 @@ fn values_of(text: &str, path: &Path) -> Result<Table, ConfigError> {
             problems.push(fail(format!("line {number}: `{}` is given twice, once under another spelling", option.key)));
             continue;
         }
-        if matches!(option.kind, Kind::Path | Kind::Paths) {
-            value = relative_to(path, value);
-        }
+        value = located(option, value, path.parent().unwrap_or(Path::new("")));
         let given = value.to_string();
         problems.extend(put(&mut values, option, value, &given, &origin).err());
     }
@@ -172,16 +171,18 @@ fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigErro
     })
 }
 
-/// The path, or each of several, relative to the folder of the file that it is given in.
-fn relative_to(file: &Path, value: Value) -> Value {
-    match (value, file.parent()) {
-        (Value::Array(paths), _) => Value::Array(paths.into_iter().map(|path| relative_to(file, path)).collect()),
-        (Value::String(text), Some(dir))
-            if !text.is_empty() && text != "none" && Path::new(&text).is_relative() && !dir.as_os_str().is_empty() =>
-        {
-            Value::String(dir.join(text).display().to_string())
+/// The value, in which paths are seen from the folder in which they were given, and names on the Hub are marked as such.
+fn located(option: &OptionSpec, value: Value, folder: &Path) -> Value {
+    if !matches!(option.kind, Kind::Path | Kind::Paths) {
+        return value;
+    }
+    match value {
+        Value::Array(paths) => Value::Array(paths.into_iter().map(|path| located(option, path, folder)).collect()),
+        Value::String(text) if !text.is_empty() && text != "none" => {
+            let name = if option.on_hub { hub::on_hub(&text, folder) } else { None };
+            Value::String(name.unwrap_or_else(|| folder.join(text).display().to_string()))
         }
-        (value, _) => value,
+        value => value,
     }
 }
 

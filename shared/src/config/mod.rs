@@ -11,7 +11,8 @@
 //! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is absent
 //! (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
 //! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), and whether a run may be resumed with another value
-//! (`keeps_results`). A `PathBuf` and each of `Paths` is relative to the file that it is given in. To add an option is to add such lines. From them come:
+//! (`keeps_results`). A `PathBuf` and each of `Paths` is relative to the file that it is given in; with `on_hub`, it may be a
+//! name on the Hugging Face Hub. To add an option is to add such lines. From them come:
 //!
 //! - the field of [`TrainConfig`] and its default;
 //! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);
@@ -21,6 +22,7 @@
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 
 mod choices;
+mod hub;
 pub mod layers;
 mod option;
 mod options;
@@ -31,6 +33,7 @@ pub use choices::{
     Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RolloutDtype,
     StepDeviation, VersionStorage, WeightSwap,
 };
+pub use hub::{hub_name, on_hub};
 pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
 pub use rewards::RewardHost;
@@ -126,6 +129,18 @@ impl TrainConfig {
             let per_epoch = prompts as f64 / f64::from(self.groups_per_step());
             ((per_epoch * self.num_train_epochs).ceil() as u64).clamp(1, LARGEST)
         })
+    }
+
+    /// Split and configuration of `dataset`.
+    #[must_use]
+    pub fn train_part(&self) -> (&str, Option<&str>) {
+        (&self.dataset_train_split, self.dataset_config.as_deref())
+    }
+
+    /// Split and configuration of `eval_dataset`.
+    #[must_use]
+    pub fn test_part(&self) -> (&str, Option<&str>) {
+        (&self.dataset_test_split, self.dataset_config.as_deref())
     }
 
     /// What has to differ within a group for it to teach anything.

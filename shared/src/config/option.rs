@@ -26,6 +26,8 @@ pub struct OptionSpec {
     pub bounds: Bounds,
     /// Whether another value computes something else. Where it does not, a run may be resumed with another value.
     pub changes_results: bool,
+    /// Whether it may be a name on the Hugging Face Hub instead of a path.
+    pub on_hub: bool,
 }
 
 /// Where an option comes from.
@@ -52,6 +54,7 @@ impl OptionSpec {
             aliases: &[],
             bounds: Bounds::FINITE,
             changes_results: true,
+            on_hub: false,
         }
     }
 
@@ -112,6 +115,12 @@ impl OptionSpec {
     /// Unit or reason of the bounds, for the one who reads a refusal.
     pub(super) const fn because(mut self, reason: &'static str) -> Self {
         self.bounds.because = Some(reason);
+        self
+    }
+
+    /// A path, or a name on the Hugging Face Hub.
+    pub(super) const fn on_hub(mut self) -> Self {
+        self.on_hub = true;
         self
     }
 

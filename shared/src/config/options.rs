@@ -13,20 +13,27 @@ const YEAR: f64 = 365.0 * 24.0 * 3600.0;
 
 options! {
     "Model and data" {
-        /// Hugging Face model directory to start from.
-        model: PathBuf = PathBuf::new(), source("TRL `model_name_or_path`"), also(&["model_name_or_path"]);
+        /// Hugging Face model directory to start from, or its name on the Hub (`Qwen/Qwen2.5-0.5B-Instruct`).
+        model: PathBuf = PathBuf::new(), source("TRL `model_name_or_path`"), also(&["model_name_or_path"]), on_hub;
+        /// Branch, tag or commit of `model`, where it is a name on the Hub. A run that is resumed keeps the commit that it
+        /// began with.
+        model_revision: String = "main".into(), trl;
         /// Training prompts: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow, also with gzip or zstd), a folder as
-        /// `save_to_disk` writes it or as it is on the Hugging Face hub, or a list of such. docs/data.md has the formats and
-        /// the shapes of rows.
-        dataset: Paths = Paths::default(), source("TRL `dataset_name`"), also(&["dataset_name"]);
+        /// `save_to_disk` writes it or as it is on the Hugging Face Hub, a name there (`openai/gsm8k`), or a list of such.
+        /// docs/data.md has the formats and the shapes of rows.
+        dataset: Paths = Paths::default(), source("TRL `dataset_name`"), also(&["dataset_name"]), on_hub;
+        /// Configuration of `dataset` and `eval_dataset`, where they have several (`main` and `socratic` of `openai/gsm8k`).
+        dataset_config: Option<String> = None, absent("the only one, or the one that the dataset's card calls the default"), trl;
+        /// Branch, tag or commit of those of `dataset` and `eval_dataset` that are names on the Hub.
+        dataset_revision: String = "main".into(), source("datasets `revision`");
         /// With several of `dataset`: how many prompts are drawn from each, in proportion. A dataset with a larger share than
         /// its rows have is gone through more often than the others. Empty = as many as each has rows.
         dataset_weights: Vec<f64> = Vec::new(), source("OpenRLHF `prompt_data_probs`"),
             also(&["prompt_data_probs"]), above(0.0);
         /// The split of `dataset` to train on, where it is a folder with several.
         dataset_train_split: String = "train".into(), trl;
-        /// Evaluation prompts for `eval_steps`: a file or folder, as for `dataset`.
-        eval_dataset: Option<PathBuf> = None, absent("no evaluation"), keeps_results;
+        /// Evaluation prompts for `eval_steps`: a file, a folder or a name, as for `dataset`.
+        eval_dataset: Option<PathBuf> = None, absent("no evaluation"), keeps_results, on_hub;
         /// The split of `eval_dataset` to evaluate on, where it is a folder with several.
         dataset_test_split: String = "test".into(), trl, keeps_results;
         /// Column that is the prompt, where it has another name: a text, or a list of messages.
@@ -194,7 +201,7 @@ options! {
 
     "Critic (advantage_estimator gae)" {
         /// Model directory that the critic starts from. A head that is not there starts at 0.
-        critic_model: Option<PathBuf> = None, absent("the policy's");
+        critic_model: Option<PathBuf> = None, absent("the policy's"), on_hub;
         /// Peak learning rate of the critic.
         critic_learning_rate: f64 = 1e-5, source("verl `critic.optim.lr`"), at_least(0.0);
         /// Steps in which only the critic learns.

@@ -1,0 +1,164 @@
+//! What can go wrong between a name and its files.
+
+use std::{io, path::PathBuf};
+
+use shared_data::DataError;
+
+/// A name on the Hub that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// No answer, and nothing in the cache.
+    #[error(
+        "{name}: cannot be asked for at {endpoint} ({reason}), and is not in the cache {cache}; with a network, or with a \
+         folder in place of the name, it goes on"
+    )]
+    Unreachable {
+        /// The name.
+        name: String,
+        /// The Hub's address.
+        endpoint: String,
+        /// What happened.
+        reason: String,
+        /// The cache.
+        cache: PathBuf,
+    },
+    /// Offline, and not in the cache.
+    #[error("{name}: {missing} not in the cache {cache}, and {variable} forbids to download; unset it once")]
+    Offline {
+        /// The name.
+        name: String,
+        /// What is missing there, with its verb.
+        missing: String,
+        /// The cache.
+        cache: PathBuf,
+        /// The variable.
+        variable: &'static str,
+    },
+    /// The Hub knows no such name, or does not say so to this user.
+    #[error(
+        "{name}: {endpoint} has no such {kind}, or does not show it {to_whom}; neither is there a folder of that name"
+    )]
+    NotFound {
+        /// The name.
+        name: String,
+        /// The Hub's address.
+        endpoint: String,
+        /// `model` or `dataset`.
+        kind: &'static str,
+        /// With or without which token.
+        to_whom: &'static str,
+    },
+    /// No such branch, tag or commit.
+    #[error("{name}: has no revision `{revision}` ({option})")]
+    NoRevision {
+        /// The name.
+        name: String,
+        /// What was asked for.
+        revision: String,
+        /// The option that has it.
+        option: &'static str,
+    },
+    /// The token is not accepted.
+    #[error(
+        "{name}: {endpoint} does not accept the token ({reason}); HF_TOKEN, or the file that `hf auth login` wrote, has it"
+    )]
+    Token {
+        /// The name.
+        name: String,
+        /// The Hub's address.
+        endpoint: String,
+        /// The Hub's words.
+        reason: String,
+    },
+    /// Its owner asks for something first.
+    #[error(
+        "{name}: its owner lets only those have it who accepted the terms: do so at {page}, and give a token in HF_TOKEN"
+    )]
+    Gated {
+        /// The name.
+        name: String,
+        /// Where the terms are.
+        page: String,
+    },
+    /// Another refusal of the Hub.
+    #[error("{name}: {endpoint} answers with status {status} {reason}")]
+    Status {
+        /// The name.
+        name: String,
+        /// The Hub's address.
+        endpoint: String,
+        /// The HTTP status.
+        status: u16,
+        /// The Hub's words.
+        reason: String,
+    },
+    /// An answer that is none.
+    #[error("{name}: {endpoint} does not answer as the Hub does: {reason}")]
+    Answer {
+        /// The name.
+        name: String,
+        /// The Hub's address.
+        endpoint: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A model whose weights are in no format that is read.
+    #[error("{name}: has no safetensors, and nothing else is read; its owner, or `transformers`, can convert it")]
+    NoSafetensors {
+        /// The name.
+        name: String,
+    },
+    /// A dataset without files that are wanted.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A download ended too early, several times.
+    #[error(
+        "{file} of {name}: the download was cut ({reason}); what has arrived is kept, and the same command goes on from there"
+    )]
+    Cut {
+        /// The name.
+        name: String,
+        /// The file.
+        file: String,
+        /// What happened last.
+        reason: String,
+    },
+    /// Nothing arrives.
+    #[error(
+        "{file} of {name}: nothing has arrived for {seconds} s (HF_HUB_DOWNLOAD_TIMEOUT); what has is kept, and the same \
+         command goes on from there"
+    )]
+    Silent {
+        /// The name.
+        name: String,
+        /// The file.
+        file: String,
+        /// How long that was waited for.
+        seconds: f64,
+    },
+    /// What arrived is not what the Hub promised.
+    #[error(
+        "{file} of {name}: what arrived has another hash than the Hub gives for it, so it was thrown away; try again"
+    )]
+    Hash {
+        /// The name.
+        name: String,
+        /// The file.
+        file: String,
+    },
+    /// No room, or no permission.
+    #[error("{file} of {name}: cannot be kept in the cache {cache}: {reason} (HF_HOME names another place)")]
+    Cache {
+        /// The name.
+        name: String,
+        /// The file.
+        file: String,
+        /// The cache.
+        cache: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// Someone wished to end.
+    #[error("the download was interrupted; the same command goes on from there")]
+    Interrupted,
+}

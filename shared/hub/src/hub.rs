@@ -1,0 +1,198 @@
+//! Names become folders in the cache.
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::{
+    Cache,
+    api::sync::{Api, ApiBuilder},
+};
+use shared_data::{CARD, DataError, Part};
+
+use crate::{
+    HubError, Settings,
+    download::Download,
+    repository::{self, Kind, RemoteFile, Repository},
+    wanted,
+};
+
+/// The Hub, as one user sees it.
+#[derive(Debug)]
+pub struct Hub {
+    pub(crate) settings: Settings,
+    pub(crate) interrupted: fn() -> bool,
+    pub(crate) tell: fn(&str),
+}
+
+/// Files of a repository at a commit, in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The folder.
+    pub path: PathBuf,
+    /// The commit.
+    pub commit: String,
+    /// Bytes that were downloaded for it just now.
+    pub downloaded: u64,
+}
+
+/// Chooses the files that are wanted of all that there are.
+type Choose<'a> = dyn Fn(&Fetch<'_>, &[String]) -> Result<Vec<String>, HubError> + 'a;
+
+/// Says what keeps a folder of the cache from being whole.
+type Lacking<'a> = dyn Fn(&Path) -> Result<Option<String>, HubError> + 'a;
+
+impl Hub {
+    /// A Hub that is waited for until `interrupted` says otherwise, and of which `tell` says what a user should know.
+    #[must_use]
+    pub fn new(settings: Settings, interrupted: fn() -> bool, tell: fn(&str)) -> Self {
+        Self { settings, interrupted, tell }
+    }
+
+    /// One of a command that ends at a signal by itself.
+    #[must_use]
+    pub fn of_command() -> Self {
+        Self::new(Settings::from_env(), || false, |line| shared::command_line::tell(line))
+    }
+
+    /// A model's weights, configuration and tokenizer.
+    ///
+    /// # Errors
+    /// See [`HubError`].
+    pub fn model(&self, name: &str, revision: &str) -> Result<Snapshot, HubError> {
+        let choose = |_: &Fetch<'_>, files: &[String]| wanted::of_model(name, files);
+        let lacking = |folder: &Path| Ok(wanted::lacking_in_model(folder));
+        self.snapshot(Kind::Model, name, revision, &choose, &lacking)
+    }
+
+    /// The files of a part of a dataset.
+    ///
+    /// # Errors
+    /// See [`HubError`].
+    pub fn dataset(&self, name: &str, revision: &str, part: Part<'_>) -> Result<Snapshot, HubError> {
+        let choose = |fetch: &Fetch<'_>, files: &[String]| {
+            let card = match files.iter().any(|file| file == CARD) {
+                true => Some(std::fs::read_to_string(fetch.file(CARD)?).unwrap_or_default()),
+                false => None,
+            };
+            Ok(wanted::of_dataset(name, files, card.as_deref(), part)?)
+        };
+        let lacking = |folder: &Path| match shared_data::count(folder, part) {
+            Err(error @ DataError::Split { .. }) => Err(error.into()),
+            found => Ok(found.err().map(|error| error.to_string())),
+        };
+        self.snapshot(Kind::Dataset, name, revision, &choose, &lacking)
+    }
+
+    fn snapshot(
+        &self,
+        kind: Kind,
+        name: &str,
+        revision: &str,
+        choose: &Choose<'_>,
+        lacking: &Lacking<'_>,
+    ) -> Result<Snapshot, HubError> {
+        let cached = Cached { cache: Cache::new(self.settings.cache.clone()), kind, name };
+        if let Some(variable) = self.settings.offline {
+            return cached.snapshot(revision, lacking)?.map_err(|missing| HubError::Offline {
+                name: name.to_owned(),
+                missing,
+                cache: self.settings.cache.clone(),
+                variable,
+            });
+        }
+        let api = self.api();
+        let repository = match repository::ask(&api, &self.settings, kind, name, revision) {
+            Ok(repository) => repository,
+            Err(error @ HubError::Unreachable { .. }) => {
+                let snapshot = cached.snapshot(revision, lacking)?.map_err(|_| error)?;
+                let (endpoint, commit) = (&self.settings.endpoint, &snapshot.commit);
+                (self.tell)(&format!(
+                    "warning: {endpoint} cannot be reached; {name} is taken from the cache, as of {commit}"
+                ));
+                return Ok(snapshot);
+            }
+            Err(error) => return Err(error),
+        };
+        let fetch = Fetch { hub: self, api: &api, cached: &cached, repository: &repository };
+        let names: Vec<String> = repository.files.iter().map(|file| file.name.clone()).collect();
+        let wanted = choose(&fetch, &names)?;
+        let downloaded = fetch.all(&wanted)?;
+        cached.note(revision, &repository.commit);
+        Ok(Snapshot { path: cached.folder(&repository.commit), commit: repository.commit, downloaded })
+    }
+
+    fn api(&self) -> Api {
+        let builder = ApiBuilder::from_cache(Cache::new(self.settings.cache.clone())).with_progress(false);
+        let builder = builder.with_endpoint(self.settings.endpoint.clone()).with_token(self.settings.token.clone());
+        builder
+            .with_user_agent("tandem", env!("CARGO_PKG_VERSION"))
+            .build()
+            .expect("rustls needs nothing of the system")
+    }
+}
+
+/// A repository as far as it is in the cache.
+struct Cached<'a> {
+    cache: Cache,
+    kind: Kind,
+    name: &'a str,
+}
+
+impl Cached<'_> {
+    fn folder(&self, commit: &str) -> PathBuf {
+        self.cache.repo(self.kind.repo(self.name, commit)).pointer_path(commit)
+    }
+
+    /// The snapshot of a revision, without asking; or what is missing, with its verb.
+    fn snapshot(&self, revision: &str, lacking: &Lacking<'_>) -> Result<Result<Snapshot, String>, HubError> {
+        let refs = self.folder("").join("../refs").join(revision);
+        let commit = std::fs::read_to_string(refs).map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
+        let path = self.folder(&commit);
+        if !path.is_dir() {
+            return Ok(Err("it is".to_owned()));
+        }
+        Ok(match lacking(&path)? {
+            Some(missing) => Err(format!("of it, {missing} is")),
+            None => Ok(Snapshot { path, commit, downloaded: 0 }),
+        })
+    }
+
+    /// Remembers which commit a branch or tag is, so that it is found without a network. That it could not be costs nothing
+    /// now.
+    fn note(&self, revision: &str, commit: &str) {
+        if revision != commit {
+            let _ = self.cache.repo(self.kind.repo(self.name, revision)).create_ref(commit);
+        }
+    }
+}
+
+/// A repository that is being fetched.
+struct Fetch<'a> {
+    hub: &'a Hub,
+    api: &'a Api,
+    cached: &'a Cached<'a>,
+    repository: &'a Repository,
+}
+
+impl Fetch<'_> {
+    /// One file, downloaded if it is not in the cache.
+    fn file(&self, name: &str) -> Result<PathBuf, HubError> {
+        self.all(&[name.to_owned()])?;
+        Ok(self.cached.folder(&self.repository.commit).join(name))
+    }
+
+    /// Downloads what is not in the cache, and returns its bytes.
+    fn all(&self, names: &[String]) -> Result<u64, HubError> {
+        let folder = self.cached.folder(&self.repository.commit);
+        // Through the links of the cache, so that one whose content is gone counts as missing.
+        let there = |file: &RemoteFile| folder.join(&file.name).metadata().is_ok_and(|data| data.len() == file.size);
+        let missing: Vec<&RemoteFile> =
+            self.repository.files.iter().filter(|file| names.contains(&file.name) && !there(file)).collect();
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        let repo = self.cached.kind.repo(self.cached.name, &self.repository.commit);
+        let mut download = Download::new(self.hub, self.api, repo, self.cached.name, &missing);
+        missing.iter().try_for_each(|file| download.file(file))?;
+        Ok(download.finish())
+    }
+}

@@ -1,0 +1,110 @@
+//! A configuration in which names on the Hub are replaced by the folders of their files.
+
+use std::path::{Path, PathBuf};
+
+use shared::config::{TrainConfig, hub_name, on_hub};
+use shared_data::Part;
+
+use crate::{Hub, HubError, Snapshot};
+
+/// Replaces the names in a configuration and returns a line for each. Those of a run that is resumed, whose resolved
+/// configuration is `before`, keep their commits.
+///
+/// # Errors
+/// The first name that cannot be used, with its option.
+pub fn locate(
+    config: &mut TrainConfig,
+    before: Option<&TrainConfig>,
+    hub: &Hub,
+) -> Result<Vec<String>, (&'static str, HubError)> {
+    let mut told = Vec::new();
+    let mut put = |option: &'static str, path: &mut PathBuf, revision: &str, part: Option<Part<'_>>| {
+        let Some(name) = hub_name(path).map(str::to_owned) else { return Ok(()) };
+        let same = before.filter(|before| {
+            let asked = |config: &TrainConfig| match part {
+                None => config.model_revision.clone(),
+                Some(_) => config.dataset_revision.clone(),
+            };
+            asked(before) == revision
+        });
+        let commit =
+            same.and_then(|before| before.clone().paths_mut().find_map(|path| commit_of(path, part.is_some(), &name)));
+        let revision = commit.as_deref().unwrap_or(revision);
+        let found = match part {
+            None => hub.model(&name, revision),
+            Some(part) => hub.dataset(&name, revision, part),
+        };
+        let Snapshot { path: folder, commit, downloaded } = found.map_err(|error| (option, error))?;
+        let downloaded = if downloaded == 0 {
+            "from the cache".to_owned()
+        } else {
+            format!("{} MB downloaded", downloaded.div_ceil(1_000_000))
+        };
+        told.push(format!("{option} {name}: commit {commit}, {downloaded}"));
+        *path = folder;
+        Ok(())
+    };
+    let config_name = config.dataset_config.clone();
+    let part = |split| Some(Part { split, config: config_name.as_deref() });
+    put("model", &mut config.model, &config.model_revision, None)?;
+    if let Some(critic) = &mut config.critic_model {
+        put("critic_model", critic, MAIN, None)?;
+    }
+    for path in config.dataset.iter_mut() {
+        put("dataset", path, &config.dataset_revision, part(&config.dataset_train_split))?;
+    }
+    if let Some(path) = &mut config.eval_dataset {
+        put("eval_dataset", path, &config.dataset_revision, part(&config.dataset_test_split))?;
+    }
+    Ok(told)
+}
+
+/// The branch that is meant where none is named.
+const MAIN: &str = "main";
+
+/// The commit of a name's folder in a cache, `…/models--owner--name/snapshots/commit`.
+fn commit_of(path: &Path, dataset: bool, name: &str) -> Option<String> {
+    let folder = format!("{}--{}", if dataset { "datasets" } else { "models" }, name.replace('/', "--"));
+    let mut parts = path.iter().rev().map(|part| part.to_str());
+    let (commit, snapshots, repository) = (parts.next()??, parts.next()??, parts.next()??);
+    (snapshots == "snapshots" && repository == folder).then(|| commit.to_owned())
+}
+
+/// The folder of a model that is named on a command line, whether by its path or by its name.
+///
+/// # Errors
+/// A name that cannot be used.
+pub fn locate_model(path: &Path) -> Result<PathBuf, HubError> {
+    of_command_line(path, |hub, name| hub.model(name, MAIN))
+}
+
+/// The path of a dataset that is named on a command line, whether by its path or by its name.
+///
+/// # Errors
+/// A name that cannot be used.
+pub fn locate_dataset(path: &Path, part: Part<'_>) -> Result<PathBuf, HubError> {
+    of_command_line(path, |hub, name| hub.dataset(name, MAIN, part))
+}
+
+fn of_command_line(
+    path: &Path,
+    find: impl FnOnce(&Hub, &str) -> Result<Snapshot, HubError>,
+) -> Result<PathBuf, HubError> {
+    let marked = path.to_str().and_then(|text| on_hub(text, Path::new(""))).map(PathBuf::from);
+    let Some(name) = marked.as_deref().and_then(hub_name) else { return Ok(path.to_owned()) };
+    find(&Hub::of_command(), name).map(|snapshot| snapshot.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_the_cache_has_its_commit() {
+        let path = Path::new("/c/hub/models--Qwen--Q2/snapshots/abc");
+        assert_eq!(commit_of(path, false, "Qwen/Q2").as_deref(), Some("abc"));
+        assert_eq!(commit_of(path, true, "Qwen/Q2"), None);
+        assert_eq!(commit_of(path, false, "Qwen/Q3"), None);
+        assert_eq!(commit_of(Path::new("/c/hub/models--Qwen--Q2/blobs/abc"), false, "Qwen/Q2"), None);
+    }
+}

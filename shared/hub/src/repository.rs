@@ -1,0 +1,164 @@
+//! What the Hub says of a repository: its commit, and its files with sizes and hashes.
+
+use std::{
+    path::{Component, Path},
+    time::Duration,
+};
+
+use hf_hub::{Repo, RepoType, api::sync::Api};
+use serde::Deserialize;
+
+use crate::{HubError, Settings, verify::Hash};
+
+/// How long the Hub may take to say what is in a repository.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A model or a dataset, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A model.
+    Model,
+    /// A dataset.
+    Dataset,
+}
+
+impl Kind {
+    /// As a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Dataset => "dataset",
+        }
+    }
+
+    /// The option that chooses a revision.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::Model => "model_revision",
+            Self::Dataset => "dataset_revision",
+        }
+    }
+
+    /// The repository at a revision.
+    pub fn repo(self, name: &str, revision: &str) -> Repo {
+        let kind = match self {
+            Self::Model => RepoType::Model,
+            Self::Dataset => RepoType::Dataset,
+        };
+        Repo::with_revision(name.to_owned(), kind, revision.to_owned())
+    }
+}
+
+/// A repository at a commit.
+#[derive(Debug)]
+pub struct Repository {
+    /// The commit.
+    pub commit: String,
+    /// Its files.
+    pub files: Vec<RemoteFile>,
+}
+
+/// A file of a repository.
+#[derive(Debug, Clone)]
+pub struct RemoteFile {
+    /// Its path in it.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// What it holds.
+    pub hash: Hash,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: u64,
+    blob_id: String,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+}
+
+/// Asks the Hub for a repository.
+///
+/// # Errors
+/// [`HubError::Unreachable`], or the Hub's refusal.
+pub fn ask(api: &Api, settings: &Settings, kind: Kind, name: &str, revision: &str) -> Result<Repository, HubError> {
+    let request = api.repo(kind.repo(name, revision)).info_request().query("blobs", "true");
+    let request = request.config().http_status_as_error(false).timeout_global(Some(ANSWER)).build();
+    let unreachable = |reason: String| HubError::Unreachable {
+        name: name.to_owned(),
+        endpoint: settings.endpoint.clone(),
+        reason,
+        cache: settings.cache.clone(),
+    };
+    let mut response = request.call().map_err(|error| unreachable(error.to_string()))?;
+    let header = |key: &str| {
+        let value = response.headers().get(key).and_then(|value| value.to_str().ok());
+        value.unwrap_or_default().to_owned()
+    };
+    let (status, code, reason) = (response.status().as_u16(), header("X-Error-Code"), header("X-Error-Message"));
+    if status != 200 {
+        return Err(refusal(settings, kind, name, revision, (status, &code, reason)));
+    }
+    let bad = |reason: String| HubError::Answer { name: name.to_owned(), endpoint: settings.endpoint.clone(), reason };
+    let answer: Answer = response.body_mut().read_json().map_err(|error| bad(error.to_string()))?;
+    let hexadecimal = |text: &str| text.len() >= 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !hexadecimal(&answer.sha) {
+        return Err(bad(format!("its commit is `{}`", answer.sha)));
+    }
+    let file = |sibling: Sibling| {
+        // Names become paths in the cache.
+        let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
+        if !Path::new(&sibling.rfilename).components().all(inside) {
+            return Err(bad(format!("a file is called `{}`", sibling.rfilename)));
+        }
+        let hash = sibling.lfs.map_or(Hash::Git(sibling.blob_id), |lfs| Hash::Sha256(lfs.sha256));
+        Ok(RemoteFile { name: sibling.rfilename, size: sibling.size, hash })
+    };
+    let files = answer.siblings.into_iter().map(file).collect::<Result<_, _>>()?;
+    Ok(Repository { commit: answer.sha, files })
+}
+
+/// The refusal of a repository whose owner asks for something first.
+pub fn gated(settings: &Settings, repo: &Repo) -> HubError {
+    let url = repo.url();
+    let name = url.strip_prefix("datasets/").unwrap_or(&url).to_owned();
+    HubError::Gated { name, page: format!("{}/{url}", settings.endpoint) }
+}
+
+/// Why the Hub refuses, by the status and the two headers that it gives with it.
+fn refusal(
+    settings: &Settings,
+    kind: Kind,
+    name: &str,
+    revision: &str,
+    (status, code, reason): (u16, &str, String),
+) -> HubError {
+    let (name, endpoint) = (name.to_owned(), settings.endpoint.clone());
+    let to_whom = if settings.token.is_some() { "to the owner of this token" } else { "without a token (HF_TOKEN)" };
+    match (status, code) {
+        (_, "GatedRepo") | (403, "") => gated(settings, &kind.repo(&name, revision)),
+        (404, "RevisionNotFound") => {
+            HubError::NoRevision { name, revision: revision.to_owned(), option: kind.option() }
+        }
+        // To who has no right to see it, the Hub says 401 of what is not there, too.
+        (404, _) | (401, "RepoNotFound") => HubError::NotFound { name, endpoint, kind: kind.word(), to_whom },
+        (401, _) if settings.token.is_some() => {
+            let reason = if reason.is_empty() { "status 401".to_owned() } else { reason };
+            HubError::Token { name, endpoint, reason }
+        }
+        (401, _) => HubError::NotFound { name, endpoint, kind: kind.word(), to_whom },
+        _ => HubError::Status { name, endpoint, status, reason },
+    }
+}

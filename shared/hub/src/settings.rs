@@ -1,0 +1,80 @@
+//! What the environment says of the Hub: the variables of Hugging Face's own library.
+
+use std::{env, path::PathBuf, time::Duration};
+
+/// Where the Hub is, where its files are kept, and who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `HF_ENDPOINT`, without a slash at its end.
+    pub endpoint: String,
+    /// `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or in `huggingface` of `XDG_CACHE_HOME` or `~/.cache`.
+    pub cache: PathBuf,
+    /// `HF_TOKEN`, or what is in the file `HF_TOKEN_PATH`, or `token` in `HF_HOME`.
+    pub token: Option<String>,
+    /// The variable that forbids the network: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
+    pub offline: Option<&'static str>,
+    /// How long a download may be silent: `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds.
+    pub patience: Duration,
+}
+
+/// More than the 10 s of Hugging Face's library, as here a timeout ends a download.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl Settings {
+    /// As the environment of this process has them.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self::of(|name| env::var(name).ok())
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let given = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let path = |name: &str| given(name).map(PathBuf::from);
+        let caches = || path("XDG_CACHE_HOME").unwrap_or_else(|| path("HOME").unwrap_or_default().join(".cache"));
+        let home = path("HF_HOME").unwrap_or_else(|| caches().join("huggingface"));
+        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+        let saved = || std::fs::read_to_string(token_file).ok().map(|text| text.trim().to_owned());
+        let yes = |text: String| ["1", "on", "yes", "true"].contains(&text.to_ascii_lowercase().as_str());
+        let seconds = given("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
+        Self {
+            endpoint: given("HF_ENDPOINT")
+                .map_or_else(|| "https://huggingface.co".to_owned(), |text| text.trim_end_matches('/').to_owned()),
+            cache: path("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub")),
+            token: given("HF_TOKEN").or_else(saved).filter(|token| !token.is_empty()),
+            offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| given(name).is_some_and(yes)),
+            patience: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(PATIENCE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Settings {
+        Settings::of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn variables_are_those_of_hugging_faces_library() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().to_str().unwrap();
+        std::fs::write(dir.path().join("token"), "saved\n").unwrap();
+        let bare = of(&[("HOME", "/home/u")]);
+        assert_eq!((bare.endpoint.as_str(), bare.token, bare.offline), ("https://huggingface.co", None, None));
+        assert_eq!((bare.cache, bare.patience), ("/home/u/.cache/huggingface/hub".into(), PATIENCE));
+        let there = of(&[("HF_HOME", home), ("HF_ENDPOINT", "http://mirror/"), ("TRANSFORMERS_OFFLINE", "True")]);
+        assert_eq!((there.cache, there.token.as_deref()), (dir.path().join("hub"), Some("saved")));
+        assert_eq!((there.endpoint.as_str(), there.offline), ("http://mirror", Some("TRANSFORMERS_OFFLINE")));
+        let named = [
+            ("HF_HOME", home),
+            ("HF_HUB_CACHE", "/cache"),
+            ("HF_TOKEN", "own"),
+            ("HF_HUB_OFFLINE", "0"),
+            ("HF_HUB_DOWNLOAD_TIMEOUT", "0.5"),
+        ];
+        let named = of(&named);
+        assert_eq!((named.cache, named.token.as_deref(), named.offline), ("/cache".into(), Some("own"), None));
+        assert_eq!(named.patience, Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,67 @@
+//! Hashes of what has arrived, as the Hub gives them.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::Path,
+};
+
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+/// What the Hub says that a file's content is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hash {
+    /// SHA-256, of files in large-file storage.
+    Sha256(String),
+    /// Git's name of the content, of all others.
+    Git(String),
+}
+
+impl Hash {
+    /// In hexadecimal digits, as the Hub names the content by it.
+    pub fn text(&self) -> &str {
+        let (Self::Sha256(text) | Self::Git(text)) = self;
+        text
+    }
+
+    /// Whether a file has that content.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn is_of(&self, path: &Path) -> io::Result<bool> {
+        let mut file = File::open(path)?;
+        let (found, wanted) = match self {
+            Self::Sha256(wanted) => (digest(Sha256::new(), &mut file)?, wanted),
+            Self::Git(wanted) => {
+                let mut hasher = Sha1::new();
+                hasher.update(format!("blob {}\0", file.metadata()?.len()));
+                (digest(hasher, &mut file)?, wanted)
+            }
+        };
+        Ok(found.eq_ignore_ascii_case(wanted))
+    }
+}
+
+fn digest<D: Digest + Write>(mut hasher: D, file: &mut File) -> io::Result<String> {
+    io::copy(file, &mut hasher)?;
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Figures of `git hash-object` and `sha256sum`.
+    #[test]
+    fn hashes_are_those_of_git_and_sha256() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "hello\n").unwrap();
+        let git = |text: &str| Hash::Git(text.to_owned()).is_of(&path).unwrap();
+        assert!(git("ce013625030ba8dba906f756967f9e9ca394464a") && !git("ce013625030ba8dba906f756967f9e9ca394464b"));
+        let sha = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
+        assert!(Hash::Sha256(sha.to_uppercase()).is_of(&path).unwrap());
+        assert!(!Hash::Sha256(sha.replace('5', "6")).is_of(&path).unwrap());
+    }
+}

@@ -1,0 +1,97 @@
+//! Which of a repository's files are wanted.
+
+use std::path::Path;
+
+use shared_data::{CARD, DataError, Part};
+
+use crate::HubError;
+
+/// Weights in one file, and the table of those in several.
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Files of a model: weights in safetensors, and the texts beside them that describe it and its tokenizer.
+///
+/// # Errors
+/// No safetensors.
+pub fn of_model(name: &str, files: &[String]) -> Result<Vec<String>, HubError> {
+    let top = || files.iter().filter(|file| !file.contains('/'));
+    let shards = files.iter().any(|file| file == INDEX);
+    let is_weights = |file: &str| match shards {
+        true => file.starts_with("model-") && file.ends_with(".safetensors"),
+        false => file == WHOLE || file == "adapter_model.safetensors",
+    };
+    let is_text = |file: &str| [".json", ".jinja", ".txt"].iter().any(|end| file.ends_with(end));
+    if !top().any(|file| is_weights(file)) {
+        return Err(HubError::NoSafetensors { name: name.to_owned() });
+    }
+    Ok(top().filter(|file| is_weights(file) || is_text(file)).cloned().collect())
+}
+
+/// What keeps a folder of the cache from being a whole model, if anything does.
+pub fn lacking_in_model(folder: &Path) -> Option<String> {
+    let has = |file: &str| folder.join(file).is_file();
+    if has("adapter_config.json") {
+        return (!has("adapter_model.safetensors")).then(|| "adapter_model.safetensors".to_owned());
+    }
+    if let Some(missing) = ["config.json", "tokenizer.json"].into_iter().find(|file| !has(file)) {
+        return Some(missing.to_owned());
+    }
+    let Ok(index) = std::fs::read(folder.join(INDEX)) else {
+        return (!has(WHOLE)).then(|| WHOLE.to_owned());
+    };
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap_or_default();
+    let mut shards = index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());
+    shards.find(|file| !has(file)).map(str::to_owned)
+}
+
+/// Files of a part of a dataset, given the text of its card.
+///
+/// # Errors
+/// No such part.
+pub fn of_dataset(name: &str, files: &[String], card: Option<&str>, part: Part<'_>) -> Result<Vec<String>, DataError> {
+    let (mut wanted, _) = shared_data::choose(Path::new(name), files, card, part)?;
+    // With the card, the folder is read as it was chosen from.
+    wanted.extend(files.iter().filter(|file| *file == CARD).cloned());
+    Ok(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(files: &[&str]) -> Result<Vec<String>, HubError> {
+        of_model("o/m", &files.iter().map(|file| (*file).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn of_a_model_safetensors_and_texts_are_wanted() {
+        let others =
+            ["pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "README.md", "flax_model.msgpack"];
+        let texts = ["config.json", "tokenizer.json", "chat_template.jinja", "merges.txt"];
+        let wanted = |weights: &[&str]| {
+            let files: Vec<&str> = [&others[..], &texts, weights].concat();
+            of(&files).unwrap()
+        };
+        assert_eq!(wanted(&["model.safetensors"]), [&texts[..], &["model.safetensors"]].concat());
+        let sharded =
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+        assert_eq!(wanted(&sharded), [&texts[..], &sharded].concat());
+        assert!(matches!(of(&[&others[..], &texts].concat()), Err(HubError::NoSafetensors { .. })));
+    }
+
+    #[test]
+    fn a_model_in_the_cache_is_whole_when_its_shards_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| std::fs::write(dir.path().join(file), text).unwrap();
+        assert_eq!(lacking_in_model(dir.path()).as_deref(), Some("config.json"));
+        put("config.json", "{}");
+        put("tokenizer.json", "{}");
+        assert_eq!(lacking_in_model(dir.path()).as_deref(), Some(WHOLE));
+        put(INDEX, r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#);
+        put("model-1.safetensors", "");
+        assert_eq!(lacking_in_model(dir.path()).as_deref(), Some("model-2.safetensors"));
+        put("model-2.safetensors", "");
+        assert_eq!(lacking_in_model(dir.path()), None);
+    }
+}

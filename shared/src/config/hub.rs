@@ -1,0 +1,73 @@
+//! Names on the Hugging Face Hub in the place of paths.
+
+use std::path::{Component, Path};
+
+/// What a path begins with that stands for a name on the Hub, as in the paths of Hugging Face's own file system.
+const SCHEME: &str = "hf://";
+
+/// Ends of names that are files.
+const FILES: [&str; 12] =
+    [".jsonl", ".ndjson", ".json", ".toml", ".yaml", ".yml", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"];
+
+/// What is meant by a text where a model or a dataset is wanted: `hf://owner/name` if it is a name on the Hub, nothing if it is
+/// a path. Whatever is there wins, as does whatever may be a misspelt path: one below a folder that is there.
+#[must_use]
+pub fn on_hub(text: &str, folder: &Path) -> Option<String> {
+    if let Some(name) = text.strip_prefix(SCHEME) {
+        return is_name(name).then(|| text.to_owned());
+    }
+    let owner = text.split('/').next().unwrap_or_default();
+    let file = FILES.iter().any(|ending| text.ends_with(ending));
+    (is_name(text) && !file && !folder.join(owner).exists()).then(|| format!("{SCHEME}{text}"))
+}
+
+/// The name that a path stands for: `owner/name` of `hf://owner/name`.
+#[must_use]
+pub fn hub_name(path: &Path) -> Option<&str> {
+    path.to_str()?.strip_prefix(SCHEME)
+}
+
+/// Whether a text is `owner/name` as the Hub accepts it.
+fn is_name(text: &str) -> bool {
+    let is_part = |part: Component<'_>| {
+        let part = part.as_os_str().to_str().unwrap_or_default();
+        let letter = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(letter)
+    };
+    text.matches('/').count() == 1
+        && Path::new(text).components().count() == 2
+        && Path::new(text).components().all(is_part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_be_a_name_is_taken_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("models")).unwrap();
+        let of = |text: &str| on_hub(text, dir.path());
+        assert_eq!(of("Qwen/Qwen2.5-0.5B").as_deref(), Some("hf://Qwen/Qwen2.5-0.5B"));
+        assert_eq!(of("hf://models/mine").as_deref(), Some("hf://models/mine"));
+        for path in [
+            "models/Qwen2",
+            "data/train.jsonl",
+            "nowhere/further/model",
+            "model",
+            "/owner/model",
+            "./model",
+            "../model",
+            "a//b",
+            "owner/",
+            "hf://model",
+            "-a/b",
+            "a/b c",
+            "runs/run.yaml",
+        ] {
+            assert_eq!(of(path), None, "{path}");
+        }
+        assert_eq!(hub_name(Path::new("hf://a/b")), Some("a/b"));
+        assert_eq!(hub_name(Path::new("a/b")), None);
+    }
+}
