@@ -3,8 +3,7 @@
 use std::{fs, path::Path};
 
 use shared::config::{
-    AdvantageEstimator, KlEstimator, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, ScaleRewards,
-    TrainConfig, layers,
+    AdvantageEstimator, KlEstimator, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, ScaleRewards, layers,
 };
 
 use super::*;

@@ -7,7 +7,12 @@
 //! long are replaced ([`SHORTER`]). Lines for a clone (`git`, `cd`, `cargo`) are the business of continuous integration,
 //! and lines with `…` or a word in capitals stand for something of the reader's and are not run.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    sync::{Mutex, PoisonError},
+};
 
 use harness::{
     binary,
@@ -20,6 +25,9 @@ use shared::exit::NOTHING_LEARNED;
 
 /// Settings of README's run, and what they are here.
 const SHORTER: &[(&str, &str)] = &[("max_steps", "3"), ("save_steps", "2"), ("max_completion_length", "16")];
+
+/// Held by a test that trains: two runs at once on two cores take far longer than one after the other.
+static CORES: Mutex<()> = Mutex::new(());
 
 /// A fenced block: its language and its lines.
 struct Block<'a> {
@@ -119,6 +127,7 @@ fn in_a_shell(dir: &Path, command: &str) -> Finished {
 #[test]
 fn the_readme_can_be_followed_word_by_word() {
     let readme = document("README.md");
+    let _alone = CORES.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let mut trained = Vec::new();
     for block in blocks(&readme) {
@@ -151,6 +160,7 @@ fn the_readme_can_be_followed_word_by_word() {
 #[test]
 fn the_page_on_a_task_of_one_s_own_leads_from_an_empty_folder_to_a_rising_curve() {
     let page = document("docs/own-task.md");
+    let _alone = CORES.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let mut count = 0;
     for block in blocks(&page) {
