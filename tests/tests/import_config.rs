@@ -23,7 +23,7 @@ fn what_is_written_is_a_run_toml_and_every_key_is_accounted_for() {
         "3 options taken over from TRL",
         "use_vllm: the sampler is ONNX",
         "strange: not known",
-        "before training: `dataset` is missing",
+        "before training: `model` is missing",
     ] {
         assert!(found.stderr.contains(words), "{words}: {}", found.stderr);
     }
