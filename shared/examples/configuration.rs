@@ -15,8 +15,8 @@ within `reward_funcs`; on the command line, to the working directory.
 `none` takes the value of an optional key back. An unknown key is refused with the nearest known one, and combinations that
 make no sense are refused with the reason.
 
-Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem import-config` translates a
-configuration of any of these.
+Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem train` takes a
+configuration of any of these as it is ([importing.md](importing.md)).
 
 How much the sampler and the learner log is no option but an environment variable: `TANDEM_LOG` takes a filter as of
 Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; without it, it is `info`.

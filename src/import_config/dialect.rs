@@ -2,13 +2,21 @@
 
 use anyhow::{Result, bail};
 
-use super::{read::Entry, rlinf, rules::Rules, trl, verl};
+use super::{
+    accelerate,
+    read::Entry,
+    rlinf,
+    rules::{Rule, Rules},
+    trl, verl,
+};
 
 /// A system whose configuration can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Dialect {
-    /// TRL's `GRPOConfig` with script arguments, as YAML or JSON.
+    /// TRL's `GRPOConfig` with script arguments, as YAML, JSON or the flags of `trl grpo`.
     Trl,
+    /// accelerate's YAML, which says how a script of TRL is started.
+    Accelerate,
     /// verl's overrides, one after the other, or as YAML.
     Verl,
     /// RLinf's YAML.
@@ -20,6 +28,7 @@ impl Dialect {
     pub fn name(self) -> &'static str {
         match self {
             Self::Trl => "TRL",
+            Self::Accelerate => "accelerate",
             Self::Verl => "verl",
             Self::Rlinf => "RLinf",
         }
@@ -29,6 +38,7 @@ impl Dialect {
     pub fn rules(self) -> Rules {
         match self {
             Self::Trl => trl::RULES,
+            Self::Accelerate => accelerate::RULES,
             Self::Verl => verl::RULES,
             Self::Rlinf => rlinf::RULES,
         }
@@ -46,10 +56,16 @@ impl Dialect {
         if has("algorithm.adv_type") || has("algorithm.group_size") || (has("runner.") && has("algorithm.")) {
             return Ok(Self::Rlinf);
         }
-        let known = entries.iter().filter(|(key, _)| trl::RULES.find(key).is_some()).count();
-        if known > 0 {
+        let own = Rules { launcher: None, ..trl::RULES };
+        let is_option = |key: &str| own.find(key).is_some_and(|rule| !matches!(rule, Rule::Hint(_) | Rule::Combined));
+        if has("compute_environment") && !entries.iter().any(|(key, _)| is_option(key)) {
+            return Ok(Self::Accelerate);
+        }
+        if entries.iter().any(|(key, _)| own.find(key).is_some()) {
             return Ok(Self::Trl);
         }
-        bail!("no key is one of TRL, verl or RLinf; if it is theirs all the same, say so with --from")
+        bail!(
+            "no key is one of TRL, accelerate, verl or RLinf; if it is theirs all the same, say so with `tandem import-config --from`"
+        )
     }
 }

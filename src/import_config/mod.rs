@@ -1,14 +1,23 @@
-//! `tandem import-config`: a configuration of TRL, verl or RLinf as `run.toml`, with an account of every key.
+//! `tandem import-config`: a configuration of TRL, verl or RLinf as `run.toml`, with an account of every key. `tandem train`
+//! does the same with a file that is none of ours.
 
+mod accelerate;
+mod command;
 mod dialect;
+mod mixture;
 mod read;
 mod rlinf;
 mod rules;
+mod shell;
 mod translate;
 mod trl;
 mod verl;
 
-use std::{fmt::Write, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, bail};
 use shared::{atomic, notices};
@@ -21,7 +30,7 @@ use translate::{Recounted, Translation};
 /// Words of `tandem import-config`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The configuration: YAML, JSON, or a list of a.b.c=value (a whole command will do).
+    /// The configuration: YAML, JSON, a `trl grpo` command, or a list of a.b.c=value (a whole command or script will do).
     file: PathBuf,
     /// Whose it is; told by its keys when not given.
     #[arg(long)]
@@ -44,20 +53,79 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(path) = args.output.as_ref().filter(|path| path.exists()) {
         bail!("{}: there is such a file; name another with --output, or remove it", path.display());
     }
-    let name = || args.file.display().to_string();
-    let entries = read::read(&args.file).with_context(name)?;
-    let dialect = args.from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
-    let translation = translate::translate(&entries, dialect.rules());
-    let filled = translation.filled_in().join(", ");
-    let defaults =
-        if filled.is_empty() { String::new() } else { format!("# Defaults of {}: {filled}.\n", dialect.name()) };
-    let toml = format!("# From {} of {}.\n{defaults}{}", name(), dialect.name(), translation.to_toml());
+    let imported = Imported::read(&args.file, args.from)?;
+    let toml = imported.to_toml();
     match &args.output {
         None => output::print(toml.trim_end()),
         Some(path) => atomic::write(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
     }
-    output::tell(account(&translation, dialect).trim_end());
+    output::tell((imported.account() + &imported.doubts()).trim_end());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the name of a file says that it holds a configuration of another system.
+pub fn is_foreign(file: &Path) -> bool {
+    let endings = ["yaml", "yml", "json", "sh", "bash"];
+    file.extension().is_some_and(|extension| endings.iter().any(|ending| extension.eq_ignore_ascii_case(ending)))
+}
+
+/// A configuration of another system, translated.
+#[derive(Debug)]
+pub struct Imported {
+    file: PathBuf,
+    dialect: Dialect,
+    translation: Translation,
+}
+
+impl Imported {
+    /// Reads a file; whose it is is told by its keys where that is not given.
+    ///
+    /// # Errors
+    /// When it cannot be read or is nobody's.
+    pub fn read(file: &Path, from: Option<Dialect>) -> Result<Self> {
+        let name = || file.display().to_string();
+        let entries = read::read(file).with_context(name)?;
+        let dialect = from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
+        Ok(Self { file: file.to_owned(), dialect, translation: translate::translate(&entries, dialect.rules()) })
+    }
+
+    /// The `run.toml`.
+    pub fn to_toml(&self) -> String {
+        let (file, name) = (self.file.display(), self.dialect.name());
+        let filled = self.translation.filled_in().join(", ");
+        let defaults = if filled.is_empty() { String::new() } else { format!("# Defaults of {name}: {filled}.\n") };
+        format!("# From {file} of {name}.\n{defaults}{}", self.translation.to_toml())
+    }
+
+    /// Refuses to go on without an option whose value was not taken over and is not given otherwise.
+    ///
+    /// # Errors
+    /// With every such key and the reason.
+    pub fn require_all(&self, is_given: impl Fn(&str) -> bool) -> Result<()> {
+        let Translation { left_out, refused, .. } = &self.translation;
+        let missing = refused.iter().filter(|(_, option)| !is_given(option));
+        let reason = |key: &str| left_out.iter().find(|(name, _)| name == key).map_or("", |(_, reason)| reason);
+        let list: Vec<String> = missing.map(|(key, option)| format!("{key} (--{option}): {}", reason(key))).collect();
+        if list.is_empty() {
+            return Ok(());
+        }
+        bail!("{}: {}", self.file.display(), list.join("; "))
+    }
+
+    /// Every key, and what has become of it.
+    pub fn account(&self) -> String {
+        account(&self.translation, self.dialect)
+    }
+
+    /// What stands in the way of training, and what there is to remark on it.
+    fn doubts(&self) -> String {
+        let config = &self.translation.config;
+        let error = config.validate().err().map(|error| format!("before training: {error}"));
+        // Of its model nothing is known, so that only what does not depend on its size is said of the rate.
+        let rate = notices::learning_rate(config, 0).map(|notice| notice.to_string());
+        let warnings = config.warnings().into_iter().chain(rate).map(|warning| format!("warning: {warning}"));
+        error.into_iter().chain(warnings).map(|line| line + "\n").collect()
+    }
 }
 
 /// Every key, and what has become of it.
@@ -91,14 +159,7 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
         }
         keys.into_iter().for_each(|key| line(format!("  {key}")));
     }
-    if let Err(error) = translation.config.validate() {
-        line(format!("before training: {error}"));
-    }
-    // Of its model nothing is known, so that only what does not depend on its size is said of the rate.
-    let rate = notices::learning_rate(&translation.config, 0).map(|notice| notice.to_string());
-    for warning in translation.config.warnings().into_iter().chain(rate) {
-        line(format!("warning: {warning}"));
-    }
+    translation.remarks.iter().for_each(|remark| line(format!("note: {remark}")));
     text
 }
 

@@ -1,9 +1,11 @@
-//! Reading a foreign configuration: YAML, JSON or a list of Hydra overrides, as dotted keys with values.
+//! Reading a foreign configuration: YAML, JSON, a command of TRL or a list of Hydra overrides, as dotted keys with values.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
+
+use super::{command, shell};
 
 /// A dotted key and its value.
 pub type Entry = (String, Value);
@@ -11,22 +13,44 @@ pub type Entry = (String, Value);
 /// Reads a file; mappings within mappings become dotted keys.
 ///
 /// # Errors
-/// When it cannot be read or is neither a mapping nor a list of overrides.
+/// When it cannot be read, or is neither a mapping, nor a command of TRL, nor a list of overrides.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
     let text = fs::read_to_string(path).context("cannot be read")?;
-    let overrides = overrides(&text)?;
-    let entries = if overrides.is_empty() { mapping(&text)? } else { overrides };
+    let mapped = mapping(&text);
+    let entries = match mapped {
+        Ok(entries) if is_named_as_mapping(path) => entries,
+        mapped => {
+            let commands = shell::commands(&text);
+            match (command::entries(&commands, path)?, overrides(&commands)) {
+                (Some(entries), _) => entries,
+                (None, overrides) if overrides.is_empty() => mapped?,
+                (None, overrides) => overrides,
+            }
+        }
+    };
     if entries.is_empty() {
         bail!("holds no options");
     }
     Ok(resolved(entries))
 }
 
+/// Reads a file that holds a mapping.
+///
+/// # Errors
+/// When it cannot be read or is none.
+pub fn file(path: &Path) -> Result<Vec<Entry>> {
+    mapping(&fs::read_to_string(path).context("cannot be read")?)
+}
+
+fn is_named_as_mapping(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| ["yaml", "yml", "json"].iter().any(|name| extension == *name))
+}
+
 fn mapping(text: &str) -> Result<Vec<Entry>> {
     let value: Value =
         serde_saphyr::from_str(text).map_err(|e| anyhow::anyhow!("is no valid YAML: {}", one_line(&e.to_string())))?;
     let Value::Object(map) = value else {
-        bail!("must hold a mapping of options to values, or overrides of the form a.b.c=value");
+        bail!("must hold a mapping of options to values, a command of TRL, or overrides of the form a.b.c=value");
     };
     let mut entries = Vec::new();
     flatten("", map, &mut entries);
@@ -47,43 +71,33 @@ fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
     }
 }
 
-/// The words of the form `a.b=value` of a command or a list; empty when there are none.
-fn overrides(text: &str) -> Result<Vec<Entry>> {
-    let mut entries = Vec::new();
-    for word in words(text) {
+/// The words of the form `a.b=value` of commands or a list; empty when there are none.
+fn overrides(commands: &[Vec<String>]) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for word in commands.iter().flatten() {
         let Some((key, value)) = word.split_once('=') else { continue };
         let key = key.trim_start_matches('+');
         let dotted = key.contains('.') && !key.starts_with('.');
         if !dotted || !key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')) {
             continue;
         }
-        let value = serde_saphyr::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         // As in Hydra, the last one wins.
         entries.retain(|(known, _)| known != key);
-        entries.push((key.to_owned(), value));
+        entries.push((key.to_owned(), scalar(value)));
     }
-    Ok(entries)
+    entries
 }
 
-/// Words as a shell would split them: quotes taken off, comments and line continuations left out.
-fn words(text: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    for line in text.lines() {
-        let mut word = String::new();
-        let mut quote = None;
-        for letter in line.chars() {
-            match (quote, letter) {
-                (Some(open), _) if letter == open => quote = None,
-                (None, '\'' | '"') => quote = Some(letter),
-                (None, '#') if word.is_empty() => break,
-                (None, _) if letter.is_whitespace() => words.push(std::mem::take(&mut word)),
-                _ => word.push(letter),
-            }
-        }
-        words.push(word);
+/// The value of a word: a number, true or false, nothing, a list or a mapping as YAML has them, else the text.
+pub fn scalar(word: &str) -> Value {
+    let text = || Value::String(word.to_owned());
+    match serde_saphyr::from_str(word) {
+        Ok(Value::Object(_)) if !word.starts_with('{') => text(),
+        Ok(Value::Array(_)) if !word.starts_with('[') => text(),
+        Ok(Value::Null) if word.is_empty() => text(),
+        Ok(Value::String(_)) | Err(_) => text(),
+        Ok(value) => value,
     }
-    words.retain(|word| !word.is_empty() && word != "\\");
-    words
 }
 
 /// Replaces `${a.b.c}` by the value of that key.

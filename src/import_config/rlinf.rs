@@ -7,8 +7,16 @@ use serde_json::Value;
 use super::rules::{Converted, Keys, Lookup, Options, Rules, limit, one_path, paths, top_k};
 
 /// RLinf's keys.
-pub static RULES: Rules =
-    Rules { keys: &KEYS, converted: CONVERTED, ours: false, implied: IMPLIED, counts: &[], combine };
+pub static RULES: Rules = Rules {
+    keys: &KEYS,
+    converted: CONVERTED,
+    ours: false,
+    implied: IMPLIED,
+    counts: &[],
+    combine,
+    remarks: |_| Vec::new(),
+    launcher: None,
+};
 
 /// What RLinf does without being asked, and the values that its documentation gives to keys that its code has no default
 /// for (`megatron_actor_worker.py`: the KL term is added as it is).

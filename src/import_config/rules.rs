@@ -108,6 +108,10 @@ pub struct Rules {
     pub counts: &'static [(&'static str, Count)],
     /// Options that follow from several keys.
     pub combine: fn(Lookup<'_>) -> Options,
+    /// What is to be known of values that were taken over.
+    pub remarks: fn(Lookup<'_>) -> Vec<String>,
+    /// The dictionary of what starts it.
+    pub launcher: Option<&'static Rules>,
 }
 
 impl Rules {
@@ -119,7 +123,12 @@ impl Rules {
         let own = || config::option(key).filter(|_| self.ours).map(|option| Rule::Option(option.key));
         let combined = || keys.combined.iter().any(|name| name == key).then_some(Rule::Combined);
         let rule = converted.map(|&(_, option, convert)| Rule::Convert(option, convert));
-        rule.or_else(named).or_else(own).or_else(combined).or_else(|| keys.hint(key).map(Rule::Hint))
+        let of_launcher = || self.launcher.and_then(|rules| rules.find(key));
+        rule.or_else(named)
+            .or_else(own)
+            .or_else(combined)
+            .or_else(|| keys.hint(key).map(Rule::Hint))
+            .or_else(of_launcher)
     }
 }
 
@@ -128,7 +137,6 @@ pub fn one_path(value: &Value) -> Result<Value, &'static str> {
     match value {
         Value::Array(list) if list.len() == 1 => one_path(&list[0]),
         Value::Array(_) => Err("one file is read; join them into one"),
-        Value::String(text) if text.contains('$') => Err("it names a shell variable"),
         value => Ok(value.clone()),
     }
 }
@@ -156,12 +164,14 @@ pub fn top_k(value: &Value) -> Result<Value, &'static str> {
 mod tests {
     use std::collections::HashSet;
 
+    use clap::ValueEnum;
+
     use super::*;
     use crate::import_config::dialect::Dialect;
 
     #[test]
     fn every_rule_leads_to_an_option_that_exists() {
-        for dialect in [Dialect::Trl, Dialect::Verl, Dialect::Rlinf] {
+        for dialect in Dialect::value_variants() {
             let rules = dialect.rules();
             let converted = rules.converted.iter().map(|&(key, option, _)| (key, option));
             let named = rules.keys.options.iter().map(|(key, option)| (key.as_str(), option.as_str()));
@@ -174,11 +184,7 @@ mod tests {
             let mut seen = HashSet::new();
             for key in options.iter().map(|(key, _)| *key).chain(others) {
                 assert!(seen.insert(key), "{key} is there twice");
-                assert!(
-                    !rules.ours
-                        || key.ends_with('*')
-                        || matches!(rules.find(key), Some(Rule::Convert(..) | Rule::Hint(_)))
-                );
+                assert!(!rules.ours || key.ends_with('*') || !matches!(rules.find(key), None | Some(Rule::Option(_))));
             }
             for (name, value) in rules.implied {
                 config::layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();

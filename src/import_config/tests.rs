@@ -1,10 +1,9 @@
 //! One realistic file of each system.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use shared::config::{
-    AdvantageEstimator, KlEstimator, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, ScaleRewards,
-    TrainConfig, layers,
+    AdvantageEstimator, KlEstimator, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, ScaleRewards, layers,
 };
 
 use super::*;
@@ -13,26 +12,25 @@ fn import(text: &str) -> (Dialect, Translation) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     fs::write(&path, text).unwrap();
-    let entries = read::read(&path).unwrap();
-    let dialect = Dialect::detect(&entries).unwrap();
-    let translation = translate::translate(&entries, dialect.rules());
+    import_file(&path)
+}
+
+fn import_file(path: &Path) -> (Dialect, Translation) {
+    let entries = read::read(path).unwrap();
+    let imported = Imported::read(path, None).unwrap();
+    let shown = imported.account();
+    assert!(entries.iter().all(|(key, _)| shown.contains(key.as_str())), "{shown}");
+    let toml = imported.to_toml();
+    let Imported { dialect, translation, .. } = imported;
     // Every key is accounted for.
     for (key, _) in &entries {
         let named = translation.mapped.iter().chain(&translation.left_out).any(|(from, _)| from == key);
         assert!(named || translation.combined.contains(key), "{key} is dropped in silence");
     }
-    let shown = account(&translation, dialect);
-    assert!(entries.iter().all(|(key, _)| shown.contains(key.as_str())), "{shown}");
     // What is written is what was understood.
-    fs::write(dir.path().join("run.toml"), translation.to_toml()).unwrap();
-    let read_back = layers::load(Some(&dir.path().join("run.toml")), &Vec::new()).unwrap();
-    assert_eq!(without_paths(read_back), without_paths(translation.config.clone()));
+    let read_back = layers::parse(&toml, Path::new("run.toml"), &Vec::new()).unwrap();
+    assert_eq!(read_back, translation.config);
     (dialect, translation)
-}
-
-fn without_paths(config: TrainConfig) -> TrainConfig {
-    let empty = PathBuf::new;
-    TrainConfig { model: empty(), dataset: empty().into(), eval_dataset: None, output_dir: empty(), ..config }
 }
 
 fn reason<'a>(translation: &'a Translation, key: &str) -> &'a str {
@@ -82,7 +80,7 @@ fn a_config_of_trl() {
     let (dialect, found) = import(TRL);
     assert_eq!(dialect, Dialect::Trl);
     let config = &found.config;
-    assert_eq!(config.reward_funcs, ["accuracy_reward", "think_format_reward"]);
+    assert_eq!(config.reward_funcs, ["trl.rewards.accuracy_reward", "think_format_reward"]);
     assert_eq!((config.learning_rate, config.lr_scheduler_type), (1e-5, LrSchedulerType::Cosine));
     assert_eq!((config.max_steps, config.num_generations, config.top_k), (None, 16, 0));
     assert_eq!((config.loss_type, config.scale_rewards), (LossType::DrGrpo, ScaleRewards::None));
@@ -134,7 +132,7 @@ fn values_that_mean_nothing_here_are_left_out_with_the_reason() {
 #[test]
 fn functions_of_python_modules_are_kept() {
     let (_, found) = import("reward_funcs: [accuracy_reward, my_lib.rewards.f]\nnum_generations: 4\n");
-    assert_eq!(found.config.reward_funcs, ["accuracy_reward", "my_lib.rewards.f"]);
+    assert_eq!(found.config.reward_funcs, ["trl.rewards.accuracy_reward", "my_lib.rewards.f"]);
     assert_eq!(found.left_out, []);
 }
 
@@ -195,7 +193,6 @@ fn a_command_of_verl() {
     assert!(reason(&found, "actor_rollout_ref.actor.fsdp_config.param_offload").contains("sharding"));
     let shown = account(&found, dialect);
     assert!(shown.contains("algorithm.adv_estimator -> advantage_estimator\n"), "{shown}");
-    assert!(shown.contains("before training: `dataset` is missing"), "{shown}");
     assert!(
         shown.contains("defaults of verl that differ from ours filled in:\n  loss_type = \"vanilla\"\n"),
         "{shown}"
@@ -341,4 +338,146 @@ fn an_adapter_of_verl_is_one_of_peft_and_rank_0_is_none() {
     assert_eq!((config.use_peft, config.lora_r, config.lora_alpha), (true, 32, 64.0));
     assert!(config.lora_target_modules.is_empty(), "every linear layer");
     assert!(!of(0).use_peft && of(0).lora_r == 16);
+}
+
+/// Files beside a script.
+fn import_files(files: &[(&str, &str)]) -> (Dialect, Translation) {
+    let dir = tempfile::tempdir().unwrap();
+    files.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
+    import_file(&dir.path().join(files[0].0))
+}
+
+#[test]
+fn a_command_of_trl_with_its_files() {
+    let script = "#!/bin/bash\n# don't ask\nset -e\nMODEL=models/qwen  # ours\nmkdir -p out; export LR=2e-6\n\
+        CUDA_VISIBLE_DEVICES=0,1 accelerate launch --config_file zero.yaml \\\n  --num_processes 2 \\\n  \
+        trl grpo --config grpo.yaml --model_name_or_path \"$MODEL\" --learning-rate=$LR --max_steps -1 \\\n  \
+        --reward_funcs think_format_reward my_lib.rewards.f --bf16 --no_shuffle_dataset \\\n  \
+        --reward_weights 1.0 0.5 --system_prompt 'Think first: it\"s 5' --log_completions false \"$@\" 2>&1 | tee log.txt\n";
+    let zero = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n\
+                mixed_precision: 'no'\nnum_processes: 8\n";
+    let grpo =
+        "learning_rate: 1e-5\nnum_generations: 4\ndataset_name: data\nper_device_train_batch_size: 6\nenv: {A: b}\n";
+    let (dialect, found) = import_files(&[("train.sh", script), ("zero.yaml", zero), ("grpo.yaml", grpo)]);
+    assert_eq!(dialect, Dialect::Trl);
+    let config = &found.config;
+    assert_eq!((config.model.to_str(), config.dataset[0].to_str()), (Some("models/qwen"), Some("data")));
+    assert_eq!(
+        (config.learning_rate, config.num_generations, config.max_steps),
+        (2e-6, 4, None),
+        "flags win over files"
+    );
+    assert_eq!(config.reward_funcs, ["think_format_reward", "my_lib.rewards.f"]);
+    assert_eq!(config.reward_weights, [1.0, 0.5]);
+    assert_eq!((config.bf16, config.shuffle_dataset, config.log_completions), (true, false, false));
+    assert_eq!(config.system_prompt.as_deref(), Some("Think first: it\"s 5"));
+    assert_eq!(config.per_device_train_batch_size, 12, "two processes take 6 each");
+    assert!(found.remarks.iter().any(|remark| remark.contains("2 processes")), "{:?}", found.remarks);
+    for (key, words) in [
+        ("env.CUDA_VISIBLE_DEVICES", "environment"),
+        ("env.A", "environment"),
+        ("deepspeed_config.zero_stage", "sharding"),
+        ("config_file", "among these"),
+    ] {
+        assert!(reason(&found, key).contains(words), "{key}: {:?}", found.left_out);
+    }
+}
+
+#[test]
+fn a_script_of_one_s_own_takes_trl_s_flags_too() {
+    for start in
+        ["python train.py", "accelerate launch --multi_gpu my/train.py", "torchrun --nproc_per_node=1 -m my.train"]
+    {
+        let (_, found) = import(&format!("{start} --learning_rate 1e-5 --dataset_name d --my_flag x y\n"));
+        assert_eq!((found.config.learning_rate, found.config.dataset[0].to_str()), (1e-5, Some("d")), "{start}");
+        assert_eq!(reason(&found, "my_flag"), "not known");
+    }
+    let (_, found) = import(".venv/bin/trl grpo --accelerate_config zero3 --num_processes 4 --output_dir $OUT/x\n");
+    assert_eq!((found.config.bf16, found.config.per_device_train_batch_size), (true, 32));
+    assert_eq!(found.refused, [("output_dir".to_owned(), "output_dir".to_owned())]);
+    assert!(reason(&found, "output_dir").contains("shell variable"));
+}
+
+#[test]
+fn a_command_that_is_not_clear_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("train.sh");
+    for (script, words) in [
+        ("trl grpo --seed 1\ntrl grpo --seed 2\n", "holds 2 commands that train"),
+        ("trl grpo \"${ARGS[@]}\"\n", "write them out"),
+        ("trl grpo --config absent.yaml\n", "--config absent.yaml: cannot be read"),
+        ("trl sft --seed 1\n", "must hold a mapping"),
+    ] {
+        fs::write(&file, script).unwrap();
+        let message = format!("{:#}", read::read(&file).unwrap_err());
+        assert!(message.contains(words), "{script}: {message}");
+    }
+}
+
+#[test]
+fn a_config_of_accelerate() {
+    let text = "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: MULTI_GPU\ndowncast_bf16: 'no'\n\
+                gpu_ids: all\nmachine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: 1\n\
+                num_processes: 8\nrdzv_backend: static\nsame_network: true\ntpu_env: []\nuse_cpu: false\n\
+                fsdp_config: {fsdp_version: 2}\n";
+    let (dialect, found) = import(text);
+    assert_eq!((dialect, found.to_toml().as_str()), (Dialect::Accelerate, "bf16 = true\n"));
+    assert!(found.left_out.iter().all(|(_, reason)| reason != "not known"), "{:?}", found.left_out);
+    assert!(reason(&found, "num_processes").contains("per_device_train_batch_size"));
+    let (_, found) = import(&text.replace("bf16\n", "fp16\n"));
+    assert_eq!(found.to_toml(), "");
+    assert!(reason(&found, "mixed_precision").contains("float32"));
+}
+
+#[test]
+fn functions_of_trl_are_themselves_where_no_rule_has_their_figures() {
+    let (_, found) = import(
+        "reward_model_name_or_path: 'my:model'\nreward_funcs: [reasoning_accuracy_reward, get_soft_overlong_punishment]\n",
+    );
+    let expected = [
+        r"model:path=my\:model",
+        "trl.rewards.reasoning_accuracy_reward",
+        "soft_overlong:max_completion_len=1280:soft_punish_cache=256",
+    ];
+    assert_eq!(found.config.reward_funcs, expected);
+    assert!(found.remarks[0].contains("the rule `reasoning_accuracy` needs no Python"), "{:?}", found.remarks);
+    let (_, found) = import("reward_funcs: accuracy\nseed: 1\n");
+    assert_eq!((found.config.reward_funcs.as_slice(), found.remarks.len()), (&["accuracy".to_owned()][..], 0));
+}
+
+#[test]
+fn a_mixture_of_trl() {
+    let (_, found) = import(
+        "datasets:\n  - {path: parquet, data_files: a.parquet, fraction: 0.6}\n  \
+         - {path: lib/b, data_dir: math, columns: [prompt], fraction: 0.4}\ndataset_name: other\nstreaming: true\n",
+    );
+    let paths: Vec<_> = found.config.dataset.iter().map(|path| path.to_str().unwrap()).collect();
+    assert_eq!((paths, found.config.dataset_weights.as_slice()), (vec!["a.parquet", "lib/b/math"], &[0.6, 0.4][..]));
+    assert!(found.remarks[0].contains("first rows"), "{:?}", found.remarks);
+    let (_, found) = import(
+        "datasets:\n  - {path: d, name: main, split: test}\n  - {path: json, data_files: {test: [x.json, y.json]}, split: test}\n",
+    );
+    let paths: Vec<_> = found.config.dataset.iter().map(|path| path.to_str().unwrap()).collect();
+    assert_eq!((paths, found.config.dataset_train_split.as_str()), (vec!["d", "x.json", "y.json"], "test"));
+    assert!(found.remarks[0].contains("`main` of d"), "{:?}", found.remarks);
+    for (list, words) in [
+        ("[{path: a}, {path: b, split: test}]", "splits differ"),
+        ("[{path: a, split: 'train[:10%]'}]", "part of one"),
+        ("[{path: csv, data_files: 'x/*.csv'}]", "pattern x/*.csv"),
+        ("[{path: csv}]", "`data_files` is missing"),
+        ("[{path: a, fraction: 0.1}, {path: b}]", "for some only"),
+        ("[{name: a}]", "missing field `path`"),
+    ] {
+        let (_, found) = import(&format!("datasets: {list}\nseed: 1\n"));
+        assert_eq!(found.to_toml(), "seed = 1\n");
+        assert!(found.remarks[0].contains(words), "{list}: {:?}", found.remarks);
+    }
+}
+
+#[test]
+fn a_function_of_verl_is_left_out_with_the_way() {
+    let (_, found) =
+        import("trainer.nnodes=1 data.seed=1 algorithm.adv_estimator=grpo custom_reward_function.path=r.py\n");
+    let reason = reason(&found, "custom_reward_function.path");
+    assert!(reason.contains("solution_str") && reason.contains("docs/importing.md"), "{reason}");
 }

@@ -1,7 +1,7 @@
 //! From foreign keys to a configuration, with an account of every key.
 
 use serde_json::Value;
-use shared::config::{OPTIONS, TrainConfig, layers};
+use shared::config::{self, Kind, OPTIONS, TrainConfig, layers};
 use toml::Table;
 
 use super::{
@@ -22,6 +22,10 @@ pub struct Translation {
     pub recounted: Vec<Recounted>,
     /// Keys without a counterpart, with the reason or the way.
     pub left_out: Vec<(String, String)>,
+    /// Those among `left_out` that have a counterpart, as (foreign key, option): only their values cannot be taken over.
+    pub refused: Vec<(String, String)>,
+    /// What is to be known of what was taken over.
+    pub remarks: Vec<String>,
 }
 
 /// An option whose number was converted.
@@ -50,6 +54,8 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
         combined: Vec::new(),
         recounted: Vec::new(),
         left_out: Vec::new(),
+        refused: Vec::new(),
+        remarks: Vec::new(),
     };
     let mut overrides = layers::Overrides::new();
     for (option, value) in rules.implied {
@@ -68,6 +74,7 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
         }
     }
     let get = |key: &str| entries.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
+    translation.remarks = (rules.remarks)(&get);
     let options: Options = (rules.combine)(&get);
     for (option, value) in options {
         translation.take(&mut overrides, TOGETHER, &option, &value);
@@ -91,6 +98,10 @@ impl Translation {
             self.mapped.push((key.to_owned(), format!("{option} (absent)")));
             return;
         };
+        let is_path = config::option(option).is_some_and(|option| matches!(option.kind, Kind::Path | Kind::Paths));
+        if is_path && text.contains('$') {
+            return self.refuse(key, option, "it names a shell variable");
+        }
         let given = (option.to_owned(), text);
         match layers::load(None, &vec![given.clone()]) {
             Ok(_) => {
@@ -99,8 +110,13 @@ impl Translation {
                 self.mapped.push((key.to_owned(), option.to_owned()));
                 overrides.push(given);
             }
-            Err(error) => self.leave_out(key, &error.to_string()),
+            Err(error) => self.refuse(key, option, &error.to_string()),
         }
+    }
+
+    fn refuse(&mut self, key: &str, option: &str, reason: &str) {
+        self.refused.push((key.to_owned(), option.to_owned()));
+        self.leave_out(key, reason);
     }
 
     /// Converts what counts something else here, where an update and a generation batch are not the same. A default of theirs

@@ -8,8 +8,16 @@ use shared::config::LossType;
 use super::rules::{Converted, Count, Keys, Lookup, Options, Rules, limit, one_path, paths, top_k};
 
 /// verl's keys.
-pub static RULES: Rules =
-    Rules { keys: &KEYS, converted: CONVERTED, ours: false, implied: IMPLIED, counts: COUNTS, combine };
+pub static RULES: Rules = Rules {
+    keys: &KEYS,
+    converted: CONVERTED,
+    ours: false,
+    implied: IMPLIED,
+    counts: COUNTS,
+    combine,
+    remarks: |_| Vec::new(),
+    launcher: None,
+};
 
 /// verl's schedule moves once for a generation batch, however many updates it has.
 const COUNTS: &[(&str, Count)] = &[("warmup_steps", Count::Batches)];

@@ -51,7 +51,8 @@ pub use resolve::explained;
     after_help = every_option()
 )]
 pub struct Args {
-    /// The configuration file, then options.
+    /// The configuration file, then options. A .yaml, .json or .sh file of TRL, verl or RLinf is translated on the way
+    /// (docs/importing.md).
     #[arg(value_name = "RUN.toml", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }

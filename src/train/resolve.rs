@@ -12,7 +12,11 @@ use shared::{
 };
 
 use super::{data::Datasets, directory, problems::Problems};
-use crate::{doctor, import_config};
+use crate::{
+    doctor,
+    import_config::{self, Imported},
+    output,
+};
 
 /// The words after `tandem train`, sorted.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,6 +46,9 @@ impl CommandLine {
     /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves it as
     /// it stands; in the file it is relative to the file's folder, as all paths there.
     pub fn config(&self) -> Result<TrainConfig> {
+        if let Some(file) = self.file.as_deref().filter(|file| import_config::is_foreign(file)) {
+            return self.imported(file);
+        }
         let mut config = layers::load_named(self.file.as_deref(), &self.overrides).map_err(explained)?;
         let in_file = !self.overrides.iter().any(|(key, _)| key == "resume_from_checkpoint");
         if let (true, Some(folder), Some(wanted)) =
@@ -51,6 +58,15 @@ impl CommandLine {
             *wanted = folder.join(&*wanted).display().to_string();
         }
         Ok(config)
+    }
+
+    /// The configuration of another system, as `tandem import-config` translates it, with an account of it. Its paths stay
+    /// relative to the working directory, as they are there.
+    fn imported(&self, file: &Path) -> Result<TrainConfig> {
+        let imported = Imported::read(file, None)?;
+        output::tell(imported.account().trim_end());
+        imported.require_all(|option| self.overrides.iter().any(|(key, _)| key == option))?;
+        layers::parse(&imported.to_toml(), Path::new("run.toml"), &self.overrides).map_err(explained)
     }
 }
 

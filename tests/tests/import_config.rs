@@ -19,7 +19,12 @@ fn what_is_written_is_a_run_toml_and_every_key_is_accounted_for() {
     let text = "num_generations: 4\nloss_type: grpo\nbeta: 0.04\nuse_vllm: true\nstrange: 1\n";
     let found = import(dir.path(), text, &more).success();
     assert_eq!(found.stdout, "");
-    for words in ["3 options taken over from TRL", "use_vllm: the sampler is ONNX", "strange: not known"] {
+    for words in [
+        "3 options taken over from TRL",
+        "use_vllm: the sampler is ONNX",
+        "strange: not known",
+        "before training: `model` is missing",
+    ] {
         assert!(found.stderr.contains(words), "{words}: {}", found.stderr);
     }
     let written = fs::read_to_string(&target).unwrap();
@@ -39,7 +44,7 @@ fn wrong_input_is_refused_in_one_line() {
     for (text, words) in [
         ("- a\n- b\n", "must hold a mapping"),
         ("a: [1\nb: 2\n", "no valid YAML"),
-        ("a: 1\n", "say so with --from"),
+        ("a: 1\n", "say so with `tandem import-config --from`"),
         ("", "must hold a mapping"),
     ] {
         let found = import(dir.path(), text, &[]);

@@ -260,10 +260,14 @@ fn an_interpreter_beside_the_configuration_is_found_from_any_folder() {
     bench.write("python", "#!/bin/sh\nexec python3 \"$@\"\n");
     fs::set_permissions(bench.path("python"), Permissions::from_mode(0o755)).unwrap();
     bench.configure(&["r.py:f"], "reward_python = \"./python\"");
-    for words in [["check-rewards", "../run.toml"].as_slice(), &["train", "../run.toml", "--dry-run"]] {
+    let works = |words: &[&str]| {
         let said = bench.tandem(words).success().stdout;
         assert!(said.lines().any(|line| line.starts_with("f ") || line.contains("r.py:f")), "{said}");
-    }
+    };
+    works(&["check-rewards", "../run.toml"]);
+    works(&["train", "../run.toml", "--dry-run"]);
+    bench.configure(&["r.py:f"], "reward_python = \"absent\"");
+    works(&["check-rewards", "../run.toml", "--reward_python", "../python"]);
 }
 
 #[test]

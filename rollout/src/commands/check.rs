@@ -20,6 +20,6 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
     leave_nothing_behind()?;
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).context("stdin")?;
-    let config = layers::parse(&text, Path::new("stdin"))?;
+    let config = layers::parse(&text, Path::new("stdin"), &Vec::new())?;
     super::print(&check::problems(&config).into())
 }

@@ -2,7 +2,11 @@
 
 mod text;
 
-use std::{collections::HashSet, fs, path::Path};
+use std::{
+    collections::HashSet,
+    fs,
+    path::{self, Path},
+};
 
 use toml::{Table, Value};
 
@@ -53,7 +57,18 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
 /// # Errors
 /// A [`ConfigError`] that names the file or option, in one line.
 pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
-    let mut values = file.map_or_else(|| Ok(Table::new()), read_file)?;
+    merged(file.map_or_else(|| Ok(Table::new()), read_file)?, overrides)
+}
+
+/// Reads a configuration from the text of a file, with options that win over it.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(text: &str, file: &Path, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
+    merged(values_of(text, file)?, overrides)
+}
+
+fn merged(mut values: Table, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
     for (key, text) in overrides {
         let option = known(key, COMMAND_LINE)?;
         let value = located(option, option.kind.parse(text), Path::new(""));
@@ -62,23 +77,22 @@ pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, C
     Ok(values.try_into().expect("each value was accepted by itself"))
 }
 
-/// Reads a configuration from the text of a file.
-///
-/// # Errors
-/// As [`load`].
-pub fn parse(text: &str, file: &Path) -> Result<TrainConfig, ConfigError> {
-    Ok(values_of(text, file)?.try_into().expect("each value was accepted by itself"))
-}
-
-/// As [`load`], for what a user names: reward functions that the file names are found from its folder on.
+/// As [`load`], for what a user names: reward functions and the interpreter that the file names are found from its folder on,
+/// those of the command line from the working directory on.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
     let mut config = load(file, overrides)?;
-    let in_file = !overrides.iter().any(|(key, _)| key == "reward_funcs");
-    if in_file && config.reward_dir.is_none() {
-        let folder = file.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    let in_file = |option: &str| !overrides.iter().any(|(key, _)| key == option);
+    let folder = file.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    if config.reward_python.contains('/') {
+        let folder = config.reward_dir.as_deref().or(folder).filter(|_| in_file("reward_python"));
+        let python = folder.unwrap_or(Path::new("")).join(&config.reward_python);
+        // Whoever starts it may be at work in another folder.
+        config.reward_python = path::absolute(&python).unwrap_or(python).display().to_string();
+    }
+    if in_file("reward_funcs") && config.reward_dir.is_none() {
         config.reward_dir = folder.map(Path::to_owned);
     }
     Ok(config)

@@ -81,7 +81,7 @@ fn what_is_no_run_toml_is_told_by_what_it_is() {
         ("grpo.json", "{\"learning_rate\": 1e-6}", "JSON"),
     ] {
         let text = of(name, text);
-        assert!(text.contains(&format!("is {format} and no TOML; `tandem import-config ")), "{text}");
+        assert!(text.contains(&format!("is {format} and no TOML; `tandem train` takes ")), "{text}");
     }
     let text = of("a.toml", "seed = :1\n");
     assert!(
@@ -156,6 +156,19 @@ fn reward_functions_are_found_from_the_folder_of_the_file_that_names_them() {
     assert_eq!(found(&[]).as_deref(), Some(dir.path()));
     assert_eq!(found(&["--reward_funcs", "s.py:g"]), None);
     assert_eq!(found(&["--reward_dir", "elsewhere"]), Some("elsewhere".into()));
+}
+
+#[test]
+fn an_interpreter_is_found_from_the_folder_of_the_file_or_where_the_command_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    let found = |line: &[&str]| load_named(Some(&path), &parse_overrides(&words(line)).unwrap()).unwrap().reward_python;
+    fs::write(&path, "reward_python = \".venv/bin/python\"").unwrap();
+    let here = path::absolute("bin/python").unwrap().display().to_string();
+    assert_eq!(found(&["--reward_funcs", "format"]), dir.path().join(".venv/bin/python").display().to_string());
+    assert_eq!(found(&["--reward_dir", "/w"]), "/w/.venv/bin/python");
+    assert_eq!(found(&["--reward_python", "bin/python", "--reward_dir", "/w"]), here);
+    assert_eq!(found(&["--reward_python", "python3.11"]), "python3.11");
 }
 
 #[test]

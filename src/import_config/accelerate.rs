@@ -1,0 +1,54 @@
+//! accelerate's configuration, which says how a script is started.
+
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use super::{
+    read::Entry,
+    rules::{Converted, Keys, Lookup, Rules},
+};
+
+/// accelerate's keys.
+pub static RULES: Rules = Rules {
+    keys: &KEYS,
+    converted: CONVERTED,
+    ours: false,
+    implied: &[],
+    counts: &[],
+    combine: |_| Vec::new(),
+    remarks: |_| Vec::new(),
+    launcher: None,
+};
+
+static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("accelerate.toml")));
+
+/// Keys whose values are written differently.
+const CONVERTED: &[Converted] = &[("mixed_precision", "bf16", mixed_precision)];
+
+fn mixed_precision(value: &Value) -> Result<Value, &'static str> {
+    match value.as_str() {
+        Some("bf16") => Ok(true.into()),
+        Some("no") => Ok(false.into()),
+        _ if *value == Value::Bool(false) => Ok(false.into()),
+        _ => Err("the learner computes in float32, or with bf16 in bfloat16"),
+    }
+}
+
+/// What a configuration that comes with TRL says of the result, by its name. All have bfloat16.
+pub fn of_trl(name: &str) -> Option<Vec<Entry>> {
+    let processes = match name {
+        "single_gpu" => 1,
+        "multi_gpu" | "fsdp1" | "fsdp2" | "zero1" | "zero2" | "zero3" => 8,
+        _ => return None,
+    };
+    Some(vec![("mixed_precision".to_owned(), "bf16".into()), ("num_processes".to_owned(), processes.into())])
+}
+
+/// How many processes learn, if that is said.
+pub fn processes(get: Lookup<'_>) -> Option<u64> {
+    if get("distributed_type").is_some_and(|kind| kind == "NO") {
+        return Some(1);
+    }
+    ["num_processes", "nproc_per_node", "num_gpus"].iter().find_map(|key| get(key)?.as_u64())
+}
