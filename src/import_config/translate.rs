@@ -85,8 +85,20 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     translation.mapped.retain(|(from, option)| !from.is_empty() || !unused.contains(&option.as_str()));
     overrides.retain(|(option, _)| translation.mapped.iter().any(|(_, taken)| taken == option));
     translation.recount(&mut overrides, rules.counts);
-    translation.config = load(&overrides);
+    translation.config = as_given(load(&overrides), &overrides);
     translation
+}
+
+/// With paths as they were given: whether one is a name on the Hub is seen where it is trained.
+pub fn as_given(mut config: TrainConfig, overrides: &layers::Overrides) -> TrainConfig {
+    for path in config.paths_mut() {
+        let marked = path.display().to_string();
+        if let Some(name) = config::hub_name(path).filter(|_| !overrides.iter().any(|(_, text)| text.contains(&marked)))
+        {
+            *path = name.into();
+        }
+    }
+    config
 }
 
 impl Translation {
