@@ -81,14 +81,15 @@ fn overrides(commands: &[Vec<String>]) -> Vec<Entry> {
         if !dotted || !key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')) {
             continue;
         }
-        // As in Hydra, the last one wins.
+        // As in Hydra, the last one wins, and a value may have quotes of its own.
         entries.retain(|(known, _)| known != key);
-        entries.push((key.to_owned(), scalar(value)));
+        let value = serde_saphyr::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        entries.push((key.to_owned(), value));
     }
     entries
 }
 
-/// The value of a word: a number, true or false, nothing, a list or a mapping as YAML has them, else the text.
+/// The value of a flag: a number, true or false, nothing, a list or a mapping as YAML has them, else the text.
 pub fn scalar(word: &str) -> Value {
     let text = || Value::String(word.to_owned());
     match serde_saphyr::from_str(word) {
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn overrides_are_found_in_a_command() {
         let text = "python3 -m verl.trainer.main_ppo \\\n  algorithm.adv_estimator=grpo \\ # a comment=1\n  \
-                    +data.files=\"['a b.parquet']\" data.n=1 data.n=2 actor.flag=True x.y=$HOME/z $@\n";
+                    +data.files=\"['a b.parquet']\" data.n=1 data.n=2 actor.flag=True x.y=$HOME/z q.r='\"s t\"' $@\n";
         let found = of(text).unwrap();
         let expected = [
             entry("algorithm.adv_estimator", json!("grpo")),
@@ -145,6 +146,7 @@ mod tests {
             entry("data.n", json!(2)),
             entry("actor.flag", json!(true)),
             entry("x.y", json!("$HOME/z")),
+            entry("q.r", json!("s t")),
         ];
         assert_eq!(found, expected);
     }
