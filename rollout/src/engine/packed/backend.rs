@@ -1,6 +1,9 @@
 //! Sequences in slots, over shared pages.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
 
 use ndarray::ArrayViewMut2;
 use rollout_kernels::{
@@ -66,8 +69,30 @@ pub(in super::super) struct PackedBackend {
     options: PackedOptions,
     /// The next version.
     loaded: Shelf<PackedWeights>,
-    /// Memory of the version before.
-    spare: Option<LargeBuffer>,
+    /// Memory for the version after.
+    spare: Option<Spare>,
+}
+
+/// Memory for a version: that of one that nobody needs any more, or new one that is being provided on a side thread.
+enum Spare {
+    Old(LargeBuffer),
+    New(JoinHandle<Option<LargeBuffer>>),
+}
+
+impl Spare {
+    /// As much as a version takes, if the system gives it; if not, loading will say so.
+    fn new(words: usize) -> Option<Self> {
+        let provide = move || LargeBuffer::provided(words).ok();
+        thread::Builder::new().name("weight-memory".into()).spawn(provide).ok().map(Self::New)
+    }
+
+    /// Waits until it is there.
+    fn get(self) -> Option<LargeBuffer> {
+        match self {
+            Self::Old(memory) => Some(memory),
+            Self::New(thread) => thread.join().ok().flatten(),
+        }
+    }
 }
 
 impl PackedBackend {
@@ -86,6 +111,7 @@ impl PackedBackend {
         };
         let weights =
             PackedWeights::load(source, config, manifest, options.format, Legacy::default(), options.session.threads)?;
+        let spare = if options.session.hot_swap { Spare::new(weights.own_words()) } else { None };
         Ok(Self {
             session: PackedSession::new(Arc::new(weights), config, options)?,
             slots: Vec::new(),
@@ -94,7 +120,7 @@ impl PackedBackend {
             free: FreePages::new(options.pages.pages),
             options,
             loaded: Shelf::default(),
-            spare: None,
+            spare,
         })
     }
 
@@ -241,8 +267,9 @@ impl Backend for PackedBackend {
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
         let PackedOptions { session, format, .. } = self.options;
-        let legacy = Legacy { memory: self.spare.take(), kept: self.session.kept() };
+        let (spare, kept) = (self.spare.take(), self.session.kept());
         self.loaded.to_fill(move || {
+            let legacy = Legacy { memory: spare.and_then(Spare::get), kept };
             let weights = PackedWeights::load(&source, &config, &manifest, format, legacy, session.threads)?;
             let weights = Arc::new(weights);
             let options = PackedOptions { session, pages: page_shape(&config, 1, PAGE, KvFormat::Fp32), format };
@@ -254,7 +281,7 @@ impl Backend for PackedBackend {
 
     fn install(&mut self) {
         let before = self.session.exchange(Arc::new(self.loaded.take()));
-        self.spare = Arc::into_inner(before).map(PackedWeights::into_memory);
+        self.spare = Arc::into_inner(before).map(|weights| Spare::Old(weights.into_memory()));
         self.forget_prefixes();
     }
 }
@@ -339,6 +366,28 @@ mod tests {
             kept: 0,
             memory: None,
         }
+    }
+
+    /// Versions of another size would be packed into new memory.
+    #[test]
+    fn the_first_swap_finds_the_memory_that_it_needs() {
+        let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+        export(&model, &source.dir, &ExportOptions::default()).unwrap();
+        let manifest = read_manifest(&source, model.config()).unwrap();
+        let open = |hot_swap| {
+            let options = EngineOptions { hot_swap, ..options() };
+            PackedBackend::open(&source, model.config(), &manifest, &options).unwrap()
+        };
+        assert!(open(false).spare.is_none(), "without swaps, none is kept");
+        let mut swapping = open(true);
+        let spare = swapping.spare.take().and_then(Spare::get).unwrap();
+        let place = spare.as_ptr();
+        swapping.spare = Some(Spare::Old(spare));
+        swapping.load(source.clone(), model.config().clone(), manifest.clone())().unwrap();
+        let loaded = swapping.loaded.take();
+        assert_eq!(loaded.into_memory().as_ptr(), place);
     }
 
     #[test]

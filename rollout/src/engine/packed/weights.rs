@@ -134,6 +134,11 @@ impl PackedWeights {
         })
     }
 
+    /// Words of the panels that are this version's own.
+    pub fn own_words(&self) -> usize {
+        self.own.memory.len()
+    }
+
     /// The memory of the panels, when nobody needs the version any more.
     pub fn into_memory(self) -> LargeBuffer {
         self.own.memory
