@@ -3,6 +3,7 @@
 //! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`).
 //! Whatever would change the mathematics and is not supported is refused with its key and value, never ignored.
 
+mod layers;
 mod read;
 mod rope;
 #[cfg(test)]
@@ -10,6 +11,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+pub use layers::{LayerKind, Rotary};
 pub use rope::RopeScaling;
 
 /// The model family, by `model_type`.
@@ -22,6 +24,8 @@ pub enum Architecture {
     Qwen2,
     /// `Qwen3ForCausalLM`: RMS norm on each head of q and k.
     Qwen3,
+    /// `SmolLM3ForCausalLM`: some layers without rotary positions.
+    SmolLm3,
 }
 
 /// What stands on top of the transformer.
@@ -38,7 +42,7 @@ pub enum Head {
     },
 }
 
-/// A decoder-only transformer with rotary positions, RMS norms, grouped-query attention and a SiLU-gated MLP.
+/// A decoder-only transformer with RMS norms, grouped-query attention and a SiLU-gated MLP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Family.
@@ -49,10 +53,14 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
+    /// The attention of every layer.
+    pub layers: Vec<LayerKind>,
     /// Query heads.
     pub num_attention_heads: usize,
     /// Key/value heads; divides the query heads.
     pub num_key_value_heads: usize,
+    /// Factor of the scores of attention, `head_dim^-0.5` but for Gemma.
+    pub attention_scale: f64,
     /// Width of a head; need not be `hidden_size / num_attention_heads`.
     pub head_dim: usize,
     /// Rows of the embedding.
@@ -119,6 +127,12 @@ impl ModelConfig {
         self.num_attention_heads / self.num_key_value_heads
     }
 
+    /// Whether every head of queries and keys has an RMS norm.
+    #[must_use]
+    pub fn head_norms(&self) -> bool {
+        self.architecture == Architecture::Qwen3
+    }
+
     /// Every parameter as (Hugging Face name, shape), in the model's order, that of the head last. With tied embeddings
     /// there is no `lm_head.weight`.
     #[must_use]
@@ -135,7 +149,7 @@ impl ModelConfig {
                     add(&format!("self_attn.{name}.bias"), vec![width]);
                 }
             }
-            if self.architecture == Architecture::Qwen3 {
+            if self.head_norms() {
                 add("self_attn.q_norm.weight", vec![self.head_dim]);
                 add("self_attn.k_norm.weight", vec![self.head_dim]);
             }

@@ -5,7 +5,7 @@
 //! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
 //! straight copy. Attention is com.microsoft `GroupQueryAttention`, the only node that sees batch and sequence apart.
 
-use shared::{Architecture, Dtype, Head, ModelConfig, TensorEntry};
+use shared::{Dtype, Head, ModelConfig, TensorEntry};
 
 use super::{
     builder::{Dim, GraphBuilder, MICROSOFT, data_type, float, int},
@@ -27,17 +27,22 @@ const BATCH: Dim<'_> = Dim::Named("batch");
 const SEQUENCE: Dim<'_> = Dim::Named("sequence");
 const SCORES: Dim<'_> = Dim::Named("scores");
 
-/// Whether `GroupQueryAttention` rotates q and k itself. If not, the graph has an input `position_ids`.
-#[must_use]
-pub fn fused_rotary(config: &ModelConfig) -> bool {
+/// Whether `GroupQueryAttention` rotates q and k itself.
+fn fused_rotary(config: &ModelConfig) -> bool {
     config.head_dim.is_multiple_of(FUSED_ROTARY_MULTIPLE)
+}
+
+/// Whether the graph has an input `position_ids`: some layer rotates, and its attention does not do that itself.
+#[must_use]
+pub fn reads_positions(config: &ModelConfig) -> bool {
+    !fused_rotary(config) && config.layers.iter().any(|layer| layer.rotary.is_some())
 }
 
 /// Builds the graph over the tensors of `weights.data`.
 ///
 /// Inputs: `input_ids` i64 `[B, S]`; `seqlens_k` i32 `[B]`, each row's length including this call, minus 1;
 /// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
-/// each row's last token; `position_ids` i64 `[B, S]` unless [`fused_rotary`]; `past_key_values.{i}.key` and
+/// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`]; `past_key_values.{i}.key` and
 /// `.value` `[B, kv_heads, M, head_dim]`.
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
@@ -75,7 +80,7 @@ impl Inputs {
                 Head::LanguageModel => graph.input("last_index", DataType::Int64, &[BATCH]),
                 Head::Score { .. } => graph.input("score_index", DataType::Int64, &[SCORES]),
             },
-            position_ids: (!fused_rotary(config))
+            position_ids: reads_positions(config)
                 .then(|| graph.input("position_ids", DataType::Int64, &[BATCH, SEQUENCE])),
         }
     }
@@ -100,8 +105,7 @@ impl Shapes {
         let of_ids = graph.node("Shape", "shape.input_ids", &[input_ids], &[]);
         Self {
             tokens: graph.integers("shape.tokens", &[-1, width]),
-            heads: (config.architecture == Architecture::Qwen3)
-                .then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
+            heads: config.head_norms().then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
             batch: graph.node("Concat", "shape.batch", &[&of_ids, &rest], &[int("axis", 0)]),
             flat: rest,
         }
@@ -219,7 +223,8 @@ impl<'a> Decoder<'a> {
             x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &heads, &gamma);
         }
         let x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
-        match self.inputs.position_ids.clone() {
+        let rotary = self.config.layers[layer].rotary;
+        match self.inputs.position_ids.clone().filter(|_| rotary.is_some()) {
             Some(positions) => self.rotate(&format!("layers.{layer}.{which}.rotated"), &x, &positions),
             None => x,
         }
@@ -248,17 +253,21 @@ impl<'a> Decoder<'a> {
             Head::Score { .. } => Default::default(),
         };
         let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
-        let fused = fused_rotary(self.config);
+        let kind = self.config.layers[layer];
+        let fused = fused_rotary(self.config) && kind.rotary.is_some();
         if fused {
             inputs.extend([ROTARY_COS, ROTARY_SIN]);
         }
-        let attributes = [
+        let mut attributes = vec![
             int("num_heads", self.config.num_attention_heads as i64),
             int("kv_num_heads", self.config.num_key_value_heads as i64),
-            float("scale", (self.config.head_dim as f64).powf(-0.5) as f32),
+            float("scale", self.config.attention_scale as f32),
             int("do_rotary", i64::from(fused)),
             int("rotary_interleaved", 0),
         ];
+        if let Some(window) = kind.window {
+            attributes.push(int("local_window_size", window as i64));
+        }
         let outputs = [name.as_str(), &present[0], &present[1]];
         self.graph.operator(MICROSOFT, "GroupQueryAttention", &name, &inputs, &outputs, &attributes);
         name

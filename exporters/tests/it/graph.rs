@@ -191,6 +191,29 @@ fn the_attention_rotates_itself_where_its_kernel_can() {
 }
 
 #[test]
+fn layers_without_rotary_positions_and_with_windows_say_so() {
+    for (head_dim, fused) in [(8, false), (16, true)] {
+        let changes = json!({"model_type": "smollm3", "head_dim": head_dim, "num_hidden_layers": 3,
+            "no_rope_layers": [0, 1, 1], "use_sliding_window": true, "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"]});
+        let (graph, _) = exported(&changes, &ExportOptions::default());
+        let attention = nodes(&graph, "GroupQueryAttention");
+        let rotated: Vec<i64> = attention.iter().map(|node| attribute(node, "do_rotary")).collect();
+        assert_eq!(rotated, if fused { [0, 1, 1] } else { [0; 3] });
+        let tables: Vec<bool> = attention.iter().map(|node| node.input.iter().any(|i| i == ROTARY_COS)).collect();
+        assert_eq!(tables, [false, fused, fused]);
+        assert_eq!(nodes(&graph, "RotaryEmbedding").len(), if fused { 0 } else { 2 * 2 });
+        let windows: Vec<Option<i64>> = attention
+            .iter()
+            .map(|node| node.attribute.iter().find(|a| a.name == "local_window_size").and_then(|a| a.i))
+            .collect();
+        assert_eq!(windows, [None, Some(5), None]);
+    }
+    let nowhere = json!({"model_type": "smollm3", "head_dim": 8, "no_rope_layers": [0, 0]});
+    assert!(!inputs(&exported(&nowhere, &ExportOptions::default()).0).contains(&"position_ids"));
+}
+
+#[test]
 fn qwen3_norms_every_head_of_q_and_k() {
     let (graph, _) = exported(&json!({"model_type": "qwen3"}), &ExportOptions::default());
     let gammas: Vec<&str> = nodes(&graph, "SimplifiedLayerNormalization").iter().map(|n| n.input[1].as_str()).collect();

@@ -113,7 +113,7 @@ impl Trunk {
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
                 input_norm: norm(&format!("model.layers.{i}.input_layernorm")),
-                attention: Attention::new(&config, &weights, &format!("model.layers.{i}.self_attn")),
+                attention: Attention::new(&config, &weights, i),
                 output_norm: norm(&format!("model.layers.{i}.post_attention_layernorm")),
                 mlp: Mlp::new(&weights, &format!("model.layers.{i}.mlp")),
             })

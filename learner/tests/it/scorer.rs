@@ -46,7 +46,7 @@ fn pairs() -> Vec<Pair> {
 
 #[test]
 fn a_scorer_sees_the_hidden_states_of_the_language_model() {
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let decoder = load(&golden(name), double()).unwrap();
         let scorer = load_scorer(&golden(name), double()).unwrap();
         // With a row of the language-model head as its head, a score is that token's logit.

@@ -339,7 +339,12 @@ struct Model {
     cos: Vec<f32>,
     sin: Vec<f32>,
     norms: Option<[Vec<f32>; 2]>,
+    rotates: bool,
+    window: Option<usize>,
 }
+
+/// Another factor than the root of the head's width.
+const SCALE: f32 = 0.3;
 
 impl Model {
     fn random(stream: &mut Stream, sizes: Heads, norms: bool, format: KvFormat) -> Self {
@@ -350,6 +355,8 @@ impl Model {
             cos: angles.iter().map(|a| a.cos()).collect(),
             sin: angles.iter().map(|a| a.sin()).collect(),
             norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
+            rotates: true,
+            window: None,
         }
     }
 
@@ -359,8 +366,15 @@ impl Model {
 
     fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &Workers) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
-        let (cos, sin) = (&self.cos[..], &self.sin[..]);
-        let attention = Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
+        let attention = Attention {
+            heads: self.sizes.heads,
+            rotary: self.rotates.then_some([&self.cos[..], &self.sin[..]]),
+            window: self.window,
+            scale: SCALE,
+            q_norm: norm(0),
+            k_norm: norm(1),
+            layer: 1,
+        };
         let mut out = vec![f32::NAN; spans.tokens() * self.sizes.heads * self.sizes.head_dim];
         attention.run(qkv, spans, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
@@ -373,6 +387,9 @@ impl Model {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
             let inverse = 1.0 / (mean + f64::from(EPSILON)).sqrt();
             x.iter_mut().zip(&norms[norm]).for_each(|(x, &g)| *x *= inverse * f64::from(g));
+        }
+        if !self.rotates {
+            return x;
         }
         let table = |t: &[f32], d: usize| f64::from(t[position * half + d % half]);
         (0..x.len())
@@ -406,21 +423,22 @@ impl Model {
     fn reference(&self, qkv: &[Vec<f32>]) -> Vec<f64> {
         let Heads { heads, kv_heads, head_dim } = self.sizes;
         let last = qkv.len() - 1;
+        let first = self.window.map_or(0, |window| qkv.len().saturating_sub(window));
         (0..heads)
             .flat_map(|head| {
                 let kv = heads + head / (heads / kv_heads);
                 let q = self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0);
-                let scores: Vec<f64> = (0..=last)
+                let scores: Vec<f64> = (first..=last)
                     .map(|p| {
                         let k = self.stored(self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
-                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
+                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(SCALE)
                     })
                     .collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
                 let sum: f64 = weights.iter().sum();
                 let value = |p: usize| qkv[p][(kv + kv_heads) * head_dim..][..head_dim].iter().map(|&v| f64::from(v));
-                let values: Vec<Vec<f64>> = (0..=last).map(|p| self.stored(value(p).collect())).collect();
+                let values: Vec<Vec<f64>> = (first..=last).map(|p| self.stored(value(p).collect())).collect();
                 (0..head_dim)
                     .map(|d| weights.iter().zip(&values).map(|(w, value)| w * value[d]).sum::<f64>() / sum)
                     .collect::<Vec<_>>()
@@ -436,12 +454,12 @@ proptest! {
     fn attention_over_shared_prompts_is_plain_attention(
         seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
         bytes: bool, prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
-        burst in 1usize..=3,
+        burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
         let format = if bytes { KvFormat::Int8 } else { KvFormat::Fp32 };
-        let model = Model::random(&mut stream, sizes, norms, format);
+        let model = Model { rotates, window, ..Model::random(&mut stream, sizes, norms, format) };
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape).unwrap())).collect();

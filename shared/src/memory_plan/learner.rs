@@ -1,7 +1,7 @@
 //! What a learner holds.
 
 use super::Workload;
-use crate::{Architecture, Head, ModelConfig, config::Device};
+use crate::{Head, ModelConfig, config::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
@@ -177,7 +177,7 @@ const FLOAT: u64 = size_of::<f32>() as u64;
 /// mixed and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys twice.
 fn kept(model: &ModelConfig) -> u64 {
     let [queries, keys] = heads(model);
-    let normed = if model.architecture == Architecture::Qwen3 { queries + keys } else { 0 };
+    let normed = if model.head_norms() { queries + keys } else { 0 };
     let attention = queries + 2 * keys + queries + model.num_attention_heads as u64 + normed;
     attention + 2 * (model.hidden_size + model.intermediate_size) as u64
 }

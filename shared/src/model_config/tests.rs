@@ -85,6 +85,61 @@ fn smollm2_135m_is_read_as_published() {
     assert_eq!((config.group_size(), config.parameters().len()), (3, 272));
 }
 
+/// Windows and rotary positions, layer by layer.
+fn kinds(config: &ModelConfig) -> (Vec<Option<usize>>, Vec<bool>) {
+    config.layers.iter().map(|layer| (layer.window, layer.rotary.is_some())).unzip()
+}
+
+#[test]
+fn smollm3_3b_is_read_as_published() {
+    let every_fourth: Vec<u8> = (1..=36).map(|layer| u8::from(layer % 4 != 0)).collect();
+    let published = json!({
+        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": null, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 11008, "layer_types": vec!["full_attention"; 36],
+        "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": false, "model_type": "smollm3",
+        "no_rope_layer_interval": 4, "no_rope_layers": every_fourth, "num_attention_heads": 16,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+        "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null, "use_sliding_window": false,
+        "vocab_size": 128256,
+    });
+    let config = read(&published);
+    assert_eq!((config.head_dim, config.parameters().len()), (128, 326));
+    assert_eq!(config.parameter_count(), 3_075_098_624);
+    assert!(config.tie_word_embeddings && config.rope_theta == 5e6);
+    let (windows, rotary) = kinds(&config);
+    assert_eq!(windows, [None; 36]);
+    assert_eq!(rotary, every_fourth.iter().map(|&has| has == 1).collect::<Vec<_>>());
+    let mut by_interval = published;
+    by_interval.as_object_mut().unwrap().remove("no_rope_layers");
+    assert_eq!(read(&by_interval), config, "the interval says the same");
+}
+
+#[test]
+fn windows_are_where_the_family_has_them() {
+    let windows = |changes: &Value| kinds(&config_with(changes).unwrap()).0;
+    for family in ["qwen2", "qwen3"] {
+        let slides = |changes: Value| {
+            let mut config = json!({"model_type": family, "use_sliding_window": true, "num_hidden_layers": 4});
+            config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            windows(&config)
+        };
+        let (full, window) = (None, Some(32));
+        assert_eq!(slides(json!({"sliding_window": 32, "max_window_layers": 3})), [full, full, full, window]);
+        assert_eq!(slides(json!({"sliding_window": 32, "max_window_layers": 0})), [window; 4]);
+        assert_eq!(slides(json!({"max_window_layers": 0})), [Some(4096); 4]);
+        assert_eq!(slides(json!({"sliding_window": 32})), [full; 4], "the first 28 layers see everything");
+        assert_eq!(slides(json!({"sliding_window": null, "max_window_layers": 0})), [full; 4]);
+        let types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"];
+        let said = json!({"sliding_window": 32, "layer_types": types});
+        assert_eq!(slides(said), [window, full, full, window]);
+    }
+    // SmolLM3's layers without rotary positions slide.
+    let smollm3 = json!({"model_type": "smollm3", "num_hidden_layers": 4, "use_sliding_window": true,
+        "sliding_window": 32, "no_rope_layers": [1, 0, 1, 0, 1]});
+    assert_eq!(windows(&smollm3), [None, Some(32), None, Some(32)]);
+}
+
 #[test]
 fn the_data_folders_configurations_have_the_published_shapes() {
     let Some(data) = harness::data_dir("the_data_folders_configurations_have_the_published_shapes") else { return };
@@ -163,6 +218,10 @@ fn absent_keys_have_the_families_defaults() {
     // The window is unused unless `use_sliding_window`, which is false by default.
     assert_eq!(config_with(&json!({"model_type": "qwen2", "sliding_window": 4096})).unwrap(), qwen2);
 
+    let smollm3 = config_with(&json!({"model_type": "smollm3", "num_hidden_layers": 5})).unwrap();
+    assert_eq!((smollm3.head_dim, smollm3.rope_theta, smollm3.tie_word_embeddings), (16, 2e6, true));
+    assert_eq!(kinds(&smollm3), (vec![None; 5], vec![true, true, true, false, true]));
+
     let qwen3 = config_with(&json!({"model_type": "qwen3"})).unwrap();
     assert_eq!(qwen3.head_dim, 128);
     assert!(!qwen3.qkv_bias && !qwen3.tie_word_embeddings);
@@ -199,7 +258,22 @@ fn whatever_changes_the_mathematics_is_refused_with_key_and_value() {
         (json!({"model_type": "qwen3_moe"}), "model_type", "\"qwen3_moe\""),
         (json!({"hidden_act": "gelu"}), "hidden_act", "\"gelu\""),
         (json!({"sliding_window": 4096}), "sliding_window", "4096"),
-        (json!({"model_type": "qwen2", "use_sliding_window": true}), "use_sliding_window", "true"),
+        (json!({"use_sliding_window": true}), "use_sliding_window", "true"),
+        (json!({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 0}), "sliding_window", "0"),
+        (
+            json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": null,
+                "layer_types": ["sliding_attention", "sliding_attention"]}),
+            "layer_types",
+            "sliding_attention without a window",
+        ),
+        (
+            json!({"model_type": "smollm3", "layer_types": ["full_attention", "chunked_attention"]}),
+            "layer_types",
+            "chunked_attention",
+        ),
+        (json!({"model_type": "smollm3", "no_rope_layers": [1]}), "no_rope_layers", "[1]"),
+        (json!({"model_type": "smollm3", "no_rope_layers": [1, 2]}), "no_rope_layers", "[1,2]"),
+        (json!({"model_type": "smollm3", "no_rope_layer_interval": 0}), "no_rope_layer_interval", "0"),
         (
             json!({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}),
             "layer_types",

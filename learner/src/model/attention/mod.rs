@@ -3,10 +3,10 @@
 mod core;
 mod part;
 
-use shared::{Architecture, ModelConfig};
+use shared::ModelConfig;
 use tch::Tensor;
 
-use self::core::{Attended, attend, attend_backward};
+use self::core::{Attended, Sight, attend, attend_backward};
 use super::{linear::Linear, norm::RmsNorm, parameters::Gradients, rope::Rotation, weights::Weights};
 use crate::batch::Tree;
 
@@ -17,6 +17,9 @@ pub(super) struct Attention {
     output: Linear,
     /// Qwen3's norms on each head of q and k.
     head_norms: Option<(RmsNorm, RmsNorm)>,
+    /// Whether queries and keys are rotated.
+    rotary: bool,
+    sight: Sight,
     query_heads: i64,
     key_heads: i64,
     head_dim: i64,
@@ -25,7 +28,7 @@ pub(super) struct Attention {
 /// What [`Attention::backward`] needs of a forward pass.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated unless the heads are normed.
+    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated, where the layer rotates, unless the heads are normed.
     qkv_TND: Tensor,
     /// Normed and rotated queries and keys, where the heads are normed.
     normed: Option<(Tensor, Tensor)>,
@@ -33,13 +36,16 @@ pub(super) struct AttentionTape {
 }
 
 impl Attention {
-    /// The leaves below `{name}.`.
-    pub(super) fn new(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
+    /// The leaves below `model.layers.{layer}.self_attn.`.
+    pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: usize) -> Self {
+        let (kind, name) = (config.layers[layer], &format!("model.layers.{layer}.self_attn"));
         let norm = |which: &str| RmsNorm::new(weights, &format!("{name}.{which}"), config.rms_norm_eps);
         Self {
             qkv: Linear::stacked(weights, name, "qkv_proj", &["q_proj", "k_proj", "v_proj"]),
             output: Linear::new(weights, name, "o_proj"),
-            head_norms: (config.architecture == Architecture::Qwen3).then(|| (norm("q_norm"), norm("k_norm"))),
+            head_norms: config.head_norms().then(|| (norm("q_norm"), norm("k_norm"))),
+            rotary: kind.rotary.is_some(),
+            sight: Sight { window: kind.window.map(|window| window as i64), scale: config.attention_scale },
             query_heads: config.num_attention_heads as i64,
             key_heads: config.num_key_value_heads as i64,
             head_dim: config.head_dim as i64,
@@ -61,9 +67,11 @@ impl Attention {
             Some((q_TND, k_TND)) => (q_TND.shallow_clone(), k_TND.shallow_clone()),
             None => (q_TND, k_TND),
         };
-        rotation.rotate(&q_TND);
-        rotation.rotate(&k_TND);
-        let attended = attend([&q_TND, &k_TND, &v_TND], trees);
+        if self.rotary {
+            rotation.rotate(&q_TND);
+            rotation.rotate(&k_TND);
+        }
+        let attended = attend([&q_TND, &k_TND, &v_TND], trees, self.sight);
         let sum = self.output.forward_onto(onto, &attended.out_TND.flatten(1, 2));
         (sum, AttentionTape { qkv_TND, normed, attended })
     }
@@ -89,10 +97,13 @@ impl Attention {
             &tape.attended,
             &d_mixed_TND,
             trees,
+            self.sight,
             [&dq_TND, &dk_TND, &dv_TND],
         );
-        rotation.rotate_back(&dq_TND);
-        rotation.rotate_back(&dk_TND);
+        if self.rotary {
+            rotation.rotate_back(&dq_TND);
+            rotation.rotate_back(&dk_TND);
+        }
         if let Some((q_norm, k_norm)) = &self.head_norms {
             dq_TND.copy_(&q_norm.backward(&q_TND, &dq_TND, gradients));
             dk_TND.copy_(&k_norm.backward(&k_TND, &dk_TND, gradients));

@@ -17,6 +17,8 @@ use rollout_kernels::{
     attention::Attention, linear::Input, pages::Pages, parallel::Machine, simd::Isa, spans::Spans, workers::Workers,
 };
 
+use shared::LayerKind;
+
 use super::{
     super::backend::Cost,
     graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR},
@@ -173,8 +175,10 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let width = *heads * pages.shape().head_dim;
     let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    let ([cos, sin], [q_norm, k_norm]) = (weights.rotary(), weights.head_norms(layer));
-    let attention = Attention { heads: *heads, cos, sin, q_norm, k_norm, layer };
+    let (LayerKind { rotary, window }, [q_norm, k_norm]) = (weights.kind(layer), weights.head_norms(layer));
+    let rotary = rotary.map(|rotary| weights.rotary(rotary));
+    let attention =
+        Attention { heads: *heads, rotary, window, scale: weights.attention_scale(), q_norm, k_norm, layer };
     attention.run(qkv, spans, pages, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

@@ -11,7 +11,7 @@ use rollout_kernels::{
     packed::{Columns, PackedShape, Quantized, Source},
     workers::Workers,
 };
-use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
+use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
@@ -71,8 +71,10 @@ pub(in super::super) struct PackedWeights {
     linears: Vec<LinearWeights>,
     /// Norms of query and key heads, layer by layer.
     head_norms: Vec<Option<[Vec<f32>; 2]>>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    kinds: Vec<LayerKind>,
+    attention_scale: f32,
+    /// Cosines and sines.
+    rotary: [Vec<f32>; 2],
 }
 
 impl PackedWeights {
@@ -122,8 +124,9 @@ impl PackedWeights {
             (0..config.num_hidden_layers).map(|l| Some([head_norm(l, "q")?, head_norm(l, "k")?])).collect();
         Ok(Self {
             embedding: stored.range(EMBEDDING),
-            cos: stored.floats(ROTARY_COS).to_vec(),
-            sin: stored.floats(ROTARY_SIN).to_vec(),
+            rotary: [ROTARY_COS, ROTARY_SIN].map(|name| stored.floats(name).to_vec()),
+            kinds: config.layers.clone(),
+            attention_scale: config.attention_scale as f32,
             hidden: config.hidden_size,
             epsilon: config.rms_norm_eps as f32,
             linears: linears.collect(),
@@ -169,9 +172,21 @@ impl PackedWeights {
         [norm(0), norm(1)]
     }
 
-    /// Cosines and sines, `[positions, head_dim / 2]`.
-    pub fn rotary(&self) -> [&[f32]; 2] {
-        [&self.cos, &self.sin]
+    /// What a layer's attention is like.
+    pub fn kind(&self, layer: usize) -> LayerKind {
+        self.kinds[layer]
+    }
+
+    /// Factor of the scores of attention.
+    pub fn attention_scale(&self) -> f32 {
+        self.attention_scale
+    }
+
+    /// Cosines and sines, each `[positions, head_dim / 2]`.
+    pub fn rotary(&self, rotary: Rotary) -> [&[f32]; 2] {
+        match rotary {
+            Rotary::Global => self.rotary.each_ref().map(Vec::as_slice),
+        }
     }
 
     /// Width of the residual stream.

@@ -1,0 +1,111 @@
+//! Sliding windows, and layers without rotary positions.
+
+use serde_json::Value;
+
+use super::{
+    super::{Architecture, ConfigJsonError, LayerKind, Rotary},
+    Reader,
+};
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+/// transformers' `sliding_window` and `max_window_layers` of a Qwen configuration that does not say.
+const QWEN_WINDOW: usize = 4096;
+const QWEN_FULL_LAYERS: usize = 28;
+/// transformers' `no_rope_layer_interval`: every fourth layer goes without.
+const NO_ROPE_INTERVAL: usize = 4;
+
+impl Reader<'_> {
+    pub(super) fn layers(&self, architecture: Architecture, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
+        let window = self.window(architecture)?;
+        let rotary = self.rotary(architecture, count)?;
+        let slides = match self.get("layer_types") {
+            Some(types) => self.layer_types(types, count, window)?,
+            None => self.sliding_layers(architecture, window, &rotary)?,
+        };
+        let kind = |(rotary, slides)| LayerKind { rotary, window: window.filter(|_| slides) };
+        Ok(rotary.into_iter().zip(slides).map(kind).collect())
+    }
+
+    /// The window of those layers that have one.
+    fn window(&self, architecture: Architecture) -> Result<Option<usize>, ConfigJsonError> {
+        if architecture == Architecture::Llama {
+            let hint = "a Llama attends to everything";
+            self.expect("use_sliding_window", |v| v == &Value::Bool(false), hint)?;
+            self.expect("sliding_window", |_| false, hint)?;
+        }
+        // Configurations carry a window that `use_sliding_window`, false by default, leaves unused.
+        if !self.flag("use_sliding_window", false)? {
+            return Ok(None);
+        }
+        let said = self.fields.contains_key("sliding_window");
+        let default = (architecture != Architecture::SmolLm3 && !said).then_some(QWEN_WINDOW);
+        Ok(self.size("sliding_window")?.or(default))
+    }
+
+    /// Which layers slide, as `layer_types` lists them.
+    fn layer_types(&self, types: &Value, count: usize, window: Option<usize>) -> Result<Vec<bool>, ConfigJsonError> {
+        let slides = |v: &Value| match v.as_str() {
+            Some(FULL) => Some(false),
+            Some(SLIDING) => Some(true),
+            _ => None,
+        };
+        let slides: Option<Vec<bool>> =
+            types.as_array().filter(|list| list.len() == count).and_then(|list| list.iter().map(slides).collect());
+        match slides {
+            None => {
+                let hint = format!("expected {count} layers, each {FULL} or {SLIDING}");
+                Err(self.unsupported("layer_types", types, &hint))
+            }
+            Some(slides) if window.is_none() && slides.contains(&true) => {
+                let hint = format!("{SLIDING} without a window: see `use_sliding_window` and `sliding_window`");
+                Err(self.unsupported("layer_types", types, &hint))
+            }
+            Some(slides) => Ok(slides),
+        }
+    }
+
+    /// Which layers slide where `layer_types` is not there.
+    fn sliding_layers(
+        &self,
+        architecture: Architecture,
+        window: Option<usize>,
+        rotary: &[Option<Rotary>],
+    ) -> Result<Vec<bool>, ConfigJsonError> {
+        if window.is_none() {
+            return Ok(vec![false; rotary.len()]);
+        }
+        if architecture == Architecture::SmolLm3 {
+            return Ok(rotary.iter().map(Option::is_none).collect());
+        }
+        let full = self.count("max_window_layers")?.unwrap_or(QWEN_FULL_LAYERS);
+        Ok((0..rotary.len()).map(|layer| layer >= full).collect())
+    }
+
+    /// The positions of every layer.
+    fn rotary(&self, architecture: Architecture, count: usize) -> Result<Vec<Option<Rotary>>, ConfigJsonError> {
+        let global = Some(Rotary::Global);
+        if architecture != Architecture::SmolLm3 {
+            return Ok(vec![global; count]);
+        }
+        let Some(list) = self.get("no_rope_layers") else {
+            let interval = self.size("no_rope_layer_interval")?.unwrap_or(NO_ROPE_INTERVAL);
+            return Ok((1..=count).map(|layer| global.filter(|_| !layer.is_multiple_of(interval))).collect());
+        };
+        // 1 is a layer with rotary positions, whatever the key's name says.
+        let has = |v: &Value| match v.as_u64() {
+            Some(0) => Some(None),
+            Some(1) => Some(global),
+            _ => None,
+        };
+        let read: Option<Vec<_>> = list.as_array().and_then(|list| list.iter().map(has).collect());
+        match read {
+            Some(mut layers) if layers.len() >= count => {
+                layers.truncate(count);
+                Ok(layers)
+            }
+            _ => Err(self.unsupported("no_rope_layers", list, &format!("expected 0 or 1 for each of {count} layers"))),
+        }
+    }
+}
