@@ -9,6 +9,7 @@ mod load;
 mod low_rank;
 mod mlp;
 mod norm;
+mod output;
 mod parameters;
 mod rope;
 mod scorer;

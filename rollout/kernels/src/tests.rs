@@ -8,10 +8,11 @@ use shared::rng::Stream;
 use super::{
     attention::Attention,
     element::{Format, KvFormat},
-    linear::{Input, Linear, Norm},
+    linear::{Activation, Input, Linear, Norm},
     packed::{Columns, PackedShape, Source},
     pages::{FreePages, PageShape, Pages},
     parallel::Machine,
+    residual::add_normed,
     simd::{Isa, LANES, Simd, Task},
     spans::Spans,
     tile::STRETCH,
@@ -68,6 +69,7 @@ struct Layer {
     weights: Vec<Vec<f32>>,
     biases: Option<Vec<Vec<f32>>>,
     gamma: Option<Vec<f32>>,
+    activation: Activation,
 }
 
 const EPSILON: f32 = 1e-5;
@@ -80,6 +82,7 @@ impl Layer {
             weights: parts.iter().map(|n| normal(stream, n * depth)).collect(),
             biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
             gamma: norm.then(|| normal(stream, depth)),
+            activation: if stream.next_normal() < 0.0 { Activation::Silu } else { Activation::GeluTanh },
         }
     }
 
@@ -92,8 +95,14 @@ impl Layer {
             self.shape.pack_bias(&biases)
         });
         let norm = self.gamma.as_ref().map(|gamma| Norm { gamma, epsilon: EPSILON });
-        let layer =
-            Linear { shape: self.shape, panels: &panels, quantized: quantized.as_ref(), bias: bias.as_deref(), norm };
+        let layer = Linear {
+            shape: self.shape,
+            panels: &panels,
+            quantized: quantized.as_ref(),
+            bias: bias.as_deref(),
+            norm,
+            activation: self.activation,
+        };
         let mut out = vec![f32::NAN; rows * self.shape.outputs];
         layer.run(input, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
@@ -128,7 +137,16 @@ impl Layer {
             };
             match self.shape.columns {
                 Columns::Joined => out.extend((0..self.weights.len()).flat_map(part)),
-                Columns::Gated => out.extend(part(0).into_iter().zip(part(1)).map(|(g, u)| g / (1.0 + (-g).exp()) * u)),
+                Columns::Gated => {
+                    let gate = |g: f64| match self.activation {
+                        Activation::Silu => g / (1.0 + (-g).exp()),
+                        Activation::GeluTanh => {
+                            let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                            g / 2.0 * (1.0 + inner.tanh())
+                        }
+                    };
+                    out.extend(part(0).into_iter().zip(part(1)).map(|(g, u)| gate(g) * u));
+                }
             }
         }
         for (out, &r) in out.iter_mut().zip(residual.into_iter().flatten()) {
@@ -298,7 +316,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let depth = 3;
     let rows = [1.0, 1e-38, f32::NAN].map(|x| vec![x; depth]);
     let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Int8 };
-    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None };
+    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None, activation: Activation::Silu };
     let x = rows.concat();
     for isa in Isa::available() {
         let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &threads(1));
@@ -444,6 +462,36 @@ impl Model {
                     .collect::<Vec<_>>()
             })
             .collect()
+    }
+}
+
+#[test]
+fn a_normed_result_is_added_to_the_residual_stream() {
+    let mut stream = Stream::new(&[11]);
+    for (rows, width) in [(1, 5), (3, 32), (9, 70)] {
+        let [x, residual] = [(); 2].map(|()| normal(&mut stream, rows * width));
+        let gamma = normal(&mut stream, width);
+        let norm = Norm { gamma: &gamma, epsilon: EPSILON };
+        let run = |isa, count, rows: std::ops::Range<usize>| {
+            let part = rows.start * width..rows.end * width;
+            let mut out = vec![f32::NAN; part.len()];
+            let machine = Machine { isa, threads: &threads(count), scratch: &mut Vec::new() };
+            add_normed(norm, &x[part.clone()], &residual[part], &mut out, machine);
+            out
+        };
+        let outs: Vec<_> = Isa::available().into_iter().map(|isa| run(isa, 2, 0..rows)).collect();
+        assert!(outs.iter().all(|out| *out == outs[0]), "instruction sets differ");
+        assert_eq!(run(Isa::detect(), 1, rows - 1..rows), outs[0][(rows - 1) * width..], "the last row alone");
+        let rows = x.chunks(width).zip(residual.chunks(width));
+        let expected: Vec<f64> = rows
+            .flat_map(|(x, residual)| {
+                let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
+                let inverse = (mean + f64::from(EPSILON)).sqrt().recip();
+                let row = x.iter().zip(&gamma).zip(residual);
+                row.map(|((&x, &g), &r)| f64::from(x) * inverse * f64::from(g) + f64::from(r)).collect::<Vec<_>>()
+            })
+            .collect();
+        assert_close(&outs[0], &expected, 1e-6);
     }
 }
 

@@ -184,9 +184,10 @@ fn kept(model: &ModelConfig) -> u64 {
 
 /// Numbers of each token that are alive at once in the widest place of a backward pass, beside what the layers keep: the
 /// gradients of a layer's two ends, the normed input, inner products of the MLP and their gradients; and the hidden states
-/// that the head reads, with their gradient.
+/// that the head reads, with their gradient. A norm of a block's result has that once more, its units and its gradient.
 fn at_work(model: &ModelConfig) -> u64 {
-    (7 * model.hidden_size + 5 * model.intermediate_size) as u64
+    let wide = if model.output_norms() { 7 + 3 } else { 7 };
+    (wide * model.hidden_size + 5 * model.intermediate_size) as u64
 }
 
 /// Widths of all queries and of all keys of a token.

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum Rotary {
     /// Those of `rope_theta` and its scaling.
     Global,
+    /// Those of `rope_local_theta`, without scaling.
+    Local,
 }
 
 /// Self-attention of one layer.

@@ -7,6 +7,7 @@ mod rope;
 
 use super::{Architecture, ConfigJsonError, Head, ModelConfig};
 
+const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of relatives of the families that mean another computation.
@@ -20,6 +21,11 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
         return Err(ConfigJsonError::Json("the top level is not an object".into()));
     };
     Reader { section: "", fields: &map }.read()
+}
+
+/// Families whose configurations leave out other things than those before them.
+fn newer(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::SmolLm3 | Architecture::Gemma3)
 }
 
 /// Typed access to the keys of a `config.json`, or of a section in it.
@@ -91,7 +97,12 @@ impl Reader<'_> {
             Some("qwen2") => Ok(Architecture::Qwen2),
             Some("qwen3") => Ok(Architecture::Qwen3),
             Some("smollm3") => Ok(Architecture::SmolLm3),
-            _ => Err(self.unsupported("model_type", value, "supported: llama, qwen2, qwen3, smollm3")),
+            Some("gemma3_text") => Ok(Architecture::Gemma3),
+            Some("gemma3") => {
+                let hint = "a model of images and text; the text model alone, gemma3_text, is supported";
+                Err(self.unsupported("model_type", value, hint))
+            }
+            _ => Err(self.unsupported("model_type", value, SUPPORTED)),
         }
     }
 
@@ -128,6 +139,7 @@ impl Reader<'_> {
             Some(n) => Err(self.bad("head_dim", format!("must be even for rotary positions, found {n}"))),
             // transformers' Qwen3Config falls back to 128, not to a quotient.
             None if architecture == Architecture::Qwen3 => Ok(128),
+            None if architecture == Architecture::Gemma3 => Ok(256),
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
             None => Err(self.bad(
                 "head_dim",
@@ -138,10 +150,23 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config has a number where the key is missing, and means the query heads with null.
+    /// transformers' defaults: SmolLM3Config and Gemma3TextConfig have a number where the key is missing; null means the query
+    /// heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         let missing = !self.fields.contains_key("num_key_value_heads");
-        if architecture == Architecture::SmolLm3 && missing { 4 } else { num_attention_heads }
+        if newer(architecture) && missing { 4 } else { num_attention_heads }
+    }
+
+    /// Factor of the scores of attention.
+    fn attention_scale(&self, architecture: Architecture, head_dim: usize) -> Result<f64, ConfigJsonError> {
+        let scalar = match architecture {
+            Architecture::Gemma3 if self.get("query_pre_attn_scalar").is_some() => {
+                self.positive("query_pre_attn_scalar")?
+            }
+            Architecture::Gemma3 => 256.0,
+            _ => head_dim as f64,
+        };
+        Ok(scalar.powf(-0.5))
     }
 
     fn rms_norm_eps(&self) -> Result<f64, ConfigJsonError> {
@@ -167,9 +192,8 @@ impl Reader<'_> {
             ));
         }
         let head_dim = self.head_dim(architecture, hidden_size, num_attention_heads)?;
-        let default_theta = if architecture == Architecture::SmolLm3 { 2e6 } else { 1e4 };
-        let (rope_theta, rope_scaling) = self.rope(default_theta)?;
-        self.refuse_unsupported()?;
+        let ((rope_theta, rope_scaling), rope_local_theta) = self.ropes(architecture)?;
+        self.refuse_unsupported(architecture)?;
         let attention_bias = self.flag("attention_bias", false)?;
         Ok(ModelConfig {
             architecture,
@@ -179,27 +203,33 @@ impl Reader<'_> {
             layers: self.layers(architecture, num_hidden_layers)?,
             num_attention_heads,
             num_key_value_heads,
-            attention_scale: (head_dim as f64).powf(-0.5),
+            attention_scale: self.attention_scale(architecture, head_dim)?,
             head_dim,
             vocab_size: self.required_size("vocab_size")?,
             max_position_embeddings: self.required_size("max_position_embeddings")?,
             rms_norm_eps: self.rms_norm_eps()?,
             rope_theta,
             rope_scaling,
+            rope_local_theta,
             qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
             attention_output_bias: architecture != Architecture::Qwen2 && attention_bias,
             mlp_bias: [Architecture::Llama, Architecture::SmolLm3].contains(&architecture)
                 && self.flag("mlp_bias", false)?,
             // PreTrainedConfig's default is true, and Llama and Qwen override it.
-            tie_word_embeddings: self.flag("tie_word_embeddings", architecture == Architecture::SmolLm3)?,
+            tie_word_embeddings: self.flag("tie_word_embeddings", newer(architecture))?,
             head: self.head()?,
         })
     }
 
     /// Refuses every key that would change the mathematics.
-    fn refuse_unsupported(&self) -> Result<(), ConfigJsonError> {
+    fn refuse_unsupported(&self, architecture: Architecture) -> Result<(), ConfigJsonError> {
         let off = |v: &Value| v == &Value::Bool(false);
-        self.expect("hidden_act", |v| v.as_str() == Some("silu"), "supported: silu")?;
+        let (key, name) = match architecture {
+            Architecture::Gemma3 => ("hidden_activation", "gelu_pytorch_tanh"),
+            _ => ("hidden_act", "silu"),
+        };
+        self.expect(key, |v| v.as_str() == Some(name), &format!("supported: {name}"))?;
+        self.expect("use_bidirectional_attention", off, "attention is causal")?;
         self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;
         self.expect("use_mrope", off, "rotary positions of text only")?;

@@ -3,22 +3,22 @@
 mod core;
 mod part;
 
-use shared::ModelConfig;
+use shared::{ModelConfig, Rotary};
 use tch::Tensor;
 
 use self::core::{Attended, Sight, attend, attend_backward};
-use super::{linear::Linear, norm::RmsNorm, parameters::Gradients, rope::Rotation, weights::Weights};
+use super::{linear::Linear, norm::RmsNorm, output::Output, parameters::Gradients, rope::Rotations, weights::Weights};
 use crate::batch::Tree;
 
 /// Self-attention of one layer.
 #[derive(Debug)]
 pub(super) struct Attention {
     qkv: Linear,
-    output: Linear,
-    /// Qwen3's norms on each head of q and k.
+    output: Output,
+    /// Norms on each head of q and k, in the families that have them.
     head_norms: Option<(RmsNorm, RmsNorm)>,
-    /// Whether queries and keys are rotated.
-    rotary: bool,
+    /// What rotates queries and keys.
+    rotary: Option<Rotary>,
     sight: Sight,
     query_heads: i64,
     key_heads: i64,
@@ -38,13 +38,14 @@ pub(super) struct AttentionTape {
 impl Attention {
     /// The leaves below `model.layers.{layer}.self_attn.`.
     pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: usize) -> Self {
-        let (kind, name) = (config.layers[layer], &format!("model.layers.{layer}.self_attn"));
-        let norm = |which: &str| RmsNorm::new(weights, &format!("{name}.{which}"), config.rms_norm_eps);
+        let (kind, layer) = (config.layers[layer], format!("model.layers.{layer}"));
+        let name = &format!("{layer}.self_attn");
+        let norm = |which: &str| RmsNorm::new(config, weights, &format!("{name}.{which}"));
         Self {
             qkv: Linear::stacked(weights, name, "qkv_proj", &["q_proj", "k_proj", "v_proj"]),
-            output: Linear::new(weights, name, "o_proj"),
+            output: Output::new(config, weights, [name, "o_proj"], &format!("{layer}.post_attention_layernorm")),
             head_norms: config.head_norms().then(|| (norm("q_norm"), norm("k_norm"))),
-            rotary: kind.rotary.is_some(),
+            rotary: kind.rotary,
             sight: Sight { window: kind.window.map(|window| window as i64), scale: config.attention_scale },
             query_heads: config.num_attention_heads as i64,
             key_heads: config.num_key_value_heads as i64,
@@ -58,7 +59,7 @@ impl Attention {
         onto: &Tensor,
         x_TH: &Tensor,
         trees: &[Tree],
-        rotation: &Rotation,
+        rotations: &Rotations,
     ) -> (Tensor, AttentionTape) {
         let qkv_TND = self.qkv.forward(x_TH).view([-1, self.query_heads + 2 * self.key_heads, self.head_dim]);
         let [q_TND, k_TND, v_TND] = self.parts(&qkv_TND);
@@ -67,7 +68,7 @@ impl Attention {
             Some((q_TND, k_TND)) => (q_TND.shallow_clone(), k_TND.shallow_clone()),
             None => (q_TND, k_TND),
         };
-        if self.rotary {
+        if let Some(rotation) = rotations.of(self.rotary) {
             rotation.rotate(&q_TND);
             rotation.rotate(&k_TND);
         }
@@ -83,7 +84,7 @@ impl Attention {
         tape: &AttentionTape,
         dy_TH: &Tensor,
         trees: &[Tree],
-        rotation: &Rotation,
+        rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
         let [q_TND, k_TND, v_TND] = self.parts(&tape.qkv_TND);
@@ -100,7 +101,7 @@ impl Attention {
             self.sight,
             [&dq_TND, &dk_TND, &dv_TND],
         );
-        if self.rotary {
+        if let Some(rotation) = rotations.of(self.rotary) {
             rotation.rotate_back(&dq_TND);
             rotation.rotate_back(&dk_TND);
         }

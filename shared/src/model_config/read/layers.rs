@@ -10,20 +10,27 @@ use super::{
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// transformers' `sliding_window` and `max_window_layers` of a Qwen configuration that does not say.
-const QWEN_WINDOW: usize = 4096;
+/// transformers' `sliding_window` of a Qwen or Gemma configuration that does not say.
+const WINDOW: usize = 4096;
+/// Its `max_window_layers` of Qwen.
 const QWEN_FULL_LAYERS: usize = 28;
-/// transformers' `no_rope_layer_interval`: every fourth layer goes without.
+/// Its `sliding_window_pattern` of Gemma: every sixth layer sees everything.
+const PATTERN: usize = 6;
+/// Its `no_rope_layer_interval`: every fourth layer goes without.
 const NO_ROPE_INTERVAL: usize = 4;
 
 impl Reader<'_> {
     pub(super) fn layers(&self, architecture: Architecture, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
         let window = self.window(architecture)?;
-        let rotary = self.rotary(architecture, count)?;
+        let mut rotary = self.rotary(architecture, count)?;
         let slides = match self.get("layer_types") {
             Some(types) => self.layer_types(types, count, window)?,
             None => self.sliding_layers(architecture, window, &rotary)?,
         };
+        if architecture == Architecture::Gemma3 {
+            let kind = |&slides: &bool| Some(if slides { Rotary::Local } else { Rotary::Global });
+            rotary = slides.iter().map(kind).collect();
+        }
         let kind = |(rotary, slides)| LayerKind { rotary, window: window.filter(|_| slides) };
         Ok(rotary.into_iter().zip(slides).map(kind).collect())
     }
@@ -36,12 +43,15 @@ impl Reader<'_> {
             self.expect("sliding_window", |_| false, hint)?;
         }
         // Configurations carry a window that `use_sliding_window`, false by default, leaves unused.
-        if !self.flag("use_sliding_window", false)? {
+        if architecture != Architecture::Gemma3 && !self.flag("use_sliding_window", false)? {
             return Ok(None);
         }
         let said = self.fields.contains_key("sliding_window");
-        let default = (architecture != Architecture::SmolLm3 && !said).then_some(QWEN_WINDOW);
-        Ok(self.size("sliding_window")?.or(default))
+        let default = (architecture != Architecture::SmolLm3 && !said).then_some(WINDOW);
+        match self.size("sliding_window")?.or(default) {
+            None if architecture == Architecture::Gemma3 => Err(self.bad("sliding_window", "is missing")),
+            window => Ok(window),
+        }
     }
 
     /// Which layers slide, as `layer_types` lists them.
@@ -73,14 +83,19 @@ impl Reader<'_> {
         window: Option<usize>,
         rotary: &[Option<Rotary>],
     ) -> Result<Vec<bool>, ConfigJsonError> {
-        if window.is_none() {
-            return Ok(vec![false; rotary.len()]);
-        }
-        if architecture == Architecture::SmolLm3 {
-            return Ok(rotary.iter().map(Option::is_none).collect());
-        }
-        let full = self.count("max_window_layers")?.unwrap_or(QWEN_FULL_LAYERS);
-        Ok((0..rotary.len()).map(|layer| layer >= full).collect())
+        let layers = 0..rotary.len();
+        Ok(match architecture {
+            Architecture::Gemma3 => {
+                let pattern = self.size("sliding_window_pattern")?.unwrap_or(PATTERN);
+                layers.map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
+            }
+            _ if window.is_none() => vec![false; rotary.len()],
+            Architecture::SmolLm3 => rotary.iter().map(Option::is_none).collect(),
+            _ => {
+                let full = self.count("max_window_layers")?.unwrap_or(QWEN_FULL_LAYERS);
+                layers.map(|layer| layer >= full).collect()
+            }
+        })
     }
 
     /// The positions of every layer.
