@@ -228,7 +228,7 @@ fn both_layouts_state_llama3_scaling() {
 
     let original = |changes: &Value| match config_with(changes).unwrap().rope_scaling {
         Some(RopeScaling::Llama3 { original_max_position_embeddings, .. }) => original_max_position_embeddings,
-        None => panic!("the scaling was lost"),
+        other => panic!("the scaling became {other:?}"),
     };
     let mut without = scaling.clone();
     without["original_max_position_embeddings"].take();
