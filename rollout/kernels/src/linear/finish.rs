@@ -85,7 +85,7 @@ unsafe fn silu<S: Simd>(x: S::V) -> S::V {
 /// `x / 2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, with `(1 + tanh u) / 2 = 1 / (1 + e^-2u)`.
 #[inline(always)]
 unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
-    const LINEAR: f32 = -1.595_769_1;
+    const LINEAR: f32 = -1.595_769;
     const CUBIC: f32 = LINEAR * 0.044_715;
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
