@@ -81,17 +81,16 @@ pub(super) unsafe fn exponentials<S: Simd>(
         let largest = S::largest(largest);
         let shift = S::splat(-largest);
         let mut sums = S::splat(0.0);
-        // The last block may be seen in part, and so may the first.
-        let (last, whole) = (blocks.len() - 1, seen.start.div_ceil(LANES));
+        let last = blocks.len() - 1;
         for (i, block) in blocks.iter_mut().enumerate().skip(first) {
             if i.is_multiple_of(ROUND) {
                 ahead.idle(LINES).ask_rest::<S>();
             }
             let mut e = simd::exp::<S>(S::add(S::load(block.as_ptr()), shift));
-            if i == last || i < whole {
+            // What lies before a window weighs no more than e^-87; what lies behind the end may be no number.
+            if i == last {
                 S::store(block.as_mut_ptr(), e);
-                block[..seen.start.saturating_sub(i * LANES)].fill(0.0);
-                block[(seen.end - i * LANES).min(LANES)..].fill(0.0);
+                block[seen.end - last * LANES..].fill(0.0);
                 e = S::load(block.as_ptr());
             }
             sums = S::add(sums, e);
