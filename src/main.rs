@@ -54,7 +54,7 @@ enum Command {
     Report(report::Args),
     /// Write a model as ONNX, or a published version as Hugging Face.
     ///
-    /// Takes the Hugging Face directory of a Llama, Qwen2 or Qwen3 model. Writes model.onnx (prefill and decode in one
+    /// Takes the Hugging Face directory of a supported model. Writes model.onnx (prefill and decode in one
     /// graph), weights.data (all weights) and manifest.json (what lies where in weights.data). Any ONNX Runtime opens
     /// model.onnx; the weights can be replaced without touching the graph.
     Export(export::Args),

@@ -11,7 +11,7 @@ use shared::{
 use crate::{
     Checkpoint, ExportError,
     layout::{self, Values},
-    onnx::decoder::{self, HEAD_DIM_MULTIPLE, ROTARY_COS},
+    onnx::decoder::{self, HEAD_DIM_MULTIPLE, rotary_names},
 };
 
 /// Rows of the rotary tables without [`ExportOptions::max_positions`], unless the model's own limit is lower.
@@ -73,15 +73,23 @@ pub(crate) fn write_export(
     let positions = options.positions(config)?;
     let tensors = layout::tensors(config, options.dtype, positions);
     atomic::require_space(out, layout::data_length(&tensors))?;
-    let tables = config.rotary_tables(positions);
+    let tables: Vec<(&str, Vec<f32>)> = config
+        .rotaries()
+        .flat_map(|rotary| {
+            let (cos, sin) = config.rotary_tables(rotary, positions);
+            rotary_names(rotary).into_iter().zip([cos, sin])
+        })
+        .collect();
     let graph = decoder::decoder(config, &tensors, options.dtype).encode_to_vec();
     let mut manifest = None;
     atomic::write_dir(out, |dir| {
         let give = |tensor: &TensorEntry| {
             Ok(Values::Floats(match tensor.role {
                 TensorRole::Parameter => checkpoint.read_f32(&tensor.name)?.into(),
-                TensorRole::Constant if tensor.name == ROTARY_COS => tables.0.as_slice().into(),
-                TensorRole::Constant => tables.1.as_slice().into(),
+                TensorRole::Constant => {
+                    let table = tables.iter().find(|(name, _)| *name == tensor.name);
+                    table.expect("the tables are the constants of the layout").1.as_slice().into()
+                }
             }))
         };
         manifest = Some(fill(dir, PolicyVersion(0), &tensors, &graph, give)?);

@@ -73,6 +73,8 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Llama => "Llama",
         Architecture::Qwen2 => "Qwen2",
         Architecture::Qwen3 => "Qwen3",
+        Architecture::SmolLm3 => "SmolLM3",
+        Architecture::Gemma3 => "Gemma3Text",
     };
     config["architectures"] = json!([format!("{family}ForSequenceClassification")]);
     config["id2label"] = json!({"0": "LABEL_0"});

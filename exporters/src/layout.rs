@@ -4,22 +4,19 @@ use std::{borrow::Cow, fs::File, io::Write, path::Path};
 
 use shared::{Dtype, ModelConfig, TensorEntry, TensorRole, atomic};
 
-use crate::{
-    ExportError,
-    onnx::decoder::{ROTARY_COS, ROTARY_SIN},
-    values,
-};
+use crate::{ExportError, onnx::decoder::rotary_names, values};
 
 /// Offsets are multiples of a memory page, so that a reader can map a single tensor.
 const PAGE: u64 = 4096;
 
 /// The tensors of an export: the parameters in the model's order, then the rotary tables.
 pub(crate) fn tensors(config: &ModelConfig, dtype: Dtype, positions: usize) -> Vec<TensorEntry> {
-    let tables = [ROTARY_COS, ROTARY_SIN].map(|name| (name.to_string(), vec![positions, config.head_dim / 2]));
+    let table = |name: &str| (name.to_string(), vec![positions, config.head_dim / 2]);
+    let tables = config.rotaries().flat_map(|rotary| rotary_names(rotary).map(table));
     let parameters = config.parameters().into_iter().map(|p| (p, TensorRole::Parameter));
     let mut end = 0_u64;
     parameters
-        .chain(tables.into_iter().map(|t| (t, TensorRole::Constant)))
+        .chain(tables.map(|t| (t, TensorRole::Constant)))
         .map(|((name, shape), role)| {
             let shape: Vec<u64> = shape.into_iter().map(|n| n as u64).collect();
             let length = shape.iter().product::<u64>() * dtype.size() as u64;

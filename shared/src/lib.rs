@@ -36,7 +36,7 @@ pub use group::{
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
-pub use model_config::{Architecture, Head, ModelConfig, RopeScaling};
+pub use model_config::{Activation, Architecture, Head, LayerKind, ModelConfig, RopeScaling, Rotary};
 pub use model_dir::{GenerationConfig, ModelDir};
 pub use run_dir::RunDir;
 pub use sampling::SamplingParams;

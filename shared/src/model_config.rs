@@ -3,6 +3,7 @@
 //! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`).
 //! Whatever would change the mathematics and is not supported is refused with its key and value, never ignored.
 
+mod layers;
 mod read;
 mod rope;
 #[cfg(test)]
@@ -10,6 +11,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+pub use layers::{LayerKind, Rotary};
 pub use rope::RopeScaling;
 
 /// The model family, by `model_type`.
@@ -22,6 +24,21 @@ pub enum Architecture {
     Qwen2,
     /// `Qwen3ForCausalLM`: RMS norm on each head of q and k.
     Qwen3,
+    /// `SmolLM3ForCausalLM`: some layers without rotary positions.
+    SmolLm3,
+    /// `Gemma3ForCausalLM`, the text model: windows with rotary positions of their own, norms on both sides of attention and
+    /// MLP and on each head of q and k, whose weights are stored less 1, scaled embeddings and a gate of GELU.
+    Gemma3,
+}
+
+/// Activation of the MLP's gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by way of the hyperbolic tangent (`gelu_pytorch_tanh`).
+    GeluTanh,
 }
 
 /// What stands on top of the transformer.
@@ -38,7 +55,7 @@ pub enum Head {
     },
 }
 
-/// A decoder-only transformer with rotary positions, RMS norms, grouped-query attention and a SiLU-gated MLP.
+/// A decoder-only transformer with RMS norms, grouped-query attention and a gated MLP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Family.
@@ -49,10 +66,14 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
+    /// The attention of every layer.
+    pub layers: Vec<LayerKind>,
     /// Query heads.
     pub num_attention_heads: usize,
     /// Key/value heads; divides the query heads.
     pub num_key_value_heads: usize,
+    /// Factor of the scores of attention, `head_dim^-0.5` but for Gemma.
+    pub attention_scale: f64,
     /// Width of a head; need not be `hidden_size / num_attention_heads`.
     pub head_dim: usize,
     /// Rows of the embedding.
@@ -65,6 +86,8 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Stretching of the rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
+    /// Base of the rotary frequencies in layers with [`Rotary::Local`], where there are any.
+    pub rope_local_theta: Option<f64>,
     /// Whether q, k and v have a bias.
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias (Llama's `attention_bias`).
@@ -119,6 +142,47 @@ impl ModelConfig {
         self.num_attention_heads / self.num_key_value_heads
     }
 
+    /// Whether every head of queries and keys has an RMS norm.
+    #[must_use]
+    pub fn head_norms(&self) -> bool {
+        matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3)
+    }
+
+    /// Whether the results of attention and MLP are normed before they are added to the residual stream.
+    #[must_use]
+    pub fn output_norms(&self) -> bool {
+        self.architecture == Architecture::Gemma3
+    }
+
+    /// Name of the norm before the MLP, within a layer.
+    #[must_use]
+    pub fn mlp_norm(&self) -> &'static str {
+        if self.output_norms() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }
+    }
+
+    /// What is added to the stored weights of the norms.
+    #[must_use]
+    pub fn norm_offset(&self) -> f32 {
+        if self.architecture == Architecture::Gemma3 { 1.0 } else { 0.0 }
+    }
+
+    /// What embeddings are multiplied with on their way into the layers.
+    #[must_use]
+    pub fn embedding_scale(&self) -> Option<f64> {
+        (self.architecture == Architecture::Gemma3).then(|| (self.hidden_size as f64).sqrt())
+    }
+
+    /// Activation of the MLP's gate.
+    #[must_use]
+    pub fn activation(&self) -> Activation {
+        if self.architecture == Architecture::Gemma3 { Activation::GeluTanh } else { Activation::Silu }
+    }
+
+    /// The rotary tables of the model.
+    pub fn rotaries(&self) -> impl Iterator<Item = Rotary> {
+        [Rotary::Global].into_iter().chain(self.rope_local_theta.map(|_| Rotary::Local))
+    }
+
     /// Every parameter as (Hugging Face name, shape), in the model's order, that of the head last. With tied embeddings
     /// there is no `lm_head.weight`.
     #[must_use]
@@ -135,7 +199,7 @@ impl ModelConfig {
                     add(&format!("self_attn.{name}.bias"), vec![width]);
                 }
             }
-            if self.architecture == Architecture::Qwen3 {
+            if self.head_norms() {
                 add("self_attn.q_norm.weight", vec![self.head_dim]);
                 add("self_attn.k_norm.weight", vec![self.head_dim]);
             }
@@ -144,6 +208,9 @@ impl ModelConfig {
                 add("self_attn.o_proj.bias", vec![hidden]);
             }
             add("post_attention_layernorm.weight", vec![hidden]);
+            if self.output_norms() {
+                add("pre_feedforward_layernorm.weight", vec![hidden]);
+            }
             for (name, shape) in
                 [("gate_proj", [inner, hidden]), ("up_proj", [inner, hidden]), ("down_proj", [hidden, inner])]
             {
@@ -151,6 +218,9 @@ impl ModelConfig {
                 if self.mlp_bias {
                     add(&format!("mlp.{name}.bias"), vec![shape[0]]);
                 }
+            }
+            if self.output_norms() {
+                add("post_feedforward_layernorm.weight", vec![hidden]);
             }
         }
         list.push(("model.norm.weight".to_string(), vec![hidden]));

@@ -23,6 +23,19 @@ pub fn golden_dir() -> PathBuf {
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("golden"), PathBuf::from)
 }
 
+/// Names of the tiny models among the golden figures, one of each family.
+///
+/// # Panics
+/// When the folder cannot be read.
+pub fn golden_models() -> Vec<String> {
+    let folder = golden_dir().join("models");
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry of a folder").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
 /// One file of the golden figures, parsed.
 ///
 /// # Panics

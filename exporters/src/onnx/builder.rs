@@ -7,6 +7,7 @@ use super::proto::{
     NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
     ValueInfoProto,
 };
+use crate::values;
 
 /// IR version that belongs to [`OPSET`].
 const IR_VERSION: i64 = 10;
@@ -72,6 +73,19 @@ impl GraphBuilder {
         name.to_string()
     }
 
+    /// A number inside the graph, in the type of the weights; returns its name.
+    pub(crate) fn scalar(&mut self, name: &str, value: f32, dtype: Dtype) -> String {
+        let value = [value];
+        let bytes = values::encode(name, &value, dtype).expect("a constant of the graph is of moderate size");
+        self.graph.initializer.push(TensorProto {
+            data_type: data_type(dtype) as i32,
+            name: name.into(),
+            raw_data: Some(bytes.into_owned()),
+            ..TensorProto::default()
+        });
+        name.to_string()
+    }
+
     /// An ai.onnx node with one output, which is named like the node.
     pub fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[AttributeProto]) -> String {
         self.operator("", op, name, inputs, &[name], attributes);
@@ -115,12 +129,21 @@ impl GraphBuilder {
 
 /// An integer attribute.
 pub fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto { name: name.into(), f: None, i: Some(value), r#type: AttributeType::Int as i32 }
+    AttributeProto { i: Some(value), ..attribute(name, AttributeType::Int) }
 }
 
 /// A float attribute.
 pub(crate) fn float(name: &str, value: f32) -> AttributeProto {
-    AttributeProto { name: name.into(), f: Some(value), i: None, r#type: AttributeType::Float as i32 }
+    AttributeProto { f: Some(value), ..attribute(name, AttributeType::Float) }
+}
+
+/// A text attribute.
+pub(crate) fn text(name: &str, value: &str) -> AttributeProto {
+    AttributeProto { s: Some(value.into()), ..attribute(name, AttributeType::String) }
+}
+
+fn attribute(name: &str, kind: AttributeType) -> AttributeProto {
+    AttributeProto { name: name.into(), r#type: kind as i32, ..AttributeProto::default() }
 }
 
 /// ONNX element type of a stored type.

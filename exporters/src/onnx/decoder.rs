@@ -5,10 +5,10 @@
 //! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
 //! straight copy. Attention is com.microsoft `GroupQueryAttention`, the only node that sees batch and sequence apart.
 
-use shared::{Architecture, Dtype, Head, ModelConfig, TensorEntry};
+use shared::{Activation, Dtype, Head, ModelConfig, Rotary, TensorEntry};
 
 use super::{
-    builder::{Dim, GraphBuilder, MICROSOFT, data_type, float, int},
+    builder::{Dim, GraphBuilder, MICROSOFT, data_type, float, int, text},
     proto::{DataType, ModelProto},
 };
 
@@ -16,6 +16,15 @@ use super::{
 pub const ROTARY_COS: &str = "rotary.cos";
 /// Name of the table of rotary sines, `[positions, head_dim / 2]`.
 pub const ROTARY_SIN: &str = "rotary.sin";
+
+/// Names of the tables of cosines and sines.
+#[must_use]
+pub fn rotary_names(rotary: Rotary) -> [&'static str; 2] {
+    match rotary {
+        Rotary::Global => [ROTARY_COS, ROTARY_SIN],
+        Rotary::Local => ["rotary.local.cos", "rotary.local.sin"],
+    }
+}
 
 /// `GroupQueryAttention` works on head widths that are a multiple of this.
 pub(crate) const HEAD_DIM_MULTIPLE: usize = 8;
@@ -27,17 +36,22 @@ const BATCH: Dim<'_> = Dim::Named("batch");
 const SEQUENCE: Dim<'_> = Dim::Named("sequence");
 const SCORES: Dim<'_> = Dim::Named("scores");
 
-/// Whether `GroupQueryAttention` rotates q and k itself. If not, the graph has an input `position_ids`.
-#[must_use]
-pub fn fused_rotary(config: &ModelConfig) -> bool {
+/// Whether `GroupQueryAttention` rotates q and k itself.
+fn fused_rotary(config: &ModelConfig) -> bool {
     config.head_dim.is_multiple_of(FUSED_ROTARY_MULTIPLE)
+}
+
+/// Whether the graph has an input `position_ids`: some layer rotates, and its attention does not do that itself.
+#[must_use]
+pub fn reads_positions(config: &ModelConfig) -> bool {
+    !fused_rotary(config) && config.layers.iter().any(|layer| layer.rotary.is_some())
 }
 
 /// Builds the graph over the tensors of `weights.data`.
 ///
 /// Inputs: `input_ids` i64 `[B, S]`; `seqlens_k` i32 `[B]`, each row's length including this call, minus 1;
 /// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
-/// each row's last token; `position_ids` i64 `[B, S]` unless [`fused_rotary`]; `past_key_values.{i}.key` and
+/// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`]; `past_key_values.{i}.key` and
 /// `.value` `[B, kv_heads, M, head_dim]`.
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
@@ -75,14 +89,14 @@ impl Inputs {
                 Head::LanguageModel => graph.input("last_index", DataType::Int64, &[BATCH]),
                 Head::Score { .. } => graph.input("score_index", DataType::Int64, &[SCORES]),
             },
-            position_ids: (!fused_rotary(config))
+            position_ids: reads_positions(config)
                 .then(|| graph.input("position_ids", DataType::Int64, &[BATCH, SEQUENCE])),
         }
     }
 }
 
-/// Targets of `Reshape`.
-struct Shapes {
+/// Targets of `Reshape`, and other constants that every layer reads.
+struct Constants {
     /// `[-1]`: token ids in one row.
     flat: String,
     /// `[-1, heads * head_dim]`: the attention's output as tokens.
@@ -91,19 +105,22 @@ struct Shapes {
     heads: Option<String>,
     /// `[batch, sequence, -1]`: tokens as the attention wants them.
     batch: String,
+    /// What the family adds to the weights of its norms.
+    norm_offset: Option<String>,
 }
 
-impl Shapes {
-    fn declare(config: &ModelConfig, input_ids: &str, graph: &mut GraphBuilder) -> Self {
+impl Constants {
+    fn declare(config: &ModelConfig, dtype: Dtype, input_ids: &str, graph: &mut GraphBuilder) -> Self {
         let width = (config.num_attention_heads * config.head_dim) as i64;
         let rest = graph.integers("shape.rest", &[-1]);
         let of_ids = graph.node("Shape", "shape.input_ids", &[input_ids], &[]);
         Self {
             tokens: graph.integers("shape.tokens", &[-1, width]),
-            heads: (config.architecture == Architecture::Qwen3)
-                .then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
+            heads: config.head_norms().then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
             batch: graph.node("Concat", "shape.batch", &[&of_ids, &rest], &[int("axis", 0)]),
             flat: rest,
+            norm_offset: (config.norm_offset() != 0.0)
+                .then(|| graph.scalar("norm.offset", config.norm_offset(), dtype)),
         }
     }
 }
@@ -113,7 +130,7 @@ struct Decoder<'a> {
     dtype: Dtype,
     graph: GraphBuilder,
     inputs: Inputs,
-    shapes: Shapes,
+    constants: Constants,
 }
 
 impl<'a> Decoder<'a> {
@@ -125,19 +142,22 @@ impl<'a> Decoder<'a> {
             }
             Head::Score { labels } => graph.output("scores", DataType::Float, &[SCORES, Dim::Fixed(labels)]),
         }
-        let shapes = Shapes::declare(config, &inputs.input_ids, &mut graph);
-        Self { config, dtype, graph, inputs, shapes }
+        let constants = Constants::declare(config, dtype, &inputs.input_ids, &mut graph);
+        Self { config, dtype, graph, inputs, constants }
     }
 
     fn build(mut self) -> ModelProto {
         let mut residual = self.embedding();
-        let mut normed = self.rms_norm("layers.0.input_norm", &residual, &self.norm_before(0));
+        let gamma = self.norm_before(0);
+        let mut normed = self.rms_norm("layers.0.input_norm", &residual, &gamma);
         for layer in 0..self.config.num_hidden_layers {
             let attention = self.attention(layer, &normed);
-            let gamma = parameter(layer, "post_attention_layernorm.weight");
+            let attention = self.output_norm(layer, "post_attention_layernorm", attention);
+            let gamma = parameter(layer, &format!("{}.weight", self.config.mlp_norm()));
             (normed, residual) =
                 self.add_and_norm(&format!("layers.{layer}.attention_norm"), &attention, &residual, &gamma);
             let mlp = self.mlp(layer, &normed);
+            let mlp = self.output_norm(layer, "post_feedforward_layernorm", mlp);
             let gamma = self.norm_before(layer + 1);
             (normed, residual) = self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, &gamma);
         }
@@ -150,8 +170,31 @@ impl<'a> Decoder<'a> {
 
     /// `[tokens, hidden]` embeddings of `input_ids`.
     fn embedding(&mut self) -> String {
-        let ids = self.graph.node("Reshape", "input_ids.flat", &[&self.inputs.input_ids, &self.shapes.flat], &[]);
-        self.graph.node("Gather", "embedding", &[EMBEDDING, &ids], &[])
+        let ids = self.graph.node("Reshape", "input_ids.flat", &[&self.inputs.input_ids, &self.constants.flat], &[]);
+        let rows = self.graph.node("Gather", "embedding", &[EMBEDDING, &ids], &[]);
+        match self.config.embedding_scale() {
+            None => rows,
+            Some(scale) => {
+                let scale = self.graph.scalar("embedding.scale", scale as f32, self.dtype);
+                self.graph.node("Mul", "embedding.scaled", &[&rows, &scale], &[])
+            }
+        }
+    }
+
+    /// The norm that some families have on the result of attention and of the MLP.
+    fn output_norm(&mut self, layer: usize, name: &str, output: String) -> String {
+        if !self.config.output_norms() {
+            return output;
+        }
+        self.rms_norm(&format!("layers.{layer}.{name}"), &output, &parameter(layer, &format!("{name}.weight")))
+    }
+
+    /// The factors of a norm: its weight, with what the family adds to it.
+    fn gamma(&mut self, weight: &str) -> String {
+        match &self.constants.norm_offset {
+            None => weight.into(),
+            Some(offset) => self.graph.node("Add", &format!("{weight}.factors"), &[weight, offset], &[]),
+        }
     }
 
     /// Name of the weight of the norm that stands before a layer's attention; after the last layer, the final norm's.
@@ -164,13 +207,14 @@ impl<'a> Decoder<'a> {
     }
 
     fn rms_norm(&mut self, name: &str, input: &str, gamma: &str) -> String {
-        let epsilon = float("epsilon", self.config.rms_norm_eps as f32);
-        self.graph.node("SimplifiedLayerNormalization", name, &[input, gamma], &[int("axis", -1), epsilon])
+        let (gamma, epsilon) = (self.gamma(gamma), float("epsilon", self.config.rms_norm_eps as f32));
+        self.graph.node("SimplifiedLayerNormalization", name, &[input, &gamma], &[int("axis", -1), epsilon])
     }
 
     /// (norm of the sum, sum) of a sub-layer's output and the residual stream.
     fn add_and_norm(&mut self, name: &str, output: &str, residual: &str, gamma: &str) -> (String, String) {
         let sum = format!("{name}.residual");
+        let gamma = self.gamma(gamma);
         let epsilon = float("epsilon", self.config.rms_norm_eps as f32);
         // The second and third outputs (mean and inverse deviation) are only for training.
         let outputs = [name, "", "", &sum];
@@ -178,7 +222,7 @@ impl<'a> Decoder<'a> {
             MICROSOFT,
             "SkipSimplifiedLayerNormalization",
             name,
-            &[output, residual, gamma],
+            &[output, residual, &gamma],
             &outputs,
             &[epsilon],
         );
@@ -205,7 +249,7 @@ impl<'a> Decoder<'a> {
         let v = self.as_batch(&format!("layers.{layer}.v"), &v);
         let attended = self.grouped_query_attention(layer, &q, &k, &v);
         let flat = format!("layers.{layer}.attended.tokens");
-        let attended = self.graph.node("Reshape", &flat, &[&attended, &self.shapes.tokens], &[]);
+        let attended = self.graph.node("Reshape", &flat, &[&attended, &self.constants.tokens], &[]);
         self.linear(layer, "self_attn.o_proj", &attended, self.config.attention_output_bias)
     }
 
@@ -213,24 +257,27 @@ impl<'a> Decoder<'a> {
     /// `[batch, sequence, heads * head_dim]`.
     fn query_or_key(&mut self, layer: usize, which: &str, input: &str) -> String {
         let mut x = self.linear(layer, &format!("self_attn.{which}_proj"), input, self.config.qkv_bias);
-        if let Some(shape) = &self.shapes.heads {
+        if let Some(shape) = &self.constants.heads {
             let heads = self.graph.node("Reshape", &format!("layers.{layer}.{which}.heads"), &[&x, shape], &[]);
             let gamma = parameter(layer, &format!("self_attn.{which}_norm.weight"));
             x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &heads, &gamma);
         }
         let x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
-        match self.inputs.position_ids.clone() {
-            Some(positions) => self.rotate(&format!("layers.{layer}.{which}.rotated"), &x, &positions),
-            None => x,
+        match (self.inputs.position_ids.clone(), self.config.layers[layer].rotary) {
+            (Some(positions), Some(rotary)) => {
+                self.rotate(&format!("layers.{layer}.{which}.rotated"), &x, &positions, rotary)
+            }
+            _ => x,
         }
     }
 
     fn as_batch(&mut self, name: &str, input: &str) -> String {
-        self.graph.node("Reshape", name, &[input, &self.shapes.batch], &[])
+        self.graph.node("Reshape", name, &[input, &self.constants.batch], &[])
     }
 
-    fn rotate(&mut self, name: &str, input: &str, positions: &str) -> String {
-        let inputs = [input, positions, ROTARY_COS, ROTARY_SIN];
+    fn rotate(&mut self, name: &str, input: &str, positions: &str, rotary: Rotary) -> String {
+        let [cos, sin] = rotary_names(rotary);
+        let inputs = [input, positions, cos, sin];
         self.graph.operator(MICROSOFT, "RotaryEmbedding", name, &inputs, &[name], &[int("interleaved", 0)]);
         name.into()
     }
@@ -248,17 +295,21 @@ impl<'a> Decoder<'a> {
             Head::Score { .. } => Default::default(),
         };
         let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
-        let fused = fused_rotary(self.config);
-        if fused {
-            inputs.extend([ROTARY_COS, ROTARY_SIN]);
+        let kind = self.config.layers[layer];
+        let fused = kind.rotary.filter(|_| fused_rotary(self.config));
+        if let Some(rotary) = fused {
+            inputs.extend(rotary_names(rotary));
         }
-        let attributes = [
+        let mut attributes = vec![
             int("num_heads", self.config.num_attention_heads as i64),
             int("kv_num_heads", self.config.num_key_value_heads as i64),
-            float("scale", (self.config.head_dim as f64).powf(-0.5) as f32),
-            int("do_rotary", i64::from(fused)),
+            float("scale", self.config.attention_scale as f32),
+            int("do_rotary", i64::from(fused.is_some())),
             int("rotary_interleaved", 0),
         ];
+        if let Some(window) = kind.window {
+            attributes.push(int("local_window_size", window as i64));
+        }
         let outputs = [name.as_str(), &present[0], &present[1]];
         self.graph.operator(MICROSOFT, "GroupQueryAttention", &name, &inputs, &outputs, &attributes);
         name
@@ -278,14 +329,22 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// `down(silu(gate(x)) * up(x))`.
+    /// `down(act(gate(x)) * up(x))`.
     fn mlp(&mut self, layer: usize, input: &str) -> String {
         let bias = self.config.mlp_bias;
         let gate = self.linear(layer, "mlp.gate_proj", input, bias);
         let up = self.linear(layer, "mlp.up_proj", input, bias);
-        let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.mlp.sigmoid"), &[&gate], &[]);
-        let silu = self.graph.node("Mul", &format!("layers.{layer}.mlp.silu"), &[&gate, &sigmoid], &[]);
-        let inner = self.graph.node("Mul", &format!("layers.{layer}.mlp.inner"), &[&silu, &up], &[]);
+        let active = match self.config.activation() {
+            Activation::Silu => {
+                let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.mlp.sigmoid"), &[&gate], &[]);
+                self.graph.node("Mul", &format!("layers.{layer}.mlp.silu"), &[&gate, &sigmoid], &[])
+            }
+            Activation::GeluTanh => {
+                let tanh = [text("approximate", "tanh")];
+                self.graph.node("Gelu", &format!("layers.{layer}.mlp.gelu"), &[&gate], &tanh)
+            }
+        };
+        let inner = self.graph.node("Mul", &format!("layers.{layer}.mlp.inner"), &[&active, &up], &[]);
         self.linear(layer, "mlp.down_proj", &inner, bias)
     }
 

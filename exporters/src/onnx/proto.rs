@@ -87,6 +87,9 @@ pub struct AttributeProto {
     /// Value of an integer attribute.
     #[prost(int64, optional, tag = "3")]
     pub i: Option<i64>,
+    /// Value of a text attribute.
+    #[prost(bytes = "vec", optional, tag = "4")]
+    pub s: Option<Vec<u8>>,
     /// Which of the values is set.
     #[prost(enumeration = "AttributeType", tag = "20")]
     pub r#type: i32,
@@ -102,6 +105,8 @@ pub enum AttributeType {
     Float = 1,
     /// An integer.
     Int = 2,
+    /// A text.
+    String = 3,
 }
 
 /// A constant tensor, in the message or in another file.

@@ -9,7 +9,7 @@ use exporters::{
 use prost::Message;
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use shared::{PolicyVersion, TensorRole, WeightManifest};
+use shared::{PolicyVersion, Rotary, TensorRole, WeightManifest};
 
 use crate::support::{TestModel, files, graph, values};
 
@@ -62,7 +62,7 @@ fn the_manifest_says_what_lies_where() {
     let data = fs::read(out.join("weights.data")).unwrap();
     assert_eq!(manifest.data_blake3, blake3::hash(&data).to_hex().as_str());
     assert_eq!(manifest.model_blake3, blake3::hash(&fs::read(out.join("model.onnx")).unwrap()).to_hex().as_str());
-    let (cos, sin) = model.config().rotary_tables(64);
+    let (cos, sin) = model.config().rotary_tables(Rotary::Global, 64);
     for tensor in &manifest.tensors {
         assert_eq!(tensor.offset % 4096, 0, "{}", tensor.name);
         let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
@@ -103,6 +103,8 @@ fn every_value_is_made_before_it_is_read_and_every_weight_is_read() {
         json!({"model_type": "qwen2", "tie_word_embeddings": true}),
         json!({"model_type": "qwen3", "head_dim": 8, "attention_bias": true}),
         json!({"attention_bias": true, "mlp_bias": true}),
+        json!({"model_type": "gemma3_text", "head_dim": 16, "sliding_window_pattern": 2}),
+        json!({"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 2}),
     ];
     for (changes, options) in all.iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)]) {
         let (graph, _) = exported(changes, &options);
@@ -188,6 +190,44 @@ fn the_attention_rotates_itself_where_its_kernel_can() {
         assert_eq!(nodes(&graph, "RotaryEmbedding").len(), if fused { 0 } else { 2 * 2 });
         assert_eq!(inputs(&graph).contains(&"position_ids"), !fused);
     }
+}
+
+#[test]
+fn layers_without_rotary_positions_and_with_windows_say_so() {
+    for (head_dim, fused) in [(8, false), (16, true)] {
+        let changes = json!({"model_type": "smollm3", "head_dim": head_dim, "num_hidden_layers": 3,
+            "no_rope_layers": [0, 1, 1], "use_sliding_window": true, "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"]});
+        let (graph, _) = exported(&changes, &ExportOptions::default());
+        let attention = nodes(&graph, "GroupQueryAttention");
+        let rotated: Vec<i64> = attention.iter().map(|node| attribute(node, "do_rotary")).collect();
+        assert_eq!(rotated, if fused { [0, 1, 1] } else { [0; 3] });
+        let tables: Vec<bool> = attention.iter().map(|node| node.input.iter().any(|i| i == ROTARY_COS)).collect();
+        assert_eq!(tables, [false, fused, fused]);
+        assert_eq!(nodes(&graph, "RotaryEmbedding").len(), if fused { 0 } else { 2 * 2 });
+        let windows: Vec<Option<i64>> = attention
+            .iter()
+            .map(|node| node.attribute.iter().find(|a| a.name == "local_window_size").and_then(|a| a.i))
+            .collect();
+        assert_eq!(windows, [None, Some(5), None]);
+    }
+    let nowhere = json!({"model_type": "smollm3", "head_dim": 8, "no_rope_layers": [0, 0]});
+    assert!(!inputs(&exported(&nowhere, &ExportOptions::default()).0).contains(&"position_ids"));
+}
+
+#[test]
+fn gemma_3_has_two_tables_and_four_norms_in_a_layer() {
+    let changes = json!({"model_type": "gemma3_text", "head_dim": 16, "sliding_window_pattern": 2});
+    let (graph, manifest) = exported(&changes, &FP16);
+    let tables: Vec<&str> =
+        nodes(&graph, "GroupQueryAttention").iter().map(|node| node.input.last().unwrap().as_str()).collect();
+    assert_eq!(tables, ["rotary.local.sin", "rotary.sin"]);
+    assert_eq!(manifest.tensors.iter().filter(|t| t.role == TensorRole::Constant).count(), 4);
+    let norms = nodes(&graph, "SimplifiedLayerNormalization").into_iter().map(|n| &n.input[1]);
+    let norms: Vec<_> =
+        norms.chain(nodes(&graph, "SkipSimplifiedLayerNormalization").into_iter().map(|n| &n.input[2])).collect();
+    assert_eq!(norms.len(), 2 * (4 + 2) + 1);
+    assert!(norms.iter().all(|gamma| gamma.ends_with(".factors")), "1 is added to every weight: {norms:?}");
 }
 
 #[test]

@@ -83,7 +83,7 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
 }
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
-/// deviation `initializer_range` of `config.json`, norms 1, biases 0. They depend on the seed alone.
+/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0. They depend on the seed alone.
 ///
 /// # Errors
 /// When `config.json` cannot be read.
@@ -104,7 +104,7 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
         Ok(if wanted.ends_with(".bias") {
             vec![0.0; elements]
         } else if shape.len() == 1 {
-            vec![1.0; elements]
+            vec![1.0 - model.config().norm_offset(); elements]
         } else {
             let mut stream = rng::Stream::new(&[seed, index as u64]);
             (0..elements).map(|_| (range * stream.next_normal()) as f32).collect()

@@ -1,22 +1,30 @@
-//! The gated feed-forward block (SwiGLU, Shazeer 2020).
+//! The gated feed-forward block (SwiGLU and GEGLU, Shazeer 2020).
 
+use shared::{Activation, ModelConfig};
 use tch::Tensor;
 
-use super::{linear::Linear, parameters::Gradients, weights::Weights};
+use super::{linear::Linear, output::Output, parameters::Gradients, weights::Weights};
 
-/// `down(silu(gate(x)) · up(x))`.
+/// `down(act(gate(x)) · up(x))`.
 #[derive(Debug)]
 pub(super) struct Mlp {
     gate_up: Linear,
-    down: Linear,
+    down: Output,
+    activation: Activation,
 }
 
+/// libtorch's name of GELU by way of the hyperbolic tangent.
+const TANH: &str = "tanh";
+
 impl Mlp {
-    /// The leaves below `{name}.`.
-    pub(super) fn new(weights: &Weights, name: &str) -> Self {
+    /// The leaves below `{layer}.mlp.`, and the norm behind it.
+    pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: &str) -> Self {
+        let name = &format!("{layer}.mlp");
+        let norm = format!("{layer}.post_feedforward_layernorm");
         Self {
             gate_up: Linear::stacked(weights, name, "gate_up_proj", &["gate_proj", "up_proj"]),
-            down: Linear::new(weights, name, "down_proj"),
+            down: Output::new(config, weights, [name, "down_proj"], &norm),
+            activation: config.activation(),
         }
     }
 
@@ -28,7 +36,14 @@ impl Mlp {
     /// The block's result of gate and up, added to `onto`, `[T, hidden]`.
     pub(super) fn output_onto(&self, onto: &Tensor, gate_up: &Tensor) -> Tensor {
         let halves = gate_up.chunk(2, -1);
-        self.down.forward_onto(onto, &halves[0].silu().g_mul_(&halves[1]))
+        self.down.forward_onto(onto, &self.active(&halves[0]).g_mul_(&halves[1]))
+    }
+
+    fn active(&self, gate: &Tensor) -> Tensor {
+        match self.activation {
+            Activation::Silu => gate.silu(),
+            Activation::GeluTanh => gate.gelu(TANH),
+        }
     }
 
     /// Adds the parameters' gradients, given input, gate and up, and the gradient of the output; returns that of the
@@ -41,12 +56,16 @@ impl Mlp {
         gradients: &mut Gradients,
     ) -> Tensor {
         let halves = gate_up.chunk(2, -1);
-        let active = halves[0].silu();
+        let active = self.active(&halves[0]);
         let mut inner = self.down.backward(&(&active * &halves[1]), dy_TH, gradients);
         let d_gate_up = gate_up.empty_like();
         let d_halves = d_gate_up.chunk(2, -1);
         let _ = active.multiply_out(&d_halves[1], &inner);
-        let _ = halves[0].silu_backward_grad_input(&d_halves[0], &inner.g_mul_(&halves[1]));
+        let d_active = inner.g_mul_(&halves[1]);
+        let _ = match self.activation {
+            Activation::Silu => halves[0].silu_backward_grad_input(&d_halves[0], &d_active),
+            Activation::GeluTanh => halves[0].gelu_backward_grad_input(&d_halves[0], &d_active, TANH),
+        };
         self.gate_up.backward(x_TH, &d_gate_up, gradients)
     }
 }

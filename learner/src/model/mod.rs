@@ -1,4 +1,4 @@
-//! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families over libtorch: language models and scorers.
+//! Decoder-only transformers over libtorch: language models and scorers.
 
 mod adapter;
 mod attention;
@@ -9,6 +9,7 @@ mod load;
 mod low_rank;
 mod mlp;
 mod norm;
+mod output;
 mod parameters;
 mod rope;
 mod scorer;

@@ -1,5 +1,6 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
+use shared::ModelConfig;
 use tch::Tensor;
 
 use super::{
@@ -8,36 +9,45 @@ use super::{
     weights::Weights,
 };
 
-/// `x / sqrt(mean(x²) + ε) · weight` over the last dimension, in float32 at least.
+/// `x / sqrt(mean(x²) + ε) · (weight + offset)` over the last dimension, in float32 at least.
 #[derive(Debug)]
 pub(super) struct RmsNorm {
     weight: Leaf,
+    /// 1 in the families that store their weights less 1.
+    offset: f64,
     eps: f64,
 }
 
 impl RmsNorm {
     /// The leaf `{name}.weight`.
-    pub(super) fn new(weights: &Weights, name: &str, eps: f64) -> Self {
-        Self { weight: weights.leaf(&format!("{name}.weight")), eps }
+    pub(super) fn new(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
+        let offset = f64::from(config.norm_offset());
+        Self { weight: weights.leaf(&format!("{name}.weight")), offset, eps: config.rms_norm_eps }
+    }
+
+    /// What is multiplied with.
+    fn factors(&self) -> Tensor {
+        let weight = &self.weight.values;
+        if self.offset == 0.0 { weight.shallow_clone() } else { wide(weight) + self.offset }
     }
 
     /// `[.., width]` to `[.., width]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
         let x_wide = wide(x);
-        (&x_wide * self.scale(&x_wide)).g_mul_(&self.weight.values).to_kind(x.kind())
+        (&x_wide * self.scale(&x_wide)).g_mul_(&self.factors()).to_kind(x.kind())
     }
 
     /// Adds the weight's gradient, given the input and the gradient of the output, and returns that of the input.
     ///
-    /// With x̂ = x · scale and g = dy · weight: `dx = scale · (g − x̂ · mean(g · x̂))`.
+    /// With x̂ = x · scale and g = dy · factors: `dx = scale · (g − x̂ · mean(g · x̂))`.
     pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
-        let (kind, x, dy, weight) = (x.kind(), wide(x), wide(dy), wide(&self.weight.values));
-        let (scale, width) = (self.scale(&x), weight.size()[0]);
+        let (kind, x, dy, factors) = (x.kind(), wide(x), wide(dy), wide(&self.factors()));
+        let (scale, width) = (self.scale(&x), factors.size()[0]);
         let unit = x * &scale;
         let products = (&unit * &dy).reshape([-1, width]);
         gradients.add_rows(&self.weight, &products);
-        let mean = products.mv(&weight).view_as(&scale) / -(width as f64);
-        (dy * &weight).addcmul_(&unit, &mean).g_mul_(&scale).to_kind(kind)
+        let mean = products.mv(&factors).view_as(&scale) / -(width as f64);
+        (dy * &factors).addcmul_(&unit, &mean).g_mul_(&scale).to_kind(kind)
     }
 
     /// `1 / sqrt(mean(x²) + ε)`, `[.., 1]`.

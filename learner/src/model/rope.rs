@@ -1,9 +1,26 @@
 //! Rotary positions (Su et al. 2021) in Hugging Face's layout: a head's first half is rotated against its second half.
 
-use shared::ModelConfig;
+use shared::{ModelConfig, Rotary};
 use tch::{Device, Kind, Tensor};
 
 use super::kinds::wide;
+
+/// What the layers of one forward pass are rotated with.
+#[derive(Debug)]
+pub(super) struct Rotations(Vec<(Rotary, Rotation)>);
+
+impl Rotations {
+    /// Tables for the given positions, `[T]`, evaluated in float64.
+    pub(super) fn new(config: &ModelConfig, positions: &[i64], kind: Kind, device: Device) -> Self {
+        let rotation = |rotary| Rotation::new(config, rotary, positions, kind, device);
+        Self(config.rotaries().map(|rotary| (rotary, rotation(rotary))).collect())
+    }
+
+    /// That of a layer; `None` for a layer that does not rotate.
+    pub(super) fn of(&self, rotary: Option<Rotary>) -> Option<&Rotation> {
+        self.0.iter().find(|(of, _)| Some(*of) == rotary).map(|(_, rotation)| rotation)
+    }
+}
 
 /// Cosines and sines for the positions of one forward pass.
 #[derive(Debug)]
@@ -16,9 +33,8 @@ pub(super) struct Rotation {
 }
 
 impl Rotation {
-    /// Tables for the given positions, `[T]`, evaluated in float64.
-    pub(super) fn new(config: &ModelConfig, positions: &[i64], kind: Kind, device: Device) -> Self {
-        let frequencies = Tensor::from_slice(&config.inverse_frequencies());
+    fn new(config: &ModelConfig, rotary: Rotary, positions: &[i64], kind: Kind, device: Device) -> Self {
+        let frequencies = Tensor::from_slice(&config.inverse_frequencies(rotary));
         let longest = positions.iter().max().map_or(0, |last| last + 1);
         let angles = Tensor::arange(longest, (Kind::Double, Device::Cpu)).outer(&frequencies);
         let positions_T = Tensor::from_slice(positions);

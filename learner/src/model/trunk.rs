@@ -12,7 +12,7 @@ use super::{
     mlp::Mlp,
     norm::RmsNorm,
     parameters::{Gradients, Leaf},
-    rope::Rotation,
+    rope::Rotations,
     weights::Weights,
 };
 use crate::batch::{Packed, Tree};
@@ -23,7 +23,7 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 struct Layer {
     input_norm: RmsNorm,
     attention: Attention,
-    output_norm: RmsNorm,
+    mlp_norm: RmsNorm,
     mlp: Mlp,
 }
 
@@ -40,10 +40,10 @@ struct LayerTape {
 }
 
 impl Layer {
-    fn record(&self, x_TH: Tensor, trees: &[Tree], rotation: &Rotation) -> LayerTape {
+    fn record(&self, x_TH: Tensor, trees: &[Tree], rotations: &Rotations) -> LayerTape {
         let normed_TH = self.input_norm.forward(&x_TH);
-        let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotation);
-        let gate_up = self.mlp.gate_up(&self.output_norm.forward(&middle_TH));
+        let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotations);
+        let gate_up = self.mlp.gate_up(&self.mlp_norm.forward(&middle_TH));
         LayerTape { x_TH, attention, middle_TH, gate_up }
     }
 
@@ -57,15 +57,15 @@ impl Layer {
         tape: LayerTape,
         dy_TH: Tensor,
         trees: &[Tree],
-        rotation: &Rotation,
+        rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
         let LayerTape { x_TH, attention, middle_TH, gate_up } = tape;
-        let normed_TH = self.output_norm.forward(&middle_TH);
+        let normed_TH = self.mlp_norm.forward(&middle_TH);
         let d_normed_TH = self.mlp.backward(&normed_TH, &gate_up, &dy_TH, gradients);
-        let d_middle_TH = dy_TH + self.output_norm.backward(&middle_TH, &d_normed_TH, gradients);
+        let d_middle_TH = dy_TH + self.mlp_norm.backward(&middle_TH, &d_normed_TH, gradients);
         let normed_TH = self.input_norm.forward(&x_TH);
-        let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotation, gradients);
+        let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotations, gradients);
         d_middle_TH + self.input_norm.backward(&x_TH, &d_normed_TH, gradients)
     }
 }
@@ -81,7 +81,7 @@ enum Kept {
 /// A forward pass that can be differentiated.
 #[derive(Debug)]
 pub(super) struct Tape {
-    rotation: Rotation,
+    rotations: Rotations,
     layers: Vec<Kept>,
     /// Hidden states of the selected positions before the final norm, `[N, H]`, in float32 at least.
     selected_NH: Tensor,
@@ -109,13 +109,13 @@ pub(super) struct Trunk {
 
 impl Trunk {
     pub(super) fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
-        let norm = |name: &str| RmsNorm::new(&weights, name, config.rms_norm_eps);
+        let norm = |name: &str| RmsNorm::new(&config, &weights, name);
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
                 input_norm: norm(&format!("model.layers.{i}.input_layernorm")),
-                attention: Attention::new(&config, &weights, &format!("model.layers.{i}.self_attn")),
-                output_norm: norm(&format!("model.layers.{i}.post_attention_layernorm")),
-                mlp: Mlp::new(&weights, &format!("model.layers.{i}.mlp")),
+                attention: Attention::new(&config, &weights, i),
+                mlp_norm: norm(&format!("model.layers.{i}.{}", config.mlp_norm())),
+                mlp: Mlp::new(&config, &weights, &format!("model.layers.{i}")),
             })
             .collect();
         let (norm, embedding) = (norm("model.norm"), weights.leaf(EMBEDDING));
@@ -137,24 +137,24 @@ impl Trunk {
 
     /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`, in float32 at least.
     pub(super) fn forward(&self, batch: &Packed, positions_N: &Tensor) -> Tensor {
-        let rotation = self.rotation(batch);
-        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, &batch.trees, &rotation));
+        let rotations = self.rotations(batch);
+        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, &batch.trees, &rotations));
         let x_TH = self.layers.iter().fold(self.embed(batch), through);
         self.norm.forward(&wide(&x_TH.index_select(0, positions_N)))
     }
 
     /// As [`Self::forward`], to be followed by [`Self::backward`].
     pub(super) fn record(&self, batch: &Packed, positions_N: &Tensor) -> Tape {
-        let (rotation, mut x_TH) = (self.rotation(batch), self.embed(batch));
+        let (rotations, mut x_TH) = (self.rotations(batch), self.embed(batch));
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let tape = layer.record(x_TH, &batch.trees, &rotation);
+            let tape = layer.record(x_TH, &batch.trees, &rotations);
             x_TH = layer.output(&tape);
             layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
         }
         let selected_NH = wide(&x_TH.index_select(0, positions_N));
         let hidden_NH = self.norm.forward(&selected_NH);
-        Tape { rotation, layers, selected_NH, hidden_NH }
+        Tape { rotations, layers, selected_NH, hidden_NH }
     }
 
     /// Adds the parameters' gradients, given that of the normed hidden states of the same tokens, `[N, H]`.
@@ -166,7 +166,7 @@ impl Trunk {
         gradient_NH: &Tensor,
         gradients: &mut Gradients,
     ) {
-        let Tape { rotation, layers, selected_NH, .. } = tape;
+        let Tape { rotations, layers, selected_NH, .. } = tape;
         let d_selected_NH = self.norm.backward(&selected_NH, gradient_NH, gradients);
         let shape = [batch.ids_T.size()[0], self.config.hidden_size as i64];
         let mut dx_TH = Tensor::zeros(shape, (d_selected_NH.kind(), d_selected_NH.device()));
@@ -176,21 +176,36 @@ impl Trunk {
         for (layer, kept) in self.layers.iter().zip(layers).rev() {
             let tape = match kept {
                 Kept::Tape(tape) => tape,
-                Kept::Input(x_TH) => layer.record(x_TH, &batch.trees, &rotation),
+                Kept::Input(x_TH) => layer.record(x_TH, &batch.trees, &rotations),
             };
-            dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotation, gradients);
+            dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotations, gradients);
         }
         if let Some(gradient) = gradients.of(&self.embedding) {
-            let _ = gradient.index_add_(0, &batch.ids_T, &wide(&dx_TH));
+            let dx_TH = wide(&dx_TH);
+            let dx_TH = match self.embedding_scale() {
+                Some(scale) => dx_TH * scale,
+                None => dx_TH,
+            };
+            let _ = gradient.index_add_(0, &batch.ids_T, &dx_TH);
         }
     }
 
     fn embed(&self, batch: &Packed) -> Tensor {
-        Tensor::embedding(&self.embedding.values, &batch.ids_T, -1, false, false)
+        let x_TH = Tensor::embedding(&self.embedding.values, &batch.ids_T, -1, false, false);
+        match self.embedding_scale() {
+            Some(scale) => x_TH * scale,
+            None => x_TH,
+        }
     }
 
-    fn rotation(&self, batch: &Packed) -> Rotation {
+    /// Rounded to the type of the weights, as in transformers.
+    fn embedding_scale(&self) -> Option<Tensor> {
         let (kind, device) = (self.embedding.values.kind(), self.embedding.values.device());
-        Rotation::new(&self.config, &batch.places, wide_kind(kind), device)
+        self.config.embedding_scale().map(|scale| Tensor::from_slice(&[scale]).to_kind(kind).to_device(device))
+    }
+
+    fn rotations(&self, batch: &Packed) -> Rotations {
+        let (kind, device) = (self.embedding.values.kind(), self.embedding.values.device());
+        Rotations::new(&self.config, &batch.places, wide_kind(kind), device)
     }
 }

@@ -9,7 +9,7 @@ use learner::{
         Objective, Rows, Tokens,
         reduction::{Normaliser, update_weights},
     },
-    model::{Decoder, LoadOptions, Span, load},
+    model::{Decoder, LoadOptions, Span, initialise, load},
     optimizer::{AdamW, AdamWOptions},
 };
 use serde_json::Value;
@@ -81,6 +81,19 @@ fn golden_model_forward() {
             let best = Vec::<i64>::try_from(logits.argmax(-1, false)).unwrap();
             let expected: Vec<i64> = numbers(&forward["argmax"]).iter().map(|&i| i as i64).collect();
             assert_eq!(best, expected);
+        }
+    }
+}
+
+#[test]
+fn random_norms_multiply_with_1() {
+    for name in harness::golden_models() {
+        let model = ModelDir::open(harness::golden_dir().join("models").join(&name)).unwrap();
+        let decoder = initialise(&model, 1, LoadOptions::default()).unwrap();
+        for (parameter, _) in decoder.weights().trained().named().filter(|(name, _)| name.ends_with("norm.weight")) {
+            let weights = decoder.weights().trained().read_f32(parameter).unwrap();
+            let factors = weights.iter().map(|weight| weight + model.config().norm_offset());
+            assert!(factors.into_iter().all(|factor| factor == 1.0), "{name}: {parameter}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
+use exporters::write_hf_scorer;
 use harness::tiny_model::Qwen2;
 use learner::{
     batch::Packer,
@@ -46,7 +47,7 @@ fn pairs() -> Vec<Pair> {
 
 #[test]
 fn a_scorer_sees_the_hidden_states_of_the_language_model() {
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let decoder = load(&golden(name), double()).unwrap();
         let scorer = load_scorer(&golden(name), double()).unwrap();
         // With a row of the language-model head as its head, a score is that token's logit.
@@ -63,6 +64,21 @@ fn a_scorer_sees_the_hidden_states_of_the_language_model() {
         for (i, score) in scores.iter().enumerate() {
             assert!((score - logits.double_value(&[i as i64])).abs() < 1e-12, "{name}");
         }
+    }
+}
+
+#[test]
+fn a_scorer_is_written_under_the_name_that_transformers_has_for_the_family() {
+    let folder = tempfile::tempdir().unwrap();
+    let families =
+        [("llama", "Llama"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("smollm3", "SmolLM3"), ("gemma3", "Gemma3Text")];
+    for (name, family) in families.into_iter().filter(|(name, _)| harness::golden_models().iter().any(|n| n == name)) {
+        let (model, scorer, out) = (golden(name), scorer(name), folder.path().join(name));
+        write_hf_scorer(&model, &out, &mut |name| Ok(scorer.weights().trained().read_f32(name).unwrap().into()))
+            .unwrap();
+        let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["architectures"], json!([format!("{family}ForSequenceClassification")]));
+        assert!(load_scorer(&ModelDir::open(&out).unwrap(), double()).is_ok(), "{name}");
     }
 }
 

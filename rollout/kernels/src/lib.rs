@@ -10,6 +10,7 @@
 //! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, plain Rust; tiles of AMX; chosen at run time |
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
+//! | [`residual`] | norm of a block's result, where there is one |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`] | grouped-query attention, with prompts shared by their completions |
 //! | [`spans`] | which sequences a call computes, and what is computed together |
@@ -27,6 +28,7 @@ pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
+pub mod residual;
 pub mod simd;
 pub mod spans;
 mod tile;

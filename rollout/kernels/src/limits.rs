@@ -9,7 +9,7 @@ use std::{
 use super::{
     buffer::LargeBuffer,
     element::Format,
-    linear::{Input, Linear},
+    linear::{Activation, Input, Linear},
     packed::{Columns, PackedShape},
     parallel::{Claims, Machine},
     simd::Isa,
@@ -55,7 +55,14 @@ fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: 
     let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
     let mut panels = LargeBuffer::new(shape.words())?;
     let quantized = shape.pack(&[some(depth * outputs).as_slice().into()], &mut panels, threads);
-    let layer = Linear { shape, panels: &panels, quantized: quantized.as_ref(), bias: None, norm: None };
+    let layer = Linear {
+        shape,
+        panels: &panels,
+        quantized: quantized.as_ref(),
+        bias: None,
+        norm: None,
+        activation: Activation::Silu,
+    };
     let (x, mut out, mut scratch) = (some(rows * depth), vec![0.0; rows * outputs], Vec::new());
     let mut once = || {
         let begin = Instant::now();

@@ -8,10 +8,11 @@ use shared::rng::Stream;
 use super::{
     attention::Attention,
     element::{Format, KvFormat},
-    linear::{Input, Linear, Norm},
+    linear::{Activation, Input, Linear, Norm},
     packed::{Columns, PackedShape, Source},
     pages::{FreePages, PageShape, Pages},
     parallel::Machine,
+    residual::add_normed,
     simd::{Isa, LANES, Simd, Task},
     spans::Spans,
     tile::STRETCH,
@@ -68,6 +69,7 @@ struct Layer {
     weights: Vec<Vec<f32>>,
     biases: Option<Vec<Vec<f32>>>,
     gamma: Option<Vec<f32>>,
+    activation: Activation,
 }
 
 const EPSILON: f32 = 1e-5;
@@ -80,6 +82,7 @@ impl Layer {
             weights: parts.iter().map(|n| normal(stream, n * depth)).collect(),
             biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
             gamma: norm.then(|| normal(stream, depth)),
+            activation: if stream.next_normal() < 0.0 { Activation::Silu } else { Activation::GeluTanh },
         }
     }
 
@@ -92,8 +95,14 @@ impl Layer {
             self.shape.pack_bias(&biases)
         });
         let norm = self.gamma.as_ref().map(|gamma| Norm { gamma, epsilon: EPSILON });
-        let layer =
-            Linear { shape: self.shape, panels: &panels, quantized: quantized.as_ref(), bias: bias.as_deref(), norm };
+        let layer = Linear {
+            shape: self.shape,
+            panels: &panels,
+            quantized: quantized.as_ref(),
+            bias: bias.as_deref(),
+            norm,
+            activation: self.activation,
+        };
         let mut out = vec![f32::NAN; rows * self.shape.outputs];
         layer.run(input, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
@@ -128,7 +137,16 @@ impl Layer {
             };
             match self.shape.columns {
                 Columns::Joined => out.extend((0..self.weights.len()).flat_map(part)),
-                Columns::Gated => out.extend(part(0).into_iter().zip(part(1)).map(|(g, u)| g / (1.0 + (-g).exp()) * u)),
+                Columns::Gated => {
+                    let gate = |g: f64| match self.activation {
+                        Activation::Silu => g / (1.0 + (-g).exp()),
+                        Activation::GeluTanh => {
+                            let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                            g / 2.0 * (1.0 + inner.tanh())
+                        }
+                    };
+                    out.extend(part(0).into_iter().zip(part(1)).map(|(g, u)| gate(g) * u));
+                }
             }
         }
         for (out, &r) in out.iter_mut().zip(residual.into_iter().flatten()) {
@@ -298,7 +316,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let depth = 3;
     let rows = [1.0, 1e-38, f32::NAN].map(|x| vec![x; depth]);
     let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Int8 };
-    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None };
+    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None, activation: Activation::Silu };
     let x = rows.concat();
     for isa in Isa::available() {
         let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &threads(1));
@@ -339,7 +357,12 @@ struct Model {
     cos: Vec<f32>,
     sin: Vec<f32>,
     norms: Option<[Vec<f32>; 2]>,
+    rotates: bool,
+    window: Option<usize>,
 }
+
+/// Another factor than the root of the head's width.
+const SCALE: f32 = 0.3;
 
 impl Model {
     fn random(stream: &mut Stream, sizes: Heads, norms: bool, format: KvFormat) -> Self {
@@ -350,6 +373,8 @@ impl Model {
             cos: angles.iter().map(|a| a.cos()).collect(),
             sin: angles.iter().map(|a| a.sin()).collect(),
             norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
+            rotates: true,
+            window: None,
         }
     }
 
@@ -359,8 +384,15 @@ impl Model {
 
     fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &Workers) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
-        let (cos, sin) = (&self.cos[..], &self.sin[..]);
-        let attention = Attention { heads: self.sizes.heads, cos, sin, q_norm: norm(0), k_norm: norm(1), layer: 1 };
+        let attention = Attention {
+            heads: self.sizes.heads,
+            rotary: self.rotates.then_some([&self.cos[..], &self.sin[..]]),
+            window: self.window,
+            scale: SCALE,
+            q_norm: norm(0),
+            k_norm: norm(1),
+            layer: 1,
+        };
         let mut out = vec![f32::NAN; spans.tokens() * self.sizes.heads * self.sizes.head_dim];
         attention.run(qkv, spans, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
         out
@@ -373,6 +405,9 @@ impl Model {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
             let inverse = 1.0 / (mean + f64::from(EPSILON)).sqrt();
             x.iter_mut().zip(&norms[norm]).for_each(|(x, &g)| *x *= inverse * f64::from(g));
+        }
+        if !self.rotates {
+            return x;
         }
         let table = |t: &[f32], d: usize| f64::from(t[position * half + d % half]);
         (0..x.len())
@@ -406,26 +441,57 @@ impl Model {
     fn reference(&self, qkv: &[Vec<f32>]) -> Vec<f64> {
         let Heads { heads, kv_heads, head_dim } = self.sizes;
         let last = qkv.len() - 1;
+        let first = self.window.map_or(0, |window| qkv.len().saturating_sub(window));
         (0..heads)
             .flat_map(|head| {
                 let kv = heads + head / (heads / kv_heads);
                 let q = self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0);
-                let scores: Vec<f64> = (0..=last)
+                let scores: Vec<f64> = (first..=last)
                     .map(|p| {
                         let k = self.stored(self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
-                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
+                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(SCALE)
                     })
                     .collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
                 let sum: f64 = weights.iter().sum();
                 let value = |p: usize| qkv[p][(kv + kv_heads) * head_dim..][..head_dim].iter().map(|&v| f64::from(v));
-                let values: Vec<Vec<f64>> = (0..=last).map(|p| self.stored(value(p).collect())).collect();
+                let values: Vec<Vec<f64>> = (first..=last).map(|p| self.stored(value(p).collect())).collect();
                 (0..head_dim)
                     .map(|d| weights.iter().zip(&values).map(|(w, value)| w * value[d]).sum::<f64>() / sum)
                     .collect::<Vec<_>>()
             })
             .collect()
+    }
+}
+
+#[test]
+fn a_normed_result_is_added_to_the_residual_stream() {
+    let mut stream = Stream::new(&[11]);
+    for (rows, width) in [(1, 5), (3, 32), (9, 70)] {
+        let [x, residual] = [(); 2].map(|()| normal(&mut stream, rows * width));
+        let gamma = normal(&mut stream, width);
+        let norm = Norm { gamma: &gamma, epsilon: EPSILON };
+        let run = |isa, count, rows: std::ops::Range<usize>| {
+            let part = rows.start * width..rows.end * width;
+            let mut out = vec![f32::NAN; part.len()];
+            let machine = Machine { isa, threads: &threads(count), scratch: &mut Vec::new() };
+            add_normed(norm, &x[part.clone()], &residual[part], &mut out, machine);
+            out
+        };
+        let outs: Vec<_> = Isa::available().into_iter().map(|isa| run(isa, 2, 0..rows)).collect();
+        assert!(outs.iter().all(|out| *out == outs[0]), "instruction sets differ");
+        assert_eq!(run(Isa::detect(), 1, rows - 1..rows), outs[0][(rows - 1) * width..], "the last row alone");
+        let rows = x.chunks(width).zip(residual.chunks(width));
+        let expected: Vec<f64> = rows
+            .flat_map(|(x, residual)| {
+                let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
+                let inverse = (mean + f64::from(EPSILON)).sqrt().recip();
+                let row = x.iter().zip(&gamma).zip(residual);
+                row.map(|((&x, &g), &r)| f64::from(x) * inverse * f64::from(g) + f64::from(r)).collect::<Vec<_>>()
+            })
+            .collect();
+        assert_close(&outs[0], &expected, 1e-6);
     }
 }
 
@@ -436,12 +502,12 @@ proptest! {
     fn attention_over_shared_prompts_is_plain_attention(
         seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
         bytes: bool, prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
-        burst in 1usize..=3,
+        burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
         let format = if bytes { KvFormat::Int8 } else { KvFormat::Fp32 };
-        let model = Model::random(&mut stream, sizes, norms, format);
+        let model = Model { rotates, window, ..Model::random(&mut stream, sizes, norms, format) };
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape).unwrap())).collect();

@@ -121,7 +121,7 @@ fn assert_agrees(what: &str, got: &Completions, expected: &Completions) {
 fn a_device_agrees_with_the_cpu_whatever_the_batch() {
     let Some(device) = device("a_device_agrees_with_the_cpu_whatever_the_batch") else { return };
     let _alone = alone();
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let on_cpu = exported(&model, Device::Cpu, folder.path());

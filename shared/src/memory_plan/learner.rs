@@ -1,7 +1,7 @@
 //! What a learner holds.
 
 use super::Workload;
-use crate::{Architecture, Head, ModelConfig, config::Device};
+use crate::{Head, ModelConfig, config::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
@@ -177,16 +177,17 @@ const FLOAT: u64 = size_of::<f32>() as u64;
 /// mixed and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys twice.
 fn kept(model: &ModelConfig) -> u64 {
     let [queries, keys] = heads(model);
-    let normed = if model.architecture == Architecture::Qwen3 { queries + keys } else { 0 };
+    let normed = if model.head_norms() { queries + keys } else { 0 };
     let attention = queries + 2 * keys + queries + model.num_attention_heads as u64 + normed;
     attention + 2 * (model.hidden_size + model.intermediate_size) as u64
 }
 
 /// Numbers of each token that are alive at once in the widest place of a backward pass, beside what the layers keep: the
 /// gradients of a layer's two ends, the normed input, inner products of the MLP and their gradients; and the hidden states
-/// that the head reads, with their gradient.
+/// that the head reads, with their gradient. A norm of a block's result has that once more, its units and its gradient.
 fn at_work(model: &ModelConfig) -> u64 {
-    (7 * model.hidden_size + 5 * model.intermediate_size) as u64
+    let wide = if model.output_norms() { 7 + 3 } else { 7 };
+    (wide * model.hidden_size + 5 * model.intermediate_size) as u64
 }
 
 /// Widths of all queries and of all keys of a token.

@@ -2,12 +2,15 @@
 
 use serde_json::{Map, Value};
 
-use super::{Architecture, ConfigJsonError, Head, ModelConfig, RopeScaling};
+mod layers;
+mod rope;
 
-const SLIDING_WINDOW: &str = "sliding-window attention is not supported";
+use super::{Architecture, ConfigJsonError, Head, ModelConfig};
+
+const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
-/// Keys of relatives of the three families that mean another computation.
+/// Keys of relatives of the families that mean another computation.
 const REFUSED: [&str; 5] =
     ["num_experts", "num_local_experts", "quantization_config", "attn_logit_softcapping", "final_logit_softcapping"];
 
@@ -18,6 +21,11 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
         return Err(ConfigJsonError::Json("the top level is not an object".into()));
     };
     Reader { section: "", fields: &map }.read()
+}
+
+/// Families whose configurations leave out other things than those before them.
+fn newer(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::SmolLm3 | Architecture::Gemma3)
 }
 
 /// Typed access to the keys of a `config.json`, or of a section in it.
@@ -47,6 +55,10 @@ impl Reader<'_> {
                 _ => Err(self.bad(key, format!("must be a positive whole number, found {v}"))),
             })
             .transpose()
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>, ConfigJsonError> {
+        if self.get(key).and_then(Value::as_u64) == Some(0) { Ok(Some(0)) } else { self.size(key) }
     }
 
     fn required_size(&self, key: &str) -> Result<usize, ConfigJsonError> {
@@ -84,7 +96,13 @@ impl Reader<'_> {
             Some("llama") => Ok(Architecture::Llama),
             Some("qwen2") => Ok(Architecture::Qwen2),
             Some("qwen3") => Ok(Architecture::Qwen3),
-            _ => Err(self.unsupported("model_type", value, "supported: llama, qwen2, qwen3")),
+            Some("smollm3") => Ok(Architecture::SmolLm3),
+            Some("gemma3_text") => Ok(Architecture::Gemma3),
+            Some("gemma3") => {
+                let hint = "a model of images and text; the text model alone, gemma3_text, is supported";
+                Err(self.unsupported("model_type", value, hint))
+            }
+            _ => Err(self.unsupported("model_type", value, SUPPORTED)),
         }
     }
 
@@ -110,33 +128,6 @@ impl Reader<'_> {
         Ok(Head::Score { labels })
     }
 
-    fn rope(&self) -> Result<(f64, Option<RopeScaling>), ConfigJsonError> {
-        let none = Map::new();
-        let key = self.rope_section();
-        let fields = match self.get(key) {
-            None => &none,
-            Some(Value::Object(fields)) => fields,
-            Some(other) => return Err(self.unsupported(key, other, "expected an object")),
-        };
-        let section = Reader { section: key, fields };
-        section.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
-        let theta = match section.number("rope_theta")? {
-            Some(theta) => theta,
-            None => self.number("rope_theta")?.unwrap_or(10_000.0),
-        };
-        if !(theta.is_finite() && theta > 0.0) {
-            return Err(self.bad("rope_theta", format!("must be positive, found {theta}")));
-        }
-        Ok((theta, self.scaling(&section)?))
-    }
-
-    /// As in transformers' `convert_rope_params_to_dict`, a `rope_scaling` that says something goes first.
-    fn rope_section(&self) -> &'static str {
-        let empty = |v: &Value| v.as_object().is_some_and(Map::is_empty);
-        let scaling = self.get("rope_scaling").is_some_and(|v| !empty(v));
-        if scaling || self.get("rope_parameters").is_none() { "rope_scaling" } else { "rope_parameters" }
-    }
-
     fn head_dim(
         &self,
         architecture: Architecture,
@@ -148,6 +139,7 @@ impl Reader<'_> {
             Some(n) => Err(self.bad("head_dim", format!("must be even for rotary positions, found {n}"))),
             // transformers' Qwen3Config falls back to 128, not to a quotient.
             None if architecture == Architecture::Qwen3 => Ok(128),
+            None if architecture == Architecture::Gemma3 => Ok(256),
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
             None => Err(self.bad(
                 "head_dim",
@@ -156,6 +148,25 @@ impl Reader<'_> {
                 ),
             )),
         }
+    }
+
+    /// transformers' defaults: SmolLM3Config and Gemma3TextConfig have a number where the key is missing; null means the query
+    /// heads.
+    fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
+        let missing = !self.fields.contains_key("num_key_value_heads");
+        if newer(architecture) && missing { 4 } else { num_attention_heads }
+    }
+
+    /// Factor of the scores of attention.
+    fn attention_scale(&self, architecture: Architecture, head_dim: usize) -> Result<f64, ConfigJsonError> {
+        let scalar = match architecture {
+            Architecture::Gemma3 if self.get("query_pre_attn_scalar").is_some() => {
+                self.positive("query_pre_attn_scalar")?
+            }
+            Architecture::Gemma3 => 256.0,
+            _ => head_dim as f64,
+        };
+        Ok(scalar.powf(-0.5))
     }
 
     fn rms_norm_eps(&self) -> Result<f64, ConfigJsonError> {
@@ -171,7 +182,9 @@ impl Reader<'_> {
         let hidden_size = self.required_size("hidden_size")?;
         let num_attention_heads = self.required_size("num_attention_heads")?;
         let num_hidden_layers = self.required_size("num_hidden_layers")?;
-        let num_key_value_heads = self.size("num_key_value_heads")?.unwrap_or(num_attention_heads);
+        let num_key_value_heads = self
+            .size("num_key_value_heads")?
+            .unwrap_or(self.default_key_value_heads(architecture, num_attention_heads));
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
             return Err(self.bad(
                 "num_key_value_heads",
@@ -179,44 +192,44 @@ impl Reader<'_> {
             ));
         }
         let head_dim = self.head_dim(architecture, hidden_size, num_attention_heads)?;
-        let (rope_theta, rope_scaling) = self.rope()?;
-        self.refuse_unsupported(architecture, num_hidden_layers)?;
+        let ((rope_theta, rope_scaling), rope_local_theta) = self.ropes(architecture)?;
+        self.refuse_unsupported(architecture)?;
         let attention_bias = self.flag("attention_bias", false)?;
         Ok(ModelConfig {
             architecture,
             hidden_size,
             intermediate_size: self.required_size("intermediate_size")?,
             num_hidden_layers,
+            layers: self.layers(architecture, num_hidden_layers)?,
             num_attention_heads,
             num_key_value_heads,
+            attention_scale: self.attention_scale(architecture, head_dim)?,
             head_dim,
             vocab_size: self.required_size("vocab_size")?,
             max_position_embeddings: self.required_size("max_position_embeddings")?,
             rms_norm_eps: self.rms_norm_eps()?,
             rope_theta,
             rope_scaling,
+            rope_local_theta,
             qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
             attention_output_bias: architecture != Architecture::Qwen2 && attention_bias,
-            mlp_bias: architecture == Architecture::Llama && self.flag("mlp_bias", false)?,
-            // Not PreTrainedConfig's default, which is true: all three families override it.
-            tie_word_embeddings: self.flag("tie_word_embeddings", false)?,
+            mlp_bias: [Architecture::Llama, Architecture::SmolLm3].contains(&architecture)
+                && self.flag("mlp_bias", false)?,
+            // PreTrainedConfig's default is true, and Llama and Qwen override it.
+            tie_word_embeddings: self.flag("tie_word_embeddings", newer(architecture))?,
             head: self.head()?,
         })
     }
 
     /// Refuses every key that would change the mathematics.
-    fn refuse_unsupported(&self, architecture: Architecture, layers: usize) -> Result<(), ConfigJsonError> {
-        let full_attention = |v: &Value| {
-            v.as_array().is_some_and(|a| a.len() == layers && a.iter().all(|t| t.as_str() == Some("full_attention")))
-        };
+    fn refuse_unsupported(&self, architecture: Architecture) -> Result<(), ConfigJsonError> {
         let off = |v: &Value| v == &Value::Bool(false);
-        self.expect("hidden_act", |v| v.as_str() == Some("silu"), "supported: silu")?;
-        self.expect("use_sliding_window", off, SLIDING_WINDOW)?;
-        // Qwen configs carry a window that `use_sliding_window` (false by default) leaves unused.
-        if architecture == Architecture::Llama {
-            self.expect("sliding_window", |_| false, SLIDING_WINDOW)?;
-        }
-        self.expect("layer_types", full_attention, "every layer must be full_attention")?;
+        let (key, name) = match architecture {
+            Architecture::Gemma3 => ("hidden_activation", "gelu_pytorch_tanh"),
+            _ => ("hidden_act", "silu"),
+        };
+        self.expect(key, |v| v.as_str() == Some(name), &format!("supported: {name}"))?;
+        self.expect("use_bidirectional_attention", off, "attention is causal")?;
         self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;
         self.expect("use_mrope", off, "rotary positions of text only")?;
@@ -231,42 +244,5 @@ impl Reader<'_> {
             Some(v) if !fine(v) => Err(self.unsupported(key, v, hint)),
             _ => Ok(()),
         }
-    }
-
-    fn scaling(&self, rope: &Reader<'_>) -> Result<Option<RopeScaling>, ConfigJsonError> {
-        let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-        let neutral = |key: &String| ["rope_theta", "partial_rotary_factor"].contains(&key.as_str());
-        match rope.get(name) {
-            None if rope.fields.keys().all(neutral) => Ok(None),
-            None => {
-                let section = Value::Object(rope.fields.clone());
-                Err(self.unsupported(rope.section, &section, "the key `rope_type` is missing"))
-            }
-            Some(v) if v.as_str() == Some("default") => Ok(None),
-            Some(v) if v.as_str() == Some("llama3") => self.llama3(rope).map(Some),
-            Some(v) => Err(rope.unsupported(name, v, "supported rope types: default, llama3")),
-        }
-    }
-
-    /// The original context length is looked for where transformers' `standardize_rope_params` does: at the top
-    /// level, in the section, and last in `max_position_embeddings`.
-    fn llama3(&self, rope: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
-        const ORIGINAL: &str = "original_max_position_embeddings";
-        let original = match self.size(ORIGINAL)? {
-            Some(n) => n as f64,
-            None if rope.get(ORIGINAL).is_some() => rope.positive(ORIGINAL)?,
-            None => self.required_size("max_position_embeddings")? as f64,
-        };
-        let (low, high) = (rope.positive("low_freq_factor")?, rope.positive("high_freq_factor")?);
-        if high <= low {
-            let problem = format!("({high}) must be greater than low_freq_factor ({low})");
-            return Err(rope.bad("high_freq_factor", problem));
-        }
-        Ok(RopeScaling::Llama3 {
-            factor: rope.positive("factor")?,
-            low_freq_factor: low,
-            high_freq_factor: high,
-            original_max_position_embeddings: original,
-        })
     }
 }

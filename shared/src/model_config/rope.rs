@@ -4,11 +4,16 @@ use std::f64::consts::TAU;
 
 use serde::{Deserialize, Serialize};
 
-use super::ModelConfig;
+use super::{ModelConfig, Rotary};
 
 /// How rotary frequencies are stretched for long contexts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
+    /// `rope_type: linear`: every frequency is divided.
+    Linear {
+        /// By this.
+        factor: f64,
+    },
     /// `rope_type: llama3` (transformers `_compute_llama3_parameters`).
     Llama3 {
         /// Division of the lowest frequencies.
@@ -25,7 +30,12 @@ pub enum RopeScaling {
 impl RopeScaling {
     /// The frequency (radians per position) that takes the place of an unscaled one.
     pub(super) fn apply(self, frequency: f64) -> f64 {
-        let Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = self;
+        let (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) = match self {
+            Self::Linear { factor } => return frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings)
+            }
+        };
         let turns = original_max_position_embeddings * frequency / TAU;
         if turns < low_freq_factor {
             frequency / factor
@@ -41,20 +51,23 @@ impl RopeScaling {
 impl ModelConfig {
     /// Inverse rotary frequencies, `head_dim / 2` of them, scaling applied.
     ///
-    /// Source: transformers `compute_default_rope_parameters` and `_compute_llama3_parameters`, evaluated in float64.
+    /// Source: transformers `compute_default_rope_parameters`, `_compute_linear_scaling_rope_parameters` and
+    /// `_compute_llama3_parameters`, evaluated in float64.
     #[must_use]
-    pub fn inverse_frequencies(&self) -> Vec<f64> {
-        let frequency = |i: usize| self.rope_theta.powf(-2.0 * i as f64 / self.head_dim as f64);
-        (0..self.head_dim / 2)
-            .map(|i| self.rope_scaling.map_or(frequency(i), |scaling| scaling.apply(frequency(i))))
-            .collect()
+    pub fn inverse_frequencies(&self, rotary: Rotary) -> Vec<f64> {
+        let (theta, scaling) = match (rotary, self.rope_local_theta) {
+            (Rotary::Local, Some(theta)) => (theta, None),
+            _ => (self.rope_theta, self.rope_scaling),
+        };
+        let frequency = |i: usize| theta.powf(-2.0 * i as f64 / self.head_dim as f64);
+        (0..self.head_dim / 2).map(|i| scaling.map_or(frequency(i), |scaling| scaling.apply(frequency(i)))).collect()
     }
 
     /// Cosines and sines of the rotary angles, each `[positions, head_dim / 2]` row-major, rounded from float64: in
     /// fp32 the angles themselves would be off by 1e-3 at some ten thousand positions.
     #[must_use]
-    pub fn rotary_tables(&self, positions: usize) -> (Vec<f32>, Vec<f32>) {
-        let frequencies = self.inverse_frequencies();
+    pub fn rotary_tables(&self, rotary: Rotary, positions: usize) -> (Vec<f32>, Vec<f32>) {
+        let frequencies = self.inverse_frequencies(rotary);
         (0..positions)
             .flat_map(|position| frequencies.iter().map(move |f| position as f64 * f))
             .map(|angle| (angle.cos() as f32, angle.sin() as f32))

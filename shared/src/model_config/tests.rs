@@ -85,6 +85,107 @@ fn smollm2_135m_is_read_as_published() {
     assert_eq!((config.group_size(), config.parameters().len()), (3, 272));
 }
 
+/// Windows and rotary positions, layer by layer.
+fn kinds(config: &ModelConfig) -> (Vec<Option<usize>>, Vec<bool>) {
+    config.layers.iter().map(|layer| (layer.window, layer.rotary.is_some())).unzip()
+}
+
+#[test]
+fn smollm3_3b_is_read_as_published() {
+    let every_fourth: Vec<u8> = (1..=36).map(|layer| u8::from(layer % 4 != 0)).collect();
+    let published = json!({
+        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": null, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 11008, "layer_types": vec!["full_attention"; 36],
+        "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": false, "model_type": "smollm3",
+        "no_rope_layer_interval": 4, "no_rope_layers": every_fourth, "num_attention_heads": 16,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+        "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null, "use_sliding_window": false,
+        "vocab_size": 128256,
+    });
+    let config = read(&published);
+    assert_eq!((config.head_dim, config.parameters().len()), (128, 326));
+    assert_eq!(config.parameter_count(), 3_075_098_624);
+    assert!(config.tie_word_embeddings && config.rope_theta == 5e6);
+    let (windows, rotary) = kinds(&config);
+    assert_eq!(windows, [None; 36]);
+    assert_eq!(rotary, every_fourth.iter().map(|&has| has == 1).collect::<Vec<_>>());
+    let mut by_interval = published;
+    by_interval.as_object_mut().unwrap().remove("no_rope_layers");
+    assert_eq!(read(&by_interval), config, "the interval says the same");
+}
+
+#[test]
+fn gemma_3_1b_is_read_as_published() {
+    let config = read(&json!({
+        "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+        "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16", "vocab_size": 262144,
+    }));
+    assert_eq!((config.parameter_count(), config.parameters().len()), (999_885_952, 340));
+    assert!(config.tie_word_embeddings && config.head_norms() && config.output_norms());
+    assert_eq!((config.attention_scale, config.norm_offset()), (1.0 / 16.0, 1.0));
+    assert_eq!(config.embedding_scale(), Some(1152.0_f64.sqrt()));
+    assert_eq!((config.rope_theta, config.rope_local_theta), (1e6, Some(1e4)));
+    for (i, layer) in config.layers.iter().enumerate() {
+        let full = LayerKind { rotary: Some(Rotary::Global), window: None };
+        let sliding = LayerKind { rotary: Some(Rotary::Local), window: Some(512) };
+        assert_eq!(*layer, if i % 6 == 5 { full } else { sliding }, "layer {i}");
+    }
+}
+
+#[test]
+fn both_layouts_state_gemmas_two_kinds_of_positions() {
+    let with = |changes: Value| {
+        let mut config = json!({"model_type": "gemma3_text", "num_hidden_layers": 6});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        config_with(&config).unwrap()
+    };
+    let defaults = with(json!({}));
+    assert_eq!((defaults.rope_theta, defaults.rope_local_theta, defaults.head_dim), (1e6, Some(1e4), 256));
+    assert_eq!((defaults.layers[0].window, defaults.layers[5].window), (Some(4096), None));
+    let hub = with(json!({"rope_theta": 5e5, "rope_local_base_freq": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}}));
+    let full = json!({"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5});
+    let sliding = json!({"rope_type": "default", "rope_theta": 2e4});
+    let v5 = with(json!({"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}));
+    assert_eq!(hub, v5);
+    assert_eq!(hub.rope_scaling, Some(RopeScaling::Linear { factor: 8.0 }));
+    let [global, local] = [Rotary::Global, Rotary::Local].map(|rotary| hub.inverse_frequencies(rotary));
+    assert_eq!((global[0], local[0]), (1.0 / 8.0, 1.0));
+    assert!((local[1] / 2e4_f64.powf(-2.0 / 256.0) - 1.0).abs() < 1e-12, "windows are not stretched");
+}
+
+#[test]
+fn windows_are_where_the_family_has_them() {
+    let windows = |changes: &Value| kinds(&config_with(changes).unwrap()).0;
+    for family in ["qwen2", "qwen3"] {
+        let slides = |changes: Value| {
+            let mut config = json!({"model_type": family, "use_sliding_window": true, "num_hidden_layers": 4});
+            config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            windows(&config)
+        };
+        let (full, window) = (None, Some(32));
+        assert_eq!(slides(json!({"sliding_window": 32, "max_window_layers": 3})), [full, full, full, window]);
+        assert_eq!(slides(json!({"sliding_window": 32, "max_window_layers": 0})), [window; 4]);
+        assert_eq!(slides(json!({"max_window_layers": 0})), [Some(4096); 4]);
+        assert_eq!(slides(json!({"sliding_window": 32})), [full; 4], "the first 28 layers see everything");
+        assert_eq!(slides(json!({"sliding_window": null, "max_window_layers": 0})), [full; 4]);
+        let types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"];
+        let said = json!({"sliding_window": 32, "layer_types": types});
+        assert_eq!(slides(said), [window, full, full, window]);
+    }
+    // SmolLM3's layers without rotary positions slide.
+    let smollm3 = json!({"model_type": "smollm3", "num_hidden_layers": 4, "use_sliding_window": true,
+        "sliding_window": 32, "no_rope_layers": [1, 0, 1, 0, 1]});
+    assert_eq!(windows(&smollm3), [None, Some(32), None, Some(32)]);
+}
+
 #[test]
 fn the_data_folders_configurations_have_the_published_shapes() {
     let Some(data) = harness::data_dir("the_data_folders_configurations_have_the_published_shapes") else { return };
@@ -127,7 +228,7 @@ fn both_layouts_state_llama3_scaling() {
 
     let original = |changes: &Value| match config_with(changes).unwrap().rope_scaling {
         Some(RopeScaling::Llama3 { original_max_position_embeddings, .. }) => original_max_position_embeddings,
-        None => panic!("the scaling was lost"),
+        other => panic!("the scaling became {other:?}"),
     };
     let mut without = scaling.clone();
     without["original_max_position_embeddings"].take();
@@ -162,6 +263,10 @@ fn absent_keys_have_the_families_defaults() {
     assert!(qwen2.qkv_bias && !qwen2.attention_output_bias && !qwen2.tie_word_embeddings);
     // The window is unused unless `use_sliding_window`, which is false by default.
     assert_eq!(config_with(&json!({"model_type": "qwen2", "sliding_window": 4096})).unwrap(), qwen2);
+
+    let smollm3 = config_with(&json!({"model_type": "smollm3", "num_hidden_layers": 5})).unwrap();
+    assert_eq!((smollm3.head_dim, smollm3.rope_theta, smollm3.tie_word_embeddings), (16, 2e6, true));
+    assert_eq!(kinds(&smollm3), (vec![None; 5], vec![true, true, true, false, true]));
 
     let qwen3 = config_with(&json!({"model_type": "qwen3"})).unwrap();
     assert_eq!(qwen3.head_dim, 128);
@@ -199,14 +304,30 @@ fn whatever_changes_the_mathematics_is_refused_with_key_and_value() {
         (json!({"model_type": "qwen3_moe"}), "model_type", "\"qwen3_moe\""),
         (json!({"hidden_act": "gelu"}), "hidden_act", "\"gelu\""),
         (json!({"sliding_window": 4096}), "sliding_window", "4096"),
-        (json!({"model_type": "qwen2", "use_sliding_window": true}), "use_sliding_window", "true"),
+        (json!({"use_sliding_window": true}), "use_sliding_window", "true"),
+        (json!({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 0}), "sliding_window", "0"),
+        (
+            json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": null,
+                "layer_types": ["sliding_attention", "sliding_attention"]}),
+            "layer_types",
+            "sliding_attention without a window",
+        ),
+        (
+            json!({"model_type": "smollm3", "layer_types": ["full_attention", "chunked_attention"]}),
+            "layer_types",
+            "chunked_attention",
+        ),
+        (json!({"model_type": "smollm3", "no_rope_layers": [1]}), "no_rope_layers", "[1]"),
+        (json!({"model_type": "smollm3", "no_rope_layers": [1, 2]}), "no_rope_layers", "[1,2]"),
+        (json!({"model_type": "smollm3", "no_rope_layer_interval": 0}), "no_rope_layer_interval", "0"),
         (
             json!({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}),
             "layer_types",
             "[\"full_attention\",\"sliding_attention\"]",
         ),
         (json!({"layer_types": ["full_attention"]}), "layer_types", "[\"full_attention\"]"),
-        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling.type", "\"linear\""),
+        (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "rope_scaling.factor", "0"),
+        (json!({"use_bidirectional_attention": true}), "use_bidirectional_attention", "true"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "rope_scaling.rope_type", "\"yarn\""),
         (json!({"rope_parameters": {"rope_type": "dynamic"}}), "rope_parameters.rope_type", "\"dynamic\""),
         (json!({"rope_scaling": {"type": "mrope", "mrope_section": [16]}}), "rope_scaling.type", "\"mrope\""),
@@ -244,8 +365,42 @@ fn whatever_changes_the_mathematics_is_refused_with_key_and_value() {
         (llama3(&json!({"high_freq_factor": 1.0})), "rope_scaling.high_freq_factor", "1"),
     ];
     for (change, key, value) in cases {
-        let error = config_with(&change).expect_err(&format!("{change} was accepted"));
-        assert!(error.contains(&format!("`{key}`")) && error.contains(value), "{change}: {error}");
+        refused(&change, key, value);
+    }
+}
+
+fn refused(change: &Value, key: &str, value: &str) {
+    let error = config_with(change).expect_err(&format!("{change} was accepted"));
+    assert!(error.contains(&format!("`{key}`")) && error.contains(value), "{change}: {error}");
+}
+
+#[test]
+fn what_is_not_supported_of_gemma_3_is_refused_with_key_and_value() {
+    let linear = json!({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6});
+    let cases = [
+        (json!({"model_type": "gemma3", "text_config": {}}), "model_type", "gemma3_text, is supported"),
+        (json!({"hidden_activation": "gelu"}), "hidden_activation", "\"gelu\""),
+        (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping", "50.0"),
+        (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping", "30.0"),
+        (json!({"use_bidirectional_attention": true}), "use_bidirectional_attention", "true"),
+        (json!({"query_pre_attn_scalar": 0}), "query_pre_attn_scalar", "0"),
+        (json!({"sliding_window": null}), "sliding_window", "is missing"),
+        (json!({"sliding_window_pattern": 0}), "sliding_window_pattern", "0"),
+        (json!({"layer_types": ["full_attention", "global"]}), "layer_types", "\"global\""),
+        (json!({"rope_local_base_freq": -1.0}), "rope_local_base_freq", "-1"),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "rope_scaling.rope_type", "\"yarn\""),
+        (
+            json!({"rope_parameters": {"sliding_attention": linear}}),
+            "rope_parameters.sliding_attention.rope_type",
+            "\"linear\"",
+        ),
+        (json!({"rope_parameters": {"rope_type": "default"}}), "rope_parameters", "`rope_type` is no type of layer"),
+    ];
+    for (mut change, key, value) in cases {
+        if change.get("model_type").is_none() {
+            change["model_type"] = json!("gemma3_text");
+        }
+        refused(&change, key, value);
     }
 }
 
@@ -275,8 +430,8 @@ fn llama3_scaling_has_its_three_bands() {
     let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
     let change = json!({"head_dim": 128, "rope_theta": 5e5, "rope_scaling": scaling});
-    let scaled = config_with(&change).unwrap().inverse_frequencies();
-    let plain = config_with(&json!({"head_dim": 128, "rope_theta": 5e5})).unwrap().inverse_frequencies();
+    let scaled = config_with(&change).unwrap().inverse_frequencies(Rotary::Global);
+    let plain = config_with(&json!({"head_dim": 128, "rope_theta": 5e5})).unwrap().inverse_frequencies(Rotary::Global);
     assert_eq!(scaled.len(), 64);
     // Llama 3.1's own figures: wavelengths up to 2048 are kept, those from 8192 on divided by 8.
     for (i, (scaled, plain)) in scaled.iter().zip(&plain).enumerate() {
@@ -297,8 +452,8 @@ fn llama3_scaling_has_its_three_bands() {
 #[test]
 fn rotary_tables_are_the_cosines_and_sines_of_the_angles() {
     let config = config_with(&json!({"head_dim": 4, "rope_theta": 100.0})).unwrap();
-    assert_eq!(config.inverse_frequencies(), [1.0, 0.1]);
-    let (cos, sin) = config.rotary_tables(3);
+    assert_eq!(config.inverse_frequencies(Rotary::Global), [1.0, 0.1]);
+    let (cos, sin) = config.rotary_tables(Rotary::Global, 3);
     let angles = [0.0_f64, 0.0, 1.0, 0.1, 2.0, 0.2];
     assert_eq!(cos, angles.map(|a| a.cos() as f32));
     assert_eq!(sin, angles.map(|a| a.sin() as f32));

@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/kernels/src/linear/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/packed.rs", "writes panels from several threads, each its own"),
     ("rollout/kernels/src/parallel.rs", "hands threads parts of one buffer that do not overlap"),
+    ("rollout/kernels/src/residual.rs", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/simd/", "is the vector instructions themselves"),
     ("rollout/kernels/src/tests.rs", "calls kernels for each instruction set"),
     ("rollout/kernels/src/tile.rs", "runs on vectors whose instructions the processor must have"),

@@ -13,6 +13,15 @@ use super::{
 };
 use crate::batch::Tree;
 
+/// How a layer's queries look at keys.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sight {
+    /// Keys that a query sees at most, its own and those right before it.
+    pub(super) window: Option<i64>,
+    /// Factor of the scores.
+    pub(super) scale: f64,
+}
+
 /// Attention's output, with what its derivative needs.
 #[derive(Debug)]
 pub(super) struct Attended {
@@ -24,19 +33,20 @@ pub(super) struct Attended {
 
 /// Queries, keys and values, each `[T, heads, head_dim]` with fewer heads of keys and values where they are grouped, to
 /// mixed values.
-pub(super) fn attend(qkv: [&Tensor; 3], trees: &[Tree]) -> Attended {
+pub(super) fn attend(qkv: [&Tensor; 3], trees: &[Tree], sight: Sight) -> Attended {
     let q_TND = qkv[0];
     let out_TND = Tensor::empty(q_TND.size(), (q_TND.kind(), q_TND.device()));
     let lse_TN = Tensor::empty(&q_TND.size()[..2], (wide_kind(q_TND.kind()), q_TND.device()));
     for tree in trees {
-        for block in Block::own(tree) {
-            let own = part(qkv.map(|x| block.view(x)), Mask::Causal);
-            block.view(&out_TND).copy_(&own.out);
-            block.view(&lse_TN).copy_(&own.lse);
+        let window = window_of(tree, sight);
+        for piece in Piece::own(tree, window) {
+            let own = part(piece.view(qkv), piece.mask, sight.scale);
+            piece.queries.view(&out_TND).copy_(&own.out);
+            piece.queries.view(&lse_TN).copy_(&own.lse);
         }
-        if let Some((stem, branches)) = Block::shared(tree) {
-            let stem = part([branches.view(qkv[0]), stem.view(qkv[1]), stem.view(qkv[2])], Mask::None);
-            let (mut out, mut lse) = (branches.view(&out_TND), branches.view(&lse_TN));
+        for piece in Piece::of_stem(tree, window) {
+            let stem = part(piece.view(qkv), piece.mask, sight.scale);
+            let (mut out, mut lse) = (piece.queries.view(&out_TND), piece.queries.view(&lse_TN));
             let share = (&stem.lse - &lse).sigmoid().to_kind(out.kind()).unsqueeze(-1);
             let _ = out.lerp_tensor_(&stem.out, &share);
             lse.copy_(&lse.logaddexp(&stem.lse));
@@ -51,62 +61,144 @@ pub(super) fn attend_backward(
     attended: &Attended,
     d_out_TND: &Tensor,
     trees: &[Tree],
+    sight: Sight,
     d_qkv: [&Tensor; 3],
 ) {
-    let joined = |block: &Block| Part { out: block.view(&attended.out_TND), lse: block.view(&attended.lse_TN) };
+    let found = |piece: &Piece| {
+        let queries = &piece.queries;
+        let joined = Part { out: queries.view(&attended.out_TND), lse: queries.view(&attended.lse_TN) };
+        part_backward(&piece.view(qkv), &joined, &queries.view(d_out_TND), piece.mask, sight.scale)
+    };
+    let add = |piece: &Piece| {
+        for (mut place, part) in piece.view(d_qkv).into_iter().zip(&found(piece)) {
+            place += part;
+        }
+    };
     for tree in trees {
-        for block in Block::own(tree) {
-            let own = qkv.map(|x| block.view(x));
-            let found = part_backward(&own, &joined(&block), &block.view(d_out_TND), Mask::Causal);
-            for (whole, part) in d_qkv.into_iter().zip(&found) {
-                block.view(whole).copy_(part);
+        let window = window_of(tree, sight);
+        if window.is_some() {
+            // Windows overlap: a key has gradients from several pieces.
+            for whole in d_qkv {
+                let _ = Block::whole(tree).view(whole).zero_();
+            }
+            Piece::own(tree, window).iter().for_each(add);
+        } else {
+            for piece in Piece::own(tree, window) {
+                for (mut place, part) in piece.view(d_qkv).into_iter().zip(&found(&piece)) {
+                    place.copy_(part);
+                }
             }
         }
-        if let Some((stem, branches)) = Block::shared(tree) {
-            let seen = [branches.view(qkv[0]), stem.view(qkv[1]), stem.view(qkv[2])];
-            let found = part_backward(&seen, &joined(&branches), &branches.view(d_out_TND), Mask::None);
-            let places = [branches.view(d_qkv[0]), stem.view(d_qkv[1]), stem.view(d_qkv[2])];
-            for (mut place, part) in places.into_iter().zip(&found) {
-                place += part;
-            }
-        }
+        Piece::of_stem(tree, window).iter().for_each(add);
     }
 }
 
-/// Texts of the same length, one behind the other.
+/// The window, unless every text of the tree fits into it.
+fn window_of(tree: &Tree, sight: Sight) -> Option<i64> {
+    let longest = tree.stem + tree.branches.iter().max().unwrap_or(&0);
+    sight.window.filter(|&window| window < longest)
+}
+
+/// Queries, and the keys that they look at together.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    queries: Block,
+    keys: Block,
+    mask: Mask,
+}
+
+impl Piece {
+    /// What looks at itself. In a window these are as many queries at a time as the window has places, with the keys that
+    /// any of them sees.
+    fn own(tree: &Tree, window: Option<i64>) -> Vec<Self> {
+        let mut pieces = Vec::new();
+        for block in Block::own(tree) {
+            match window {
+                Some(window) if window < block.length => {
+                    for from in (0..block.length).step_by(window as usize) {
+                        let (first, end) = ((from + 1 - window).max(0), (from + window).min(block.length));
+                        let mask = Mask::Window { shift: from - first, window };
+                        pieces.push(Self { queries: block.rows(from, end), keys: block.rows(first, end), mask });
+                    }
+                }
+                _ => pieces.push(Self { queries: block, keys: block, mask: Mask::Causal }),
+            }
+        }
+        pieces
+    }
+
+    /// What looks at the stem: all branches at once, or of each the beginning from where the end of the stem is in the
+    /// window.
+    fn of_stem(tree: &Tree, window: Option<i64>) -> Vec<Self> {
+        let (stem, branches) = (Block::text(tree.start, tree.stem), tree.branches.iter().sum());
+        let mut start = tree.start + tree.stem;
+        let Some(window) = window else {
+            let all = Self { queries: Block::text(start, branches), keys: stem, mask: Mask::None };
+            return if branches > 0 { vec![all] } else { Vec::new() };
+        };
+        let before = tree.stem.min(window - 1);
+        let mut pieces = Vec::new();
+        for &length in &tree.branches {
+            let seeing = length.min(window - 1);
+            if seeing > 0 && before > 0 {
+                let (queries, keys) =
+                    (Block::text(start, length).rows(0, seeing), stem.rows(tree.stem - before, tree.stem));
+                pieces.push(Self { queries, keys, mask: Mask::Window { shift: before, window } });
+            }
+            start += length;
+        }
+        pieces
+    }
+
+    /// Of queries, keys and values.
+    fn view(&self, [queries, keys, values]: [&Tensor; 3]) -> [Tensor; 3] {
+        [self.queries.view(queries), self.keys.view(keys), self.keys.view(values)]
+    }
+}
+
+/// Texts of the same length, one behind the other, and some places of each.
 #[derive(Debug, Clone, Copy)]
 struct Block {
     start: i64,
     texts: i64,
     length: i64,
+    first: i64,
+    count: i64,
 }
 
 impl Block {
+    fn text(start: i64, length: i64) -> Self {
+        Self { start, texts: 1, length, first: 0, count: length }
+    }
+
+    fn whole(tree: &Tree) -> Self {
+        Self::text(tree.start, tree.stem + tree.branches.iter().sum::<i64>())
+    }
+
     /// What attends to itself: the stem, and the branches by runs of the same length.
     fn own(tree: &Tree) -> Vec<Self> {
-        let mut blocks = vec![Self { start: tree.start, texts: 1, length: tree.stem }];
+        let mut blocks = vec![Self::text(tree.start, tree.stem)];
         let mut start = tree.start + tree.stem;
         for (i, &length) in tree.branches.iter().enumerate() {
             match blocks.last_mut() {
                 Some(run) if i > 0 && run.length == length => run.texts += 1,
-                _ => blocks.push(Self { start, texts: 1, length }),
+                _ => blocks.push(Self::text(start, length)),
             }
             start += length;
         }
         blocks
     }
 
-    /// The stem, and all of its branches as one.
-    fn shared(tree: &Tree) -> Option<(Self, Self)> {
-        let length = tree.branches.iter().sum();
-        let stem = Self { start: tree.start, texts: 1, length: tree.stem };
-        (length > 0).then(|| (stem, Self { start: tree.start + tree.stem, texts: 1, length }))
+    /// Some places of each text.
+    fn rows(self, first: i64, end: i64) -> Self {
+        Self { first, count: end - first, ..self }
     }
 
-    /// Its part of `[T, ..]` as `[texts, length, ..]`, in place.
+    /// Its part of `[T, ..]` as `[texts, places, ..]`, in place.
     fn view(&self, x: &Tensor) -> Tensor {
         let mut shape = x.size();
         shape.splice(..1, [self.texts, self.length]);
-        x.narrow(0, self.start, self.texts * self.length).view(shape.as_slice())
+        let texts = x.narrow(0, self.start, self.texts * self.length).view(shape.as_slice());
+        if self.count == self.length { texts } else { texts.narrow(1, self.first, self.count) }
     }
 }

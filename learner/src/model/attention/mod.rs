@@ -3,20 +3,23 @@
 mod core;
 mod part;
 
-use shared::{Architecture, ModelConfig};
+use shared::{ModelConfig, Rotary};
 use tch::Tensor;
 
-use self::core::{Attended, attend, attend_backward};
-use super::{linear::Linear, norm::RmsNorm, parameters::Gradients, rope::Rotation, weights::Weights};
+use self::core::{Attended, Sight, attend, attend_backward};
+use super::{linear::Linear, norm::RmsNorm, output::Output, parameters::Gradients, rope::Rotations, weights::Weights};
 use crate::batch::Tree;
 
 /// Self-attention of one layer.
 #[derive(Debug)]
 pub(super) struct Attention {
     qkv: Linear,
-    output: Linear,
-    /// Qwen3's norms on each head of q and k.
+    output: Output,
+    /// Norms on each head of q and k, in the families that have them.
     head_norms: Option<(RmsNorm, RmsNorm)>,
+    /// What rotates queries and keys.
+    rotary: Option<Rotary>,
+    sight: Sight,
     query_heads: i64,
     key_heads: i64,
     head_dim: i64,
@@ -25,7 +28,7 @@ pub(super) struct Attention {
 /// What [`Attention::backward`] needs of a forward pass.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated unless the heads are normed.
+    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated, where the layer rotates, unless the heads are normed.
     qkv_TND: Tensor,
     /// Normed and rotated queries and keys, where the heads are normed.
     normed: Option<(Tensor, Tensor)>,
@@ -33,13 +36,17 @@ pub(super) struct AttentionTape {
 }
 
 impl Attention {
-    /// The leaves below `{name}.`.
-    pub(super) fn new(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
-        let norm = |which: &str| RmsNorm::new(weights, &format!("{name}.{which}"), config.rms_norm_eps);
+    /// The leaves below `model.layers.{layer}.self_attn.`.
+    pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: usize) -> Self {
+        let (kind, layer) = (config.layers[layer], format!("model.layers.{layer}"));
+        let name = &format!("{layer}.self_attn");
+        let norm = |which: &str| RmsNorm::new(config, weights, &format!("{name}.{which}"));
         Self {
             qkv: Linear::stacked(weights, name, "qkv_proj", &["q_proj", "k_proj", "v_proj"]),
-            output: Linear::new(weights, name, "o_proj"),
-            head_norms: (config.architecture == Architecture::Qwen3).then(|| (norm("q_norm"), norm("k_norm"))),
+            output: Output::new(config, weights, [name, "o_proj"], &format!("{layer}.post_attention_layernorm")),
+            head_norms: config.head_norms().then(|| (norm("q_norm"), norm("k_norm"))),
+            rotary: kind.rotary,
+            sight: Sight { window: kind.window.map(|window| window as i64), scale: config.attention_scale },
             query_heads: config.num_attention_heads as i64,
             key_heads: config.num_key_value_heads as i64,
             head_dim: config.head_dim as i64,
@@ -52,7 +59,7 @@ impl Attention {
         onto: &Tensor,
         x_TH: &Tensor,
         trees: &[Tree],
-        rotation: &Rotation,
+        rotations: &Rotations,
     ) -> (Tensor, AttentionTape) {
         let qkv_TND = self.qkv.forward(x_TH).view([-1, self.query_heads + 2 * self.key_heads, self.head_dim]);
         let [q_TND, k_TND, v_TND] = self.parts(&qkv_TND);
@@ -61,9 +68,11 @@ impl Attention {
             Some((q_TND, k_TND)) => (q_TND.shallow_clone(), k_TND.shallow_clone()),
             None => (q_TND, k_TND),
         };
-        rotation.rotate(&q_TND);
-        rotation.rotate(&k_TND);
-        let attended = attend([&q_TND, &k_TND, &v_TND], trees);
+        if let Some(rotation) = rotations.of(self.rotary) {
+            rotation.rotate(&q_TND);
+            rotation.rotate(&k_TND);
+        }
+        let attended = attend([&q_TND, &k_TND, &v_TND], trees, self.sight);
         let sum = self.output.forward_onto(onto, &attended.out_TND.flatten(1, 2));
         (sum, AttentionTape { qkv_TND, normed, attended })
     }
@@ -75,7 +84,7 @@ impl Attention {
         tape: &AttentionTape,
         dy_TH: &Tensor,
         trees: &[Tree],
-        rotation: &Rotation,
+        rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
         let [q_TND, k_TND, v_TND] = self.parts(&tape.qkv_TND);
@@ -89,10 +98,13 @@ impl Attention {
             &tape.attended,
             &d_mixed_TND,
             trees,
+            self.sight,
             [&dq_TND, &dk_TND, &dv_TND],
         );
-        rotation.rotate_back(&dq_TND);
-        rotation.rotate_back(&dk_TND);
+        if let Some(rotation) = rotations.of(self.rotary) {
+            rotation.rotate_back(&dq_TND);
+            rotation.rotate_back(&dk_TND);
+        }
         if let Some((q_norm, k_norm)) = &self.head_norms {
             dq_TND.copy_(&q_norm.backward(&q_TND, &dq_TND, gradients));
             dk_TND.copy_(&k_norm.backward(&k_TND, &dk_TND, gradients));

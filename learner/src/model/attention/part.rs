@@ -2,7 +2,7 @@
 //!
 //! libtorch's flash attention on the CPU, products of whole matrices elsewhere: its flash kernels for GPUs take no float32.
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,32 @@ pub(super) enum Mask {
     None,
     /// Those up to its own place.
     Causal,
+    /// Those up to its own place, as many as the window has. The first query is `shift` places behind the first key.
+    Window { shift: i64, window: i64 },
+}
+
+impl Mask {
+    /// Which keys are hidden, `[queries, keys]`.
+    fn hidden(self, queries: &Tensor, keys: &Tensor) -> Option<Tensor> {
+        let all = || Tensor::ones([queries.size()[2], keys.size()[2]], (Kind::Bool, queries.device()));
+        match self {
+            Self::None => None,
+            Self::Causal => Some(all().triu(1)),
+            Self::Window { shift, window } => Some(all().tril(shift).triu(shift - window + 1).logical_not()),
+        }
+    }
+
+    /// What libtorch's own kernels take: whether they mask by themselves, and what is to be added to the scores.
+    fn for_flash(self, queries: &Tensor, keys: &Tensor) -> (bool, Option<Tensor>) {
+        if self == Self::Causal {
+            return (true, None);
+        }
+        let added = |hidden: Tensor| {
+            let zeros = Tensor::zeros(hidden.size(), (queries.kind(), queries.device()));
+            zeros.masked_fill(&hidden, f64::NEG_INFINITY)
+        };
+        (false, self.hidden(queries, keys).map(added))
+    }
 }
 
 /// Mixed values, `[B, S, heads, head_dim]`, and log-sum-exps, `[B, S, heads]`.
@@ -20,22 +46,23 @@ pub(super) struct Part {
     pub(super) lse: Tensor,
 }
 
-/// Queries, keys and values, each `[B, S, heads, head_dim]`, with grouped heads of keys and values.
-pub(super) fn part(qkv: [Tensor; 3], mask: Mask) -> Part {
+/// Queries, keys and values, each `[B, S, heads, head_dim]`, with grouped heads of keys and values. Scores are multiplied with
+/// `scale`.
+pub(super) fn part(qkv: [Tensor; 3], mask: Mask, scale: f64) -> Part {
     let qkv = by_head(&qkv);
-    let (out, lse) = if qkv[0].device() == Device::Cpu { flash(&qkv, mask) } else { dense(&qkv, mask) };
+    let (out, lse) = if qkv[0].device() == Device::Cpu { flash(&qkv, mask, scale) } else { dense(&qkv, mask, scale) };
     Part { out: out.transpose(1, 2), lse: lse.transpose(1, 2) }
 }
 
 /// Gradients of queries, keys and values, each in its shape. `joined` is the output over all keys that the queries see,
 /// these among them, and `d_out` its gradient.
-pub(super) fn part_backward(qkv: &[Tensor; 3], joined: &Part, d_out: &Tensor, mask: Mask) -> [Tensor; 3] {
+pub(super) fn part_backward(qkv: &[Tensor; 3], joined: &Part, d_out: &Tensor, mask: Mask, scale: f64) -> [Tensor; 3] {
     let expanded = by_head(qkv);
     let above = [&joined.out, d_out, &joined.lse].map(|x| x.transpose(1, 2));
     let (dq, dk, dv) = if d_out.device() == Device::Cpu {
-        flash_backward(&expanded, &above, mask)
+        flash_backward(&expanded, &above, mask, scale)
     } else {
-        dense_backward(&expanded, &above, mask)
+        dense_backward(&expanded, &above, mask, scale)
     };
     let [dk, dv] = [dk, dv].map(|x| {
         let (groups, [b, heads, s, d]) = (qkv[1].size()[2], shape(&x));
@@ -44,37 +71,30 @@ pub(super) fn part_backward(qkv: &[Tensor; 3], joined: &Part, d_out: &Tensor, ma
     [dq.transpose(1, 2), dk, dv]
 }
 
-fn flash([q, k, v]: &[Tensor; 3], mask: Mask) -> (Tensor, Tensor) {
-    let causal = mask == Mask::Causal;
-    Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, None::<Tensor>, None)
+fn flash([q, k, v]: &[Tensor; 3], mask: Mask, scale: f64) -> (Tensor, Tensor) {
+    let (causal, added) = mask.for_flash(q, k);
+    Tensor::internal_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, added, scale)
 }
 
-fn flash_backward([q, k, v]: &[Tensor; 3], [out, d_out, lse]: &[Tensor; 3], mask: Mask) -> (Tensor, Tensor, Tensor) {
-    let causal = mask == Mask::Causal;
+type Gradients = (Tensor, Tensor, Tensor);
+
+fn flash_backward([q, k, v]: &[Tensor; 3], [out, d_out, lse]: &[Tensor; 3], mask: Mask, scale: f64) -> Gradients {
+    let (causal, added) = mask.for_flash(q, k);
     Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
-        d_out,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        0.0,
-        causal,
-        None::<Tensor>,
-        None,
+        d_out, q, k, v, out, lse, 0.0, causal, added, scale,
     )
 }
 
-fn dense([q, k, v]: &[Tensor; 3], mask: Mask) -> (Tensor, Tensor) {
-    let scores = scores(q, k, mask);
+fn dense([q, k, v]: &[Tensor; 3], mask: Mask, scale: f64) -> (Tensor, Tensor) {
+    let scores = scores(q, k, mask, scale);
     let lse = scores.logsumexp([-1i64].as_slice(), true);
     ((scores - &lse).exp().matmul(v), lse.squeeze_dim(-1))
 }
 
-fn dense_backward([q, k, v]: &[Tensor; 3], [out, d_out, lse]: &[Tensor; 3], mask: Mask) -> (Tensor, Tensor, Tensor) {
-    let probabilities = (scores(q, k, mask) - lse.unsqueeze(-1)).exp();
+fn dense_backward([q, k, v]: &[Tensor; 3], [out, d_out, lse]: &[Tensor; 3], mask: Mask, scale: f64) -> Gradients {
+    let probabilities = (scores(q, k, mask, scale) - lse.unsqueeze(-1)).exp();
     let constant = (d_out * out).sum_dim_intlist([-1i64].as_slice(), true, None);
-    let d_scores = (d_out.matmul(&v.mt()) - constant) * &probabilities / (q.size()[3] as f64).sqrt();
+    let d_scores = (d_out.matmul(&v.mt()) - constant) * &probabilities * scale;
     (d_scores.matmul(k), d_scores.mt().matmul(q), probabilities.mt().matmul(d_out))
 }
 
@@ -91,14 +111,11 @@ fn by_head(qkv: &[Tensor; 3]) -> [Tensor; 3] {
     })
 }
 
-fn scores(q: &Tensor, k: &Tensor, mask: Mask) -> Tensor {
-    let scores = q.matmul(&k.mt()) / (q.size()[3] as f64).sqrt();
-    match mask {
-        Mask::None => scores,
-        Mask::Causal => {
-            let unseen = scores.new_ones(&scores.size()[2..], (tch::Kind::Bool, scores.device())).triu(1);
-            scores.masked_fill(&unseen, f64::NEG_INFINITY)
-        }
+fn scores(q: &Tensor, k: &Tensor, mask: Mask, scale: f64) -> Tensor {
+    let scores = q.matmul(&k.mt()) * scale;
+    match mask.hidden(q, k) {
+        None => scores,
+        Some(hidden) => scores.masked_fill(&hidden, f64::NEG_INFINITY),
     }
 }
 
@@ -108,27 +125,34 @@ fn shape(x: &Tensor) -> [i64; 4] {
 
 #[cfg(test)]
 mod tests {
-    use tch::Kind;
-
     use super::*;
 
-    /// What runs on a GPU gives what the CPU's kernels give, for keys that are all and keys that are a part.
+    /// What runs on a GPU gives what the CPU's kernels give, for keys that are all, keys that are a part, and windows; the
+    /// last one leaves whole blocks of keys unseen, as the CPU's kernels go through them.
     #[test]
     fn whole_products_and_flash_attention_agree() {
         tch::manual_seed(7);
         let random = |s: i64| Tensor::randn([2, 3, s, 8], (Kind::Double, Device::Cpu));
-        for (mask, keys) in [(Mask::Causal, 5), (Mask::None, 9)] {
-            let qkv = [random(5), random(keys), random(keys)];
+        let window = |shift, window| Mask::Window { shift, window };
+        let cases = [
+            (Mask::Causal, 5, 5),
+            (Mask::None, 5, 9),
+            (window(2, 3), 5, 7),
+            (window(4, 5), 4, 4),
+            (window(699, 700), 700, 1399),
+        ];
+        for (mask, queries, keys) in cases {
+            let qkv = [random(queries), random(keys), random(keys)];
             let close = |a: &Tensor, b: &Tensor| {
                 let difference = (a - b).abs().max().double_value(&[]);
                 assert!(difference < 1e-12, "{mask:?}: {difference}");
             };
-            let ((out, lse), (dense_out, dense_lse)) = (flash(&qkv, mask), dense(&qkv, mask));
+            let ((out, lse), (dense_out, dense_lse)) = (flash(&qkv, mask, 0.3), dense(&qkv, mask, 0.3));
             close(&out, &dense_out);
             close(&lse, &dense_lse);
             // As if further keys had been seen: another output and a larger denominator.
-            let above = [&out + random(5), random(5), lse + 0.5];
-            let (a, b) = (flash_backward(&qkv, &above, mask), dense_backward(&qkv, &above, mask));
+            let above = [&out + random(queries), random(queries), lse + 0.5];
+            let (a, b) = (flash_backward(&qkv, &above, mask, 0.3), dense_backward(&qkv, &above, mask, 0.3));
             for (a, b) in [(a.0, b.0), (a.1, b.1), (a.2, b.2)] {
                 close(&a, &b);
             }

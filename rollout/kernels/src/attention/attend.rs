@@ -12,7 +12,7 @@ use super::{
     Call, Pieces,
     bytes::Bytes,
     floats::Floats,
-    part::{Part, Seen},
+    part::Part,
     prefetch::{Prefetcher, Stretch},
     product::{Stored, attend_to},
     softmax::{Partial, join},
@@ -36,6 +36,13 @@ struct BlockOfHead<'a> {
     tokens: &'a Range<usize>,
     head: usize,
     pieces: [Pieces; 4],
+}
+
+/// Neighbouring pages of a list, and the position in it that they begin with.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    pages: &'a [u32],
+    start: usize,
 }
 
 thread_local! {
@@ -98,11 +105,11 @@ impl<'a> Attend<'a> {
         let spans = if self.store { block.spans() } else { &[] };
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
-            if let Some(first) = spans.first() {
-                ahead.push::<S>(&block.part(block.prefix(first)));
+            if !spans.is_empty() {
+                ahead.push::<S>(&block.part(block.prefix().pages));
             }
             for span in spans {
-                ahead.push::<S>(&block.part(block.own(span).0));
+                ahead.push::<S>(&block.part(block.own(span).0.pages));
             }
         }
         Some(block)
@@ -123,23 +130,33 @@ impl<'a> BlockOfHead<'a> {
         Part { shape: self.call.shape, pages, pieces: self.pieces }
     }
 
-    /// Pages of the prefix of the block's sequences.
-    fn prefix(&self, span: &Span) -> &'a [u32] {
-        &self.call.spans.pages[span.prefix_pages.clone()][..span.prefix_len.div_ceil(PAGE)]
+    /// Pages of the prefix of the block's sequences, those of which a token of the block sees something.
+    fn prefix(&self) -> Run<'a> {
+        let span = &self.spans()[0];
+        let seen = |token| self.call.first_seen(token);
+        let first = if self.call.attention.window.is_some() { self.tokens.clone().map(seen).min() } else { None };
+        self.pages(&span.prefix_pages, first.unwrap_or(0), span.prefix_len)
     }
 
-    /// A sequence's own pages as far as its last token in the block sees them, and these tokens.
-    fn own(&self, span: &Span) -> (&'a [u32], Range<usize>) {
+    /// A sequence's own pages as far as its tokens in the block see them, and these tokens.
+    fn own(&self, span: &Span) -> (Run<'a>, Range<usize>) {
         let tokens = span.tokens.start.max(self.tokens.start)..span.tokens.end.min(self.tokens.end);
         let positions = span.own_len + tokens.end - span.tokens.start;
-        (&self.call.spans.pages[span.own_pages.clone()][..positions.div_ceil(PAGE)], tokens)
+        let first = self.call.first_seen(tokens.start).saturating_sub(span.prefix_len);
+        (self.pages(&span.own_pages, first, positions), tokens)
+    }
+
+    /// Those of some pages on which positions from `first` to `end` are.
+    fn pages(&self, all: &Range<usize>, first: usize, end: usize) -> Run<'a> {
+        let first = if first < end { first / PAGE } else { end.div_ceil(PAGE) };
+        Run { pages: &self.call.spans.pages[all.clone()][first..end.div_ceil(PAGE)], start: first * PAGE }
     }
 
     /// Words for queries, scores and both partial results.
     fn words<K: Stored>(&self) -> usize {
         let (rows, shape) = (self.rows(), self.call.shape);
-        let pages = |span: &Span| self.prefix(span).len().max(self.own(span).0.len());
-        let positions = PAGE * self.spans().iter().map(pages).max().unwrap_or(0);
+        let own = self.spans().iter().map(|span| self.own(span).0.pages.len());
+        let positions = PAGE * own.chain([self.prefix().pages.len()]).max().unwrap_or(0);
         rows * (shape.head_dim + positions + K::words(shape.head_dim) + K::words(positions))
             + 2 * Partial::words(rows, shape.value_width())
     }
@@ -158,16 +175,19 @@ impl<'a> BlockOfHead<'a> {
             unsafe { store::query::<S>(self.call, token, head, query) };
         }
         let spans = self.spans();
-        let length = spans[0].prefix_len;
+        let seen = |row: usize| self.call.first_seen(self.tokens.start + row / group);
+        let (shared, length) = (self.prefix(), spans[0].prefix_len);
+        let sees_prefix = !shared.pages.is_empty();
         // SAFETY: the caller vouches for instruction sets and pages. A block of whole sequences is alone with their
         // positions.
         unsafe {
-            if length > 0 {
-                let (part, out) = (self.part(self.prefix(&spans[0])), prefix.rows(0..rows, width));
-                attend_to::<S, K>(&part, queries, Seen::all(length), scores, out, ahead);
+            if sees_prefix {
+                let (part, out) = (self.part(shared.pages), prefix.rows(0..rows, width));
+                let seen = |row| seen(row).clamp(shared.start, length) - shared.start..length - shared.start;
+                attend_to::<S, K>(&part, queries, seen, scores, out, ahead);
             }
             for span in spans {
-                let (pages, tokens) = self.own(span);
+                let (Run { pages, start }, tokens) = self.own(span);
                 if self.store {
                     for token in tokens.clone() {
                         store::store::<S>(self.call, token, self.head);
@@ -176,10 +196,11 @@ impl<'a> BlockOfHead<'a> {
                 let before = span.own_len + tokens.start - span.tokens.start;
                 let rows = (tokens.start - self.tokens.start) * group..(tokens.end - self.tokens.start) * group;
                 let queries = &queries[rows.start * shape.head_dim..rows.end * shape.head_dim];
-                let seen = Seen { first: before + 1, every: group };
+                let (begin, first_row) = (span.prefix_len + start, rows.start);
+                let seen = |row: usize| seen(first_row + row).saturating_sub(begin)..before + 1 + row / group - start;
                 attend_to::<S, K>(&self.part(pages), queries, seen, scores, own.rows(rows, width), ahead);
             }
-            let prefix = (length > 0).then_some(&mut prefix);
+            let prefix = sees_prefix.then_some(&mut prefix);
             self.write::<S>(own, prefix);
         }
     }

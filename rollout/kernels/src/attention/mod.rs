@@ -34,13 +34,15 @@ pub const MAX_HEAD_DIM: usize = 512;
 pub struct Attention<'a> {
     /// Query heads.
     pub heads: usize,
-    /// Position tables `[positions, head_dim / 2]`.
-    pub cos: &'a [f32],
-    /// See `cos`.
-    pub sin: &'a [f32],
-    /// Norm of every query head (Qwen3).
+    /// Cosines and sines of the positions, each `[positions, head_dim / 2]`; `None` in a layer that does not rotate.
+    pub rotary: Option<[&'a [f32]; 2]>,
+    /// How many positions a query sees at most, its own and those right before it.
+    pub window: Option<usize>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Norm of every query head, in the families that have one.
     pub q_norm: Option<Norm<'a>>,
-    /// Norm of every key head (Qwen3).
+    /// Norm of every key head.
     pub k_norm: Option<Norm<'a>>,
     /// Layer of the cache.
     pub layer: usize,
@@ -48,7 +50,7 @@ pub struct Attention<'a> {
 
 impl Attention<'_> {
     /// Rotates and stores the keys and values of `qkv` (`[tokens, (heads + 2 kv_heads) * head_dim]`), and writes what
-    /// each query attends to into `out` (`[tokens, heads * head_dim]`). Scores are scaled by `head_dim^-0.5`.
+    /// each query attends to into `out` (`[tokens, heads * head_dim]`).
     ///
     /// # Panics
     /// When sizes do not fit each other, or a sequence has fewer pages or table rows than positions.
@@ -62,15 +64,8 @@ impl Attention<'_> {
     ) {
         let shape = pages.shape();
         self.check(qkv, spans, shape, out);
-        let call = Call {
-            attention: *self,
-            query_scale: (shape.head_dim as f32).powf(-0.5),
-            shape,
-            spans,
-            qkv,
-            cache: Shared::new(pages.data()),
-            out: Shared::new(out),
-        };
+        let call =
+            Call { attention: *self, shape, spans, qkv, cache: Shared::new(pages.data()), out: Shared::new(out) };
         // A block of whole sequences stores what it needs by itself. A piece of a sequence needs what other tasks have
         // stored, so that is done before.
         let apart = if spans.cuts_sequences() { store::tasks(spans) } else { 0 };
@@ -91,13 +86,15 @@ impl Attention<'_> {
         assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
         assert_eq!(qkv.len(), spans.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
         assert_eq!(out.len(), spans.tokens() * self.heads * head_dim, "the output");
-        assert_eq!(self.cos.len(), self.sin.len(), "the tables of positions");
+        assert!(self.rotary.is_none_or(|[cos, sin]| cos.len() == sin.len()), "the tables of positions");
+        assert!(self.window != Some(0), "a window holds the query's own position");
         assert!([self.q_norm, self.k_norm].iter().flatten().all(|norm| norm.gamma.len() == head_dim), "norms of heads");
         assert!(spans.pages.iter().all(|&page| (page as usize) < pages), "a page outside the pool");
         for span in &spans.all {
             let own = span.own_len + span.tokens.len();
             assert!(span.prefix_pages.len() * PAGE >= span.prefix_len && span.own_pages.len() * PAGE >= own);
-            assert!((span.prefix_len + own) * (head_dim / 2) <= self.cos.len(), "more positions than the tables have");
+            let room = self.rotary.map_or(usize::MAX, |[cos, _]| cos.len());
+            assert!((span.prefix_len + own) * (head_dim / 2) <= room, "more positions than the tables have");
             let most = if shape.format == KvFormat::Int8 { MAX_BYTE_PRODUCTS } else { usize::MAX };
             assert!(span.prefix_len + own <= most, "sums over {} positions overflow", span.prefix_len + own);
         }
@@ -108,7 +105,6 @@ impl Attention<'_> {
 
 struct Call<'a> {
     attention: Attention<'a>,
-    query_scale: f32,
     shape: PageShape,
     spans: &'a Spans,
     qkv: &'a [f32],
@@ -126,6 +122,17 @@ impl Call<'_> {
     fn row(&self, token: usize, head: usize) -> &[f32] {
         let (heads, head_dim) = (self.attention.heads + 2 * self.shape.kv_heads, self.shape.head_dim);
         &self.qkv[(token * heads + head) * head_dim..][..head_dim]
+    }
+
+    /// Place of a token in its sequence.
+    fn position(&self, token: usize) -> usize {
+        let span = &self.spans.all[self.spans.span_of[token]];
+        span.prefix_len + span.own_len + token - span.tokens.start
+    }
+
+    /// First position of its sequence that a token sees.
+    fn first_seen(&self, token: usize) -> usize {
+        self.attention.window.map_or(0, |window| (self.position(token) + 1).saturating_sub(window))
     }
 
     /// A piece of the pages of a head.

@@ -19,20 +19,3 @@ impl Part<'_> {
         self.pieces[piece as usize].of(self.pages[index])
     }
 }
-
-/// How many positions of a part a row sees: `first` in the beginning, and one more after every `every` rows.
-#[derive(Clone, Copy)]
-pub(super) struct Seen {
-    pub first: usize,
-    pub every: usize,
-}
-
-impl Seen {
-    pub fn all(positions: usize) -> Self {
-        Self { first: positions, every: usize::MAX }
-    }
-
-    pub fn by(self, row: usize) -> usize {
-        self.first + row / self.every
-    }
-}

@@ -8,7 +8,7 @@ use super::{
         simd::{LANES, Simd, Task},
         tile::{Matrix, Tiling, for_rows},
     },
-    part::{Part, Seen},
+    part::Part,
     prefetch::Prefetcher,
     softmax::{Partial, exponentials},
 };
@@ -91,8 +91,9 @@ const fn least(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-/// Scores, exponentials and weighted values of some rows over one part. Of `buffer`, each row may use a word for every
-/// position, and [`Stored::words`] for its query and for its weights.
+/// Scores, exponentials and weighted values of some rows over the positions of one part that each of them sees; the last row
+/// sees to the end. Of `buffer`, each row may use a word for every position, and [`Stored::words`] for its query and for its
+/// weights.
 ///
 /// # Safety
 /// The instruction sets of `S` and `K` must be available, and the pages be of this kind.
@@ -100,7 +101,7 @@ const fn least(a: usize, b: usize) -> usize {
 pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
     part: &Part<'_>,
     queries: &[f32],
-    seen: Seen,
+    seen: impl Fn(usize) -> Range<usize>,
     buffer: &mut [f32],
     out: Partial<'_>,
     ahead: &mut Prefetcher,
@@ -115,7 +116,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
     let values = Matrix { data: out.values.as_mut_ptr(), stride: part.shape.value_width() };
     let (query_rows, weights) = (K::rows(floats, of_queries, head_dim), K::rows(to, of_weights, stride));
     let tiling = Tiling::new(rows, least(K::ROWS, S::ROWS));
-    let longest = seen.by(rows - 1);
+    let longest = seen(rows - 1).end;
     // SAFETY: the matrices have these rows; for the rest the caller vouches.
     unsafe {
         for (row, query) in queries.chunks_exact(head_dim).enumerate() {
@@ -130,7 +131,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
         }
         ahead.pass(count);
         for (row, scores) in scores.chunks_exact_mut(stride).enumerate() {
-            (out.largest[row], out.sum[row]) = exponentials::<S>(part, scores, seen.by(row), K::SCALED, ahead);
+            (out.largest[row], out.sum[row]) = exponentials::<S>(part, scores, seen(row), K::SCALED, ahead);
             K::fill(K::from_row(weights, row), scores, Kind::Weights);
         }
         for tile in 0..tiling.count() {

@@ -47,8 +47,9 @@ impl<'a> Partial<'a> {
 const ROUND: usize = 8;
 const LINES: usize = 16;
 
-/// Turns a row of scores into weights of the values, `e^(score - largest)` times the scale of the value, and 0 from
-/// `length` on; returns the largest score and the sum of the exponentials.
+/// Turns a row of scores into weights of the values, `e^(score - largest)` times the scale of the value, and 0 outside of what
+/// is seen; returns the largest score and the sum of the exponentials. Where nothing is seen these are a score that loses
+/// against every other, and 0.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, and the values have scales if they are `scaled`.
@@ -56,32 +57,40 @@ const LINES: usize = 16;
 pub(super) unsafe fn exponentials<S: Simd>(
     part: &Part<'_>,
     scores: &mut [f32],
-    length: usize,
+    seen: Range<usize>,
     scaled: bool,
     ahead: &mut Prefetcher,
 ) -> (f32, f32) {
-    let end = length.next_multiple_of(LANES);
-    scores[length..end].fill(f32::NEG_INFINITY);
+    if seen.is_empty() {
+        scores.fill(0.0);
+        return (f32::NEG_INFINITY, 0.0);
+    }
+    // Whole blocks, from the first with a position that is seen to the last one.
+    let (first, end) = (seen.start / LANES, seen.end.next_multiple_of(LANES));
+    scores[..first * LANES].fill(0.0);
+    scores[first * LANES..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..end].fill(f32::NEG_INFINITY);
     scores[end..].fill(0.0);
     let (blocks, _) = scores[..end].as_chunks_mut::<LANES>();
     // SAFETY: a chunk is a block and belongs to a page; for the rest the caller vouches.
     unsafe {
         let mut largest = S::splat(f32::NEG_INFINITY);
-        for block in &*blocks {
+        for block in &blocks[first..] {
             largest = S::max(largest, S::load(block.as_ptr()));
         }
         let largest = S::largest(largest);
         let shift = S::splat(-largest);
         let mut sums = S::splat(0.0);
         let last = blocks.len() - 1;
-        for (i, block) in blocks.iter_mut().enumerate() {
+        for (i, block) in blocks.iter_mut().enumerate().skip(first) {
             if i.is_multiple_of(ROUND) {
                 ahead.idle(LINES).ask_rest::<S>();
             }
             let mut e = simd::exp::<S>(S::add(S::load(block.as_ptr()), shift));
+            // What lies before a window weighs no more than e^-87; what lies behind the end may be no number.
             if i == last {
                 S::store(block.as_mut_ptr(), e);
-                block[length - last * LANES..].fill(0.0);
+                block[seen.end - last * LANES..].fill(0.0);
                 e = S::load(block.as_ptr());
             }
             sums = S::add(sums, e);
@@ -91,7 +100,7 @@ pub(super) unsafe fn exponentials<S: Simd>(
             S::store(block.as_mut_ptr(), e);
         }
         if scaled {
-            blocks[last][length - last * LANES..].fill(0.0);
+            blocks[last][seen.end - last * LANES..].fill(0.0);
         }
         (largest, S::sum(sums))
     }

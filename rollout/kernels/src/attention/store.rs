@@ -95,11 +95,11 @@ pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, 
     // SAFETY: the caller vouches for the instruction set.
     unsafe { rotate::<S>(call, token, head, call.attention.q_norm, to) };
     for x in to {
-        *x *= call.query_scale;
+        *x *= call.attention.scale;
     }
 }
 
-/// Norm and rotation of one head of a token, halves against each other (not interleaved).
+/// Norm and, where the layer has it, rotation of one head of a token, halves against each other (not interleaved).
 #[inline(always)]
 unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, head: usize, norm: Option<Norm<'_>>, out: &mut [f32]) {
     let x = call.row(token, head);
@@ -114,11 +114,10 @@ unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, head: usize, norm: Opti
             }
         }
     }
-    let span = &call.spans.all[call.spans.span_of[token]];
-    let position = span.prefix_len + span.own_len + token - span.tokens.start;
-    let half = x.len() / 2;
+    let Some([cos, sin]) = call.attention.rotary else { return };
+    let (position, half) = (call.position(token), x.len() / 2);
     let table = position * half..(position + 1) * half;
-    let (cos, sin) = (&call.attention.cos[table.clone()], &call.attention.sin[table]);
+    let (cos, sin) = (&cos[table.clone()], &sin[table]);
     let (low, high) = out.split_at_mut(half);
     for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
         (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);

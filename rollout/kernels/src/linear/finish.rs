@@ -6,7 +6,7 @@ use super::{
         simd::{self, LANES, Simd},
         tile::PANEL,
     },
-    Panels,
+    Activation, Panels,
 };
 
 /// Scales the sums of products of bytes of one row of a panel and goes on with [`finish_biased`].
@@ -55,7 +55,13 @@ pub(super) unsafe fn finish_row<S: Simd>(job: &Panels<'_>, panel: usize, row: us
     // SAFETY: the caller vouches for row, panel and instruction set.
     unsafe {
         match shape.columns {
-            Columns::Gated => finish::<S>(job, at, valid, S::mul(silu::<S>(low), high)),
+            Columns::Gated => {
+                let gate = match job.layer.activation {
+                    Activation::Silu => silu::<S>(low),
+                    Activation::GeluTanh => gelu::<S>(low),
+                };
+                finish::<S>(job, at, valid, S::mul(gate, high));
+            }
             Columns::Joined => {
                 finish::<S>(job, at, valid, low);
                 if valid > LANES {
@@ -72,6 +78,19 @@ unsafe fn silu<S: Simd>(x: S::V) -> S::V {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let e = simd::exp::<S>(S::mul(x, S::splat(-1.0)));
+        S::div(x, S::add(S::splat(1.0), e))
+    }
+}
+
+/// `x / 2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, with `(1 + tanh u) / 2 = 1 / (1 + e^-2u)`.
+#[inline(always)]
+unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
+    const LINEAR: f32 = -1.595_769;
+    const CUBIC: f32 = LINEAR * 0.044_715;
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let factor = S::fma(S::mul(x, x), S::splat(CUBIC), S::splat(LINEAR));
+        let e = simd::exp::<S>(S::mul(x, factor));
         S::div(x, S::add(S::splat(1.0), e))
     }
 }

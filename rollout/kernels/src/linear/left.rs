@@ -204,8 +204,11 @@ fn for_chunks<const N: usize>(x: &[f32], mut f: impl FnMut(&[f32; N])) {
 }
 
 /// `x / rms(x) * gamma`.
+///
+/// # Safety
+/// See [`Simd`].
 #[inline(always)]
-unsafe fn rms_norm<S: Simd>(x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+pub(crate) unsafe fn rms_norm<S: Simd>(x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
     // SAFETY: the caller vouches for the instruction set.
     let inverse = unsafe { inverse_rms::<S>(x, norm.epsilon) };
     for ((out, x), gamma) in out.iter_mut().zip(x).zip(norm.gamma) {

@@ -20,7 +20,7 @@ use super::{
     tile::{LINE, PANEL, Prefetch},
 };
 
-pub(super) use self::left::inverse_rms;
+pub(super) use self::left::{inverse_rms, rms_norm};
 
 /// RMSNorm before the product.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,15 @@ pub struct Norm<'a> {
     pub gamma: &'a [f32],
     /// Added to the mean square.
     pub epsilon: f32,
+}
+
+/// What becomes of a gate before it is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by way of the hyperbolic tangent.
+    GeluTanh,
 }
 
 /// A linear layer: `out = act(norm(x) W + bias) + residual`.
@@ -44,6 +53,8 @@ pub struct Linear<'a> {
     pub bias: Option<&'a [f32]>,
     /// Applied to the input.
     pub norm: Option<Norm<'a>>,
+    /// Of the gate, where the columns are gated.
+    pub activation: Activation,
 }
 
 /// What a call reads.

@@ -16,12 +16,15 @@ use super::super::{EngineError, WeightSource, session::dtype_of};
 pub(super) const DOMAIN: &str = "tandem";
 pub(super) const EMBEDDING: &str = "PackedEmbedding";
 pub(super) const LINEAR: &str = "PackedLinear";
+pub(super) const RESIDUAL: &str = "PackedResidual";
 pub(super) const ATTENTION: &str = "PagedAttention";
-/// Which of the packed products, or which layer, a node stands for.
+/// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
 
 /// Products of one layer: query, key and value; output; gate and up; down.
 pub(super) const LINEARS_PER_LAYER: usize = 4;
+/// Norms of the results of one layer, where there are any: attention; MLP.
+pub(super) const OUTPUTS_PER_LAYER: usize = 2;
 
 /// Whether `model.onnx` computes what [`rewritten`] does: it is node for node what the exporter writes for the model.
 pub(super) fn is_known(
@@ -35,6 +38,9 @@ pub(super) fn is_known(
     let found = ModelProto::decode(bytes.as_slice()).map_err(|e| unreadable(format!("no ONNX model: {e}")))?;
     Ok(found == decoder_graph(config, &manifest.tensors, dtype_of(manifest)))
 }
+
+/// Adds an operator with a name, inputs and an index to the graph, and returns its output.
+type Node<'a> = dyn FnMut(&str, &str, &[&str], usize) -> String + 'a;
 
 /// The decoder in packed operators, serialised. `input_ids` i64 `[tokens]` to `logits` f32 `[rows, vocab]`; which
 /// token belongs to which sequence, weights and cache are known to the operators.
@@ -51,9 +57,18 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
         let first = LINEARS_PER_LAYER * layer;
         let qkv = node(LINEAR, &name("qkv"), &[&stream], first);
         let attended = node(ATTENTION, &name("attended"), &[&qkv], layer);
-        let attention = node(LINEAR, &name("attention"), &[&attended, &stream], first + 1);
+        // A product adds the residual stream by itself, unless its result is normed first.
+        let onto = |node: &mut Node<'_>, stream: &str, what: &str, input: &str, part: usize| {
+            let index = first + 1 + 2 * part;
+            if !config.output_norms() {
+                return node(LINEAR, &name(what), &[input, stream], index);
+            }
+            let result = node(LINEAR, &name(&format!("{what}.result")), &[input], index);
+            node(RESIDUAL, &name(what), &[&result, stream], OUTPUTS_PER_LAYER * layer + part)
+        };
+        let attention = onto(&mut node, &stream, "attention", &attended, 0);
         let inner = node(LINEAR, &name("inner"), &[&attention], first + 2);
-        stream = node(LINEAR, &name("mlp"), &[&inner, &attention], first + 3);
+        stream = onto(&mut node, &attention, "mlp", &inner, 1);
     }
     node(LINEAR, "logits", &[&stream], LINEARS_PER_LAYER * config.num_hidden_layers);
     let mut model = graph.finish("packed decoder");

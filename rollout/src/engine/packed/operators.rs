@@ -14,12 +14,15 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, pages::Pages, parallel::Machine, simd::Isa, spans::Spans, workers::Workers,
+    attention::Attention, linear::Input, pages::Pages, parallel::Machine, residual::add_normed, simd::Isa,
+    spans::Spans, workers::Workers,
 };
+
+use shared::LayerKind;
 
 use super::{
     super::backend::Cost,
-    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR},
+    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL},
     weights::PackedWeights,
 };
 
@@ -51,6 +54,7 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
     OperatorDomain::new(DOMAIN)?
         .add(node(Operation::Embedding))?
         .add(node(Operation::Linear))?
+        .add(node(Operation::Residual))?
         .add(node(Operation::Attention))
 }
 
@@ -58,6 +62,7 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
 enum Operation {
     Embedding,
     Linear,
+    Residual,
     Attention,
 }
 
@@ -74,6 +79,7 @@ impl Operator for Node {
         match self.operation {
             Operation::Embedding => EMBEDDING,
             Operation::Linear => LINEAR,
+            Operation::Residual => RESIDUAL,
             Operation::Attention => ATTENTION,
         }
     }
@@ -81,8 +87,11 @@ impl Operator for Node {
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
         let ids = matches!(self.operation, Operation::Embedding);
         let first = if ids { TensorElementType::Int64 } else { TensorElementType::Float32 };
-        let residual = matches!(self.operation, Operation::Linear);
-        let second = residual.then(|| OperatorInput::optional(TensorElementType::Float32));
+        let second = match self.operation {
+            Operation::Linear => Some(OperatorInput::optional(TensorElementType::Float32)),
+            Operation::Residual => Some(OperatorInput::required(TensorElementType::Float32)),
+            Operation::Embedding | Operation::Attention => None,
+        };
         [OperatorInput::required(first)].into_iter().chain(second)
     }
 
@@ -125,6 +134,10 @@ impl NodeKernel {
                 let head = self.index == state.weights.head();
                 *(if head { &mut state.cost.head } else { &mut state.cost.linear }) += begun.elapsed();
             }
+            Operation::Residual => {
+                residual(&mut state, self.index, context)?;
+                state.cost.linear += begun.elapsed();
+            }
             Operation::Attention => {
                 attention(&mut state, self.index, context)?;
                 state.cost.attention += begun.elapsed();
@@ -147,6 +160,9 @@ fn embedding(state: &State, context: &ComputeContext) -> ort::Result<()> {
     for (row, &id) in out.chunks_exact_mut(width).zip(ids) {
         let embedding = state.weights.embedding(id);
         row.copy_from_slice(embedding.ok_or_else(|| ort::Error::new(format!("token {id} is not in the vocabulary")))?);
+        if let Some(scale) = state.weights.embedding_scale() {
+            row.iter_mut().for_each(|x| *x *= scale);
+        }
     }
     Ok(())
 }
@@ -166,6 +182,17 @@ fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Res
     Ok(())
 }
 
+fn residual(state: &mut State, index: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, isa, threads, scratch, .. } = state;
+    let (x, stream) = (context.input(0)?.ok_or_else(missing)?, context.input(1)?.ok_or_else(missing)?);
+    let ((_, x), (_, stream)) = (x.try_extract_tensor::<f32>()?, stream.try_extract_tensor::<f32>()?);
+    let width = weights.hidden();
+    let mut out = context.output(0, [x.len() / width, width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    add_normed(weights.output_norm(index), x, stream, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
 fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
     let State { weights, pages, spans, heads, isa, threads, scratch, .. } = state;
     let qkv = context.input(0)?.ok_or_else(missing)?;
@@ -173,8 +200,10 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let width = *heads * pages.shape().head_dim;
     let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    let ([cos, sin], [q_norm, k_norm]) = (weights.rotary(), weights.head_norms(layer));
-    let attention = Attention { heads: *heads, cos, sin, q_norm, k_norm, layer };
+    let (LayerKind { rotary, window }, [q_norm, k_norm]) = (weights.kind(layer), weights.head_norms(layer));
+    let rotary = rotary.map(|rotary| weights.rotary(rotary));
+    let attention =
+        Attention { heads: *heads, rotary, window, scale: weights.attention_scale(), q_norm, k_norm, layer };
     attention.run(qkv, spans, pages, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

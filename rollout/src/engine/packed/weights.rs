@@ -2,16 +2,16 @@
 
 use std::{fs::File, ops::Range, sync::Arc, time::Duration};
 
-use exporters::{Adapter, LowRank, ROTARY_COS, ROTARY_SIN};
+use exporters::{Adapter, LowRank, rotary_names};
 use memmap2::Mmap;
 use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
-    linear::{Linear, Norm},
+    linear::{Activation, Linear, Norm},
     packed::{Columns, PackedShape, Quantized, Source},
     workers::Workers,
 };
-use shared::{ModelConfig, WeightManifest, manifest::DATA_FILE};
+use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
@@ -71,8 +71,14 @@ pub(in super::super) struct PackedWeights {
     linears: Vec<LinearWeights>,
     /// Norms of query and key heads, layer by layer.
     head_norms: Vec<Option<[Vec<f32>; 2]>>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    kinds: Vec<LayerKind>,
+    attention_scale: f32,
+    /// Norms of the results of attention and MLP, layer by layer, in the families that have them.
+    output_norms: Vec<Vec<f32>>,
+    activation: Activation,
+    embedding_scale: Option<f32>,
+    /// Cosines and sines.
+    rotary: Vec<(Rotary, [Vec<f32>; 2])>,
 }
 
 impl PackedWeights {
@@ -92,7 +98,7 @@ impl PackedWeights {
         // SAFETY: versions are written under another name and renamed, and never changed afterwards.
         let data = unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))?;
         let stored = Stored { data: &data, manifest };
-        stored.check(config.head_dim).map_err(failed)?;
+        stored.check(config).map_err(failed)?;
         let adapter = Adapter::of_version(&source.dir, manifest)
             .map_err(|e| EngineError::Weights { path: source.dir.display().to_string(), message: e.to_string() })?;
 
@@ -109,21 +115,35 @@ impl PackedWeights {
             }),
         };
         let own = packing.pack(|product| packing.is_own(product), legacy.memory).map_err(failed)?;
+        let gamma = |name: &str| stored.floats(name).iter().map(|x| x + config.norm_offset()).collect::<Vec<f32>>();
         let linears = products.iter().map(|Product { names, norm, shape, bias }| LinearWeights {
             shape: *shape,
             bias: bias.then(|| shape.pack_bias(&stored.all(names, "bias"))),
-            gamma: norm.as_ref().map(|name| stored.floats(name).to_vec()),
+            gamma: norm.as_deref().map(gamma),
         });
         let head_norm = |layer: usize, which: &str| {
             let name = format!("model.layers.{layer}.self_attn.{which}_norm.weight");
-            manifest.tensor(&name).map(|_| stored.floats(&name).to_vec())
+            config.head_norms().then(|| gamma(&name))
         };
         let head_norms =
             (0..config.num_hidden_layers).map(|l| Some([head_norm(l, "q")?, head_norm(l, "k")?])).collect();
+        let output_norms = (0..config.num_hidden_layers).filter(|_| config.output_norms()).flat_map(|layer| {
+            ["attention", "feedforward"].map(|of| gamma(&format!("model.layers.{layer}.post_{of}_layernorm.weight")))
+        });
         Ok(Self {
             embedding: stored.range(EMBEDDING),
-            cos: stored.floats(ROTARY_COS).to_vec(),
-            sin: stored.floats(ROTARY_SIN).to_vec(),
+            rotary: config
+                .rotaries()
+                .map(|rotary| (rotary, rotary_names(rotary).map(|name| stored.floats(name).to_vec())))
+                .collect(),
+            output_norms: output_norms.collect(),
+            activation: match config.activation() {
+                shared::Activation::Silu => Activation::Silu,
+                shared::Activation::GeluTanh => Activation::GeluTanh,
+            },
+            embedding_scale: config.embedding_scale().map(|scale| scale as f32),
+            kinds: config.layers.clone(),
+            attention_scale: config.attention_scale as f32,
             hidden: config.hidden_size,
             epsilon: config.rms_norm_eps as f32,
             linears: linears.collect(),
@@ -159,7 +179,8 @@ impl PackedWeights {
             panels,
             quantized,
             bias: bias.as_deref(),
-            norm: gamma.as_deref().map(|gamma| Norm { gamma, epsilon: self.epsilon }),
+            norm: gamma.as_deref().map(|gamma| self.norm(gamma)),
+            activation: self.activation,
         }
     }
 
@@ -170,13 +191,37 @@ impl PackedWeights {
 
     /// Norms of the query and key heads of a layer.
     pub fn head_norms(&self, layer: usize) -> [Option<Norm<'_>>; 2] {
-        let norm = |i: usize| self.head_norms[layer].as_ref().map(|n| Norm { gamma: &n[i], epsilon: self.epsilon });
-        [norm(0), norm(1)]
+        [0, 1].map(|i| self.head_norms[layer].as_ref().map(|norms| self.norm(&norms[i])))
     }
 
-    /// Cosines and sines, `[positions, head_dim / 2]`.
-    pub fn rotary(&self) -> [&[f32]; 2] {
-        [&self.cos, &self.sin]
+    /// Norm of the result of attention or of an MLP, [`OUTPUTS_PER_LAYER`](super::graph::OUTPUTS_PER_LAYER) for each layer.
+    pub fn output_norm(&self, index: usize) -> Norm<'_> {
+        self.norm(&self.output_norms[index])
+    }
+
+    fn norm<'a>(&self, gamma: &'a [f32]) -> Norm<'a> {
+        Norm { gamma, epsilon: self.epsilon }
+    }
+
+    /// What embeddings are multiplied with.
+    pub fn embedding_scale(&self) -> Option<f32> {
+        self.embedding_scale
+    }
+
+    /// What a layer's attention is like.
+    pub fn kind(&self, layer: usize) -> LayerKind {
+        self.kinds[layer]
+    }
+
+    /// Factor of the scores of attention.
+    pub fn attention_scale(&self) -> f32 {
+        self.attention_scale
+    }
+
+    /// Cosines and sines, each `[positions, head_dim / 2]`.
+    pub fn rotary(&self, rotary: Rotary) -> [&[f32]; 2] {
+        let (_, tables) = self.rotary.iter().find(|(of, _)| *of == rotary).expect("the model's tables were loaded");
+        tables.each_ref().map(Vec::as_slice)
     }
 
     /// Width of the residual stream.
@@ -263,7 +308,7 @@ struct Stored<'a> {
 
 impl<'a> Stored<'a> {
     /// Whether every tensor lies within the file, on whole elements, and the tables of positions fit the heads.
-    fn check(&self, head_dim: usize) -> Result<(), String> {
+    fn check(&self, config: &ModelConfig) -> Result<(), String> {
         let fits = |start: u64, length: u64| start.checked_add(length).is_some_and(|end| end <= self.data.len() as u64);
         for t in &self.manifest.tensors {
             if !fits(t.offset, t.length)
@@ -273,11 +318,15 @@ impl<'a> Stored<'a> {
                 return Err(format!("tensor {} does not lie within the file", t.name));
             }
         }
-        let [cos, sin] = [ROTARY_COS, ROTARY_SIN].map(|name| self.manifest.tensor(name).map(|t| &t.shape));
-        match (cos, sin) {
-            (Some(cos), Some(sin)) if cos == sin && cos.get(1) == Some(&(head_dim as u64 / 2)) => Ok(()),
-            _ => Err(format!("tensors {ROTARY_COS} and {ROTARY_SIN} must be [positions, {}]", head_dim / 2)),
+        let half = config.head_dim / 2;
+        for names in config.rotaries().map(rotary_names) {
+            let [cos, sin] = names.map(|name| self.manifest.tensor(name).map(|t| &t.shape));
+            let fits = cos.is_some_and(|cos| cos.get(1) == Some(&(half as u64)));
+            if !fits || cos != sin {
+                return Err(format!("tensors {} and {} must be [positions, {half}]", names[0], names[1]));
+            }
         }
+        Ok(())
     }
 
     /// Lets go of the pages of weights that were packed; they count as memory of this process otherwise.
@@ -352,7 +401,7 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Produc
         product(&["self_attn.o_proj"], None, Columns::Joined, width, hidden, config.attention_output_bias),
         product(
             &["mlp.gate_proj", "mlp.up_proj"],
-            Some("post_attention_layernorm.weight"),
+            Some(&format!("{}.weight", config.mlp_norm())),
             Columns::Gated,
             hidden,
             inner,

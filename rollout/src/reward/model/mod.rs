@@ -1,6 +1,6 @@
 //! Reward models: networks with a classification head, run by ONNX Runtime on the CPU.
 //!
-//! `model:path=DIR` takes a Hugging Face directory of a `…ForSequenceClassification` (Llama, Qwen2, Qwen3), exports it
+//! `model:path=DIR` takes a Hugging Face directory of a `…ForSequenceClassification` of any supported family, exports it
 //! once into the cache and scores with its first label, as TRL does with a reward model (`logits[:, 0]`): at the last
 //! token of the sequence (`scope=outcome`) or at the last token of each step (`scope=steps`).
 

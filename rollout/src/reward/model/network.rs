@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use exporters::{ExportOptions, ensure_export, fused_rotary};
+use exporters::{ExportOptions, ensure_export, reads_positions};
 use ndarray::{Array1, Array2, Axis, arr0};
 use ort::{session::Session, value::Tensor};
 use shared::{Head, ModelDir, config::Device, manifest::MODEL_FILE};
@@ -42,7 +42,7 @@ impl Network {
         let session = load(&dir, threads).map_err(|e| format!("{at}: {e}"))?;
         Ok(Self {
             session: Mutex::new(session),
-            wants_positions: !fused_rotary(config),
+            wants_positions: reads_positions(config),
             vocab_size: config.vocab_size,
             positions,
         })

@@ -68,7 +68,7 @@ fn check(model: &ModelDir, base: &WeightSource, folder: &Path, options: impl Fn(
 
 #[test]
 fn an_adapter_is_its_merged_model_bit_for_bit() {
-    for name in ["qwen2", "llama"] {
+    for name in &harness::golden_models() {
         let model = golden_model(name);
         for (kernels, rollout_dtype, kv_dtype) in MODES {
             let folder = tempfile::tempdir().unwrap();
@@ -81,10 +81,16 @@ fn an_adapter_is_its_merged_model_bit_for_bit() {
 
 #[test]
 fn an_adapter_on_an_export_in_half_precision_is_rounded_once() {
-    let (model, folder) = (golden_model("qwen2"), tempfile::tempdir().unwrap());
-    let base = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
-    export(&model, &base.dir, &ExportOptions { dtype: Dtype::Fp16, max_positions: None }).unwrap();
-    check(&model, &base, folder.path(), || EngineOptions { kernels: Kernels::Stock, hot_swap: true, ..options(2, 2) });
+    for name in &harness::golden_models() {
+        let (model, folder) = (golden_model(name), tempfile::tempdir().unwrap());
+        let base = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
+        export(&model, &base.dir, &ExportOptions { dtype: Dtype::Fp16, max_positions: None }).unwrap();
+        check(&model, &base, folder.path(), || EngineOptions {
+            kernels: Kernels::Stock,
+            hot_swap: true,
+            ..options(2, 2)
+        });
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::support::{
 
 #[test]
 fn completions_do_not_depend_on_batching_threads_or_arrival() {
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let weights = exported(&model, folder.path());
@@ -26,7 +26,7 @@ fn completions_do_not_depend_on_batching_threads_or_arrival() {
 
 #[test]
 fn prompts_prefilled_together_give_the_same_completions() {
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let weights = exported(&model, folder.path());

@@ -66,7 +66,7 @@ fn candidates_give_the_completions_of_full_logits() {
 /// On the CPU nothing is recorded: batches are padded, inputs and logits lie in fixed memory, and a replay is a run.
 #[test]
 fn steps_of_fixed_sizes_give_the_same_completions() {
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let v0 = exported(&model, folder.path());
@@ -133,7 +133,7 @@ fn repetitive_groups() -> Vec<GroupRequest> {
 #[test]
 fn drafts_change_no_bit_of_a_completion() {
     let (mut drafted, mut accepted) = (0, 0);
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in &harness::golden_models() {
         let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
         let weights = exported(&model, folder.path());

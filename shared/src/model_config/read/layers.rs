@@ -1,0 +1,126 @@
+//! Sliding windows, and layers without rotary positions.
+
+use serde_json::Value;
+
+use super::{
+    super::{Architecture, ConfigJsonError, LayerKind, Rotary},
+    Reader,
+};
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+/// transformers' `sliding_window` of a Qwen or Gemma configuration that does not say.
+const WINDOW: usize = 4096;
+/// Its `max_window_layers` of Qwen.
+const QWEN_FULL_LAYERS: usize = 28;
+/// Its `sliding_window_pattern` of Gemma: every sixth layer sees everything.
+const PATTERN: usize = 6;
+/// Its `no_rope_layer_interval`: every fourth layer goes without.
+const NO_ROPE_INTERVAL: usize = 4;
+
+impl Reader<'_> {
+    pub(super) fn layers(&self, architecture: Architecture, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
+        let window = self.window(architecture)?;
+        let mut rotary = self.rotary(architecture, count)?;
+        let slides = match self.get("layer_types") {
+            Some(types) => self.layer_types(types, count, window)?,
+            None => self.sliding_layers(architecture, window, &rotary)?,
+        };
+        if architecture == Architecture::Gemma3 {
+            let kind = |&slides: &bool| Some(if slides { Rotary::Local } else { Rotary::Global });
+            rotary = slides.iter().map(kind).collect();
+        }
+        let kind = |(rotary, slides)| LayerKind { rotary, window: window.filter(|_| slides) };
+        Ok(rotary.into_iter().zip(slides).map(kind).collect())
+    }
+
+    /// The window of those layers that have one.
+    fn window(&self, architecture: Architecture) -> Result<Option<usize>, ConfigJsonError> {
+        if architecture == Architecture::Llama {
+            let hint = "a Llama attends to everything";
+            self.expect("use_sliding_window", |v| v == &Value::Bool(false), hint)?;
+            self.expect("sliding_window", |_| false, hint)?;
+        }
+        // Configurations carry a window that `use_sliding_window`, false by default, leaves unused.
+        if architecture != Architecture::Gemma3 && !self.flag("use_sliding_window", false)? {
+            return Ok(None);
+        }
+        let said = self.fields.contains_key("sliding_window");
+        let default = (architecture != Architecture::SmolLm3 && !said).then_some(WINDOW);
+        match self.size("sliding_window")?.or(default) {
+            None if architecture == Architecture::Gemma3 => Err(self.bad("sliding_window", "is missing")),
+            window => Ok(window),
+        }
+    }
+
+    /// Which layers slide, as `layer_types` lists them.
+    fn layer_types(&self, types: &Value, count: usize, window: Option<usize>) -> Result<Vec<bool>, ConfigJsonError> {
+        let slides = |v: &Value| match v.as_str() {
+            Some(FULL) => Some(false),
+            Some(SLIDING) => Some(true),
+            _ => None,
+        };
+        let slides: Option<Vec<bool>> =
+            types.as_array().filter(|list| list.len() == count).and_then(|list| list.iter().map(slides).collect());
+        match slides {
+            None => {
+                let hint = format!("expected {count} layers, each {FULL} or {SLIDING}");
+                Err(self.unsupported("layer_types", types, &hint))
+            }
+            Some(slides) if window.is_none() && slides.contains(&true) => {
+                let hint = format!("{SLIDING} without a window: see `use_sliding_window` and `sliding_window`");
+                Err(self.unsupported("layer_types", types, &hint))
+            }
+            Some(slides) => Ok(slides),
+        }
+    }
+
+    /// Which layers slide where `layer_types` is not there.
+    fn sliding_layers(
+        &self,
+        architecture: Architecture,
+        window: Option<usize>,
+        rotary: &[Option<Rotary>],
+    ) -> Result<Vec<bool>, ConfigJsonError> {
+        let layers = 0..rotary.len();
+        Ok(match architecture {
+            Architecture::Gemma3 => {
+                let pattern = self.size("sliding_window_pattern")?.unwrap_or(PATTERN);
+                layers.map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
+            }
+            _ if window.is_none() => vec![false; rotary.len()],
+            Architecture::SmolLm3 => rotary.iter().map(Option::is_none).collect(),
+            _ => {
+                let full = self.count("max_window_layers")?.unwrap_or(QWEN_FULL_LAYERS);
+                layers.map(|layer| layer >= full).collect()
+            }
+        })
+    }
+
+    /// The positions of every layer.
+    fn rotary(&self, architecture: Architecture, count: usize) -> Result<Vec<Option<Rotary>>, ConfigJsonError> {
+        let global = Some(Rotary::Global);
+        if architecture != Architecture::SmolLm3 {
+            return Ok(vec![global; count]);
+        }
+        let Some(list) = self.get("no_rope_layers") else {
+            let interval = self.size("no_rope_layer_interval")?.unwrap_or(NO_ROPE_INTERVAL);
+            return Ok((1..=count).map(|layer| global.filter(|_| !layer.is_multiple_of(interval))).collect());
+        };
+        // 1 is a layer with rotary positions, whatever the key's name says.
+        let has = |v: &Value| match v.as_u64() {
+            Some(0) => Some(None),
+            Some(1) => Some(global),
+            _ => None,
+        };
+        let read: Option<Vec<_>> = list.as_array().and_then(|list| list.iter().map(has).collect());
+        match read {
+            Some(mut layers) if layers.len() >= count => {
+                layers.truncate(count);
+                Ok(layers)
+            }
+            _ => Err(self.unsupported("no_rope_layers", list, &format!("expected 0 or 1 for each of {count} layers"))),
+        }
+    }
+}
