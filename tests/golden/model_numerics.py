@@ -145,6 +145,7 @@ def case(name, config, hub, seed):
     tensors = lambda m: {n: p.detach().contiguous() for n, p in m.named_parameters()}
     save_file(tensors(model), directory / "model.safetensors", metadata={"format": "pt"})
     save_configs(config, directory, hub)
+    model.generation_config.save_pretrained(directory)
     # What was written is what is computed with, in the layout of the hub and in that of transformers 5.
     again = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed + 1)

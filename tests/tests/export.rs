@@ -123,7 +123,7 @@ fn what_cannot_be_exported_is_one_line_with_key_and_value() {
     let out = place.path("onnx");
     for (changes, expected) in [
         (json!({"model_type": "gpt2"}), "`model_type` = \"gpt2\""),
-        (json!({"use_sliding_window": true, "sliding_window": 4096}), "`use_sliding_window` = true"),
+        (json!({"layer_types": ["sliding_attention"]}), "`layer_types` = [\"sliding_attention\"]"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type` = \"yarn\""),
     ] {
         place.0.change_config(&changes);
