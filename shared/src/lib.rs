@@ -6,6 +6,7 @@
 
 pub mod atomic;
 pub mod channel;
+pub mod checkpoints;
 pub mod command_line;
 pub mod config;
 mod declare;

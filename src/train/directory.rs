@@ -16,8 +16,9 @@ use rustix::{
 };
 use shared::{
     ModelDir, RunDir, atomic,
+    checkpoints::{self, Depth},
     config::{TrainConfig, layers},
-    resume::{self, STATE_FILE},
+    resume,
 };
 
 use crate::signals;
@@ -66,23 +67,35 @@ pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
         return Ok(());
     }
     let dir = RunDir::new(&config.output_dir);
-    start_of(config, &dir)?;
+    let checkpoint = checkpoint(config)?;
     let above = dir.root().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     access(above, Access::WRITE_OK | Access::EXEC_OK)
         .with_context(|| format!("`output_dir` {} cannot be written: {}", dir.root().display(), above.display()))?;
-    match (model, checkpoint(config).filter(|path| path.join(STATE_FILE).is_file())) {
-        (Some(model), Some(path)) => resume::check(config, model, &path).context("`resume_from_checkpoint`"),
-        _ => Ok(()),
-    }
+    let Some(path) = checkpoint else { return Ok(()) };
+    model.map_or(Ok(()), |model| resume::check(config, model, &path).context("`resume_from_checkpoint`"))
 }
 
-/// The checkpoint that a run goes on from, if it does.
-pub fn checkpoint(config: &TrainConfig) -> Option<PathBuf> {
+/// The checkpoint that a run goes on from, if it does. The learner looks at the contents as well, before it goes on.
+pub fn checkpoint(config: &TrainConfig) -> Result<Option<PathBuf>> {
     let dir = RunDir::new(&config.output_dir);
-    match start_of(config, &dir).ok()? {
-        Start::Fresh => None,
-        Start::Resume => Some(dir.checkpoint(*dir.checkpoints().ok()?.last()?)),
-        Start::Branch(checkpoint, _) => Some(checkpoint),
+    match start_of(config, &dir)? {
+        Start::Fresh => Ok(None),
+        Start::Resume => {
+            let found = checkpoints::newest(&dir, Depth::Lengths).context("`output_dir` cannot be used")?;
+            if found.step.is_none() {
+                bail!(
+                    "`resume_from_checkpoint`: no checkpoint of {} is whole: {}; begin a run in another `output_dir`",
+                    dir.root().display(),
+                    found.in_words()
+                );
+            }
+            Ok(found.step.map(|step| dir.checkpoint(step)))
+        }
+        Start::Branch(checkpoint, _) => {
+            checkpoints::check(&checkpoint, Depth::Contents)
+                .with_context(|| format!("`resume_from_checkpoint` {}", checkpoint.display()))?;
+            Ok(Some(checkpoint))
+        }
     }
 }
 

@@ -134,7 +134,7 @@ fn remarks(config: &TrainConfig) -> Vec<String> {
     let mut list = hints(config);
     let weights = ModelDir::open(&config.model).map_or(0, |model| model.config().parameter_count());
     list.extend(notices::learning_rate(config, weights).map(|notice| notice.to_string()));
-    let saved = directory::checkpoint(config).and_then(|path| resume::saved_config(&path));
+    let saved = directory::checkpoint(config).ok().flatten().and_then(|path| resume::saved_config(&path));
     let changes = saved.map(|saved| resume::changed_options(&saved, config)).unwrap_or_default();
     list.extend(changes.iter().map(|change| format!("the run goes on with another option: {change}")));
     list

@@ -118,7 +118,10 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let (rollout, learner) = config.threads(cores);
     config.rollout_threads = Some(rollout);
     config.learner_threads = Some(learner);
-    config.micro_batch_tokens = config.micro_batch_tokens.or_else(|| budget_before(&config));
+    let before = before(&config);
+    // Another budget would round sums differently.
+    config.micro_batch_tokens = config.micro_batch_tokens.or_else(|| before.as_ref()?.micro_batch_tokens);
+    config.fix_template_date(before.as_ref());
     let on_gpu = config.learner_device != Device::Cpu || config.rollout_device != Device::Cpu;
     let machine = Machine::this(on_gpu.then(doctor::gpu_memory).flatten())?;
     let shared = VersionRoom::of(&config, model.config()).in_shared_memory(config.version_storage).is_ok();
@@ -150,11 +153,6 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
     config.check_model(model.config())?;
     let critic = config.critic_model.as_ref().map(|path| open("critic_model", path)).transpose()?;
     Ok((Some(model), critic))
-}
-
-/// The token budget of the run that is resumed: another one would round sums differently.
-fn budget_before(config: &TrainConfig) -> Option<u32> {
-    before(config)?.micro_batch_tokens
 }
 
 /// The resolved configuration of the run that is resumed.
@@ -240,15 +238,22 @@ mod tests {
         let resolved = |config: &TrainConfig| resolve(config.clone()).unwrap().config.micro_batch_tokens;
         let chosen = resolved(&fresh).unwrap();
         fs::create_dir(&fresh.output_dir).unwrap();
-        let earlier = TrainConfig { micro_batch_tokens: Some(chosen + 7), ..fresh.clone() };
+        let date = Some("2026-01-31T12:00:00Z".to_owned());
+        let earlier =
+            TrainConfig { micro_batch_tokens: Some(chosen + 7), template_date: date.clone(), ..fresh.clone() };
         fs::write(fresh.output_dir.join("config.toml"), layers::to_toml(&earlier)).unwrap();
         fs::write(fresh.output_dir.join("run.lock"), "").unwrap();
+        assert_ne!(resolve(fresh.clone()).unwrap().config.template_date, date);
         assert_eq!(resolved(&fresh), Some(chosen), "a new run does not look at what one without a step has left");
         fs::create_dir(fresh.output_dir.join("checkpoint-3")).unwrap();
+        for (file, text) in [("trainer_state.json", "{}"), ("config.json", CONFIG_JSON)] {
+            fs::write(fresh.output_dir.join("checkpoint-3").join(file), text).unwrap();
+        }
         let checkpoint = fresh.output_dir.join("checkpoint-3").display().to_string();
         for from in ["latest", &checkpoint] {
             let goes_on = TrainConfig { resume_from_checkpoint: Some(from.into()), ..fresh.clone() };
             assert_eq!(resolved(&goes_on), Some(chosen + 7), "{from}");
+            assert_eq!(resolve(goes_on.clone()).unwrap().config.template_date, date, "prompts stay as they were");
             assert_eq!(resolved(&TrainConfig { micro_batch_tokens: Some(5), ..goes_on }), Some(5));
         }
     }

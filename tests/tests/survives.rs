@@ -203,6 +203,53 @@ fn in_time(what: &str, attempt: impl Fn() -> bool) {
     assert!((0..ATTEMPTS).any(|_| attempt()), "{what}: late {ATTEMPTS} times in a row");
 }
 
+/// One bit of an optimiser's moments, half a file, an empty folder of a checkpoint's name: each used to be gone on from, or to
+/// keep the run from going on.
+#[test]
+fn a_damaged_checkpoint_is_set_aside_for_the_one_before_it() {
+    let bench = Bench::new();
+    let _ = cli::finish(bench.command("run", &[])).success();
+    let undisturbed = bench.result("run");
+    let file = |checkpoint: &str, name: &str| bench.path("run").join(checkpoint).join(name);
+    let optimizer = file("checkpoint-40", "optimizer.safetensors");
+    let mut bytes = fs::read(&optimizer).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&optimizer, bytes).unwrap();
+    let model = file("checkpoint-36", "model.safetensors");
+    let half = fs::read(&model).unwrap();
+    fs::write(&model, &half[..half.len() / 2]).unwrap();
+    fs::create_dir(bench.path("run/checkpoint-999")).unwrap();
+    let resumed = cli::finish(bench.command("run", &["--resume_from_checkpoint", "latest"])).success();
+    assert!(bench.result("run") == undisturbed);
+    for words in [
+        "goes on from checkpoint-32, since newer ones are damaged",
+        "checkpoint-999 is damaged-checkpoint-999 now, since trainer_state.json is missing",
+        "checkpoint-40 is damaged-checkpoint-40 now, since optimizer.safetensors is not what was written",
+        "checkpoint-36 is damaged-checkpoint-36 now, since model.safetensors is not what was written",
+    ] {
+        assert!(resumed.stderr.contains(words), "{words}: {}", resumed.stderr);
+    }
+    assert!(file("damaged-checkpoint-40", "optimizer.safetensors").exists());
+    let last = format!("checkpoint-{STEPS}");
+    for checkpoint in fs::read_dir(bench.path("run")).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = checkpoint.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("checkpoint-") && name != last {
+            fs::remove_dir_all(checkpoint).unwrap();
+        }
+    }
+    fs::write(file(&last, "trainer_state.json"), "{}").unwrap();
+    for words in [&["--resume_from_checkpoint", "latest", "--dry-run"][..], &["--resume_from_checkpoint", "latest"]] {
+        let refused = cli::finish(bench.command("run", words));
+        let refusal = refused.refusal();
+        assert!(
+            refusal.contains("no checkpoint of ") && refusal.contains("trainer_state.json is not what"),
+            "{refusal}"
+        );
+    }
+    assert!(file(&last, "trainer_state.json").exists(), "what is refused stays as it is");
+}
+
 #[test]
 fn a_finished_run_that_is_resumed_ends_at_once() {
     for more in [&[][..], &EVALUATED[..]] {

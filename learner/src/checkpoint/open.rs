@@ -2,10 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use shared::{ModelDir, RunDir, config::TrainConfig, resume};
+use shared::{
+    ModelDir, RunDir,
+    checkpoints::{self, Depth},
+    config::TrainConfig,
+    resume,
+};
 use tch::{Device, Tensor};
 
-use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
+use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, TrainerState};
 use crate::{
     critic::Critic,
     error::LearnerError,
@@ -14,23 +19,38 @@ use crate::{
     trained::OptimizerState,
 };
 
-/// Where a run goes on: the newest checkpoint of its own directory, else the one that `resume_from_checkpoint` names
-/// (`latest` means the former), else nowhere.
+/// Where a run goes on: the newest checkpoint of its own directory that is whole, else the one that `resume_from_checkpoint`
+/// names (`latest` means the former), else nowhere. Newer ones that are damaged are set aside, which is said in words.
 ///
 /// # Errors
-/// A named checkpoint that does not exist, or a directory that cannot be listed.
-pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<Option<PathBuf>, LearnerError> {
-    if let Some(step) = run_dir.checkpoints()?.last() {
-        return Ok(Some(run_dir.checkpoint(*step)));
+/// A named checkpoint that does not exist, no checkpoint that is whole, or a directory that cannot be listed.
+pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<(Option<PathBuf>, Vec<String>), LearnerError> {
+    let found = checkpoints::newest(run_dir, Depth::Contents)?;
+    if found.step.is_none() && !found.damaged.is_empty() {
+        return Err(LearnerError::Config(format!(
+            "no checkpoint of {} is whole: {}; begin a run in another `output_dir`",
+            run_dir.root().display(),
+            found.in_words()
+        )));
     }
-    match wanted {
-        None | Some("latest") => Ok(None),
-        Some(path) if Path::new(path).join(STATE_FILE).is_file() => Ok(Some(path.into())),
-        Some(path) => Err(LearnerError::Config(format!(
-            "`resume_from_checkpoint`: {path} is no checkpoint (it has no {STATE_FILE}); name a checkpoint-N folder, \
-             or `latest`"
-        ))),
+    let mut aside = Vec::new();
+    for (step, damage) in &found.damaged {
+        aside.push(format!("checkpoint-{step} is {} now, since {damage}", checkpoints::set_aside(run_dir, *step)?));
     }
+    let found = match (found.step, wanted) {
+        (Some(step), _) => Some(run_dir.checkpoint(step)),
+        (None, None | Some("latest")) => None,
+        (None, Some(path)) => {
+            checkpoints::check(Path::new(path), Depth::Contents).map_err(|damage| {
+                let way = "name another checkpoint-N folder, or `latest`";
+                LearnerError::Config(format!(
+                    "`resume_from_checkpoint`: {path} is no whole checkpoint: {damage}; {way}"
+                ))
+            })?;
+            Some(path.into())
+        }
+    };
+    Ok((found, aside))
 }
 
 /// The trainer of a run of `model`, with everything as `checkpoint` holds it; without one, as a run begins.

@@ -2,8 +2,10 @@
 
 use std::{
     env,
-    fs::File,
+    ffi::OsString,
+    fs::{self, File},
     path::{Path, PathBuf},
+    slice,
 };
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +14,9 @@ use shared::config::TrainConfig;
 /// Hashes of files outside the run directory; one that is absent is not known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
+    /// Of the model that the run began with: its weights and configuration, tokenizer and chat template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// Of the dataset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
@@ -27,7 +32,12 @@ impl Origin {
     /// What a run is made of now.
     #[must_use]
     pub fn of(config: &TrainConfig) -> Self {
-        Self { dataset: hash(&config.dataset), programs: hash(&programs()), reward_files: hash(&reward_files(config)) }
+        Self {
+            model: hash(slice::from_ref(&config.model)),
+            dataset: hash(&config.dataset),
+            programs: hash(&programs()),
+            reward_files: hash(&reward_files(config)),
+        }
     }
 }
 
@@ -46,7 +56,7 @@ fn reward_files(config: &TrainConfig) -> Vec<PathBuf> {
     words.map(|word| folder.join(word)).filter(|path| path.is_file()).collect()
 }
 
-/// The hash of what files hold, one after the other; nothing where there is none, or one is no file that can be read.
+/// The hash of what files and folders hold, one after the other; nothing where there is none, or one cannot be read.
 fn hash(files: &[PathBuf]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     for path in files {
@@ -55,15 +65,25 @@ fn hash(files: &[PathBuf]) -> Option<String> {
     (!files.is_empty()).then(|| hasher.finalize().to_hex().to_string())
 }
 
+/// Adds a file, or all files of a folder in the order of their names, hidden ones left out.
 fn add(hasher: &mut blake3::Hasher, path: &Path) -> Option<()> {
+    if path.is_dir() {
+        let entries = fs::read_dir(path).ok()?.collect::<Result<Vec<_>, _>>().ok()?;
+        let mut names: Vec<OsString> = entries.iter().map(fs::DirEntry::file_name).collect();
+        names.retain(|name| !name.as_encoded_bytes().starts_with(b"."));
+        names.sort();
+        return names.iter().try_for_each(|name| {
+            hasher.update(name.as_encoded_bytes()).update(b"\0");
+            add(hasher, &path.join(name))
+        });
+    }
+    // Of a pipe or a device, nothing would ever be known.
     let file = File::open(path).ok().filter(|_| path.is_file())?;
     hasher.update_reader(file).ok().map(|_| ())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -83,6 +103,17 @@ mod tests {
         let second = Origin::of(&config);
         assert!(second.dataset.is_some() && second.dataset != first.dataset);
         assert!(second.reward_files.is_some() && second.programs == first.programs);
-        assert_eq!(Origin::of(&TrainConfig { dataset: dir.path().to_owned().into(), ..config }).dataset, None);
+        let missing = TrainConfig { dataset: dir.path().join("no").into(), ..config.clone() };
+        assert_eq!(Origin::of(&missing).dataset, None);
+        let of_folder = |config: &TrainConfig| Origin::of(config).model.unwrap();
+        let model = TrainConfig { model: dir.path().to_owned(), ..config };
+        let before = of_folder(&model);
+        fs::create_dir(dir.path().join(".cache")).unwrap();
+        assert_eq!(of_folder(&model), before);
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        fs::write(dir.path().join("sub/tokenizer.json"), "{}").unwrap();
+        let deeper = of_folder(&model);
+        fs::rename(dir.path().join("sub/tokenizer.json"), dir.path().join("sub/other.json")).unwrap();
+        assert!(before != deeper && deeper != of_folder(&model));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use shared::{ModelDir, PolicyVersion, RunDir, atomic};
+use shared::{ModelDir, PolicyVersion, RunDir, atomic, checkpoints};
 use tch::Tensor;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
@@ -22,7 +22,8 @@ pub fn save(
 ) -> Result<(), LearnerError> {
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
         fill(dir, model, trainer, state)?;
-        publisher.fill(dir, PolicyVersion(state.step), trainer.policy().model().weights())
+        publisher.fill(dir, PolicyVersion(state.step), trainer.policy().model().weights())?;
+        Ok::<_, LearnerError>(checkpoints::seal(dir)?)
     })?;
     let Some(limit) = limit else {
         return Ok(());

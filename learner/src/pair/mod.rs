@@ -106,7 +106,7 @@ pub fn run(
 impl<'a> Run<'a> {
     fn open(run_dir: &'a RunDir, config: &'a TrainConfig, device: Device) -> Result<Self, LearnerError> {
         let model = ModelDir::open(&config.model)?;
-        let found = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
+        let (found, aside) = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
         let (trainer, state) = checkpoint::open_trainer(config, &model, found.as_deref(), device)?;
         let base = ensure_export(&model, &export_options(config, model.config())?)?;
         let publisher = Publisher::new(run_dir.clone(), base);
@@ -119,6 +119,7 @@ impl<'a> Run<'a> {
         let origin = Origin::of(config);
         if let Some(path) = &found {
             notices.tell(notices::since_checkpoint(&state, config, &origin))?;
+            notices.tell(aside.into_iter().map(|what| notices::damaged(state.step, what)))?;
             tracing::info!("going on from {} after step {}", path.display(), state.step);
         }
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };

@@ -132,7 +132,7 @@ fn check(functions: Vec<Loaded>, config: &TrainConfig) -> anyhow::Result<Vec<Che
 /// Samples of the first rows, which the functions can score as far as rows can be.
 fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Trial>> {
     let model = ModelDir::open(&config.model).context("`model`")?;
-    let tokenizer = Tokenizer::open(&model)?;
+    let tokenizer = Tokenizer::open_at(&model, config.template_now())?;
     let options = prompt_options(config);
     let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
     let part = config.train_part();

@@ -7,6 +7,7 @@ use minijinja::{
 };
 use serde::Serialize;
 use serde_json::{Map, Value, ser};
+use time::OffsetDateTime;
 
 /// A chat template that does not compile, or messages it cannot render.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,13 @@ pub enum TemplateError {
     LostPrefill,
 }
 
+/// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and a loop
+/// that does not end is ended within a second.
+const FUEL: u64 = 10_000_000;
+
+/// Most spaces that JSON may be indented by.
+const MOST_INDENT: usize = 64;
+
 /// Name of the one template of an environment.
 const NAME: &str = "chat";
 /// Marks the end of the message to be continued while the template renders it (transformers does the same).
@@ -35,12 +43,14 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `tokenizer_config` is `tokenizer_config.json`, where the special tokens come from.
+    /// Compiles a template. `tokenizer_config` is `tokenizer_config.json`, where the special tokens come from; `now` is what
+    /// `strftime_now` shows, which must not change from prompt to prompt.
     ///
     /// # Errors
     /// [`TemplateError::Compile`].
-    pub fn new(source: &str, tokenizer_config: &Value) -> Result<Self, TemplateError> {
+    pub fn new(source: &str, tokenizer_config: &Value, now: OffsetDateTime) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
+        environment.set_fuel(Some(FUEL));
         // Jinja2 as transformers sets it up: trim_blocks, lstrip_blocks, a final newline removed, no escaping.
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|e| TemplateError::Compile(message(&e)))?);
@@ -50,8 +60,6 @@ impl ChatTemplate {
         // Python's None is not iterable; minijinja's is, as an empty list.
         environment.add_test("iterable", |value: &TemplateValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", raise_exception);
-        // One moment for all prompts of a process: a run over midnight keeps its prompts.
-        let now = time::OffsetDateTime::now_utc();
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
         environment
             .add_template_owned(NAME, without_generation_tags(source))
@@ -140,7 +148,7 @@ fn raise_exception(message: String) -> Result<String, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-fn strftime(now: time::OffsetDateTime, format: &str) -> Result<String, Error> {
+fn strftime(now: OffsetDateTime, format: &str) -> Result<String, Error> {
     let fail = |e: &dyn std::fmt::Display| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}"));
     let items = time::format_description::parse_strftime_owned(format).map_err(|e| fail(&e))?;
     now.format(&items).map_err(|e| fail(&e))
@@ -177,6 +185,10 @@ fn to_json(value: &TemplateValue, kwargs: Kwargs) -> Result<TemplateValue, Error
     kwargs.assert_all_used()?;
     let mut bytes = Vec::new();
     let result = match indent {
+        Some(width) if width > MOST_INDENT => {
+            let reason = format!("tojson: indent is {width}, and may be {MOST_INDENT}");
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        }
         Some(width) => {
             let indent = " ".repeat(width);
             let formatter = ser::PrettyFormatter::with_indent(indent.as_bytes());

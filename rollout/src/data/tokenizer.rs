@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
 use shared::{ModelDir, model_dir::ModelDirError};
+use time::OffsetDateTime;
 
 use super::{
     chat::{ChatTemplate, TemplateError},
@@ -105,6 +106,15 @@ impl Tokenizer {
     /// # Errors
     /// A missing or broken file, by name.
     pub fn open(model: &ModelDir) -> Result<Self, TokenizerError> {
+        Self::open_at(model, None)
+    }
+
+    /// As [`Tokenizer::open`], with a chat template that takes another moment than this one for now.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::open`].
+    pub fn open_at(model: &ModelDir, now: Option<OffsetDateTime>) -> Result<Self, TokenizerError> {
+        let now = now.unwrap_or_else(OffsetDateTime::now_utc);
         let path = model.tokenizer()?;
         let fail = |message: String| TokenizerError::File { path: path.display().to_string(), message };
         let bytes = std::fs::read(&path).map_err(|e| fail(e.to_string()))?;
@@ -113,7 +123,7 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
         inner.with_padding(None);
         let template = match model.chat_template()? {
-            Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?)?)),
+            Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?, now)?)),
             None => None,
         };
         let model_vocab_size = model.config().vocab_size;

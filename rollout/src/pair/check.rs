@@ -25,7 +25,9 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
     let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
     found.take("model", Checkpoint::open(&model));
-    let Some(tokenizer) = found.take("model", Tokenizer::open(&model)) else { return found.0 };
+    let Some(tokenizer) = found.take("model", Tokenizer::open_at(&model, config.template_now())) else {
+        return found.0;
+    };
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
     let sources = [

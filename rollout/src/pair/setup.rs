@@ -87,7 +87,7 @@ struct Inputs {
 
 impl Inputs {
     fn load(config: &TrainConfig, model: &ModelDir) -> anyhow::Result<Self> {
-        let tokenizer = Tokenizer::open(model)?;
+        let tokenizer = Tokenizer::open_at(model, config.template_now())?;
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;

@@ -49,6 +49,8 @@ pub use crate::methods::{
 
 use std::iter;
 
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
 use crate::Contrast;
 
 /// A configuration that makes no sense.
@@ -129,6 +131,18 @@ impl TrainConfig {
             let per_epoch = prompts as f64 / f64::from(self.groups_per_step());
             ((per_epoch * self.num_train_epochs).ceil() as u64).clamp(1, LARGEST)
         })
+    }
+
+    /// What chat templates take for now, where it is given as it should be: `template_date`, as RFC 3339 has moments.
+    #[must_use]
+    pub fn template_now(&self) -> Option<OffsetDateTime> {
+        OffsetDateTime::parse(self.template_date.as_deref()?, &Rfc3339).ok()
+    }
+
+    /// Writes down what chat templates take for now, so that it stays: as given, else as `before` had it, else this moment.
+    pub fn fix_template_date(&mut self, before: Option<&Self>) {
+        let now = || OffsetDateTime::now_utc().replace_nanosecond(0).ok()?.format(&Rfc3339).ok();
+        self.template_date = self.template_date.take().or_else(|| before?.template_date.clone()).or_else(now);
     }
 
     /// Split and configuration of `dataset`.

@@ -48,6 +48,9 @@ options! {
         /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a
         /// user message then.
         system_prompt: Option<String> = None, absent("none");
+        /// The moment that chat templates take for now (`strftime_now`), as `2026-01-31T12:00:00Z`. `config.toml` of the run keeps
+        /// it, so that a run which is resumed on another day has the same prompts.
+        template_date: Option<String> = None, absent("when the run began");
         /// Keep at most this many tokens of a prompt, from its end: bounds time and memory, loses the beginning.
         max_prompt_length: Option<u32> = None, absent("all"), at_least(1.0);
         /// Draw the prompts in a seeded random order, a new one each epoch.

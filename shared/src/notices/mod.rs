@@ -22,10 +22,12 @@ choices! {
         LearningRate = "learning_rate",
         /// The run goes on with other options than its checkpoint was made with.
         OptionsChanged = "options_changed",
-        /// The run goes on with another dataset than its checkpoint was made with.
+        /// The run goes on with another content of dataset or model than its checkpoint was made with.
         DataChanged = "data_changed",
         /// The run goes on with other programs, or other files of reward functions, than its checkpoint was made with.
         CodeChanged = "code_changed",
+        /// A checkpoint was not as it was written, so the run goes on from an older one.
+        CheckpointDamaged = "checkpoint_damaged",
         /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
         RewardFailures = "reward_failures",
         /// A reward function has given the same to every completion for many steps, while others differ. Told once for each
@@ -81,8 +83,8 @@ impl Notice {
     /// of them, and a learning rate may be too high first and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
-        use NoticeKind::{CodeChanged, DataChanged, LearningRate, OptionsChanged};
-        let at_a_resume = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged);
+        use NoticeKind::{CheckpointDamaged, CodeChanged, DataChanged, LearningRate, OptionsChanged};
+        let at_a_resume = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged);
         let by_its_words = at_a_resume || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject

@@ -34,6 +34,13 @@ pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin
             "the position in the data counts rows, so it goes on at the same number of the new ones",
         ));
     }
+    if differs(&before.model, &now.model) && !is_option("model") {
+        list.push(notice(
+            NoticeKind::DataChanged,
+            format!("with another content of {}", config.model.display()),
+            "the weights go on from the checkpoint; tokenizer, chat template and reference are those of the folder as it is now",
+        ));
+    }
     let programs = differs(&before.programs, &now.programs).then_some("other builds of the programs");
     let rewards = differs(&before.reward_files, &now.reward_files) && !is_option("reward_funcs");
     let changed: Vec<&str> = programs.into_iter().chain(rewards.then_some("other files of reward functions")).collect();
@@ -47,12 +54,19 @@ pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin
     list
 }
 
+/// The notice of a newer checkpoint than that of `step`, which was set aside.
+pub fn damaged(step: u64, what: String) -> Notice {
+    let text = format!("the run goes on from checkpoint-{step}, since newer ones are damaged: {what}");
+    Notice::new(NoticeKind::CheckpointDamaged, step, text, "look at the disk; the steps behind it are made again")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn origin(dataset: &str, programs: &str, reward_files: Option<&str>) -> Origin {
         Origin {
+            model: Some("m".into()),
             dataset: Some(dataset.into()),
             programs: Some(programs.into()),
             reward_files: reward_files.map(str::to_owned),

@@ -8,7 +8,7 @@ fn template(source: &str) -> ChatTemplate {
     let config = json!({
         "bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null, "model_max_length": 8, "add_bos_token": true,
     });
-    ChatTemplate::new(source, &config).unwrap()
+    ChatTemplate::new(source, &config, OffsetDateTime::UNIX_EPOCH).unwrap()
 }
 
 fn messages(pairs: &[(&str, &str)]) -> Vec<Value> {
@@ -36,11 +36,25 @@ fn the_extensions_of_transformers_are_there() {
     let source = "{% for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}\
                   {% if m.role == 'system' %}{% continue %}{% endif %}\
                   {%- generation -%} {{ m.content }} {% endgeneration %}{% endfor %}\
-                  {{ strftime_now('%Y-%m-%d') | length }}{% if tools is none and documents is not iterable %}.{% endif %}";
+                  {{ strftime_now('%Y-%m-%d') }}{% if tools is none and documents is not iterable %}.{% endif %}";
     let text = prompt(source, &[("system", "no"), ("user", "yes"), ("user", "late")]).unwrap();
-    assert_eq!(text, "yes 10.");
+    assert_eq!(text, "yes 1970-01-01.");
     let refused = prompt("{{ raise_exception('roles must alternate') }}", &[("user", "a")]).unwrap_err().to_string();
     assert!(refused.contains("cannot render the messages: roles must alternate"), "{refused}");
+}
+
+#[test]
+fn a_template_cannot_go_on_for_ever() {
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a + b %}{% endfor %}{% endfor %}";
+    let refused = prompt(endless, &[("user", "a")]).unwrap_err().to_string();
+    assert!(refused.contains("cannot render the messages: ") && refused.contains("fuel"), "{refused}");
+    for width in ["100000000000", "18446744073709551615"] {
+        let wide = format!("{{{{ messages | tojson(indent={width}) }}}}");
+        let refused = prompt(&wide, &[("user", "a")]).unwrap_err().to_string();
+        assert!(refused.contains("tojson: indent is ") && refused.contains("may be 64"), "{refused}");
+    }
+    let many: Vec<(&str, &str)> = vec![("user", "a"); 1000];
+    prompt(CHATML, &many).expect("a long conversation is no endless one");
 }
 
 #[test]
@@ -83,6 +97,6 @@ fn a_last_assistant_message_is_left_open() {
 
 #[test]
 fn templates_that_do_not_compile_say_where() {
-    let error = ChatTemplate::new("a\n{% for %}", &Value::Null).unwrap_err().to_string();
+    let error = ChatTemplate::new("a\n{% for %}", &Value::Null, OffsetDateTime::UNIX_EPOCH).unwrap_err().to_string();
     assert!(error.contains("does not compile") && error.contains("line 2") && !error.contains('\n'), "{error}");
 }

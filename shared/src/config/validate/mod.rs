@@ -40,6 +40,7 @@ impl TrainConfig {
             return list;
         }
         let checks = [
+            Self::check_prompts,
             Self::check_pair,
             Self::check_sampling,
             Self::check_advantages,
@@ -71,6 +72,15 @@ impl TrainConfig {
     fn is_set(&self, key: &str) -> bool {
         let value = |config: &Self| serde_json::to_value(config).map(|mut all| all[key].take()).ok();
         value(self) != value(&Self::default())
+    }
+
+    fn check_prompts(&self) -> Result<(), ConfigError> {
+        let given = self.template_date.as_deref().unwrap_or_default();
+        ensure!(
+            given.is_empty() || self.template_now().is_some(),
+            "`template_date` must be a moment such as 2026-01-31T12:00:00Z, got {given}"
+        );
+        Ok(())
     }
 
     fn check_sampling(&self) -> Result<(), ConfigError> {

@@ -1,0 +1,238 @@
+//! Whether a checkpoint is as it was written. The list of its files, with their lengths and hashes, is written last.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{RunDir, atomic, resume::STATE_FILE};
+
+/// The list of a checkpoint's files.
+pub const CHECKSUMS_FILE: &str = "checksums.json";
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Checksums {
+    /// By the path in the checkpoint, with `/` between folders.
+    files: BTreeMap<String, Checksum>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Checksum {
+    bytes: u64,
+    blake3: String,
+}
+
+/// How closely is looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// At the files' lengths: no time.
+    Lengths,
+    /// At what they hold: as long as reading them takes.
+    Contents,
+}
+
+/// What is wrong with a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum Damage {
+    /// A file is not there.
+    #[error("{0} is missing")]
+    Missing(String),
+    /// A file is not what was written.
+    #[error("{0} is not what was written (by its length or hash in {CHECKSUMS_FILE})")]
+    Changed(String),
+    /// A file cannot be read.
+    #[error("{file} cannot be read: {reason}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// What the system said.
+        reason: io::Error,
+    },
+}
+
+/// Writes the list of all files that are in a folder now.
+///
+/// # Errors
+/// A file that cannot be read, or the list not written.
+pub fn seal(dir: &Path) -> io::Result<()> {
+    let mut list = Checksums::default();
+    add(dir, "", &mut list)?;
+    let text = serde_json::to_vec_pretty(&list).expect("texts and numbers are valid JSON");
+    atomic::write(&dir.join(CHECKSUMS_FILE), &text)
+}
+
+fn add(dir: &Path, within: &str, list: &mut Checksums) -> io::Result<()> {
+    for entry in fs::read_dir(dir.join(within))? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let name = if within.is_empty() { name } else { format!("{within}/{name}") };
+        if entry.path().is_dir() {
+            add(dir, &name, list)?;
+        } else {
+            let checksum = Checksum { bytes: entry.path().metadata()?.len(), blake3: hash(&entry.path())? };
+            list.files.insert(name, checksum);
+        }
+    }
+    Ok(())
+}
+
+fn hash(path: &Path) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Checks that a checkpoint is as it was written. One without a list is of an earlier version, and taken as it is if it has the
+/// file that says where the run was.
+///
+/// # Errors
+/// The first file that is not.
+pub fn check(dir: &Path, depth: Depth) -> Result<(), Damage> {
+    if !dir.join(STATE_FILE).is_file() {
+        return Err(Damage::Missing(STATE_FILE.into()));
+    }
+    let unreadable = |file: &str| {
+        let file = file.to_owned();
+        move |reason: io::Error| match reason.kind() {
+            io::ErrorKind::NotFound => Damage::Missing(file),
+            _ => Damage::Unreadable { file, reason },
+        }
+    };
+    let text = match fs::read(dir.join(CHECKSUMS_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        text => text.map_err(unreadable(CHECKSUMS_FILE))?,
+    };
+    let list: Checksums = serde_json::from_slice(&text).map_err(|_| Damage::Changed(CHECKSUMS_FILE.into()))?;
+    for (name, checksum) in &list.files {
+        let path = dir.join(name);
+        let length = path.metadata().map_err(unreadable(name))?.len();
+        let whole = length == checksum.bytes
+            && (depth == Depth::Lengths || hash(&path).map_err(unreadable(name))? == checksum.blake3);
+        if !whole {
+            return Err(Damage::Changed(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// The checkpoints of a run, from the newest on.
+#[derive(Debug)]
+pub struct Newest {
+    /// The newest one that is whole.
+    pub step: Option<u64>,
+    /// Those after it, with what is wrong with them.
+    pub damaged: Vec<(u64, Damage)>,
+}
+
+/// Looks for the newest checkpoint of a run that is whole.
+///
+/// # Errors
+/// When the run directory cannot be listed.
+pub fn newest(run_dir: &RunDir, depth: Depth) -> io::Result<Newest> {
+    let mut damaged = Vec::new();
+    for step in run_dir.checkpoints()?.into_iter().rev() {
+        match check(&run_dir.checkpoint(step), depth) {
+            Ok(()) => return Ok(Newest { step: Some(step), damaged }),
+            Err(damage) => damaged.push((step, damage)),
+        }
+    }
+    Ok(Newest { step: None, damaged })
+}
+
+impl Newest {
+    /// What is wrong with the checkpoints that are passed over, in words.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let list: Vec<String> =
+            self.damaged.iter().map(|(step, damage)| format!("checkpoint-{step} ({damage})")).collect();
+        list.join(", ")
+    }
+}
+
+/// Gives a damaged checkpoint a name by which nobody goes on from it, and returns that. It stays, for whoever wants to mend it.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn set_aside(run_dir: &RunDir, step: u64) -> io::Result<String> {
+    let name = format!("damaged-checkpoint-{step}");
+    let aside = run_dir.root().join(&name);
+    if aside.exists() {
+        atomic::remove_dir(&aside)?;
+    }
+    fs::rename(run_dir.checkpoint(step), &aside)?;
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(steps: &[u64]) -> (tempfile::TempDir, RunDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::new(dir.path());
+        for step in steps {
+            let checkpoint = run.checkpoint(*step);
+            fs::create_dir_all(checkpoint.join("critic")).unwrap();
+            for file in [STATE_FILE, "model.safetensors", "critic/optimizer.safetensors"] {
+                fs::write(checkpoint.join(file), format!("{file} {step}")).unwrap();
+            }
+            seal(&checkpoint).unwrap();
+        }
+        (dir, run)
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_not_as_it_was_written_is_known() {
+        let (_dir, run) = run(&[3]);
+        let checkpoint = run.checkpoint(3);
+        let whole = || check(&checkpoint, Depth::Contents);
+        whole().unwrap();
+        fs::write(checkpoint.join("notes.txt"), "of the user's own").unwrap();
+        whole().unwrap();
+        let inner = checkpoint.join("critic/optimizer.safetensors");
+        let bytes = fs::read(&inner).unwrap();
+        let flipped: Vec<u8> = bytes.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == 5)).collect();
+        fs::write(&inner, flipped).unwrap();
+        let named = |damage: Damage| damage.to_string().contains("critic/optimizer.safetensors");
+        assert!(named(whole().unwrap_err()));
+        check(&checkpoint, Depth::Lengths).unwrap();
+        fs::write(&inner, &bytes[1..]).unwrap();
+        assert!(named(check(&checkpoint, Depth::Lengths).unwrap_err()));
+        fs::remove_file(&inner).unwrap();
+        assert!(
+            matches!(check(&checkpoint, Depth::Lengths).unwrap_err(), Damage::Missing(file) if file.contains("critic/"))
+        );
+        fs::write(checkpoint.join(CHECKSUMS_FILE), "{").unwrap();
+        assert!(matches!(whole().unwrap_err(), Damage::Changed(file) if file == CHECKSUMS_FILE));
+        fs::remove_file(checkpoint.join(CHECKSUMS_FILE)).unwrap();
+        whole().expect("one of an earlier version has no list");
+        fs::remove_file(checkpoint.join(STATE_FILE)).unwrap();
+        assert!(matches!(whole().unwrap_err(), Damage::Missing(file) if file == STATE_FILE));
+    }
+
+    #[test]
+    fn the_newest_whole_one_is_found_behind_damaged_ones() {
+        let (_dir, run) = run(&[2, 4, 6]);
+        fs::write(run.checkpoint(6).join("model.safetensors"), "cut").unwrap();
+        fs::create_dir(run.checkpoint(999)).unwrap();
+        let found = newest(&run, Depth::Lengths).unwrap();
+        assert_eq!((found.step, found.damaged.len()), (Some(4), 2));
+        let words = found.in_words();
+        assert!(
+            words.starts_with("checkpoint-999 (trainer_state.json is missing), checkpoint-6 (model.safetensors"),
+            "{words}"
+        );
+        for (step, _) in found.damaged {
+            set_aside(&run, step).unwrap();
+        }
+        assert_eq!(run.checkpoints().unwrap(), [2, 4]);
+        assert!(run.root().join("damaged-checkpoint-6/model.safetensors").exists());
+        fs::rename(run.checkpoint(4), run.checkpoint(6)).unwrap();
+        set_aside(&run, 6).expect("a second one of that number takes the first one's place");
+        assert_eq!(newest(&run, Depth::Contents).unwrap().step, Some(2));
+    }
+}
