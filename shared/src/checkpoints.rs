@@ -144,9 +144,20 @@ pub fn newest(run_dir: &RunDir, depth: Depth) -> io::Result<Newest> {
 }
 
 impl Newest {
-    /// What is wrong with the checkpoints that are passed over, in words.
-    #[must_use]
-    pub fn in_words(&self) -> String {
+    /// The newest checkpoint that is whole, if there are any at all.
+    ///
+    /// # Errors
+    /// What is wrong with them where none is whole, with the way out.
+    pub fn usable(&self, run_dir: &RunDir) -> Result<Option<u64>, String> {
+        if self.step.is_some() || self.damaged.is_empty() {
+            return Ok(self.step);
+        }
+        let run = run_dir.root().display();
+        Err(format!("no checkpoint of {run} is whole: {}; begin a run in another `output_dir`", self.in_words()))
+    }
+
+    /// What is wrong with the checkpoints that are passed over.
+    fn in_words(&self) -> String {
         let list: Vec<String> =
             self.damaged.iter().map(|(step, damage)| format!("checkpoint-{step} ({damage})")).collect();
         list.join(", ")

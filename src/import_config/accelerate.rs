@@ -45,10 +45,24 @@ pub fn of_trl(name: &str) -> Option<Vec<Entry>> {
     Some(vec![("mixed_precision".to_owned(), "bf16".into()), ("num_processes".to_owned(), processes.into())])
 }
 
-/// How many processes learn, if that is said.
-pub fn processes(get: Lookup<'_>) -> Option<u64> {
+/// Keys that say how many processes there are in all, or on each machine.
+const COUNTS: [(&str, bool); 3] = [("num_processes", true), ("nproc_per_node", false), ("num_gpus", false)];
+
+/// How many processes learn, if that is said; or the key whose value is no number here.
+///
+/// # Errors
+/// That key.
+pub fn processes(get: Lookup<'_>) -> Result<Option<u64>, &'static str> {
     if get("distributed_type").is_some_and(|kind| kind == "NO") {
-        return Some(1);
+        return Ok(Some(1));
     }
-    ["num_processes", "nproc_per_node", "num_gpus"].iter().find_map(|key| get(key)?.as_u64())
+    let Some((key, in_all, value)) = COUNTS.iter().find_map(|&(key, in_all)| Some((key, in_all, get(key)?))) else {
+        return Ok(None);
+    };
+    let machines = ["nnodes", "num_nodes"].into_iter().find_map(|key| Some((key, get(key)?)));
+    let machines = match machines.filter(|_| !in_all) {
+        Some((key, value)) => value.as_u64().ok_or(key)?,
+        None => 1,
+    };
+    value.as_u64().map(|count| Some(count * machines)).ok_or(key)
 }

@@ -58,9 +58,14 @@ impl Reader<'_> {
                 self.extend(&text);
             }
             '"' => self.quoted(),
+            '$' if self.letters.peek() == Some(&'(') => self.substitution(),
             '$' => {
                 let text = self.variable();
                 self.split(&text);
+            }
+            '`' => {
+                let text: String = self.letters.by_ref().take_while(|&letter| letter != '`').collect();
+                self.extend(&format!("$({text})"));
             }
             '#' if self.word.is_none() => while self.letters.next_if(|&letter| letter != '\n').is_some() {},
             '<' | '>' => self.redirect(),
@@ -88,6 +93,7 @@ impl Reader<'_> {
                     Some(escaped @ ('"' | '\\' | '$' | '`')) => self.push(escaped),
                     Some(other) => self.extend(&format!("\\{other}")),
                 },
+                '$' if self.letters.peek() == Some(&'(') => self.substitution(),
                 '$' => {
                     let text = self.variable();
                     self.extend(&text);
@@ -95,6 +101,23 @@ impl Reader<'_> {
                 letter => self.push(letter),
             }
         }
+    }
+
+    /// `$(…)` and `$((…))` as they are written: what they stand for is known where the script runs.
+    fn substitution(&mut self) {
+        let (mut text, mut depth) = (String::from("$"), 0_u32);
+        for letter in self.letters.by_ref() {
+            text.push(letter);
+            depth = match letter {
+                '(' => depth + 1,
+                ')' => depth - 1,
+                _ => depth,
+            };
+            if depth == 0 {
+                break;
+            }
+        }
+        self.extend(&text);
     }
 
     /// What stands for `$NAME`, `${NAME}` or `${NAME:-default}`; as it is written where the script does not say.
@@ -172,6 +195,10 @@ mod tests {
             ("X=1\nexport Y='p q'\na $X \"$Y\" $Y ${X}0 '$X'", &[&["a", "1", "p q", "p", "q", "10", "$X"]]),
             ("a $Z ${Z}/b ${Z:-c} $@ $", &[&["a", "$Z", "${Z}/b", "c", "$@", "$"]]),
             ("X=1 a $X", &[&["X=1", "a", "$X"]]),
+            (
+                "a --n x-$(date +%s) --m \"$(f $((1 + 2)))\" `g h` --o 1",
+                &[&["a", "--n", "x-$(date +%s)", "--m", "$(f $((1 + 2)))", "$(g h)", "--o", "1"]],
+            ),
         ] {
             assert_eq!(commands(script), expected, "{script}");
         }

@@ -446,6 +446,21 @@ fn functions_of_trl_are_themselves_where_no_rule_has_their_figures() {
 }
 
 #[test]
+fn processes_are_multiplied_where_their_number_is_known() {
+    let batch = |command: &str| {
+        let script = format!("{command} train.py --learning_rate 1e-6 --per_device_train_batch_size 4\n");
+        let (_, found) = import_files(&[("train.sh", &script)]);
+        (found.config.per_device_train_batch_size, found.remarks.join(" "))
+    };
+    assert_eq!(batch("torchrun --nnodes 2 --nproc_per_node 8").0, 64);
+    assert_eq!(batch("accelerate launch --num_processes 8 --num_machines 2").0, 32, "in all");
+    for unknown in ["accelerate launch --num_processes $N", "torchrun --nproc_per_node auto"] {
+        let (size, remarks) = batch(unknown);
+        assert!(size == 4 && remarks.contains("is not known here, so the minibatch is that of one"), "{remarks}");
+    }
+}
+
+#[test]
 fn a_mixture_of_trl() {
     let (_, found) = import(
         "datasets:\n  - {path: parquet, data_files: a.parquet, fraction: 0.6}\n  \

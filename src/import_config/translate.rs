@@ -66,7 +66,7 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
             Some(Rule::Option(option)) => translation.take(&mut overrides, key, option, value),
             Some(Rule::Convert(option, convert)) => match convert(value) {
                 Ok(value) => translation.take(&mut overrides, key, option, &value),
-                Err(reason) => translation.leave_out(key, reason),
+                Err(reason) => translation.refuse(key, option, reason),
             },
             Some(Rule::Combined) => translation.combined.push(key.clone()),
             Some(Rule::Hint(hint)) => translation.leave_out(key, hint),

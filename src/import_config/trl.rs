@@ -79,7 +79,7 @@ fn reward_funcs(value: &Value) -> Result<Value, &'static str> {
 /// What the batch, the rewards and the data follow from.
 fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
-    if let Some(processes) = accelerate::processes(get).filter(|processes| *processes > 1) {
+    if let Some(processes) = accelerate::processes(get).ok().flatten().filter(|processes| *processes > 1) {
         options.push(("per_device_train_batch_size".to_owned(), (per_process(get) * processes).into()));
     }
     if let Some(Value::String(model)) = get("reward_model_name_or_path") {
@@ -108,12 +108,17 @@ fn remarks(get: Lookup<'_>) -> Vec<String> {
             ));
         }
     }
-    if let Some(processes) = accelerate::processes(get).filter(|processes| *processes > 1) {
-        let size = per_process(get);
-        list.push(format!(
+    let size = per_process(get);
+    match accelerate::processes(get) {
+        Ok(Some(processes)) if processes > 1 => list.push(format!(
             "{processes} processes with minibatches of {size} are one with minibatches of {}",
             processes * size
-        ));
+        )),
+        Ok(_) => {}
+        Err(key) => list.push(format!(
+            "how many processes there are (`{key}`) is not known here, so the minibatch is that of one; multiply \
+             `per_device_train_batch_size` ({size}) by their number"
+        )),
     }
     list.extend(get("datasets").map(|list| mixture::remarks(&list)).unwrap_or_default());
     list

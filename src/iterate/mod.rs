@@ -83,7 +83,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
     let overrides = layers::parse_overrides(&args.overrides).map_err(train::explained)?;
     let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
-    train::locate(&mut config)?.iter().for_each(output::tell);
     if config.beta == 0.0 {
         output::tell(
             "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing back, \
@@ -91,6 +90,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let root = std::path::absolute(&config.output_dir)?;
+    // Rounds that are gone on with keep the commits that the first one had.
+    let first = layers::load(Some(&RunDir::new(root.join("round-1/run")).config()), &Vec::new()).ok();
+    train::locate(&mut config, first.as_ref())?.iter().for_each(output::tell);
     fs::create_dir_all(&root).with_context(|| format!("`output_dir` {}", root.display()))?;
     let start = args.reward_model.clone().unwrap_or_else(|| config.model.clone());
     let mut job = Job { args, root, policy: config.model.clone(), reward_model: std::path::absolute(start)?, config };

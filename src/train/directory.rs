@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::{
     fs::{Access, access},
     io::{FdFlags, fcntl_setfd},
@@ -82,17 +82,11 @@ pub fn checkpoint(config: &TrainConfig) -> Result<Option<PathBuf>> {
         Start::Fresh => Ok(None),
         Start::Resume => {
             let found = checkpoints::newest(&dir, Depth::Lengths).context("`output_dir` cannot be used")?;
-            if found.step.is_none() {
-                bail!(
-                    "`resume_from_checkpoint`: no checkpoint of {} is whole: {}; begin a run in another `output_dir`",
-                    dir.root().display(),
-                    found.in_words()
-                );
-            }
-            Ok(found.step.map(|step| dir.checkpoint(step)))
+            let step = found.usable(&dir).map_err(|problem| anyhow!("`resume_from_checkpoint`: {problem}"))?;
+            Ok(step.map(|step| dir.checkpoint(step)))
         }
         Start::Branch(checkpoint, _) => {
-            checkpoints::check(&checkpoint, Depth::Contents)
+            checkpoints::check(&checkpoint, Depth::Lengths)
                 .with_context(|| format!("`resume_from_checkpoint` {}", checkpoint.display()))?;
             Ok(Some(checkpoint))
         }

@@ -4,21 +4,19 @@ use anyhow::Result;
 use shared::config::TrainConfig;
 use shared_hub::{Hub, Settings};
 
-use super::resolve;
 use crate::{output, signals};
 
-/// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each. Nothing is
-/// asked for while the options are wrong.
+/// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each. Commits stay
+/// as the resolved configuration `before` has them. Nothing is asked for while the options are wrong.
 ///
 /// # Errors
 /// A name that cannot be used, with its option.
-pub fn locate(config: &mut TrainConfig) -> Result<Vec<String>> {
+pub fn locate(config: &mut TrainConfig, before: Option<&TrainConfig>) -> Result<Vec<String>> {
     if !config.problems().is_empty() {
         return Ok(Vec::new());
     }
     let hub = Hub::new(Settings::from_env(), || signals::check().is_err(), |line| output::tell(line));
-    let before = resolve::before(config);
-    let located = shared_hub::locate(config, before.as_ref(), &hub);
+    let located = shared_hub::locate(config, before, &hub);
     signals::check()?;
     located.map_err(|(option, error)| anyhow::Error::from(error).context(format!("`{option}`")))
 }

@@ -86,7 +86,8 @@ pub fn interrupted() -> ExitCode {
 /// # Errors
 /// Everything that training would be refused for.
 fn dry_run(mut config: TrainConfig) -> Result<String> {
-    let located = hub::locate(&mut config)?;
+    let before = resolve::before(&config);
+    let located = hub::locate(&mut config, before.as_ref())?;
     resolve::make_absolute(&mut config)?;
     let mut problems = Problems::default();
     let resolved = problems.take(resolve::resolve(config.clone()));
@@ -211,7 +212,8 @@ pub struct Summary {
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
 pub fn train(mut config: TrainConfig) -> Result<Trained> {
-    hub::locate(&mut config)?.iter().for_each(output::tell);
+    let before = resolve::before(&config);
+    hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
     let Resolved { mut config, plan, data } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
     output::tell(&plan);

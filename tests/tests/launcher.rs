@@ -122,7 +122,8 @@ fn a_dry_run_prints_the_resolved_configuration_and_touches_nothing() {
 
 #[test]
 fn ctrl_c_ends_the_learner_in_order_and_tells_how_to_go_on() {
-    let learner = "trap 'mkdir $run/checkpoint-1; touch $run/finished; exit 143' TERM\n\
+    let learner = "trap 'mkdir $run/checkpoint-1; cp $run/../model/config.json $run/checkpoint-1; \
+                   echo {} > $run/checkpoint-1/trainer_state.json; touch $run/finished; exit 143' TERM\n\
                    step 1; touch $run/ready; while :; do sleep 0.02; done";
     let stage = Stage::new(learner, UNTIL_FINISHED);
     let child = stage.start();

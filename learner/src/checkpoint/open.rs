@@ -26,18 +26,12 @@ use crate::{
 /// A named checkpoint that does not exist, no checkpoint that is whole, or a directory that cannot be listed.
 pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<(Option<PathBuf>, Vec<String>), LearnerError> {
     let found = checkpoints::newest(run_dir, Depth::Contents)?;
-    if found.step.is_none() && !found.damaged.is_empty() {
-        return Err(LearnerError::Config(format!(
-            "no checkpoint of {} is whole: {}; begin a run in another `output_dir`",
-            run_dir.root().display(),
-            found.in_words()
-        )));
-    }
+    let step = found.usable(run_dir).map_err(LearnerError::Config)?;
     let mut aside = Vec::new();
     for (step, damage) in &found.damaged {
         aside.push(format!("checkpoint-{step} is {} now, since {damage}", checkpoints::set_aside(run_dir, *step)?));
     }
-    let found = match (found.step, wanted) {
+    let found = match (step, wanted) {
         (Some(step), _) => Some(run_dir.checkpoint(step)),
         (None, None | Some("latest")) => None,
         (None, Some(path)) => {

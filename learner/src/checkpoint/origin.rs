@@ -2,10 +2,8 @@
 
 use std::{
     env,
-    ffi::OsString,
     fs::{self, File},
     path::{Path, PathBuf},
-    slice,
 };
 
 use serde::{Deserialize, Serialize};
@@ -33,8 +31,8 @@ impl Origin {
     #[must_use]
     pub fn of(config: &TrainConfig) -> Self {
         Self {
-            model: hash(slice::from_ref(&config.model)),
-            dataset: hash(&config.dataset),
+            model: model_files(&config.model).and_then(|files| hash(&files)),
+            dataset: dataset_files(config).and_then(|files| hash(&files)),
             programs: hash(&programs()),
             reward_files: hash(&reward_files(config)),
         }
@@ -56,7 +54,7 @@ fn reward_files(config: &TrainConfig) -> Vec<PathBuf> {
     words.map(|word| folder.join(word)).filter(|path| path.is_file()).collect()
 }
 
-/// The hash of what files and folders hold, one after the other; nothing where there is none, or one cannot be read.
+/// The hash of what files hold, one after the other; nothing where there is none, or one cannot be read.
 fn hash(files: &[PathBuf]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     for path in files {
@@ -65,21 +63,29 @@ fn hash(files: &[PathBuf]) -> Option<String> {
     (!files.is_empty()).then(|| hasher.finalize().to_hex().to_string())
 }
 
-/// Adds a file, or all files of a folder in the order of their names, hidden ones left out.
 fn add(hasher: &mut blake3::Hasher, path: &Path) -> Option<()> {
-    if path.is_dir() {
-        let entries = fs::read_dir(path).ok()?.collect::<Result<Vec<_>, _>>().ok()?;
-        let mut names: Vec<OsString> = entries.iter().map(fs::DirEntry::file_name).collect();
-        names.retain(|name| !name.as_encoded_bytes().starts_with(b"."));
-        names.sort();
-        return names.iter().try_for_each(|name| {
-            hasher.update(name.as_encoded_bytes()).update(b"\0");
-            add(hasher, &path.join(name))
-        });
-    }
+    hasher.update(path.file_name()?.as_encoded_bytes()).update(b"\0");
     // Of a pipe or a device, nothing would ever be known.
     let file = File::open(path).ok().filter(|_| path.is_file())?;
     hasher.update_reader(file).ok().map(|_| ())
+}
+
+/// The files of a model that are read: weights, and texts on model and tokenizer, in the order of their names.
+fn model_files(folder: &Path) -> Option<Vec<PathBuf>> {
+    let is_read = |path: &PathBuf| {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        ending.is_some_and(|ending| ["safetensors", "json", "jinja"].contains(&ending))
+    };
+    let entries = fs::read_dir(folder).ok()?.collect::<Result<Vec<_>, _>>().ok()?;
+    let mut files: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).filter(is_read).collect();
+    files.sort();
+    Some(files)
+}
+
+/// The files of all datasets that are trained on.
+fn dataset_files(config: &TrainConfig) -> Option<Vec<PathBuf>> {
+    let files = config.dataset.iter().map(|path| shared_data::files(path, config.train_part()).ok());
+    Some(files.collect::<Option<Vec<_>>>()?.concat())
 }
 
 #[cfg(test)]
@@ -105,15 +111,21 @@ mod tests {
         assert!(second.reward_files.is_some() && second.programs == first.programs);
         let missing = TrainConfig { dataset: dir.path().join("no").into(), ..config.clone() };
         assert_eq!(Origin::of(&missing).dataset, None);
-        let of_folder = |config: &TrainConfig| Origin::of(config).model.unwrap();
-        let model = TrainConfig { model: dir.path().to_owned(), ..config };
-        let before = of_folder(&model);
-        fs::create_dir(dir.path().join(".cache")).unwrap();
-        assert_eq!(of_folder(&model), before);
-        fs::create_dir(dir.path().join("sub")).unwrap();
-        fs::write(dir.path().join("sub/tokenizer.json"), "{}").unwrap();
-        let deeper = of_folder(&model);
-        fs::rename(dir.path().join("sub/tokenizer.json"), dir.path().join("sub/other.json")).unwrap();
-        assert!(before != deeper && deeper != of_folder(&model));
+        let of_model = || Origin::of(&TrainConfig { model: dir.path().to_owned(), ..config.clone() }).model;
+        fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        let before = of_model();
+        fs::write(dir.path().join("README.md"), "of no account").unwrap();
+        assert!(before.is_some() && of_model() == before);
+        fs::rename(dir.path().join("tokenizer.json"), dir.path().join("config.json")).unwrap();
+        assert!(of_model() != before);
+        let folder = dir.path().join("rows");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("train.jsonl"), "a").unwrap();
+        let of_rows = || Origin::of(&TrainConfig { dataset: folder.clone().into(), ..config.clone() }).dataset;
+        let before = of_rows();
+        fs::write(folder.join("test.jsonl"), "b").unwrap();
+        assert!(before.is_some() && of_rows() == before, "another split is not trained on");
+        fs::write(folder.join("train.jsonl"), "c").unwrap();
+        assert!(of_rows() != before);
     }
 }

@@ -6,7 +6,7 @@
 //! | `prompt`: messages | rendered by the chat template | the others |
 //! | `prompt_ids`: token ids | the ids as they are | the others |
 //! | verl: `prompt`, `reward_model` with `ground_truth` | as above | the others; `answer`, unless there is one, is the ground truth |
-//! | GSM8K: `question`, `answer` | the question; a user message if the model has a chat template | `answer` becomes the text after `####`, the whole is `solution` |
+//! | GSM8K: `question`, `answer` | the question; a user message if the model has a chat template | all; `answer` becomes the text after `####`, the whole is `solution` |
 //! | countdown: `nums`, `target` | TinyZero's task; a chat if the model has a chat template | all |
 
 use rollout_rewards::rules::gsm8k;
@@ -55,7 +55,9 @@ pub fn adapt(mut row: Map<String, Value>, has_template: bool) -> Result<Adapted,
         }
         Shape::Countdown => countdown(&row, has_template)?,
         Shape::Question => {
-            let Value::String(question) = take("question") else { return Err("`question` is no text".into()) };
+            let Some(Value::String(question)) = row.get("question").cloned() else {
+                return Err("`question` is no text".into());
+            };
             split_solution(&mut row);
             text_or_chat(question, String::new(), has_template)
         }

@@ -4,11 +4,12 @@ use clap::{Args, Command};
 use rollout::commands::{bench, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 18] = [
+const NOTHING_TO_WEIGH: [&str; 19] = [
     "answer-column",
     "compare-binary",
     "correct-at",
     "dataset",
+    "dataset-config",
     "help",
     "lengths-file",
     "model",

@@ -54,15 +54,20 @@ impl OneOrSeveral {
 }
 
 /// The configurations that a card declares; none where it has no head, or one that says nothing of files.
-pub fn configurations(card: &str) -> Vec<Configuration> {
+///
+/// # Errors
+/// Why they cannot be read.
+pub fn configurations(card: &str) -> Result<Vec<Configuration>, String> {
     let card = card.trim_start_matches('\u{feff}');
-    let Some((head, _)) = card.strip_prefix("---").and_then(|rest| rest.split_once("\n---")) else {
-        return Vec::new();
+    let head = card.strip_prefix("---").and_then(|rest| rest.split_once("\n---")).map(|(head, _)| head);
+    let Some(head) = head.filter(|head| head.contains("\nconfigs:")) else {
+        return Ok(Vec::new());
     };
-    let head: Head = serde_saphyr::from_str(head).unwrap_or_default();
+    let head: Head = serde_saphyr::from_str(head)
+        .map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())?;
     let says_files =
         |configuration: &Configuration| configuration.data_files.is_some() || configuration.data_dir.is_some();
-    if head.configs.iter().any(says_files) { head.configs } else { Vec::new() }
+    Ok(if head.configs.iter().any(says_files) { head.configs } else { Vec::new() })
 }
 
 impl Configuration {
@@ -106,7 +111,7 @@ mod tests {
         let card = "---\nlicense: mit\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n  - split: train\n    \
                     path: main/train-*\n  - split: test\n    path: [main/test-*, more.json]\n- config_name: one\n  data_files: \
                     one.csv\n- config_name: dir\n  data_dir: ./dir/\n---\n# Card\n---\n";
-        let found = configurations(card);
+        let found = configurations(card).unwrap();
         let names: Vec<(&str, bool)> = found.iter().map(|one| (one.name.as_str(), one.default)).collect();
         assert_eq!(names, [("main", true), ("one", false), ("dir", false)]);
         let splits = [
@@ -116,14 +121,11 @@ mod tests {
         assert_eq!(found[0].splits().unwrap(), splits);
         assert_eq!(found[1].splits().unwrap(), [("train".to_owned(), vec!["one.csv".to_owned()])]);
         assert_eq!((found[2].splits(), found[2].folder()), (None, Some("dir")));
-        for card in [
-            "",
-            "# Card",
-            "---\nlicense: mit\n---\n",
-            "---\nconfigs: [\n---\n",
-            "---\nconfigs:\n- config_name: a\n---\n",
-        ] {
-            assert!(configurations(card).is_empty(), "{card}");
+        for card in ["", "# Card", "---\nlicense: mit\n---\n", "---\nconfigs:\n- config_name: a\n---\n"] {
+            assert!(configurations(card).unwrap().is_empty(), "{card}");
+        }
+        for broken in ["---\nconfigs: [\n---\n", "---\na: 1\na: 2\nconfigs: []\n---\n"] {
+            assert!(configurations(broken).is_err(), "{broken}");
         }
     }
 

@@ -67,14 +67,20 @@ pub fn choose(
             format!("is a folder without files of rows (.{}); name a file or another folder", ROWS.join(", .")),
         ));
     }
-    let declared = card.map(card::configurations).unwrap_or_default();
-    if declared.is_empty() {
-        return by_names(folder, within(folder, names, part.config)?, part.split);
-    }
-    let configuration = configuration(folder, &declared, part.config)?;
-    match configuration.splits() {
-        Some(splits) => by_patterns(folder, &names, &splits, part.split),
-        None => by_names(folder, below(names, configuration.folder()), part.split),
+    let unreadable = |reason| DataError::content(folder, format!("the head of its {CARD} cannot be read: {reason}"));
+    let declared = card.map(card::configurations).transpose().map_err(unreadable)?.unwrap_or_default();
+    let chosen = if declared.is_empty() {
+        by_names(folder, within(folder, names, part.config)?, part.split)
+    } else {
+        let configuration = configuration(folder, &declared, part.config)?;
+        match configuration.splits() {
+            Some(splits) => by_patterns(folder, &names, &splits, part.split),
+            None => by_names(folder, below(names, configuration.folder()), part.split),
+        }
+    }?;
+    match chosen.0.iter().find_map(|name| split::missing_shard(name, &chosen.0)) {
+        Some(missing) => Err(DataError::content(folder, format!("{missing} is missing, of which there are others"))),
+        None => Ok(chosen),
     }
 }
 

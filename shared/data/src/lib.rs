@@ -27,7 +27,7 @@ pub use columns::Columns;
 pub use error::DataError;
 pub use format::Format;
 pub use shape::Shape;
-pub use table::{Place, Row, Table, count, read};
+pub use table::{Place, Row, Table, count, files, read};
 
 /// A row: its columns by name, in their order.
 pub type Values = serde_json::Map<String, serde_json::Value>;

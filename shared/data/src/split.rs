@@ -33,6 +33,16 @@ fn before_shard(stem: &str) -> Option<&str> {
     (of == "of" && number(count) && number(index)).then_some(name)
 }
 
+/// The first shard that is not there of those that `name` says it is one of: `train-00000-of-00002` is one of two.
+pub fn missing_shard(name: &str, names: &[String]) -> Option<String> {
+    let (folder, file) = name.rsplit_once('/').map_or(("", name), |(folder, file)| (&name[..=folder.len()], file));
+    let (stem, ending) = file.split_once('.').unwrap_or((file, ""));
+    let begin = before_shard(stem)?;
+    let (_, count) = stem.rsplit_once('-')?;
+    let shard = |index: usize| format!("{folder}{begin}-{index:0width$}-of-{count}.{ending}", width = count.len());
+    (0..count.parse().ok()?).map(shard).find(|shard| !names.contains(shard))
+}
+
 fn word_in(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase();
     let words = name.split(|c: char| !c.is_ascii_alphabetic());
@@ -43,6 +53,18 @@ fn word_in(name: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shard_that_is_missing_is_named() {
+        let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let missing = |list: &[&str]| missing_shard(list[0], &names(list));
+        let (first, last) = ("data/train-00000-of-00002.jsonl.gz", "data/train-00001-of-00002.jsonl.gz");
+        assert_eq!(missing(&[first, last]), None);
+        assert_eq!(missing(&[first]).as_deref(), Some(last));
+        assert_eq!(missing(&[last]).as_deref(), Some(first));
+        assert_eq!(missing(&["train-00000-of-00001.parquet"]), None);
+        assert_eq!(missing(&["train.parquet"]), None);
+    }
 
     #[test]
     fn splits_are_told_by_names() {

@@ -73,6 +73,14 @@ impl Files {
     }
 }
 
+/// The files of a dataset, or of a part of one.
+///
+/// # Errors
+/// As [`read`], before anything is read.
+pub fn files<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Vec<PathBuf>, DataError> {
+    Files::of(path, part.into()).map(|files| files.paths)
+}
+
 /// Reads a dataset: a file, or a folder with files, of which the `part` is taken where it has several.
 ///
 /// # Errors

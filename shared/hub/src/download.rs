@@ -24,7 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
     Hub, HubError,
-    repository::{RemoteFile, gated},
+    repository::{RemoteFile, gated, is_hash},
 };
 
 const POLL: Duration = Duration::from_millis(50);
@@ -47,21 +47,34 @@ pub struct Download<'a> {
     api: &'a Api,
     repo: Repo,
     name: &'a str,
+    /// Where the files are when they are there.
+    folder: &'a Path,
     bar: ProgressBar,
     before: u64,
 }
 
 /// Bytes of a file that have arrived.
 #[derive(Debug, Clone, Default)]
-struct Arrived(Arc<AtomicU64>);
+struct Arrived {
+    /// Those of earlier attempts included.
+    all: Arc<AtomicU64>,
+    /// Those of this attempt.
+    new: Arc<AtomicU64>,
+    /// Whether the next call tells of earlier attempts.
+    begins: bool,
+}
 
 impl Progress for Arrived {
     fn init(&mut self, _size: usize, _filename: &str) {
-        self.0.store(0, Ordering::Relaxed);
+        self.all.store(0, Ordering::Relaxed);
+        self.begins = true;
     }
 
     fn update(&mut self, size: usize) {
-        self.0.fetch_add(size as u64, Ordering::Relaxed);
+        self.all.fetch_add(size as u64, Ordering::Relaxed);
+        if !std::mem::take(&mut self.begins) {
+            self.new.fetch_add(size as u64, Ordering::Relaxed);
+        }
     }
 
     fn finish(&mut self) {}
@@ -69,7 +82,7 @@ impl Progress for Arrived {
 
 impl<'a> Download<'a> {
     /// Downloads that have not begun; on a terminal, with a bar for all of them.
-    pub fn new(hub: &'a Hub, api: &'a Api, repo: Repo, name: &'a str, files: &[&RemoteFile]) -> Self {
+    pub fn new(hub: &'a Hub, api: &'a Api, repo: Repo, name: &'a str, folder: &'a Path, files: &[&RemoteFile]) -> Self {
         let total: u64 = files.iter().map(|file| file.size).sum();
         let bar = ProgressBar::new(total);
         let style = "{msg} {wide_bar} {bytes}/{total_bytes}  {bytes_per_sec}  {eta}";
@@ -78,7 +91,7 @@ impl<'a> Download<'a> {
         if bar.is_hidden() && total >= WORTH_TELLING {
             (hub.tell)(&format!("{name}: downloading {} MB", total / 1_000_000));
         }
-        Self { hub, api, repo, name, bar, before: 0 }
+        Self { hub, api, repo, name, folder, bar, before: 0 }
     }
 
     /// Takes the bar away and returns the bytes of all files.
@@ -98,6 +111,7 @@ impl<'a> Download<'a> {
             return Err(HubError::Hash { name: self.name.to_owned(), file: file.name.clone() });
         }
         self.before += file.size;
+        self.bar.set_message(self.name.to_owned());
         Ok(())
     }
 
@@ -117,6 +131,9 @@ impl<'a> Download<'a> {
                 }
                 ApiError::LockAcquisition(_) if begin.elapsed() < OTHERS => {
                     self.bar.set_message(format!("{} (another process is downloading it)", self.name));
+                    if file.is_in(self.folder) {
+                        return Ok(self.folder.join(&file.name));
+                    }
                     continue;
                 }
                 // What had arrived before is longer than the file, or is all of it.
@@ -125,7 +142,7 @@ impl<'a> Download<'a> {
                 _ if matches!(status, Some(401 | 403)) => return Err(gated(&self.hub.settings, &self.repo)),
                 _ => {}
             }
-            vain = if arrived.0.load(Ordering::Relaxed) > 0 { 1 } else { vain + 1 };
+            vain = if arrived.new.load(Ordering::Relaxed) > 0 { 1 } else { vain + 1 };
             if vain == ATTEMPTS {
                 let reason = error.to_string();
                 return Err(HubError::Cut { name: self.name.to_owned(), file: file.name.clone(), reason });
@@ -139,7 +156,15 @@ impl<'a> Download<'a> {
         let (sender, receiver) = mpsc::channel();
         let (api, repo, name, progress) = (self.api.clone(), self.repo.clone(), file.name.clone(), arrived.clone());
         thread::spawn(move || {
-            let download = || api.repo(repo).download_with_progress(&name, progress);
+            let download = || {
+                let (commit, repo) = (repo.revision().to_owned(), api.repo(repo));
+                // hf-hub names files and folders by what two headers say.
+                let told = api.metadata(&repo.url(&name))?;
+                if !is_hash(told.etag()) || told.commit_hash() != commit {
+                    return Err(io::Error::other("the Hub's headers name another commit, or no hash").into());
+                }
+                repo.download_with_progress(&name, progress)
+            };
             // hf-hub asserts what a cache that is written by others may break.
             let result = catch_unwind(AssertUnwindSafe(download));
             let _ = sender.send(result.unwrap_or_else(|_| Err(io::Error::other("the cache changed meanwhile").into())));
@@ -154,7 +179,7 @@ impl<'a> Download<'a> {
             if (self.hub.interrupted)() {
                 return Err(HubError::Interrupted);
             }
-            let now = arrived.0.load(Ordering::Relaxed);
+            let now = arrived.all.load(Ordering::Relaxed);
             if now != last {
                 (heard, last) = (Instant::now(), now);
                 self.bar.set_position(self.before + now);

@@ -9,8 +9,7 @@ use shared_data::DataError;
 pub enum HubError {
     /// No answer, and nothing in the cache.
     #[error(
-        "{name}: cannot be asked for at {endpoint} ({reason}), and is not in the cache {cache}; with a network, or with a \
-         folder in place of the name, it goes on"
+        "{name}: cannot be asked for at {endpoint} ({reason}); without a network, only what is in the cache {cache} can be taken"
     )]
     Unreachable {
         /// The name.
@@ -161,4 +160,15 @@ pub enum HubError {
     /// Someone wished to end.
     #[error("the download was interrupted; the same command goes on from there")]
     Interrupted,
+}
+
+impl HubError {
+    /// Whether it says nothing of the name, but that the Hub does not answer as it should.
+    pub(crate) fn is_of_the_hub(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Answer { .. } => true,
+            Self::Status { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
 }

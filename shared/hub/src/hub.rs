@@ -38,7 +38,7 @@ pub struct Snapshot {
 type Choose<'a> = dyn Fn(&Fetch<'_>, &[String]) -> Result<Vec<String>, HubError> + 'a;
 
 /// Says what keeps a folder of the cache from being whole.
-type Lacking<'a> = dyn Fn(&Path) -> Result<Option<String>, HubError> + 'a;
+type Lacking<'a> = dyn Fn(&Path) -> Option<String> + 'a;
 
 impl Hub {
     /// A Hub that is waited for until `interrupted` says otherwise, and of which `tell` says what a user should know.
@@ -59,8 +59,7 @@ impl Hub {
     /// See [`HubError`].
     pub fn model(&self, name: &str, revision: &str) -> Result<Snapshot, HubError> {
         let choose = |_: &Fetch<'_>, files: &[String]| wanted::of_model(name, files);
-        let lacking = |folder: &Path| Ok(wanted::lacking_in_model(folder));
-        self.snapshot(Kind::Model, name, revision, &choose, &lacking)
+        self.snapshot(Kind::Model, name, revision, &choose, &wanted::lacking_in_model)
     }
 
     /// The files of a part of a dataset.
@@ -76,8 +75,9 @@ impl Hub {
             Ok(wanted::of_dataset(name, files, card.as_deref(), part)?)
         };
         let lacking = |folder: &Path| match shared_data::count(folder, part) {
-            Err(error @ DataError::Split { .. }) => Err(error.into()),
-            found => Ok(found.err().map(|error| error.to_string())),
+            Ok(_) => None,
+            Err(DataError::Split { wanted, .. }) => Some(format!("the split `{wanted}`")),
+            Err(error) => Some(format!("a part ({error})")),
         };
         self.snapshot(Kind::Dataset, name, revision, &choose, &lacking)
     }
@@ -92,7 +92,7 @@ impl Hub {
     ) -> Result<Snapshot, HubError> {
         let cached = Cached { cache: Cache::new(self.settings.cache.clone()), kind, name };
         if let Some(variable) = self.settings.offline {
-            return cached.snapshot(revision, lacking)?.map_err(|missing| HubError::Offline {
+            return cached.snapshot(revision, lacking).map_err(|missing| HubError::Offline {
                 name: name.to_owned(),
                 missing,
                 cache: self.settings.cache.clone(),
@@ -102,12 +102,11 @@ impl Hub {
         let api = self.api();
         let repository = match repository::ask(&api, &self.settings, kind, name, revision) {
             Ok(repository) => repository,
-            Err(error @ HubError::Unreachable { .. }) => {
-                let snapshot = cached.snapshot(revision, lacking)?.map_err(|_| error)?;
-                let (endpoint, commit) = (&self.settings.endpoint, &snapshot.commit);
-                (self.tell)(&format!(
-                    "warning: {endpoint} cannot be reached; {name} is taken from the cache, as of {commit}"
-                ));
+            Err(error) if error.is_of_the_hub() => {
+                let reason = error.to_string();
+                let snapshot = cached.snapshot(revision, lacking).map_err(|_| error)?;
+                let commit = &snapshot.commit;
+                (self.tell)(&format!("warning: {reason}; it is taken from the cache, as of {commit}"));
                 return Ok(snapshot);
             }
             Err(error) => return Err(error),
@@ -143,17 +142,17 @@ impl Cached<'_> {
     }
 
     /// The snapshot of a revision, without asking; or what is missing, with its verb.
-    fn snapshot(&self, revision: &str, lacking: &Lacking<'_>) -> Result<Result<Snapshot, String>, HubError> {
+    fn snapshot(&self, revision: &str, lacking: &Lacking<'_>) -> Result<Snapshot, String> {
         let refs = self.folder("").join("../refs").join(revision);
         let commit = std::fs::read_to_string(refs).map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
         let path = self.folder(&commit);
         if !path.is_dir() {
-            return Ok(Err("it is".to_owned()));
+            return Err("it is".to_owned());
         }
-        Ok(match lacking(&path)? {
+        match lacking(&path) {
             Some(missing) => Err(format!("of it, {missing} is")),
             None => Ok(Snapshot { path, commit, downloaded: 0 }),
-        })
+        }
     }
 
     /// Remembers which commit a branch or tag is, so that it is found without a network. That it could not be costs nothing
@@ -183,15 +182,13 @@ impl Fetch<'_> {
     /// Downloads what is not in the cache, and returns its bytes.
     fn all(&self, names: &[String]) -> Result<u64, HubError> {
         let folder = self.cached.folder(&self.repository.commit);
-        // Through the links of the cache, so that one whose content is gone counts as missing.
-        let there = |file: &RemoteFile| folder.join(&file.name).metadata().is_ok_and(|data| data.len() == file.size);
         let missing: Vec<&RemoteFile> =
-            self.repository.files.iter().filter(|file| names.contains(&file.name) && !there(file)).collect();
+            self.repository.files.iter().filter(|file| names.contains(&file.name) && !file.is_in(&folder)).collect();
         if missing.is_empty() {
             return Ok(0);
         }
         let repo = self.cached.kind.repo(self.cached.name, &self.repository.commit);
-        let mut download = Download::new(self.hub, self.api, repo, self.cached.name, &missing);
+        let mut download = Download::new(self.hub, self.api, repo, self.cached.name, &folder, &missing);
         missing.iter().try_for_each(|file| download.file(file))?;
         Ok(download.finish())
     }

@@ -18,17 +18,19 @@ pub fn locate(
     hub: &Hub,
 ) -> Result<Vec<String>, (&'static str, HubError)> {
     let mut told = Vec::new();
+    // Where another revision is asked for than before, that is what is meant.
+    let (same_model, same_data) = before.map_or((false, false), |before| {
+        (before.model_revision == config.model_revision, before.dataset_revision == config.dataset_revision)
+    });
     let mut put = |option: &'static str, path: &mut PathBuf, revision: &str, part: Option<Part<'_>>| {
         let Some(name) = hub_name(path).map(str::to_owned) else { return Ok(()) };
-        let same = before.filter(|before| {
-            let asked = |config: &TrainConfig| match part {
-                None => config.model_revision.clone(),
-                Some(_) => config.dataset_revision.clone(),
-            };
-            asked(before) == revision
-        });
-        let commit =
-            same.and_then(|before| before.clone().paths_mut().find_map(|path| commit_of(path, part.is_some(), &name)));
+        let same = match option {
+            "critic_model" => true,
+            "model" => same_model,
+            _ => same_data,
+        };
+        let mut paths = before.filter(|_| same).cloned().unwrap_or_default();
+        let commit = paths.paths_mut().find_map(|path| commit_of(path, part.is_some(), &name));
         let revision = commit.as_deref().unwrap_or(revision);
         let found = match part {
             None => hub.model(&name, revision),

@@ -69,6 +69,19 @@ pub struct RemoteFile {
     pub hash: Hash,
 }
 
+impl RemoteFile {
+    /// Whether a folder of the cache has it. Looked at through the links there, so that one whose content is gone counts as
+    /// missing.
+    pub fn is_in(&self, folder: &Path) -> bool {
+        folder.join(&self.name).metadata().is_ok_and(|data| data.len() == self.size)
+    }
+}
+
+/// Whether a text is a hash in hexadecimal digits, which as the name of a file leads nowhere else.
+pub fn is_hash(text: &str) -> bool {
+    (40..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 #[derive(Deserialize)]
 struct Answer {
     sha: String,
@@ -113,8 +126,7 @@ pub fn ask(api: &Api, settings: &Settings, kind: Kind, name: &str, revision: &st
     }
     let bad = |reason: String| HubError::Answer { name: name.to_owned(), endpoint: settings.endpoint.clone(), reason };
     let answer: Answer = response.body_mut().read_json().map_err(|error| bad(error.to_string()))?;
-    let hexadecimal = |text: &str| text.len() >= 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if !hexadecimal(&answer.sha) {
+    if !is_hash(&answer.sha) {
         return Err(bad(format!("its commit is `{}`", answer.sha)));
     }
     let file = |sibling: Sibling| {
@@ -124,6 +136,9 @@ pub fn ask(api: &Api, settings: &Settings, kind: Kind, name: &str, revision: &st
             return Err(bad(format!("a file is called `{}`", sibling.rfilename)));
         }
         let hash = sibling.lfs.map_or(Hash::Git(sibling.blob_id), |lfs| Hash::Sha256(lfs.sha256));
+        if !is_hash(hash.text()) {
+            return Err(bad(format!("the hash of {} is `{}`", sibling.rfilename, hash.text())));
+        }
         Ok(RemoteFile { name: sibling.rfilename, size: sibling.size, hash })
     };
     let files = answer.siblings.into_iter().map(file).collect::<Result<_, _>>()?;

@@ -41,7 +41,8 @@ fn gsm8k_rows_give_the_question_and_the_final_answer() {
     let line = r#"{"question": "6*3?", "answer": "It is 18.\n#### 18"}"#;
     let plain = load(line, None).remove(0);
     assert_eq!(plain.prompt_text, "6*3?");
-    assert_eq!(*plain.columns, *json!({"answer": "18", "solution": "It is 18.\n#### 18"}).as_object().unwrap());
+    let columns = json!({"question": "6*3?", "answer": "18", "solution": "It is 18.\n#### 18"});
+    assert_eq!(*plain.columns, *columns.as_object().unwrap());
     assert_eq!(load(line, Some(TEMPLATE))[0].prompt_text, "<|user|>6*3?\n<|assistant|>");
 }
 
