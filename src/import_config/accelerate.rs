@@ -64,5 +64,5 @@ pub fn processes(get: Lookup<'_>) -> Result<Option<u64>, &'static str> {
         Some((key, value)) => value.as_u64().ok_or(key)?,
         None => 1,
     };
-    value.as_u64().map(|count| Some(count * machines)).ok_or(key)
+    value.as_u64().map(|count| Some(count.saturating_mul(machines))).ok_or(key)
 }

@@ -80,7 +80,7 @@ fn reward_funcs(value: &Value) -> Result<Value, &'static str> {
 fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     if let Some(processes) = accelerate::processes(get).ok().flatten().filter(|processes| *processes > 1) {
-        options.push(("per_device_train_batch_size".to_owned(), (per_process(get) * processes).into()));
+        options.push(("per_device_train_batch_size".to_owned(), per_process(get).saturating_mul(processes).into()));
     }
     if let Some(Value::String(model)) = get("reward_model_name_or_path") {
         let functions = get("reward_funcs").and_then(|value| reward_funcs(&value).ok());
@@ -112,7 +112,7 @@ fn remarks(get: Lookup<'_>) -> Vec<String> {
     match accelerate::processes(get) {
         Ok(Some(processes)) if processes > 1 => list.push(format!(
             "{processes} processes with minibatches of {size} are one with minibatches of {}",
-            processes * size
+            size.saturating_mul(processes)
         )),
         Ok(_) => {}
         Err(key) => list.push(format!(

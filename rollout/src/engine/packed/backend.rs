@@ -368,14 +368,20 @@ mod tests {
         }
     }
 
-    /// Versions of another size would be packed into new memory.
-    #[test]
-    fn the_first_swap_finds_the_memory_that_it_needs() {
+    /// A tiny model with its export, in a folder that goes with it.
+    fn exported() -> (tempfile::TempDir, ModelDir, WeightSource, WeightManifest) {
         let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let manifest = read_manifest(&source, model.config()).unwrap();
+        (folder, model, source, manifest)
+    }
+
+    /// Versions of another size would be packed into new memory.
+    #[test]
+    fn the_first_swap_finds_the_memory_that_it_needs() {
+        let (_folder, model, source, manifest) = exported();
         let open = |hot_swap| {
             let options = EngineOptions { hot_swap, ..options() };
             PackedBackend::open(&source, model.config(), &manifest, &options).unwrap()
@@ -392,11 +398,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
-        let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
-        export(&model, &source.dir, &ExportOptions::default()).unwrap();
-        let manifest = read_manifest(&source, model.config()).unwrap();
+        let (_folder, model, source, manifest) = exported();
         let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
         let all = backend.free.count();
         let vocab = model.config().vocab_size;
