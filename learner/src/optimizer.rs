@@ -64,31 +64,29 @@ impl AdamW {
         Self { options, exp_avg: parameters.zeros_like(), exp_avg_sq: parameters.zeros_like(), step: 0 }
     }
 
-    /// Clips the gradients, updates the parameters and returns the global gradient norm before clipping. Where that is not
-    /// finite, everything stays as it was. The gradients' content is used up.
-    pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, rate: f64) -> f64 {
-        let grad_norm = gradients.norm();
-        if !grad_norm.is_finite() {
-            return grad_norm;
-        }
+    /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates the parameters. The gradients'
+    /// content is used up. Returns whether parameters and state are finite: a rate that is far too high overflows.
+    pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, grad_norm: f64, rate: f64) -> bool {
         let limit = self.options.max_grad_norm;
         let clip = if limit > 0.0 { (limit / (grad_norm + CLIP_EPSILON)).min(1.0) } else { 1.0 };
         self.step += 1;
         let length = parameters.flat().size()[0];
         let block = if parameters.flat().device() == Device::Cpu { CPU_BLOCK } else { length };
         tch::no_grad(|| {
+            let mut sum = 0.0;
             for start in (0..length).step_by(block as usize) {
                 let size = block.min(length - start);
                 let part = |x: &Tensor| x.narrow(0, start, size);
                 let decayed = (parameters.matrix_elements() - start).clamp(0, size);
-                self.update_block(&part(parameters.flat()), &part(gradients.flat()), clip, rate, start, decayed);
+                sum += self.update_block(&part(parameters.flat()), &part(gradients.flat()), clip, rate, start, decayed);
             }
-        });
-        grad_norm
+            sum.is_finite()
+        })
     }
 
-    /// One block; its first `decayed` elements belong to matrices.
-    fn update_block(&self, values: &Tensor, gradients: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) {
+    /// One block; its first `decayed` elements belong to matrices. Returns a sum over its squares, which is finite if they
+    /// are; the block is in the cache still.
+    fn update_block(&self, values: &Tensor, gradients: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) -> f64 {
         let AdamWOptions { betas: (beta1, beta2), eps, weight_decay, .. } = self.options;
         let (mut values, mut gradients) = (values.shallow_clone(), gradients.shallow_clone());
         let size = values.size()[0];
@@ -103,8 +101,9 @@ impl AdamW {
         let _ = mean.lerp_(&gradients, 1.0 - beta1);
         let _ = gradients.g_mul_scalar_((1.0 - beta2).sqrt());
         let _ = square.g_mul_scalar_(beta2).addcmul_(&gradients, &gradients);
+        let moments = square.sum(Kind::Float).double_value(&[]);
         if rate == 0.0 {
-            return;
+            return moments;
         }
         // value −= size · mean / (sqrt(square) / root + ε), with the negated size moved into the denominator.
         let size = rate / (1.0 - beta1.powf(self.step as f64));
@@ -112,6 +111,7 @@ impl AdamW {
         let mut denominator = square.sqrt();
         let _ = denominator.g_mul_scalar_(-1.0 / (root * size)).g_add_scalar_(-eps / size);
         let _ = values.addcdiv_(&mean, &denominator);
+        moments + values.dot(&values).double_value(&[])
     }
 
     /// The state as named tensors: `exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step`.

@@ -41,7 +41,7 @@ pub fn replay(
     let change = trainer.policy().parameters().flat().detach() - before;
     // A critic's warm-up has no update of the policy.
     let gradient = trained.metrics.first_gradient.take().unwrap_or_else(|| change.zeros_like());
-    Ok(Replayed { record: record(&batch, &trained), gradient, change })
+    Ok(Replayed { record: record(&batch, &trained.inputs, &trained.metrics), gradient, change })
 }
 
 /// Cosine of the angle between two flat tensors; none when one of them is 0.

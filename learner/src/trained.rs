@@ -29,6 +29,10 @@ pub struct Trained<M> {
     gradients: Gradients,
     schedule: Schedule,
     updates: u64,
+    /// What the rates of the schedule are multiplied with.
+    rate_factor: f64,
+    /// Whether every update so far has left finite numbers behind.
+    finite: bool,
 }
 
 /// What became of an update.
@@ -40,7 +44,7 @@ pub struct Update {
     pub grad_norm: f64,
     /// The learning rate.
     pub learning_rate: f64,
-    /// False when loss or norm was not finite: the model is then as it was.
+    /// Whether the model was moved by it; one whose loss or norm is not finite never is.
     pub applied: bool,
 }
 
@@ -69,6 +73,8 @@ impl<M: Trainable> Trained<M> {
             gradients: parameters.gradients(),
             schedule,
             updates: 0,
+            rate_factor: 1.0,
+            finite: true,
             model,
         }
     }
@@ -94,6 +100,23 @@ impl<M: Trainable> Trained<M> {
         self.updates
     }
 
+    /// What the rates of the schedule are multiplied with: 1, unless they were lowered.
+    #[must_use]
+    pub fn rate_factor(&self) -> f64 {
+        self.rate_factor
+    }
+
+    /// Has the rates of the schedule multiplied with this from now on.
+    pub fn set_rate_factor(&mut self, factor: f64) {
+        self.rate_factor = factor;
+    }
+
+    /// Whether every update so far has left finite numbers in weights and optimiser. Where one has not, they are of no use.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        self.finite
+    }
+
     /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss.
     ///
     /// # Errors
@@ -102,21 +125,40 @@ impl<M: Trainable> Trained<M> {
         &mut self,
         pass: impl FnOnce(&M, &mut Gradients) -> Result<f64, LearnerError>,
     ) -> Result<Update, LearnerError> {
+        let mut update = self.differentiate(pass)?;
+        self.apply(&mut update);
+        Ok(update)
+    }
+
+    /// The first half of an update, which moves nothing but the schedule: loss and gradients.
+    ///
+    /// # Errors
+    /// As [`Trained::update`].
+    pub fn differentiate(
+        &mut self,
+        pass: impl FnOnce(&M, &mut Gradients) -> Result<f64, LearnerError>,
+    ) -> Result<Update, LearnerError> {
         self.gradients.zero();
         let loss = pass(&self.model, &mut self.gradients)?;
         let learning_rate = self.skip();
-        let grad_norm = if loss.is_finite() {
-            self.optimizer.update(self.model.trained(), &self.gradients, learning_rate)
-        } else {
-            f64::NAN
-        };
+        let grad_norm = if loss.is_finite() { self.gradients.norm() } else { f64::NAN };
+        Ok(Update { loss, grad_norm, learning_rate, applied: false })
+    }
+
+    /// The second half: moves the model, unless the gradients are not finite.
+    pub fn apply(&mut self, update: &mut Update) {
+        if !update.grad_norm.is_finite() {
+            return;
+        }
+        let (norm, rate) = (update.grad_norm, update.learning_rate);
+        self.finite &= self.optimizer.update(self.model.trained(), &self.gradients, norm, rate);
         self.model.moved();
-        Ok(Update { loss, grad_norm, learning_rate, applied: grad_norm.is_finite() })
+        update.applied = true;
     }
 
     /// Leaves an update out and returns the rate that it would have had: the schedule goes on, so that it ends with the run.
     pub fn skip(&mut self) -> f64 {
-        let rate = self.schedule.rate(self.updates);
+        let rate = self.schedule.rate(self.updates) * self.rate_factor;
         self.updates += 1;
         rate
     }
@@ -134,13 +176,19 @@ impl<M: Trainable> Trained<M> {
     ) -> Result<Vec<f64>, LearnerError> {
         let (start, mut reported, mut losses) = (Instant::now(), f64::NEG_INFINITY, Vec::new());
         for done in 0..updates {
-            let Update { loss, grad_norm, applied, .. } =
+            let Update { loss, grad_norm, applied, learning_rate } =
                 self.update(|model, gradients| pass(done, model, gradients))?;
             let update = done + 1;
             if !applied {
                 return Err(LearnerError::Config(format!(
                     "the loss or the gradient of update {update} is not finite (loss {loss}, gradient norm {grad_norm}); \
                      lower --learning-rate"
+                )));
+            }
+            if !self.finite {
+                return Err(LearnerError::Config(format!(
+                    "update {update} has left weights that are no finite numbers (learning rate {learning_rate:e}); lower \
+                     --learning-rate"
                 )));
             }
             losses.push(loss);

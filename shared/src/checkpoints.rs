@@ -54,7 +54,7 @@ pub enum Damage {
     },
 }
 
-/// Writes the list of all files that are in a folder now.
+/// Writes the list of all files that are in a folder now, in place of one that is there.
 ///
 /// # Errors
 /// A file that cannot be read, or the list not written.
@@ -72,7 +72,7 @@ fn add(dir: &Path, within: &str, list: &mut Checksums) -> io::Result<()> {
         let name = if within.is_empty() { name } else { format!("{within}/{name}") };
         if entry.path().is_dir() {
             add(dir, &name, list)?;
-        } else {
+        } else if name != CHECKSUMS_FILE {
             let checksum = Checksum { bytes: entry.path().metadata()?.len(), blake3: hash(&entry.path())? };
             list.files.insert(name, checksum);
         }

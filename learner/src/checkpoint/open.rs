@@ -31,20 +31,24 @@ pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<(Option<PathBuf>, 
     for (step, damage) in &found.damaged {
         aside.push(format!("checkpoint-{step} is {} now, since {damage}", checkpoints::set_aside(run_dir, *step)?));
     }
-    let found = match (step, wanted) {
-        (Some(step), _) => Some(run_dir.checkpoint(step)),
-        (None, None | Some("latest")) => None,
-        (None, Some(path)) => {
-            checkpoints::check(Path::new(path), Depth::Contents).map_err(|damage| {
-                let way = "name another checkpoint-N folder, or `latest`";
-                LearnerError::Config(format!(
-                    "`resume_from_checkpoint`: {path} is no whole checkpoint: {damage}; {way}"
-                ))
-            })?;
-            Some(path.into())
-        }
+    let found = match step {
+        Some(step) => Some(run_dir.checkpoint(step)),
+        None => find_first(wanted)?,
     };
     Ok((found, aside))
+}
+
+/// Where a run begins: at the checkpoint that `resume_from_checkpoint` names, or at none.
+///
+/// # Errors
+/// A named checkpoint that does not exist or is not whole.
+pub fn find_first(wanted: Option<&str>) -> Result<Option<PathBuf>, LearnerError> {
+    let Some(path) = wanted.filter(|&path| path != "latest") else { return Ok(None) };
+    checkpoints::check(Path::new(path), Depth::Contents).map_err(|damage| {
+        let way = "name another checkpoint-N folder, or `latest`";
+        LearnerError::Config(format!("`resume_from_checkpoint`: {path} is no whole checkpoint: {damage}; {way}"))
+    })?;
+    Ok(Some(path.into()))
 }
 
 /// The trainer of a run of `model`, with everything as `checkpoint` holds it; without one, as a run begins.

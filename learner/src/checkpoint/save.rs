@@ -1,14 +1,16 @@
 //! Checkpoints are written whole or not at all.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
-use shared::{ModelDir, PolicyVersion, RunDir, atomic, checkpoints};
+use exporters::ExportError;
+use shared::{ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, checkpoints};
 use tch::Tensor;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
-/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond `limit`.
+/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond `limit`,
+/// but for the one that the guard would go back to.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
@@ -30,8 +32,42 @@ pub fn save(
     };
     let steps = run_dir.checkpoints()?;
     let surplus = steps.len().saturating_sub(limit.max(1) as usize);
-    for step in &steps[..surplus] {
+    for step in steps[..surplus].iter().filter(|step| state.guard.healthy != Some(**step)) {
         atomic::remove_dir(&run_dir.checkpoint(*step))?;
+    }
+    Ok(())
+}
+
+/// Makes `checkpoint-N` for the state's step of an earlier checkpoint: models and optimisers are that one's, and the state
+/// says where the run is.
+///
+/// # Errors
+/// A file that cannot be read or written; the checkpoint is then not there.
+pub fn go_back(run_dir: &RunDir, earlier: &Path, state: TrainerState) -> Result<(), LearnerError> {
+    let carried = TrainerState::read(earlier)?.carried.at(&state.carried);
+    let state = TrainerState { carried, ..state };
+    atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
+        copy_files(earlier, dir)?;
+        if let Ok(manifest) = WeightManifest::read(earlier) {
+            let version = PolicyVersion(state.step);
+            WeightManifest { version, ..manifest }.write(dir).map_err(ExportError::from)?;
+        }
+        write_state(dir, &state)?;
+        Ok::<_, LearnerError>(checkpoints::seal(dir)?)
+    })
+}
+
+/// Copies a folder with what is in it.
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            fs::create_dir(&target)?;
+            copy_files(&source, &target)?;
+        } else {
+            fs::copy(&source, &target)?;
+        }
     }
     Ok(())
 }
@@ -56,9 +92,12 @@ pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &Trai
         exporters::fill_hf_scorer(critic.source(), &folder, &mut |name| Ok(host.values(name)?.into()))?;
         Tensor::write_safetensors(&scorer.state(), folder.join(OPTIMIZER_FILE))?;
     }
+    write_state(dir, state)
+}
+
+fn write_state(dir: &Path, state: &TrainerState) -> Result<(), LearnerError> {
     let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
-    fs::write(dir.join(STATE_FILE), text)?;
-    Ok(())
+    Ok(fs::write(dir.join(STATE_FILE), text)?)
 }
 
 /// The model, or its adapter, as it is trained.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use shared::config::TrainConfig;
 
 use super::{Origin, STATE_FILE};
-use crate::{error::LearnerError, step::Carried};
+use crate::{error::LearnerError, guard::GuardState, step::Carried};
 
 /// Version of the format of [`STATE_FILE`].
 const STATE_FORMAT: u32 = 1;
@@ -29,6 +29,9 @@ pub struct TrainerState {
     pub carried: Carried,
     /// The configuration of the run.
     pub config: serde_json::Value,
+    /// What the guard carries from step to step.
+    #[serde(default)]
+    pub guard: GuardState,
     /// What the run is made of besides.
     #[serde(default)]
     pub origin: Origin,
@@ -46,6 +49,7 @@ impl TrainerState {
             cursor: 0,
             num_tokens: 0,
             carried: Carried::default(),
+            guard: GuardState::default(),
             config,
             origin: Origin::default(),
         }

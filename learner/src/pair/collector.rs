@@ -23,6 +23,8 @@ pub struct Collector {
     dynamic_sampling: bool,
     /// Versions that are made again after a restart are other weights than before.
     remakes_differ: bool,
+    /// Versions that a roll-back has given up: those after the first and up to the second.
+    given_up: Option<(PolicyVersion, PolicyVersion)>,
     waiting: BTreeMap<Step, BTreeMap<u32, RolloutGroup>>,
 }
 
@@ -36,8 +38,17 @@ impl Collector {
             vocabulary: vocabulary as u32,
             dynamic_sampling: config.dynamic_sampling,
             remakes_differ: config.max_staleness > 0,
+            given_up: None,
             waiting: BTreeMap::new(),
         }
+    }
+
+    /// Leaves out what was sampled from the versions after the first and up to the second: a roll-back has given them up, and
+    /// the sampler makes those groups again.
+    pub fn give_up(&mut self, versions: Option<(PolicyVersion, PolicyVersion)>) {
+        self.given_up = versions;
+        let given_up = |group: &RolloutGroup| is_of(group, versions);
+        self.waiting.values_mut().for_each(|groups| groups.retain(|_, group| !given_up(group)));
     }
 
     /// Every group of `step`, which begins at dataset position `cursor`, in prompt order; none when `stop` was set first.
@@ -104,6 +115,10 @@ impl Collector {
             tracing::debug!(group = %id, "a group of v{newest}, which was lost, is left out; the sampler makes it again");
             return Ok(());
         }
+        if is_of(&group, self.given_up) {
+            tracing::debug!(group = %id, "a group of a version that was given up is left out; the sampler makes it again");
+            return Ok(());
+        }
         let known = id.step == step && arrived.indices.binary_search(&id.index).is_ok();
         if !known {
             self.waiting.entry(id.step).or_default().insert(id.index, group);
@@ -144,6 +159,13 @@ impl Collector {
         }
         Ok(())
     }
+}
+
+/// Whether any token of a group was sampled from the versions after the first and up to the second.
+fn is_of(group: &RolloutGroup, versions: Option<(PolicyVersion, PolicyVersion)>) -> bool {
+    let Some((after, through)) = versions else { return false };
+    let tokens = group.completions.iter().flat_map(|completion| &completion.versions).map(|(_, version)| *version);
+    tokens.chain([group.policy_version]).any(|version| version > after && version <= through)
 }
 
 /// What counts of a step's groups.

@@ -8,6 +8,7 @@ mod link;
 mod notices;
 
 use std::{
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -16,6 +17,7 @@ use exporters::ensure_export;
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
+    checkpoints::{self, Depth},
     config::TrainConfig,
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
@@ -29,8 +31,9 @@ use notices::{Notices, Seen};
 use crate::{
     checkpoint::{self, Origin, TrainerState},
     error::LearnerError,
+    guard::{Guard, Verdict},
     publish::{Publisher, export_options},
-    step::{StepBatch, TrainedStep, Trainer, record},
+    step::{Before, StepBatch, TrainedStep, Trainer, record},
 };
 
 /// Most groups that wait for the trainer in its own memory; more wait in the channel.
@@ -45,6 +48,14 @@ pub enum Outcome {
     Stopped,
 }
 
+/// How a stretch of steps ended.
+enum Stretch {
+    /// With the run, for this process.
+    Ended(Outcome),
+    /// With a step that the guard answers with a roll-back.
+    RollBack,
+}
+
 /// A run in progress.
 struct Run<'a> {
     config: &'a TrainConfig,
@@ -57,6 +68,7 @@ struct Run<'a> {
     newest: PolicyVersion,
     metrics: MetricsFile,
     notices: Notices,
+    guard: Guard,
     /// Rows of the dataset, for `epoch`.
     prompts: u64,
     /// Steps whose state is in a checkpoint.
@@ -80,19 +92,19 @@ pub fn run(
     run_dir.remove_litter()?;
     run_dir.reopen()?;
     let mut run = Run::open(run_dir, config, device)?;
-    let version = PolicyVersion(run.state.step);
-    let status = LearnerStatus {
-        incarnation: incarnation(),
-        version,
-        step: Step(run.state.step),
-        cursor: run.state.cursor,
-        durable_step: Step(run.durable),
-        total_steps: run.state.total_steps,
-        ..LearnerStatus::default()
-    };
-    let link = Link::start(end, status, queue_capacity(config), Duration::from_secs_f64(config.peer_timeout));
     let mut collector = Collector::new(config, run.model.config().vocab_size);
-    let outcome = run.all_steps(&mut collector, &link, stop)?;
+    let status = run.begin(&mut collector);
+    let link = Link::start(end, status, queue_capacity(config), Duration::from_secs_f64(config.peer_timeout));
+    let outcome = loop {
+        match run.all_steps(&mut collector, &link, stop)? {
+            Stretch::Ended(outcome) => break outcome,
+            Stretch::RollBack => {
+                run = run.go_back(device)?;
+                let status = run.begin(&mut collector);
+                link.announce(|known| *known = status);
+            }
+        }
+    };
     if run.durable < run.state.step {
         run.save(&link)?;
     }
@@ -122,10 +134,12 @@ impl<'a> Run<'a> {
             notices.tell(aside.into_iter().map(|what| notices::damaged(state.step, what)))?;
             tracing::info!("going on from {} after step {}", path.display(), state.step);
         }
+        let guard = Guard::new(config, state.guard.clone())?;
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
         Ok(Self {
             metrics,
             notices,
+            guard,
             prompts: prompts(config)?,
             durable: state.step,
             newest: PolicyVersion(state.step),
@@ -139,17 +153,37 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// The status that a run is announced with, here and after a roll-back; the collector learns what it leaves out.
+    fn begin(&self, collector: &mut Collector) -> LearnerStatus {
+        // Nothing older than this can arrive any more.
+        let matters = |&(_, through): &(u64, u64)| self.state.step <= through + self.config.max_staleness + 1;
+        let versions = |(after, through)| (PolicyVersion(after), PolicyVersion(through));
+        let given_up = self.state.guard.given_up.filter(matters).map(versions);
+        collector.give_up(given_up);
+        LearnerStatus {
+            incarnation: incarnation(),
+            version: self.newest,
+            step: Step(self.state.step),
+            cursor: self.state.cursor,
+            durable_step: Step(self.durable),
+            total_steps: self.state.total_steps,
+            next_cursor: self.state.cursor,
+            given_up,
+            ..LearnerStatus::default()
+        }
+    }
+
     fn all_steps(
         &mut self,
         collector: &mut Collector,
         link: &Link,
         stop: &AtomicBool,
-    ) -> Result<Outcome, LearnerError> {
+    ) -> Result<Stretch, LearnerError> {
         while self.state.step < self.state.total_steps {
             let start = Instant::now();
             let step = Step(self.state.step);
             let Some(groups) = collector.collect(step, self.state.cursor, link, stop)? else {
-                return Ok(Outcome::Stopped);
+                return Ok(Stretch::Ended(Outcome::Stopped));
             };
             let waited = start.elapsed();
             let failures = failures::of(&groups);
@@ -158,19 +192,77 @@ impl<'a> Run<'a> {
                 checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
             }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
-            let trained = self.trainer.step(&batch, self.state.step)?;
+            let (guard, number) = (&mut self.guard, self.state.step + 1);
+            let mut gate = |before: &Before<'_>| guard.allows(before, number);
+            let trained = self.trainer.step_if(&batch, self.state.step, &mut gate)?;
+            let goes_back = self.follow_guard(link)? == Verdict::RollBack;
             self.advance(&batch);
-            let published = self.publish(link)?;
+            let published = if goes_back { Duration::ZERO } else { self.publish(link)? };
             let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
             self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
+            if goes_back {
+                return Ok(Stretch::RollBack);
+            }
             if self.state.step.is_multiple_of(self.config.save_steps) || self.state.step == self.state.total_steps {
                 self.save(link)?;
             }
             if stop.load(Ordering::Relaxed) {
-                return Ok(Outcome::Stopped);
+                return Ok(Stretch::Ended(Outcome::Stopped));
             }
         }
-        Ok(Outcome::Finished)
+        Ok(Stretch::Ended(Outcome::Finished))
+    }
+
+    /// Tells what the guard has seen of a step that was trained, or left out, and does what it says but for a roll-back, which
+    /// comes when the step is in the records.
+    fn follow_guard(&mut self, link: &Link) -> Result<Verdict, LearnerError> {
+        let (mut verdict, mut notices) = self.guard.take();
+        if !self.trainer.is_finite() {
+            let (worse, notice) = self.guard.condemn(self.state.step + 1);
+            verdict = verdict.max(worse);
+            notices.push(notice);
+        }
+        let reason = notices.last().map(ToString::to_string).unwrap_or_default();
+        self.notices.tell(notices)?;
+        let gone_back = self.guard.state.roll_backs;
+        let error = match verdict {
+            Verdict::LowerLearningRate => {
+                self.trainer.lower_learning_rate(self.config.guard_learning_rate_factor);
+                return Ok(verdict);
+            }
+            Verdict::RollBack if gone_back >= self.config.guard_max_roll_backs => {
+                format!("{reason}; it has gone back {gone_back} times, as often as `guard_max_roll_backs` allows")
+            }
+            Verdict::Stop => reason,
+            Verdict::GoOn | Verdict::SkipStep | Verdict::RollBack => return Ok(verdict),
+        };
+        if self.durable < self.state.step && self.trainer.is_finite() {
+            self.save(link)?;
+        }
+        Err(LearnerError::Guard(error))
+    }
+
+    /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step that was
+    /// made last.
+    fn go_back(self, device: Device) -> Result<Self, LearnerError> {
+        let Self { config, run_dir, model, trainer, publisher, mut state, guard, metrics, sampler, .. } = self;
+        metrics.sync()?;
+        // Its memory is needed for the one that takes its place.
+        drop(trainer);
+        let whole = |path: &PathBuf| checkpoints::check(path, Depth::Contents).is_ok();
+        let healthy = guard.state.healthy.map(|step| run_dir.checkpoint(step)).filter(whole);
+        let after = guard.state.healthy.filter(|_| healthy.is_some()).unwrap_or(0);
+        state.guard = guard.state;
+        state.guard.gone_back(after, state.step - 1);
+        if let Some(path) = &healthy {
+            checkpoint::go_back(run_dir, path, state)?;
+        } else {
+            let first = checkpoint::find_first(config.resume_from_checkpoint.as_deref())?;
+            let (trainer, _) = checkpoint::open_trainer(config, &model, first.as_deref(), device)?;
+            state.carried = trainer.carried().at(&state.carried);
+            checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None)?;
+        }
+        Ok(Self { sampler, ..Self::open(run_dir, config, device)? })
     }
 
     /// Says which reward functions failed in a step, and ends the run where one has failed on everything: what would be
@@ -201,6 +293,7 @@ impl<'a> Run<'a> {
         self.state.step += 1;
         self.state.cursor = batch.cursor();
         self.state.carried = self.trainer.carried();
+        self.state.guard = self.guard.state.clone();
         let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
@@ -241,7 +334,8 @@ impl<'a> Run<'a> {
         line.count(metrics::STEP, step).count(metrics::TOTAL_STEPS, self.state.total_steps);
         line.set(metrics::EPOCH, self.state.cursor as f64 / self.prompts.max(1) as f64);
         line.count(metrics::NUM_TOKENS, self.state.num_tokens);
-        line.extend(record(batch, trained));
+        line.extend(record(batch, &trained.inputs, &trained.metrics));
+        self.guard.record(self.state.carried.rate_factor.unwrap_or(1.0), &mut line);
         line.extend(ledger::record(batch, self.config, step));
         line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
         line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
@@ -268,6 +362,10 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
+        if self.guard.is_calm() {
+            self.guard.state.healthy = Some(self.state.step);
+            self.state.guard.healthy = self.guard.state.healthy;
+        }
         let limit = self.config.save_total_limit;
         self.metrics.sync()?;
         checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;

@@ -136,6 +136,13 @@ impl CreditAssigner {
         let rows: Vec<usize> = rows.iter().copied().filter(|&row| learns[row]).collect();
         critic.update(sequences, &rows, values, returns, stats)
     }
+
+    /// Leaves an update of the critic out.
+    pub fn skip(&mut self, assignment: &mut Assignment) {
+        if let Some(critic) = &mut self.critic {
+            assignment.stats.learning_rate = critic.trained_mut().skip();
+        }
+    }
 }
 
 impl Assignment {

@@ -7,14 +7,13 @@ use shared::{
     metrics::{self, Metric, MetricRecord},
 };
 
-use super::{Mismatch, Row, StepBatch, TrainedStep};
+use super::{Mismatch, Row, StepBatch, StepInputs, StepMetrics};
 use crate::{advantage::Moments, ragged::Ragged};
 
 /// Everything that batch and passes say about a step. Keys without a value (no terminated completion, no reward) are
 /// null.
 #[must_use]
-pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
-    let stats = &step.metrics;
+pub fn record(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics) -> MetricRecord {
     let mut record = MetricRecord::default();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     record.set(metrics::LOSS, mean(&stats.losses));
@@ -33,7 +32,7 @@ pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
     if let Some((kl, coef)) = stats.old_policy {
         record.set(metrics::ACTOR_OLD_POLICY_KL, kl).set(metrics::ACTOR_OLD_POLICY_KL_COEFF, coef);
     }
-    mismatch(batch, step, &mut record);
+    mismatch(batch, inputs, stats, &mut record);
     record
         .set(metrics::SAMPLE_STALENESS_MEAN, batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
     record.count(metrics::SAMPLE_STALENESS_MAX, batch.staleness.iter().copied().max().unwrap_or(0));
@@ -46,6 +45,7 @@ pub fn record(batch: &StepBatch<'_>, step: &TrainedStep) -> MetricRecord {
     record.set(metrics::PERF_OLD_LOGPS_S, times.old_logprobs.as_secs_f64());
     record.set(metrics::PERF_REF_LOGPS_S, times.ref_logprobs.as_secs_f64());
     record.set(metrics::PERF_OPTIMIZER_S, times.optimizer.as_secs_f64());
+    record.set(metrics::PERF_GUARD_S, times.guard.as_secs_f64());
     record
 }
 
@@ -96,14 +96,14 @@ fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     record.set(metrics::COMPLETIONS_CLIPPED_RATIO, 1.0 - terminated.len() as f64 / all.len() as f64);
 }
 
-fn mismatch(batch: &StepBatch<'_>, step: &TrainedStep, record: &mut MetricRecord) {
+fn mismatch(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics, record: &mut MetricRecord) {
     let mut mismatch = Mismatch::default();
-    step.inputs.log_ratios().for_each(|log_ratios| mismatch.add(&log_ratios));
+    inputs.log_ratios().for_each(|log_ratios| mismatch.add(&log_ratios));
     mismatch.record(record);
-    if let Some(weights) = &step.inputs.importance {
+    if let Some(weights) = &inputs.importance {
         weights.record(record);
     }
-    if let Some(sizes) = &step.metrics.support_sizes {
+    if let Some(sizes) = &stats.support_sizes {
         record.count(metrics::SAMPLING_SUPPORT_MISMATCH, support_mismatch(batch, sizes));
     }
 }

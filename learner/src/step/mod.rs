@@ -20,4 +20,4 @@ pub use inputs::StepInputs;
 pub use metrics::record;
 pub use stats::{Mean, Mismatch, StepMetrics, Times};
 pub(crate) use trainer::token_budget;
-pub use trainer::{Carried, TrainedStep, Trainer};
+pub use trainer::{Before, Carried, Gate, TrainedStep, Trainer};

@@ -14,7 +14,7 @@ pub struct StepMetrics {
     pub losses: Vec<f64>,
     /// Global gradient norm of each update, before clipping.
     pub grad_norms: Vec<f64>,
-    /// Updates left out because loss or gradient was not finite.
+    /// Updates left out because loss or gradient was not finite, or because the step was stopped before them.
     pub skipped_updates: u64,
     /// Rate of the last update.
     pub learning_rate: f64,
@@ -54,6 +54,8 @@ pub struct Times {
     pub passes: PassTimes,
     /// Clipping and AdamW.
     pub optimizer: Duration,
+    /// The guard's looks at the step, before its updates.
+    pub guard: Duration,
 }
 
 /// A running mean.

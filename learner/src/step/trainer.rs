@@ -35,6 +35,24 @@ use crate::{
 /// Distinguishes the shuffle of a step from other uses of the seed.
 const SHUFFLE_KEY: u64 = 0x7368_7566;
 
+/// A step on its way, when the gradients of an update are known and nothing has been moved by them.
+#[derive(Debug)]
+pub struct Before<'a> {
+    /// The batch.
+    pub batch: &'a StepBatch<'a>,
+    /// What the losses read. The log-probs that the step began with are known of every row.
+    pub inputs: &'a StepInputs,
+    /// What is told so far, loss and gradient norm of the update included.
+    pub metrics: &'a StepMetrics,
+    /// Number of the update within the step, from 0.
+    pub update: usize,
+    /// Whether loss and gradient are finite. An update whose are not is left out in any case.
+    pub finite: bool,
+}
+
+/// Says whether an update may be made; if not, it and all further ones of the step are left out.
+pub type Gate<'g> = dyn FnMut(&Before<'_>) -> bool + 'g;
+
 /// What came of a step.
 #[derive(Debug)]
 pub struct TrainedStep {
@@ -58,6 +76,17 @@ pub struct Carried {
     /// Weight of the penalty on the distance from the old policy, which may adapt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_policy_kl_coef: Option<f64>,
+    /// What the policy's learning rates are multiplied with, where they were lowered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_factor: Option<f64>,
+}
+
+impl Carried {
+    /// This at the place of the schedule that another one is at.
+    #[must_use]
+    pub fn at(self, place: &Self) -> Self {
+        Self { updates: place.updates, rate_factor: place.rate_factor, ..self }
+    }
 }
 
 /// The policy being trained, with everything an update needs.
@@ -77,6 +106,14 @@ pub struct Trainer {
     /// Most tokens of one forward pass.
     budget: usize,
     device: Device,
+}
+
+/// What became of an update.
+struct Updated {
+    /// Whether the step goes on with the next.
+    goes_on: bool,
+    /// Whether the policy was moved.
+    applied: bool,
 }
 
 /// Most tokens of one forward pass of a run.
@@ -148,7 +185,19 @@ impl Trainer {
             kl_coef: self.credit.kl_coef(),
             entropy: self.entropy.state(),
             old_policy_kl_coef: self.old_policy.map(|penalty| penalty.coef),
+            rate_factor: Some(self.policy.rate_factor()).filter(|&factor| factor != 1.0),
         }
+    }
+
+    /// Whether weights and optimisers hold finite numbers only.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        self.policy.is_finite() && self.credit.critic().is_none_or(|critic| critic.trained().is_finite())
+    }
+
+    /// Multiplies the policy's learning rate with `factor` from now on.
+    pub fn lower_learning_rate(&mut self, factor: f64) {
+        self.policy.set_rate_factor(self.policy.rate_factor() * factor);
     }
 
     /// Goes on from a checkpoint, given the states of the policy's optimiser and, where it holds one, of the critic's.
@@ -165,6 +214,7 @@ impl Trainer {
         if let (Some(penalty), Some(coef)) = (&mut self.old_policy, carried.old_policy_kl_coef) {
             penalty.coef = coef;
         }
+        self.policy.set_rate_factor(carried.rate_factor.unwrap_or(1.0));
         self.credit.restore(carried, critic)?;
         self.policy.restore(carried.updates, policy)
     }
@@ -179,6 +229,19 @@ impl Trainer {
     /// # Errors
     /// When gae has no critic.
     pub fn step(&mut self, batch: &StepBatch<'_>, step: u64) -> Result<TrainedStep, LearnerError> {
+        self.step_if(batch, step, &mut |_| true)
+    }
+
+    /// As [`Trainer::step`], as long as `gate` lets it. The gate is asked before each update of the policy.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn step_if(
+        &mut self,
+        batch: &StepBatch<'_>,
+        step: u64,
+        gate: &mut Gate<'_>,
+    ) -> Result<TrainedStep, LearnerError> {
         let (config, updates) = (Arc::clone(&self.config), self.plan(batch, step));
         let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
         let mut metrics = StepMetrics::default();
@@ -193,8 +256,15 @@ impl Trainer {
         let credit = self.credit.assign(batch, &forward.sequences, &inputs.old_logprobs, &inputs.ref_logprobs)?;
         let (advantages, mut assignment) = credit;
         inputs.advantages = advantages;
+        let (mut goes_on, mut moved) = (true, false);
         for iteration in 0..config.num_iterations {
             for (number, rows) in updates.iter().enumerate() {
+                if !goes_on {
+                    metrics.learning_rate = self.policy.skip();
+                    metrics.skipped_updates += 1;
+                    self.credit.skip(&mut assignment);
+                    continue;
+                }
                 // Nothing was updated yet: the current policy is the old one, and its log-probs are read off.
                 let on_policy = iteration == 0 && number == 0;
                 if trains_policy {
@@ -213,15 +283,21 @@ impl Trainer {
                         on_policy,
                         reads_old_logprobs: on_policy && !all_before,
                     };
-                    self.update(pass, rows)?;
+                    let update = self.update(pass, rows, gate)?;
+                    goes_on = update.goes_on;
+                    moved |= update.applied;
                 } else {
                     metrics.learning_rate = self.policy.skip();
                 }
-                self.credit.update(&mut assignment, &forward.sequences, rows)?;
+                if goes_on {
+                    self.credit.update(&mut assignment, &forward.sequences, rows)?;
+                } else {
+                    self.credit.skip(&mut assignment);
+                }
             }
         }
         metrics.credit = assignment.record(&inputs.advantages);
-        if trains_policy {
+        if moved {
             self.measure_distance(batch, &forward, &inputs, &mut metrics)?;
         }
         self.sync_reference(step + 1);
@@ -356,10 +432,11 @@ impl Trainer {
         reference.moved();
     }
 
-    fn update(&mut self, mut pass: Pass<'_>, rows: &[usize]) -> Result<(), LearnerError> {
+    /// One update of the policy, if `gate` lets it.
+    fn update(&mut self, mut pass: Pass<'_>, rows: &[usize], gate: &mut Gate<'_>) -> Result<Updated, LearnerError> {
         let (start, mut passed) = (Instant::now(), Duration::ZERO);
         let (mut totals, mut gradient) = (Totals::default(), None);
-        let update = self.policy.update(|policy, gradients| {
+        let mut update = self.policy.differentiate(|policy, gradients| {
             totals = pass.run(policy, gradients, rows)?;
             wait_for(self.device);
             passed = start.elapsed();
@@ -367,24 +444,33 @@ impl Trainer {
             gradient = wanted.then(|| gradients.flat().copy());
             Ok(totals.loss)
         })?;
-        wait_for(self.device);
-        let metrics = pass.metrics;
+        let Pass { metrics, inputs, batch, .. } = pass;
+        let number = metrics.losses.len();
         metrics.first_gradient = gradient.or(metrics.first_gradient.take());
-        metrics.times.forward_backward += passed;
-        metrics.times.optimizer += start.elapsed() - passed;
         metrics.learning_rate = update.learning_rate;
         metrics.losses.push(update.loss);
         metrics.policy_losses.push(totals.policy_loss);
         metrics.grad_norms.push(update.grad_norm);
-        if self.entropy.enabled() {
+        let finite = update.grad_norm.is_finite();
+        let asked = Instant::now();
+        let goes_on = gate(&Before { batch, inputs, metrics, update: number, finite });
+        let asked = asked.elapsed();
+        if goes_on {
+            self.policy.apply(&mut update);
+            wait_for(self.device);
+        }
+        metrics.times.guard += asked;
+        metrics.times.forward_backward += passed;
+        metrics.times.optimizer += start.elapsed().saturating_sub(passed + asked);
+        if goes_on && self.entropy.enabled() {
             self.entropy.observe(totals.entropy.get());
             metrics.entropy_coef = Some(self.entropy.coef);
         }
-        if !update.applied {
-            metrics.skipped_updates += 1;
+        metrics.skipped_updates += u64::from(!update.applied);
+        if !finite {
             let (loss, update) = (update.loss, self.policy.updates());
             tracing::warn!(loss, update, "loss or gradient is not finite: the update is left out");
         }
-        Ok(())
+        Ok(Updated { goes_on, applied: update.applied })
     }
 }

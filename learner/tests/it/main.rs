@@ -10,6 +10,7 @@ mod golden_head;
 mod golden_loss;
 mod golden_model;
 mod golden_objective;
+mod guard;
 mod invariance;
 mod lora;
 mod pair;

@@ -32,28 +32,28 @@ use tch::Device;
 
 use crate::support::{self, Manners};
 
-struct Folder {
+pub(crate) struct Folder {
     root: tempfile::TempDir,
 }
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("prompts.jsonl"), "{\"prompt\": \"x\"}\n".repeat(10)).unwrap();
         tch::set_num_threads(1);
         Self { root }
     }
 
-    fn config(&self) -> TrainConfig {
+    pub(crate) fn config(&self) -> TrainConfig {
         support::config(self.root.path().join("prompts.jsonl"))
     }
 
-    fn run_dir(&self, name: &str) -> RunDir {
+    pub(crate) fn run_dir(&self, name: &str) -> RunDir {
         RunDir::new(self.root.path().join(name))
     }
 }
 
-fn train(run_dir: &RunDir, config: &TrainConfig, manners: Manners) -> LearnerStatus {
+pub(crate) fn train(run_dir: &RunDir, config: &TrainConfig, manners: Manners) -> LearnerStatus {
     let (sampler, learner) = memory::pair(4);
     let sampler = support::sampler(sampler, config.clone(), manners);
     let outcome = run(run_dir, config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap();
@@ -76,7 +76,7 @@ fn content(checkpoint: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     entries.into_iter().flat_map(of).collect()
 }
 
-fn assert_same_checkpoint(a: &RunDir, b: &RunDir, step: u64) {
+pub(crate) fn assert_same_checkpoint(a: &RunDir, b: &RunDir, step: u64) {
     let (a, b) = (content(&a.checkpoint(step)), content(&b.checkpoint(step)));
     assert!(a.len() >= 6, "a checkpoint has more files than {}", a.len());
     for (left, right) in a.iter().zip(&b) {
@@ -330,6 +330,9 @@ fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
     runs.push(of(&|c| {
         (c.advantage_estimator, c.use_kl_in_reward, c.beta) = (AdvantageEstimator::Gae, true, 0.1);
     }));
+    for action in ["roll_back", "lower_learning_rate"] {
+        runs.push(of(&|c| (c.guard, c.max_steps) = (vec![format!("mismatch={action}:above=0")], Some(2))));
+    }
     runs
 }
 

@@ -100,7 +100,7 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
         let zero = TrainConfig { reward_failure: RewardFailure::Zero, ..config.clone() };
         assert!(largest_difference(&clean, &step(&zero, &groups).0) > 0.0, "{loss_type:?}");
         let (_, stats) = step(&config, &groups);
-        assert_eq!(record(&batch, &stats).get(metrics::SAMPLE_REWARD_FAILED), Some(1.0));
+        assert_eq!(record(&batch, &stats.inputs, &stats.metrics).get(metrics::SAMPLE_REWARD_FAILED), Some(1.0));
     }
 }
 
@@ -119,7 +119,7 @@ fn a_penalty_on_the_distance_from_the_old_policy_holds_a_step_back() {
         let config = TrainConfig { old_policy_kl_coef: coef, num_iterations, ..plain.clone() };
         let groups = support::groups(&config, 3);
         let (weights, step) = step(&config, &groups);
-        let record = record(&StepBatch::new(&groups, &config, PolicyVersion(3)), &step);
+        let record = record(&StepBatch::new(&groups, &config, PolicyVersion(3)), &step.inputs, &step.metrics);
         (weights, record.get(metrics::ACTOR_OLD_POLICY_KL), record.get(metrics::ACTOR_OLD_POLICY_KL_COEFF))
     };
     assert!(largest_difference(&of(0.0, 1).0, &of(100.0, 1).0) < 1e-12);

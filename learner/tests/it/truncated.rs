@@ -113,7 +113,7 @@ fn ratios_to_a_truncating_sampler_are_one() {
         assert!(tokens > 500 && differing as usize * 100 < tokens, "{differing} of {tokens} supports differ");
         assert!(distances[tokens * 99 / 100] < 1e-5, "{}", distances[tokens * 99 / 100]);
         assert!(largest < 2e-5, "a log-prob differs by {largest}");
-        let metrics = record(&StepBatch::new(&groups, &config, PolicyVersion(0)), &stats);
+        let metrics = record(&StepBatch::new(&groups, &config, PolicyVersion(0)), &stats.inputs, &stats.metrics);
         assert_eq!(metrics.get(shared::metrics::SAMPLING_SUPPORT_MISMATCH), Some(f64::from(differing)));
         assert!(metrics.get(shared::metrics::MISMATCH_KL).unwrap() < 1e-4);
         // Without the supports the learner's log-probs would be of another distribution.

@@ -78,11 +78,14 @@ impl Plan {
     /// the new process is handed over again; groups of durable steps are dropped.
     ///
     /// Returns the newest version that a restarted learner has kept, where those after it will be other weights when it
-    /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not.
+    /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not. A roll-back
+    /// keeps what is before the versions that it gives up.
     pub fn observe(&mut self, status: LearnerStatus) -> Option<PolicyVersion> {
         let restarted = self.learner.as_ref().is_some_and(|old| old.incarnation != status.incarnation);
         let durable = status.durable_step;
-        let newest = (restarted && self.options.max_staleness > 0).then_some(PolicyVersion(durable.0));
+        let kept = PolicyVersion(durable.0);
+        let kept = status.given_up.map_or(kept, |(after, _)| kept.min(after));
+        let newest = (restarted && self.options.max_staleness > 0).then_some(kept);
         if let Some(newest) = newest {
             self.candidates.forget(newest);
         }

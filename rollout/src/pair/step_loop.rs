@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context;
 use crossbeam::channel::Select;
-use shared::{GroupId, Step, channel::LearnerStatus};
+use shared::{GroupId, PolicyVersion, Step, channel::LearnerStatus};
 
 use super::{
     evaluation::Evaluation,
@@ -95,10 +95,12 @@ impl StepLoop {
         for event in self.link.events().try_iter() {
             match event {
                 LinkEvent::Status(status) => {
-                    // The learner was restarted and makes the versions after this one anew, with other weights.
+                    let durable = PolicyVersion(status.durable_step.0);
+                    // The learner was restarted and makes the versions after this one anew, with other weights, or has given
+                    // them up. What was measured of the latter stays true.
                     if let Some(newest) = self.plan.observe(status) {
                         self.weights.forget(&self.engine, newest);
-                        self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(newest))?;
+                        self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(durable))?;
                     }
                 }
                 LinkEvent::Sent(id) => self.plan.sent(id),

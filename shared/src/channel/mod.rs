@@ -39,7 +39,8 @@ pub fn incarnation() -> u64 {
 /// What the learner tells the sampler, again and again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnerStatus {
-    /// Random number drawn at process start: a change means that the learner was restarted.
+    /// Random number drawn at process start, and at each roll-back: a change means that the learner goes on from a
+    /// checkpoint.
     pub incarnation: u64,
     /// Newest published version, complete on disk.
     pub version: PolicyVersion,
@@ -55,6 +56,9 @@ pub struct LearnerStatus {
     pub next_cursor: u64,
     /// Number of steps of the whole run.
     pub total_steps: u64,
+    /// Versions that a roll-back has given up: those after the first and up to the second. What was sampled from them
+    /// counts for nothing.
+    pub given_up: Option<(PolicyVersion, PolicyVersion)>,
     /// The run is over: the sampler finishes.
     pub finished: bool,
 }

@@ -22,6 +22,7 @@
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 
 mod choices;
+mod guard;
 mod hub;
 pub mod layers;
 mod option;
@@ -33,6 +34,7 @@ pub use choices::{
     Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RolloutDtype,
     StepDeviation, VersionStorage, WeightSwap,
 };
+pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};
 pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};

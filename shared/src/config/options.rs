@@ -352,6 +352,18 @@ options! {
         max_grad_norm: f64 = 1.0, trl, also(&["grad_clip"]), at_least(0.0);
     }
 
+    "Guard" {
+        /// What is done when a run is in trouble, as a list of `sign=action`, looked at before the weights are moved. Signs:
+        /// `non_finite`, `mismatch`, `gradient_spike`, `kl`, `entropy_gone`, `truncated`, `equal_groups`, `reward_failures`;
+        /// actions: `warn`, `lower_learning_rate`, `skip_step`, `roll_back`, `stop`. `mismatch=skip_step:above=0.01:steps=2`
+        /// also says from where on (for entropy_gone `below`), and how many steps in a row; docs/guard.md has the usual figures.
+        guard: Vec<String> = Vec::new();
+        /// What `lower_learning_rate` multiplies the learning rate with, each time.
+        guard_learning_rate_factor: f64 = 0.5, above(0.0), below(1.0);
+        /// How often a run may go back to an earlier checkpoint before it ends with an error.
+        guard_max_roll_backs: u32 = 3, keeps_results;
+    }
+
     "The pair" {
         /// How many versions behind the learner a group may have been sampled. 0 = synchronous and reproducible; larger
         /// values let generation and learning overlap.

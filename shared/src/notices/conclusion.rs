@@ -9,8 +9,13 @@ use crate::{
 };
 
 /// Kinds of notices that say why there is no gradient, the one that says most first.
-const REASONS: [NoticeKind; 4] =
-    [NoticeKind::SkippedUpdates, NoticeKind::EqualGroups, NoticeKind::NoGradient, NoticeKind::RewardFailures];
+const REASONS: [NoticeKind; 5] = [
+    NoticeKind::Guard,
+    NoticeKind::SkippedUpdates,
+    NoticeKind::EqualGroups,
+    NoticeKind::NoGradient,
+    NoticeKind::RewardFailures,
+];
 
 /// No update of a run had a gradient.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +48,7 @@ impl fmt::Display for NothingLearned {
 #[must_use]
 pub fn had_gradient(record: &MetricRecord, config: &TrainConfig) -> bool {
     let skipped = record.get(SKIPPED_UPDATES).unwrap_or(0.0);
-    record.get(GRAD_NORM).map_or(skipped < config.updates_per_step() as f64, |norm| norm != 0.0)
+    skipped < config.updates_per_step() as f64 && record.get(GRAD_NORM).is_none_or(|norm| norm != 0.0)
 }
 
 /// That nothing was learned, and why; nothing where some step had a gradient, or where there is none.
@@ -72,6 +77,7 @@ mod tests {
         let learned = |records: &[MetricRecord]| nothing_learned(records, &[], &config).is_none();
         assert!(!learned(&[record(0.0, 0), record(0.0, 0)]));
         assert!(!learned(&[record(0.0, 0), record(f64::NAN, 2)]), "both updates of the step were skipped");
+        assert!(!learned(&[record(0.3, 2)]), "the guard left them out");
         assert!(learned(&[record(0.0, 0), record(0.1, 0)]));
         assert!(learned(&[record(f64::NAN, 1)]), "the other update may have had one");
         assert!(learned(&[record(f64::NAN, 0)]), "the critic alone was trained");

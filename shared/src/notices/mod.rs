@@ -45,6 +45,8 @@ choices! {
         EntropyGone = "entropy_gone",
         /// Sampler and learner disagree about the log-probs of tokens by more than their formats explain.
         Mismatch = "mismatch",
+        /// The guard has seen a sign of trouble.
+        Guard = "guard",
         /// The loss is near 0 in the first step that had a gradient, which is as it should be.
         LossNearZero = "loss_near_zero",
     }
@@ -80,15 +82,15 @@ impl Notice {
     }
 
     /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each
-    /// of them, and a learning rate may be too high first and then too low.
+    /// of them, what the guard does is news each time, and a learning rate may be too high first and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
-        use NoticeKind::{CheckpointDamaged, CodeChanged, DataChanged, LearningRate, OptionsChanged};
-        let at_a_resume = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged);
-        let by_its_words = at_a_resume || self.kind == LearningRate;
+        use NoticeKind::{CheckpointDamaged, CodeChanged, DataChanged, Guard, LearningRate, OptionsChanged};
+        let event = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | Guard);
+        let by_its_words = event || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject
-            && (!at_a_resume || self.step == other.step)
+            && (!event || self.step == other.step)
             && (!by_its_words || self.text == other.text)
     }
 }

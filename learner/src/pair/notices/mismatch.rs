@@ -8,11 +8,6 @@ use shared::{
 
 use super::{Detector, Seen, streak::Streak};
 
-/// Above this, equal weights in fp32 on both sides cannot be why they differ: rounding makes some 1e-12.
-const EXACT: f64 = 1e-5;
-/// Above this, rounded formats and a few versions of staleness cannot be: they make up to some 1e-2.
-const ROUNDED: f64 = 0.1;
-
 /// Log-probs of sampler and learner are apart, several steps running.
 pub struct Apart {
     streak: Streak,
@@ -26,15 +21,15 @@ impl Apart {
 
 impl Detector for Apart {
     fn look(&mut self, seen: &Seen<'_>) -> Vec<Notice> {
-        let exact = seen.config.computes_alike();
+        let (exact, explained) = (seen.config.computes_alike(), seen.config.mismatch_explained());
         let kl = seen.record.get(metrics::MISMATCH_KL).unwrap_or(0.0);
-        if !self.streak.is_long(kl > if exact { EXACT } else { ROUNDED }) {
+        if !self.streak.is_long(kl > explained) {
             return Vec::new();
         }
         let step = seen.step();
         let text = format!(
             "sampler and learner disagree: mismatch_kl was {kl:.1e} in step {step}, and {:e} is the most that {} explain",
-            if exact { EXACT } else { ROUNDED },
+            explained,
             if exact { "float32 and equal weights" } else { "rounded formats and older weights" }
         );
         let remedy = if exact {

@@ -77,7 +77,7 @@ impl Detector for Skipped {
         }
         let step = seen.step();
         let text = format!(
-            "every update of {} was left out, since its loss or gradient was no finite number",
+            "every update of {} was left out, since its loss or gradient was no finite number or `guard` says so",
             self.streak.words(step)
         );
         let remedy = "lower `learning_rate` and begin again from a checkpoint before that; if it is so from the first step \

@@ -106,6 +106,8 @@ pub struct Manners {
     pub pinned: Option<u64>,
     /// From this step on, the first reward function fails on everything.
     pub fails_from: Option<u64>,
+    /// In the steps from the first to before the second, the log-probs are far from the learner's.
+    pub strange: Option<(u64, u64)>,
 }
 
 /// A sampler that sends what the learner's status asks for until the run is finished; returns the last status.
@@ -143,6 +145,10 @@ fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manne
         let rewards =
             list.iter_mut().flat_map(|group| &mut group.completions).map(|completion| &mut completion.rewards);
         rewards.for_each(|rewards| rewards[0] = RewardOutcome::Failed("Traceback:\n  NameError".into()));
+    }
+    if manners.strange.is_some_and(|(first, end)| (first..end).contains(&step)) {
+        let tokens = list.iter_mut().flat_map(|group| &mut group.completions).flat_map(|c| &mut c.logprobs);
+        tokens.for_each(|token| (token.logprob, token.logprob_at_temperature) = (-12.0, -12.0));
     }
     if manners.untidy {
         list.reverse();

@@ -69,6 +69,26 @@ fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     assert_eq!(make_all(&mut plan, 5), [id(6, 0), id(6, 1)], "made again with the new version 5");
 }
 
+/// A roll-back after step 4 to the weights of version 2: what was sampled from versions 3 and 4 is made again.
+#[test]
+fn what_was_sampled_from_versions_that_were_given_up_is_made_again() {
+    let mut plan = Plan::new(PlanOptions { max_staleness: 3, ..OPTIONS });
+    plan.observe(status(1, 4, 4));
+    let made = make_all(&mut plan, 4);
+    assert!(made.contains(&id(5, 0)) && made.contains(&id(5, 1)), "{made:?}");
+    let given_up = Some((PolicyVersion(2), PolicyVersion(4)));
+    plan.observe(LearnerStatus { given_up, ..status(2, 5, 5) });
+    assert_eq!(plan.kept_bytes, 0);
+    let again = make_all(&mut plan, 5);
+    assert!(again.starts_with(&[id(5, 0), id(5, 1)]), "{again:?}");
+
+    let mut kept = Plan::new(PlanOptions { max_staleness: 3, ..OPTIONS });
+    kept.observe(status(1, 4, 4));
+    make_all(&mut kept, 2);
+    kept.observe(LearnerStatus { given_up, ..status(2, 5, 5) });
+    assert!(kept.kept_bytes > 0, "versions before those are not given up");
+}
+
 /// Makes and hands over every group that may be made.
 fn make_all(plan: &mut Plan, version: u64) -> Vec<GroupId> {
     while let Some(position) = plan.admit(PolicyVersion(version)) {

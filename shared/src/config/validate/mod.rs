@@ -42,6 +42,7 @@ impl TrainConfig {
         let checks = [
             Self::check_prompts,
             Self::check_pair,
+            Self::check_guard,
             Self::check_sampling,
             Self::check_advantages,
             Self::check_critic,
@@ -81,6 +82,10 @@ impl TrainConfig {
             "`template_date` must be a moment such as 2026-01-31T12:00:00Z, got {given}"
         );
         Ok(())
+    }
+
+    fn check_guard(&self) -> Result<(), ConfigError> {
+        self.guard_rules().map(drop).map_err(ConfigError::Value)
     }
 
     fn check_sampling(&self) -> Result<(), ConfigError> {
@@ -221,7 +226,8 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 37] = [
+        let cases: [(&str, Break); 38] = [
+            ("guard", |c| c.guard = vec!["mismatch=halt".into()]),
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("empty path", |c| c.dataset = ["a".into(), "".into()].into_iter().collect()),

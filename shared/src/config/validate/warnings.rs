@@ -121,6 +121,13 @@ impl TrainConfig {
         one_version && self.rounding().is_none() && !self.bf16 && self.learner_device == Device::Cpu
     }
 
+    /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 makes some 1e-12; rounded
+    /// formats and a few versions of staleness up to some 1e-2.
+    #[must_use]
+    pub fn mismatch_explained(&self) -> f64 {
+        if self.computes_alike() { 1e-5 } else { 0.1 }
+    }
+
     /// What makes the sampler compute in other precision than the learner, if anything does.
     fn rounding(&self) -> Option<&'static str> {
         match (self.rollout_device, self.rollout_dtype, self.kv_dtype) {

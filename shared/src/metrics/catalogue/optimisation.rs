@@ -29,7 +29,7 @@ section! {
     /// As configured.
     metric LEARNING_RATE = "learning_rate" { unit: Number, source: "TRL", chart: LEARNING_RATE "learning_rate" }
 
-    /// Updates left out because loss or gradient was not finite.
+    /// Updates left out because loss or gradient was not finite, or because `guard` left out the step or the rest of it.
     ///
     /// 0. More than a few: lower the learning rate; the completions of the step say what was odd about it.
     metric SKIPPED_UPDATES = "skipped_updates" { unit: Count, source: "Tandem" }
@@ -38,4 +38,23 @@ section! {
     ///
     /// 0 without that option. Many: the batch is used for too many updates, or at too high a rate.
     metric EARLY_STOPPED_BATCHES = "early_stopped_batches" { unit: Count, source: "Tandem, after RLinf" }
+
+    /// Steps so far whose updates the guard has left out.
+    ///
+    /// A few in a long run do no harm. Many: see the notices, which say what was wrong with them.
+    metric GUARD_SKIPPED_STEPS = "guard/skipped_steps" {
+        unit: Count, source: "Tandem", when: "`guard` has left out a step"
+    }
+
+    /// How often the run has gone back to an earlier checkpoint.
+    ///
+    /// As `guard/skipped_steps`; after `guard_max_roll_backs` the run ends.
+    metric GUARD_ROLL_BACKS = "guard/roll_backs" { unit: Count, source: "Tandem", when: "`guard` has gone back" }
+
+    /// What the learning rates of the schedule are multiplied with.
+    ///
+    /// Halved each time that `guard` lowers the rate. `learning_rate` has it in it.
+    metric GUARD_LEARNING_RATE_FACTOR = "guard/learning_rate_factor" {
+        unit: Number, source: "Tandem", when: "`guard` has lowered the rate"
+    }
 }

@@ -33,6 +33,11 @@ section! {
     /// Proportional to the number of updates.
     metric PERF_OPTIMIZER_S = "perf/optimizer_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "optimiser" }
 
+    /// The guard's look at the step before the weights are moved.
+    ///
+    /// Far below 1 % of the step.
+    metric PERF_GUARD_S = "perf/guard_s" { unit: Seconds, source: "Tandem" }
+
     /// Writing the new version of the weights, its checksum included, and announcing it.
     ///
     /// That of a copy of the weights in memory, or to the disk where shared memory is too small (the start of the run says so);
