@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{bench, check, check_rewards, eval, generate, rewards, run, tune};
+use rollout::commands::{bench, check, check_rewards, eval, explain, generate, rewards, run, tune};
 use shared::{command_line, logging, native, tell};
 
 /// Samples groups of completions from a language model over ONNX Runtime.
@@ -34,6 +34,8 @@ enum Command {
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),
+    /// What became of a completion of a run, and what the loss did with its tokens.
+    Explain(explain::Args),
     /// List the reward functions.
     Rewards(rewards::Args),
     /// Try the reward functions of a run on sample completions.
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
         Command::Eval(args) => eval::run(&args).map(done),
+        Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
         Command::CheckRewards(args) => check_rewards::run(&args),
     };

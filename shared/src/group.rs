@@ -132,10 +132,16 @@ pub struct Completion {
 }
 
 /// A group that dynamic sampling replaced, because its completions all earn the same or its weights were too old.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DroppedGroup {
     /// Row of the dataset.
     pub prompt_id: PromptId,
+    /// The epoch of the dataset that the prompt was drawn in, from 0.
+    pub epoch: u32,
+    /// The prompt as text, for people.
+    pub prompt_text: String,
+    /// Its completions, for the records.
+    pub completions: Vec<Completion>,
     /// What its completions earned (weighted) on average; `None` when no function had a score.
     pub reward: Option<f64>,
     /// Completion tokens that were sampled for it.

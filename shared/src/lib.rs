@@ -13,6 +13,7 @@ mod declare;
 pub mod exit;
 pub mod group;
 pub mod ids;
+pub mod ledger;
 pub mod logging;
 pub mod manifest;
 pub mod memory;
@@ -36,6 +37,7 @@ pub use group::{
     weighted_sum,
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
+pub use ledger::{LedgerGroup, LedgerState};
 pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
 pub use model_config::{Activation, Architecture, Head, LayerKind, ModelConfig, RopeScaling, Rotary};
 pub use model_dir::{GenerationConfig, ModelDir};

@@ -86,6 +86,18 @@ impl RunDir {
         self.root.join("notices.jsonl")
     }
 
+    /// What became of every prompt and completion ([`crate::ledger`]), written by the learner.
+    #[must_use]
+    pub fn ledger(&self) -> PathBuf {
+        self.root.join("ledger.jsonl")
+    }
+
+    /// What the loss of a step did with every token, one JSON object per completion.
+    #[must_use]
+    pub fn step_tokens(&self, step: u64) -> PathBuf {
+        self.completions().join(format!("tokens-{step}.jsonl"))
+    }
+
     /// Prompts that the sampler leaves out or shortens, if there are any ([`crate::prompts`]).
     #[must_use]
     pub fn prompts(&self) -> PathBuf {
@@ -110,6 +122,14 @@ impl RunDir {
     /// When the folder cannot be listed.
     pub fn logged_steps(&self) -> io::Result<Vec<u64>> {
         numbered(&self.completions(), |name| name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse().ok())
+    }
+
+    /// Steps of which [`RunDir::step_tokens`] is there, ascending.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn steps_with_tokens(&self) -> io::Result<Vec<u64>> {
+        numbered(&self.completions(), |name| name.strip_prefix("tokens-")?.strip_suffix(".jsonl")?.parse().ok())
     }
 
     /// Folder of the published weight versions, or a link to it; see [`crate::versions`].

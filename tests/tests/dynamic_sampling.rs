@@ -11,8 +11,9 @@ use std::{
 use harness::{
     binary,
     tiny_model::{self, SMALL},
-    training::{Training, train, train_in_vain},
+    training::{Training, json_lines, train, train_in_vain},
 };
+use serde_json::Value;
 
 const PROMPTS: usize = 12;
 const GROUPS: f64 = 4.0;
@@ -51,6 +52,17 @@ fn assert_balanced(run: &Training) {
         total += generated[step];
         assert!((epochs[step] * PROMPTS as f64 - total).abs() < 1e-6, "the epoch counts every prompt used up");
     }
+    let lines = json_lines(&run.run.join("ledger.jsonl"));
+    let groups: Vec<&Value> = lines
+        .iter()
+        .filter(|line| line["states"].as_array().is_some_and(|states| states.iter().all(|state| state != "in_flight")))
+        .collect();
+    let mut positions: Vec<u64> = groups.iter().map(|group| group["position"].as_u64().unwrap()).collect();
+    positions.sort_unstable();
+    assert_eq!(positions, (0..total as u64).collect::<Vec<u64>>(), "every prompt is in the ledger once");
+    assert!(groups.iter().all(|group| group["states"].as_array().unwrap().len() == 4));
+    let of = |word: &str| groups.iter().filter(|group| group["states"][0] == word).count() as f64;
+    assert_eq!(of("no_contrast"), dropped.iter().sum::<f64>());
 }
 
 #[test]
@@ -69,6 +81,22 @@ fn batches_are_full_of_groups_that_teach_something() {
     for (tokens, dropped) in tokens.iter().zip(run.curve("dynamic_sampling/dropped")) {
         assert!(*tokens <= dropped * 4.0 * 4.0 && (*tokens > 0.0) == (dropped > 0.0));
     }
+    let explain = |id: &str| {
+        let words = ["explain".as_ref(), run.run.as_os_str(), id.as_ref()];
+        harness::cli::run("tandem", words).success().stdout
+    };
+    let lines = json_lines(&run.run.join("ledger.jsonl"));
+    let dropped = lines.iter().find(|line| line["states"][0] == "no_contrast").unwrap();
+    let said = explain(&format!("@{}.2", dropped["position"]));
+    for words in ["no_contrast, dynamic sampling replaced its group", "rewards: finished ", "\ncompletion:\n"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let said = explain("12.0.1");
+    for words in ["12.0.1: trained, it was in the loss", "sampled from v11 from token 0", "pushed "] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let refusal = harness::cli::run("tandem", ["explain".as_ref(), run.run.as_os_str(), "13.0".as_ref()]);
+    assert!(refusal.refusal().contains("has nothing under 13.0; its last step is 12"), "{}", refusal.refusal());
 }
 
 #[test]

@@ -102,6 +102,11 @@ impl Collector {
         arrived
     }
 
+    /// Groups that have arrived for steps that are not made.
+    pub fn left(&self) -> impl Iterator<Item = &RolloutGroup> {
+        self.waiting.values().flat_map(BTreeMap::values)
+    }
+
     fn admit(&mut self, group: RolloutGroup, step: Step, arrived: &Arrived) -> Result<(), LearnerError> {
         self.check(&group)?;
         let id = group.id;

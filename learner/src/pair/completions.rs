@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use shared::{FinishReason, RewardOutcome, atomic};
+use shared::{Completion, FinishReason, LedgerGroup, LedgerState, PolicyVersion, RewardOutcome, atomic};
 
 use crate::{ragged::Ragged, step::StepBatch};
 
@@ -12,8 +12,14 @@ use crate::{ragged::Ragged, step::StepBatch};
 #[derive(Debug, Serialize)]
 struct Record<'a> {
     step: u64,
+    /// Index within the batch; null of a group that dynamic sampling dropped on the way to it.
+    group: Option<u32>,
+    /// Its place in the endless order of prompts.
+    position: u64,
     prompt_id: u64,
     sample: u32,
+    /// What became of it.
+    state: LedgerState,
     prompt: &'a str,
     completion: &'a str,
     rewards: Map<String, Value>,
@@ -28,32 +34,84 @@ struct Record<'a> {
     tokens: usize,
 }
 
-/// Writes the completions of a step; `step` is the number of steps completed with it.
+/// Writes the completions of a step: those of the batch, then those of the groups that were dropped on the way to it. `groups` is
+/// what the ledger says of them; `step` is the number of steps completed with it.
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write(path: &Path, step: u64, batch: &StepBatch<'_>, advantages: &Ragged<f64>) -> std::io::Result<()> {
+pub fn write(
+    path: &Path,
+    step: u64,
+    batch: &StepBatch<'_>,
+    advantages: &Ragged<f64>,
+    groups: &[LedgerGroup],
+) -> std::io::Result<()> {
     let mut text = Vec::new();
-    for (i, row) in batch.rows.iter().enumerate() {
-        let outcomes = row.group.reward_names.iter().zip(&row.completion.rewards);
-        let record = Record {
-            step,
-            prompt_id: row.group.prompt_id.0,
-            sample: row.completion.sample,
-            prompt: &row.group.prompt_text,
-            completion: &row.completion.text,
-            reward_errors: outcomes.clone().filter_map(failure).collect(),
-            rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
-            reward: batch.rewards.rewards[i],
-            advantage: mean(&advantages[i]),
-            finish_reason: row.completion.finish_reason,
-            version: row.completion.versions.first().map_or(row.group.policy_version, |(_, version)| *version).0,
-            tokens: row.completion.token_ids.len(),
-        };
-        serde_json::to_writer(&mut text, &record)?;
+    let mut line = |record: &Record<'_>| {
+        serde_json::to_writer(&mut text, record)?;
         text.push(b'\n');
+        std::io::Result::Ok(())
+    };
+    let at = |position: u64| groups.iter().find(|group| group.position == position);
+    let mut i = 0;
+    for rows in batch.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group)) {
+        let group = rows[0].group;
+        let Some(known) = at(group.cursor - 1) else { continue };
+        for (row, &state) in rows.iter().zip(&known.states) {
+            let place = Place { step, known, prompt: &group.prompt_text, rewards: &group.reward_names };
+            let advantage = mean(&advantages[i]);
+            line(&place.record(row.completion, state, batch.rewards.rewards[i], advantage, group.policy_version))?;
+            i += 1;
+        }
+    }
+    for group in batch.groups() {
+        for (position, dropped) in (group.begin()..).zip(&group.dropped) {
+            let Some(known) = at(position) else { continue };
+            for (completion, &state) in dropped.completions.iter().zip(&known.states) {
+                let place = Place { step, known, prompt: &dropped.prompt_text, rewards: &group.reward_names };
+                line(&place.record(completion, state, None, None, group.policy_version))?;
+            }
+        }
     }
     atomic::write(path, &text)
+}
+
+/// What the completions of a group have in common.
+struct Place<'a> {
+    step: u64,
+    known: &'a LedgerGroup,
+    prompt: &'a str,
+    rewards: &'a [(String, f64)],
+}
+
+impl<'a> Place<'a> {
+    fn record(
+        &self,
+        completion: &'a Completion,
+        state: LedgerState,
+        reward: Option<f64>,
+        advantage: Option<f64>,
+        version: PolicyVersion,
+    ) -> Record<'a> {
+        let outcomes = self.rewards.iter().zip(&completion.rewards);
+        Record {
+            step: self.step,
+            group: self.known.group,
+            position: self.known.position,
+            prompt_id: self.known.prompt_id,
+            sample: completion.sample,
+            state,
+            prompt: self.prompt,
+            completion: &completion.text,
+            reward_errors: outcomes.clone().filter_map(failure).collect(),
+            rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
+            reward,
+            advantage,
+            finish_reason: completion.finish_reason,
+            version: completion.versions.first().map_or(version, |(_, version)| *version).0,
+            tokens: completion.token_ids.len(),
+        }
+    }
 }
 
 fn failure(((name, _), outcome): (&(String, f64), &RewardOutcome)) -> Option<(String, Value)> {

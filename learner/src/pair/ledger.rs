@@ -1,107 +1,101 @@
-//! The ledger of dynamic sampling: what was made for a step, and what became of it.
+//! What became of every completion of a step, for the ledger.
 
 use shared::{
-    DroppedGroup, RolloutGroup,
-    config::TrainConfig,
+    DroppedGroup, LedgerGroup, LedgerState, RolloutGroup,
     metrics::{self, MetricRecord},
 };
 
-use crate::step::StepBatch;
+use crate::step::{Row, StepBatch, StepInputs};
 
-/// What dynamic sampling did for the batch of a step, in groups; empty without it. `step` is the number of steps
-/// completed with it.
-///
-/// `generated` are all prompts that were used up for the step: each is `used`, `dropped` or `dropped_stale`. Of those
-/// used, `carried` were made under an earlier version of the weights, and `filler` have no contrast.
+/// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step, `skipped` whether none
+/// of its updates was made.
 #[must_use]
-pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricRecord {
-    let mut record = MetricRecord::default();
-    if !config.dynamic_sampling {
-        return record;
+pub fn groups(batch: &StepBatch<'_>, inputs: &StepInputs, step: u64, skipped: bool) -> Vec<LedgerGroup> {
+    let mut found = Vec::new();
+    let mut first = 0;
+    for rows in batch.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group)) {
+        let group = rows[0].group;
+        found.extend(dropped(group, step));
+        let state = |(index, row): (usize, &Row<'_>)| state_of(row, batch, inputs, first + index, skipped);
+        found.push(LedgerGroup {
+            step,
+            group: Some(group.id.index),
+            position: group.cursor - 1,
+            prompt_id: group.prompt_id.0,
+            epoch: group.epoch,
+            states: rows.iter().enumerate().map(state).collect(),
+            filler: group.filler,
+        });
+        first += rows.len();
     }
-    let size = config.num_generations as usize;
-    let groups: Vec<&RolloutGroup> = batch.rows.chunks(size).map(|rows| rows[0].group).collect();
-    let dropped = || groups.iter().flat_map(|group| &group.dropped);
-    let count = |flag: fn(&&DroppedGroup) -> bool| dropped().filter(flag).count() as u64;
-    let begin = groups.first().map_or(0, |group| group.begin());
-    let generated = batch.cursor() - begin;
-    let filler = groups.iter().filter(|group| group.filler).count() as u64;
-    let tokens: u64 = dropped().map(|group| group.tokens).sum();
-    let rewards: Vec<f64> = dropped().filter(|group| !group.stale).filter_map(|group| group.reward).collect();
-    record.count(metrics::DYNAMIC_SAMPLING_GENERATED, generated);
-    record.count(metrics::DYNAMIC_SAMPLING_USED, groups.len() as u64);
-    record.count(metrics::DYNAMIC_SAMPLING_CARRIED, batch.staleness.iter().filter(|age| **age > 0).count() as u64);
-    record.count(metrics::DYNAMIC_SAMPLING_DROPPED, count(|group| !group.stale));
-    record.count(metrics::DYNAMIC_SAMPLING_DROPPED_STALE, count(|group| group.stale));
-    record.count(metrics::DYNAMIC_SAMPLING_FILLER, filler);
-    record.count(metrics::DYNAMIC_SAMPLING_DROPPED_TOKENS, tokens);
-    record.set(metrics::DYNAMIC_SAMPLING_DROPPED_REWARD_MEAN, rewards.iter().sum::<f64>() / rewards.len() as f64);
-    if filler > 0 {
-        tracing::warn!(
-            "step {step}: dynamic sampling has tried {generated} prompts (`dynamic_sampling_max_attempts` {}), and {filler} \
-             of the {} groups trained on are still without contrast: their completions are all right or all wrong, or \
-             all earn the same; are the prompts far too hard or too easy, or is a reward function constant?",
-            config.dynamic_sampling_max_attempts,
-            groups.len()
-        );
-    }
-    record
+    found
 }
 
-#[cfg(test)]
-mod tests {
-    use shared::{Completion, GroupId, PolicyVersion, PromptId, RewardOutcome, Step, metrics::MetricRecord, testing};
+/// Groups that have arrived for steps that are not made.
+#[must_use]
+pub fn in_flight(group: &RolloutGroup) -> Vec<LedgerGroup> {
+    let step = group.id.step.0 + 1;
+    let mut found = dropped(group, step);
+    found.push(LedgerGroup {
+        step,
+        group: Some(group.id.index),
+        position: group.cursor - 1,
+        prompt_id: group.prompt_id.0,
+        epoch: group.epoch,
+        states: vec![LedgerState::InFlight; group.completions.len()],
+        filler: group.filler,
+    });
+    found
+}
 
-    use super::*;
+fn dropped(group: &RolloutGroup, step: u64) -> Vec<LedgerGroup> {
+    let of = |(position, dropped): (u64, &DroppedGroup)| LedgerGroup {
+        step,
+        group: None,
+        position,
+        prompt_id: dropped.prompt_id.0,
+        epoch: dropped.epoch,
+        states: vec![
+            if dropped.stale { LedgerState::Stale } else { LedgerState::NoContrast };
+            dropped.completions.len()
+        ],
+        filler: false,
+    };
+    (group.begin()..).zip(&group.dropped).map(of).collect()
+}
 
-    fn group(index: u32, cursor: u64, version: u64, filler: bool, dropped: Vec<DroppedGroup>) -> RolloutGroup {
-        let completion = |sample| Completion {
-            versions: vec![(0, PolicyVersion(version))],
-            rewards: vec![RewardOutcome::Score(f64::from(sample))],
-            ..testing::completion(sample, vec![1])
-        };
-        RolloutGroup {
-            reward_names: vec![("a".into(), 1.0)],
-            policy_version: PolicyVersion(version),
-            cursor,
-            dropped,
-            filler,
-            ..testing::group(GroupId { step: Step(4), index }, (0..2).map(completion).collect())
+fn state_of(row: &Row<'_>, batch: &StepBatch<'_>, inputs: &StepInputs, index: usize, skipped: bool) -> LedgerState {
+    let masked = || {
+        let weights = inputs.importance.as_ref().map(|importance| &importance.rows[index]);
+        weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
+    };
+    if !row.completion.is_usable() {
+        LedgerState::Aborted
+    } else if !row.valid {
+        LedgerState::Stale
+    } else if row.excluded || batch.rewards.rewards[index].is_none() {
+        LedgerState::RewardFailed
+    } else if !row.trained {
+        LedgerState::Truncated
+    } else if skipped {
+        LedgerState::StepSkipped
+    } else if masked() {
+        LedgerState::OffPolicy
+    } else {
+        LedgerState::Trained
+    }
+}
+
+/// Completions of a step by their state.
+pub fn record(groups: &[LedgerGroup], line: &mut MetricRecord) {
+    let mut counts: Vec<(LedgerState, u64)> = Vec::new();
+    for &state in groups.iter().flat_map(|group| &group.states) {
+        match counts.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((state, 1)),
         }
     }
-
-    fn dropped(reward: Option<f64>, stale: bool) -> DroppedGroup {
-        DroppedGroup { prompt_id: PromptId(1), reward, tokens: 10, stale }
-    }
-
-    fn config(dynamic_sampling: bool) -> TrainConfig {
-        TrainConfig { dynamic_sampling, num_generations: 2, max_staleness: 1, ..TrainConfig::default() }
-    }
-
-    fn ledger(config: &TrainConfig) -> MetricRecord {
-        let groups = [
-            group(0, 22, 3, false, vec![dropped(Some(1.0), false)]),
-            group(1, 23, 4, false, Vec::new()),
-            group(2, 27, 4, true, vec![dropped(Some(0.0), false), dropped(None, false), dropped(Some(9.0), true)]),
-        ];
-        record(&StepBatch::new(&groups, config, PolicyVersion(4)), config, 5)
-    }
-
-    #[test]
-    fn everything_made_is_used_or_dropped() {
-        let found = ledger(&config(true));
-        for (key, value) in [
-            ("generated", 7.0),
-            ("used", 3.0),
-            ("carried", 1.0),
-            ("dropped", 3.0),
-            ("dropped_stale", 1.0),
-            ("filler", 1.0),
-            ("dropped_tokens", 40.0),
-            ("dropped_reward_mean", 0.5),
-        ] {
-            assert_eq!(found.values()[&format!("dynamic_sampling/{key}")].as_f64(), Some(value), "{key}");
-        }
-        assert_eq!(ledger(&config(false)), MetricRecord::default());
+    for (state, count) in counts {
+        line.count(metrics::LEDGER.of(&state.to_string()), count);
     }
 }

@@ -2,10 +2,12 @@
 
 mod collector;
 mod completions;
+mod dynamic_sampling;
 mod failures;
 mod ledger;
 mod link;
 mod notices;
+mod tokens;
 
 use std::{
     path::PathBuf,
@@ -15,10 +17,11 @@ use std::{
 
 use exporters::ensure_export;
 use shared::{
-    ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
+    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::TrainConfig,
+    ledger::{LedgerEvent, LedgerFile, LedgerLine, check_balance},
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 use tch::Device;
@@ -67,6 +70,7 @@ struct Run<'a> {
     /// The newest version that is published.
     newest: PolicyVersion,
     metrics: MetricsFile,
+    ledger: LedgerFile,
     notices: Notices,
     guard: Guard,
     /// Rows of the dataset, for `epoch`.
@@ -108,6 +112,8 @@ pub fn run(
     if run.durable < run.state.step {
         run.save(&link)?;
     }
+    let left: Vec<LedgerLine> = collector.left().flat_map(ledger::in_flight).map(LedgerLine::Group).collect();
+    run.ledger.append(&left)?;
     if outcome == Outcome::Finished {
         LearnerStatus { finished: true, ..link.status() }.leave(run_dir)?;
     }
@@ -129,7 +135,9 @@ impl<'a> Run<'a> {
         let mut notices = Notices::open(&run_dir.notices(), config, state.step, &records)?;
         notices.tell(shared::notices::learning_rate(config, model.config().parameter_count()))?;
         let origin = Origin::of(config);
+        let mut ledger = LedgerFile::open(&run_dir.ledger(), state.step)?;
         if let Some(path) = &found {
+            ledger.append(&[LedgerLine::Event { step: state.step, event: LedgerEvent::Resumed }])?;
             notices.tell(notices::since_checkpoint(&state, config, &origin))?;
             notices.tell(aside.into_iter().map(|what| notices::damaged(state.step, what)))?;
             tracing::info!("going on from {} after step {}", path.display(), state.step);
@@ -138,6 +146,7 @@ impl<'a> Run<'a> {
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
         Ok(Self {
             metrics,
+            ledger,
             notices,
             guard,
             prompts: prompts(config)?,
@@ -195,12 +204,12 @@ impl<'a> Run<'a> {
             let (guard, number) = (&mut self.guard, self.state.step + 1);
             let mut gate = |before: &Before<'_>| guard.allows(before, number);
             let trained = self.trainer.step_if(&batch, self.state.step, &mut gate)?;
-            let goes_back = self.follow_guard(link)? == Verdict::RollBack;
+            let verdict = self.follow_guard(link)?;
             self.advance(&batch);
-            let published = if goes_back { Duration::ZERO } else { self.publish(link)? };
-            let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
+            let published = if verdict == Verdict::RollBack { Duration::ZERO } else { self.publish(link)? };
+            let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published }, verdict)?;
             self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
-            if goes_back {
+            if verdict == Verdict::RollBack {
                 return Ok(Stretch::RollBack);
             }
             if self.state.step.is_multiple_of(self.config.save_steps) || self.state.step == self.state.total_steps {
@@ -245,13 +254,17 @@ impl<'a> Run<'a> {
     /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step that was
     /// made last.
     fn go_back(self, device: Device) -> Result<Self, LearnerError> {
-        let Self { config, run_dir, model, trainer, publisher, mut state, guard, metrics, sampler, .. } = self;
-        metrics.sync()?;
+        let Self { config, run_dir, model, trainer, publisher, mut state, guard, metrics, mut ledger, sampler, .. } =
+            self;
         // Its memory is needed for the one that takes its place.
         drop(trainer);
         let whole = |path: &PathBuf| checkpoints::check(path, Depth::Contents).is_ok();
         let healthy = guard.state.healthy.map(|step| run_dir.checkpoint(step)).filter(whole);
         let after = guard.state.healthy.filter(|_| healthy.is_some()).unwrap_or(0);
+        let event = LedgerEvent::RolledBack { from: after + 1 };
+        ledger.append(&[LedgerLine::Event { step: state.step, event }])?;
+        metrics.sync()?;
+        ledger.sync()?;
         state.guard = guard.state;
         state.guard.gone_back(after, state.step - 1);
         if let Some(path) = &healthy {
@@ -325,10 +338,21 @@ impl<'a> Run<'a> {
         trained: &TrainedStep,
         link: &Link,
         durations: Durations,
+        verdict: Verdict,
     ) -> Result<MetricRecord, LearnerError> {
         let step = self.state.step;
+        let began = Instant::now();
+        let skipped = trained.metrics.skipped_updates == self.config.updates_per_step();
+        let groups = ledger::groups(batch, &trained.inputs, step, skipped && verdict >= Verdict::SkipStep);
+        let used_up = batch.groups().next().map_or(0, RolloutGroup::begin)..batch.cursor();
+        check_balance(&groups, used_up, self.config.num_generations as usize)
+            .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;
         if self.config.log_completions {
-            completions::write(&self.run_dir.step_completions(step), step, batch, &trained.inputs.advantages)?;
+            let path = self.run_dir.step_completions(step);
+            completions::write(&path, step, batch, &trained.inputs.advantages, &groups)?;
+        }
+        if let Some(notes) = &trained.metrics.notes {
+            tokens::write(self.run_dir, step, self.config.token_records, batch, &trained.inputs, notes)?;
         }
         let mut line = MetricRecord::default();
         line.count(metrics::STEP, step).count(metrics::TOTAL_STEPS, self.state.total_steps);
@@ -336,7 +360,10 @@ impl<'a> Run<'a> {
         line.count(metrics::NUM_TOKENS, self.state.num_tokens);
         line.extend(record(batch, &trained.inputs, &trained.metrics));
         self.guard.record(self.state.carried.rate_factor.unwrap_or(1.0), &mut line);
-        line.extend(ledger::record(batch, self.config, step));
+        line.extend(dynamic_sampling::record(batch, self.config, step));
+        ledger::record(&groups, &mut line);
+        self.ledger.append(&groups.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?;
+        line.set(metrics::PERF_LEDGER_S, began.elapsed().as_secs_f64());
         line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
         line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
         if let Some(now) = link.sampler() {
@@ -368,6 +395,7 @@ impl<'a> Run<'a> {
         }
         let limit = self.config.save_total_limit;
         self.metrics.sync()?;
+        self.ledger.sync()?;
         checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;
         self.durable = self.state.step;
         link.announce(|status| status.durable_step = Step(self.durable));

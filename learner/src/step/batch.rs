@@ -88,6 +88,11 @@ impl<'a> StepBatch<'a> {
         samples(&self.rows)
     }
 
+    /// The groups, in prompt order.
+    pub fn groups(&self) -> impl Iterator<Item = &'a RolloutGroup> {
+        self.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group)).map(|rows| rows[0].group)
+    }
+
     /// Valid rows.
     pub fn valid(&self) -> impl Iterator<Item = &Row<'a>> {
         self.rows.iter().filter(|row| row.valid)

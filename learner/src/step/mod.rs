@@ -18,6 +18,6 @@ pub use credit::{Assignment, CreditAssigner};
 pub use forward::{Evaluation, Forward, evaluate};
 pub use inputs::StepInputs;
 pub use metrics::record;
-pub use stats::{Mean, Mismatch, StepMetrics, Times};
+pub use stats::{Mean, Mismatch, StepMetrics, Times, TokenNotes};
 pub(crate) use trainer::token_budget;
 pub use trainer::{Before, Carried, Gate, TrainedStep, Trainer};

@@ -205,6 +205,7 @@ impl Pass<'_> {
             for row in trained() {
                 if self.first {
                     self.metrics.entropy.extend(&found.entropies[row]);
+                    self.note_entropies(row, &found.entropies[row]);
                 }
                 totals.entropy.extend(&found.entropies[row]);
             }
@@ -220,6 +221,12 @@ impl Pass<'_> {
         Ok(())
     }
 
+    fn note_entropies(&mut self, row: usize, entropies: &[f64]) {
+        if let Some(notes) = &mut self.metrics.notes {
+            notes.entropies.scatter(&[row], entropies);
+        }
+    }
+
     fn count(&mut self, rows: &[usize], values: &TokenValues) {
         let mut start = 0;
         for &row in rows {
@@ -227,8 +234,12 @@ impl Pass<'_> {
             start = span.end;
             if self.first {
                 self.metrics.entropy.extend(&values.entropies[span.clone()]);
+                self.note_entropies(row, &values.entropies[span.clone()]);
             }
             for (metric, values) in &values.metrics {
+                if let Some(notes) = &mut self.metrics.notes {
+                    notes.mark(metric, row, &values[span.clone()]);
+                }
                 self.metrics.measures.add(*metric, &values[span.clone()], self.objective.per_sequence(*metric));
             }
         }

@@ -1,8 +1,14 @@
 //! What is told of a step, on the host in float64.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use shared::metrics::{self, MetricRecord};
+use shared::{
+    methods::{
+        LossMetric,
+        metric::{LOW_ENTROPY, OFF_POLICY},
+    },
+    metrics::{self, MetricRecord},
+};
 use tch::Tensor;
 
 use crate::{kl::k3_value, loss::LossMetrics, model::PassTimes, ragged::Ragged};
@@ -35,10 +41,40 @@ pub struct StepMetrics {
     pub entropy_coef: Option<f64>,
     /// Size of the support that each token was drawn from; absent without truncation.
     pub support_sizes: Option<Ragged<u32>>,
+    /// What happened to each token, where that is to be kept.
+    pub notes: Option<TokenNotes>,
     /// Gradient of the first update, before clipping, where it is to be kept.
     pub first_gradient: Option<Tensor>,
     /// Where the time went.
     pub times: Times,
+}
+
+/// What happened to each token of a batch, a row for each completion.
+#[derive(Debug)]
+pub struct TokenNotes {
+    /// Entropy of its distribution in the first pass; NaN where it was in none.
+    pub entropies: Ragged<f64>,
+    /// Whether it was clipped or masked in any pass, by the key of the metric that counts such tokens.
+    pub marks: BTreeMap<&'static str, Ragged<bool>>,
+}
+
+impl TokenNotes {
+    /// Notes of completions with these numbers of tokens, of which nothing is known yet.
+    pub fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
+        Self { entropies: Ragged::filled(f64::NAN, lengths), marks: BTreeMap::new() }
+    }
+
+    /// Takes note of what a metric says of a completion's tokens, if it counts tokens that are clipped or masked.
+    pub fn mark(&mut self, metric: &LossMetric, row: usize, values: &[f64]) {
+        let masks = [OFF_POLICY, LOW_ENTROPY].map(|metric| metric.mean.key);
+        if metric.without_gradient != Some(0.0) && !masks.contains(&metric.mean.key) {
+            return;
+        }
+        let unmarked = || Ragged::filled(false, self.entropies.lengths());
+        let marks = self.marks.entry(metric.mean.key).or_insert_with(unmarked);
+        let marked: Vec<bool> = marks[row].iter().zip(values).map(|(known, value)| *known || *value != 0.0).collect();
+        marks.scatter(&[row], &marked);
+    }
 }
 
 /// Seconds by phase.

@@ -10,7 +10,7 @@ use shared::{config::TrainConfig, rng};
 use tch::Device;
 
 use super::{
-    CreditAssigner, Forward, Mean, Row, StepBatch, StepInputs, StepMetrics,
+    CreditAssigner, Forward, Mean, Row, StepBatch, StepInputs, StepMetrics, TokenNotes,
     passes::{Pass, Totals},
 };
 use crate::{
@@ -245,6 +245,8 @@ impl Trainer {
         let (config, updates) = (Arc::clone(&self.config), self.plan(batch, step));
         let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
         let mut metrics = StepMetrics::default();
+        let tokens = |row: &Row<'_>| row.completion.token_ids.len();
+        metrics.notes = (config.token_records > 0).then(|| TokenNotes::new(batch.rows.iter().map(tokens)));
         let forward = self.forward(batch, &mut metrics);
         inputs.ref_logprobs = self.ref_logprobs(batch, &forward, &mut metrics)?;
         let trains_policy = self.credit.trains_policy(step);

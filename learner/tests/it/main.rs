@@ -12,6 +12,7 @@ mod golden_model;
 mod golden_objective;
 mod guard;
 mod invariance;
+mod ledger;
 mod lora;
 mod pair;
 mod scorer;

@@ -5,6 +5,7 @@ pub mod check;
 pub mod check_rewards;
 mod complete;
 pub mod eval;
+pub mod explain;
 pub mod flags;
 pub mod generate;
 mod progress;

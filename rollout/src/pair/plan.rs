@@ -224,9 +224,11 @@ fn newer_than(group: &RolloutGroup, newest: PolicyVersion) -> bool {
 
 /// Memory of a group, near enough for a budget.
 fn size(group: &RolloutGroup) -> usize {
+    let dropped = group.dropped.iter().flat_map(|dropped| &dropped.completions);
     let completions: usize = group
         .completions
         .iter()
+        .chain(dropped)
         .map(|c| {
             size_of_val(c)
                 + c.text.len()

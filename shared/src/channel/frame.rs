@@ -207,7 +207,15 @@ mod tests {
             reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
             policy_version: PolicyVersion(299),
             cursor: 2403,
-            dropped: vec![DroppedGroup { prompt_id: PromptId(8), reward: Some(1.0), tokens: 300, stale: false }],
+            dropped: vec![DroppedGroup {
+                prompt_id: PromptId(8),
+                epoch: 1,
+                prompt_text: "3+3=".into(),
+                completions: Vec::new(),
+                reward: Some(1.0),
+                tokens: 300,
+                stale: false,
+            }],
             filler: true,
             generation_seconds: 0.75,
         }
@@ -248,11 +256,11 @@ mod tests {
     }
 
     const GROUP: &str = "\
-        544e444d05000100a8000000000000005b9aa6a64cb5f90eac020207010201dba00904322b323d01000213dda009020\
+        544e444d05000100af00000000000000901049fe9cdc82dfac020207010201dba00904322b323d01000213dda009020\
         00000bf000080be000000be03000000000000000000000000000200ab0201ac02013400040000000000000000400203\
         0774696d656f7574010101000000000000e03f030b636f72726563746e657373000000000000f03f06666f726d61740\
-        00000000000e03f066c656e677468000000000000f03fab02e312010801000000000000f03fac020001000000000000\
-        e83f";
+        00000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d0001000000000000f03fac0200\
+        01000000000000e83f";
     const LEARNER: &str =
         "544e444d05000200180000000000000013693735d5c901f2ef9bafcdf8acd19101050528040200c8012ae80701020401";
     const SAMPLER: &str = "544e444d050003000d00000000000000769a6aa569d5d893090504c0843dac02b960070801";
@@ -342,6 +350,9 @@ mod tests {
                         .into_iter()
                         .map(|(id, reward, tokens, stale)| DroppedGroup {
                             prompt_id: PromptId(id),
+                            epoch: 0,
+                            prompt_text: String::new(),
+                            completions: Vec::new(),
                             reward,
                             tokens,
                             stale,

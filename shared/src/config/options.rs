@@ -452,6 +452,9 @@ options! {
         logging_steps: u64 = 1, trl, at_least(1.0), keeps_results;
         /// Write every step's completions to `completions/`: a few kilobytes each on disk.
         log_completions: bool = true, trl, keeps_results;
+        /// Newest steps of which `completions/tokens-N.jsonl` says what the loss did with every token, for `tandem explain`: some
+        /// 60 bytes a token; 0 = none.
+        token_records: u64 = 20, keeps_results;
         /// Keep each step's groups and the state it began with in `batches/`, for `learner replay`: costs disk space
         /// and time for weights and optimiser state at every step.
         save_step_batches: bool = false, keeps_results;

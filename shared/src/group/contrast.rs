@@ -61,6 +61,9 @@ impl RolloutGroup {
         let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
         DroppedGroup {
             prompt_id: self.prompt_id,
+            epoch: self.epoch,
+            prompt_text: self.prompt_text.clone(),
+            completions: self.completions.clone(),
             reward: (!rewards.is_empty()).then_some(mean),
             tokens: self.completions.iter().map(|completion| completion.token_ids.len() as u64).sum(),
             stale,
@@ -206,9 +209,12 @@ mod tests {
 
     #[test]
     fn a_dropped_group_leaves_its_reward_and_its_tokens() {
-        let found = scores(&[[1.0, 0.5], [1.0, 0.5]]).as_dropped(false, RewardFailure::Exclude);
-        assert_eq!(found, DroppedGroup { prompt_id: PromptId(3), reward: Some(2.0), tokens: 4, stale: false });
+        let figures = |dropped: &DroppedGroup| (dropped.prompt_id, dropped.reward, dropped.tokens, dropped.stale);
+        let group_of_two = scores(&[[1.0, 0.5], [1.0, 0.5]]);
+        let found = group_of_two.as_dropped(false, RewardFailure::Exclude);
+        assert_eq!(figures(&found), (PromptId(3), Some(2.0), 4, false));
+        assert_eq!(found.completions, group_of_two.completions, "it reaches the learner whole");
         let silent = group(vec![vec![RewardOutcome::NotApplicable; 2]]).as_dropped(true, RewardFailure::Exclude);
-        assert_eq!(silent, DroppedGroup { prompt_id: PromptId(3), reward: None, tokens: 2, stale: true });
+        assert_eq!(figures(&silent), (PromptId(3), None, 2, true));
     }
 }

@@ -38,6 +38,11 @@ section! {
     /// Far below 1 % of the step.
     metric PERF_GUARD_S = "perf/guard_s" { unit: Seconds, source: "Tandem" }
 
+    /// Writing the ledger, the completions of the step and what the loss did with their tokens.
+    ///
+    /// Below 1 % of the step.
+    metric PERF_LEDGER_S = "perf/ledger_s" { unit: Seconds, source: "Tandem" }
+
     /// Writing the new version of the weights, its checksum included, and announcing it.
     ///
     /// That of a copy of the weights in memory, or to the disk where shared memory is too small (the start of the run says so);

@@ -1,0 +1,284 @@
+//! `rollout explain`: what became of a completion of a run, and why.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use serde_json::{Map, Value};
+use shared::{
+    LedgerGroup, LedgerState, ModelDir, RunDir,
+    config::layers,
+    ledger::{self, LedgerLine, TokenRecord, states_now},
+};
+
+use crate::data::Tokenizer;
+
+/// Flags of `rollout explain`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run directory
+    #[arg(value_name = "RUN_DIR")]
+    pub run_dir: PathBuf,
+    /// The step, the group within its batch and the completion within its group, as in 12.3.5; 12.3 is a whole group, 12 a step,
+    /// and @37.5 a completion by the position of its prompt, for groups that were dropped
+    #[arg(value_name = "ID")]
+    pub id: String,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Id {
+    Step(u64),
+    Group(u64, u32, Option<usize>),
+    Position(u64, Option<usize>),
+}
+
+impl Id {
+    fn parse(text: &str) -> Option<Self> {
+        let number = |part: &str| part.parse::<u64>().ok();
+        if let Some(text) = text.strip_prefix('@') {
+            let (position, sample) = text.split_once('.').map_or((text, None), |(p, s)| (p, Some(s)));
+            let sample = sample.map(|sample| number(sample).ok_or(())).transpose().ok()?;
+            return Some(Self::Position(number(position)?, sample.map(|n| n as usize)));
+        }
+        let parts: Vec<u64> = text.split('.').map(number).collect::<Option<_>>()?;
+        match parts[..] {
+            [step] => Some(Self::Step(step)),
+            [step, group] => Some(Self::Group(step, u32::try_from(group).ok()?, None)),
+            [step, group, sample] => Some(Self::Group(step, u32::try_from(group).ok()?, Some(sample as usize))),
+            _ => None,
+        }
+    }
+
+    fn finds(self, group: &LedgerGroup) -> bool {
+        match self {
+            Self::Step(step) => group.step == step,
+            Self::Group(step, index, _) => group.step == step && group.group == Some(index),
+            Self::Position(position, _) => group.position == position,
+        }
+    }
+
+    fn sample(self) -> Option<usize> {
+        match self {
+            Self::Step(_) => None,
+            Self::Group(_, _, sample) | Self::Position(_, sample) => sample,
+        }
+    }
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// A folder that is no run, or an id that its ledger does not have.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let run_dir = RunDir::new(&args.run_dir);
+    let id = Id::parse(&args.id).with_context(|| {
+        format!("{} is no id: an id is STEP.GROUP.COMPLETION as in 12.3.5, or @POSITION.COMPLETION", args.id)
+    })?;
+    let path = run_dir.ledger();
+    if !path.is_file() {
+        bail!("{} has no ledger.jsonl: is it the directory of a run, and has it made a step?", args.run_dir.display());
+    }
+    let lines = ledger::read(&path)?;
+    let groups: Vec<&LedgerGroup> = lines
+        .iter()
+        .filter_map(|line| match line {
+            LedgerLine::Group(group) if id.finds(group) => Some(group),
+            _ => None,
+        })
+        .collect();
+    if groups.is_empty() {
+        let last = lines.iter().map(LedgerLine::step).max().unwrap_or(0);
+        bail!("the ledger of {} has nothing under {}; its last step is {last}", args.run_dir.display(), args.id);
+    }
+    let mut text = String::new();
+    match id.sample() {
+        None => groups.iter().for_each(|group| overview(&mut text, group, &lines)),
+        Some(sample) => explain(&mut text, &run_dir, groups[0], sample, &lines)?,
+    }
+    io::stdout().write_all(text.as_bytes()).context("stdout")
+}
+
+/// `12.3`, or `@37` of a group without a place.
+fn name(group: &LedgerGroup) -> String {
+    group.group.map_or_else(|| format!("@{}", group.position), |index| format!("{}.{index}", group.step))
+}
+
+fn overview(text: &mut String, group: &LedgerGroup, lines: &[LedgerLine]) {
+    let states: Vec<String> = states_now(group, lines).iter().map(ToString::to_string).collect();
+    let filler = if group.filler { ", without contrast" } else { "" };
+    let LedgerGroup { position, prompt_id, epoch, .. } = group;
+    let _ = writeln!(text, "{} (prompt {prompt_id}, epoch {epoch}, position {position}{filler})", name(group));
+    for (sample, state) in states.iter().enumerate() {
+        let _ = writeln!(text, "  {}.{sample}  {state}", name(group));
+    }
+}
+
+fn explain(
+    text: &mut String,
+    run_dir: &RunDir,
+    group: &LedgerGroup,
+    sample: usize,
+    lines: &[LedgerLine],
+) -> anyhow::Result<()> {
+    let states = states_now(group, lines);
+    let Some(state) = states.get(sample) else {
+        bail!("{} has {} completions, counted from 0", name(group), states.len());
+    };
+    let LedgerGroup { step, position, prompt_id, epoch, .. } = group;
+    let _ = writeln!(text, "{}.{sample}: {state}, {}", name(group), meaning(*state));
+    let _ = writeln!(text, "step {step}, prompt {prompt_id} of the dataset, epoch {epoch}, position {position}");
+    if group.filler {
+        text.push_str("its group has no contrast; it is there because dynamic sampling had spent its attempts\n");
+    }
+    let file = run_dir.step_completions(*step);
+    match row_of(&file, group, sample)? {
+        Some(row) => completion(text, &row),
+        None => {
+            let _ = writeln!(text, "{} does not have it (`log_completions`)", file.display());
+        }
+    }
+    let file = run_dir.step_tokens(*step);
+    match tokens_of(&file, group, sample)? {
+        Some(record) => tokens(text, &record, tokenizer(run_dir).as_ref()),
+        None => {
+            let _ = writeln!(text, "\n{} is not kept (`token_records`)", file.display());
+        }
+    }
+    Ok(())
+}
+
+fn meaning(state: LedgerState) -> &'static str {
+    match state {
+        LedgerState::Trained => "it was in the loss",
+        LedgerState::Truncated => {
+            "it was cut off, and `mask_truncated_completions` leaves such completions out of the loss"
+        }
+        LedgerState::OffPolicy => "the correction for the mismatch gave all of its tokens the weight 0",
+        LedgerState::RewardFailed => "it has no reward that counts",
+        LedgerState::Stale => "its group was sampled from weights older than `max_staleness` allows",
+        LedgerState::NoContrast => {
+            "dynamic sampling replaced its group, in which nothing says which completion is better"
+        }
+        LedgerState::StepSkipped => "the guard left out the updates of its step",
+        LedgerState::RolledBack => "it was in the loss of a step that a roll-back has given up",
+        LedgerState::Aborted => "the sampler gave it up",
+        LedgerState::InFlight => "it had reached the learner when the run ended",
+    }
+}
+
+/// The line of `completions/step-N.jsonl` about a completion.
+fn row_of(path: &Path, group: &LedgerGroup, sample: usize) -> anyhow::Result<Option<Map<String, Value>>> {
+    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
+    let is = |row: &Map<String, Value>, key: &str, value: u64| row.get(key).and_then(Value::as_u64) == Some(value);
+    let rows = text.lines().filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
+    Ok(rows.into_iter().find(|row| is(row, "position", group.position) && is(row, "sample", sample as u64)))
+}
+
+fn tokens_of(path: &Path, group: &LedgerGroup, sample: usize) -> anyhow::Result<Option<TokenRecord>> {
+    let (Ok(text), Some(index)) = (fs::read_to_string(path), group.group) else { return Ok(None) };
+    for line in text.lines() {
+        let record: TokenRecord =
+            serde_json::from_str(line).with_context(|| format!("{} is damaged", path.display()))?;
+        if record.group == index && record.sample as usize == sample {
+            return Ok(Some(record));
+        }
+    }
+    Ok(None)
+}
+
+fn completion(text: &mut String, row: &Map<String, Value>) {
+    let shown = |key: &str| row.get(key).filter(|value| !value.is_null()).map_or("none".to_owned(), Value::to_string);
+    let pairs = |key: &str| -> Vec<String> {
+        let list = row.get(key).and_then(Value::as_object);
+        list.into_iter().flatten().map(|(name, value)| format!("{name} {value}")).collect()
+    };
+    let _ = writeln!(text, "rewards: {}; together {}", pairs("rewards").join(", "), shown("reward"));
+    for error in pairs("reward_errors") {
+        let _ = writeln!(text, "reward error: {}", printable(&error));
+    }
+    let finish = row.get("finish_reason").and_then(Value::as_str).unwrap_or_default();
+    let _ = writeln!(text, "advantage: {}; {} tokens, ended by {finish}", shown("advantage"), shown("tokens"));
+    for (title, key) in [("prompt", "prompt"), ("completion", "completion")] {
+        let _ = writeln!(text, "\n{title}:");
+        for line in row.get(key).and_then(Value::as_str).unwrap_or_default().lines() {
+            let _ = writeln!(text, "  {}", printable(line));
+        }
+    }
+}
+
+fn tokenizer(run_dir: &RunDir) -> Option<Tokenizer> {
+    let config = layers::load(Some(&run_dir.config()), &Vec::new()).ok()?;
+    Tokenizer::open(&ModelDir::open(&config.model).ok()?).ok()
+}
+
+fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>) {
+    let versions: Vec<String> =
+        record.versions.iter().map(|(first, version)| format!("v{version} from token {first}")).collect();
+    let _ = writeln!(text, "\nsampled from {}", versions.join(", "));
+    text.push_str(
+        "\n    #  token               sampler    learner  difference  entropy  advantage   weight  what the loss did\n",
+    );
+    for (at, &token) in record.tokens.iter().enumerate() {
+        let piece = tokenizer.and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default();
+        let of = |values: &[f32]| values.get(at).copied().unwrap_or(f32::NAN);
+        let (sampler, learner) = (of(&record.sampler), of(&record.learner));
+        let weight = if record.weights.len() == 1 { record.weights[0] } else { of(&record.weights) };
+        let marks: Vec<&str> = record
+            .marks
+            .iter()
+            .filter(|(_, at_all)| at_all.contains(&(at as u32)))
+            .map(|(key, _)| key.as_str())
+            .collect();
+        let done = match (of(&record.advantages), marks.as_slice()) {
+            (advantage, []) if advantage > 0.0 => "pushed up".to_owned(),
+            (advantage, []) if advantage < 0.0 => "pushed down".to_owned(),
+            (_, []) => "nothing".to_owned(),
+            (_, marks) => format!("counted in {}", marks.join(", ")),
+        };
+        let shown = format!("{token} {}", printable(&format!("{piece:?}")));
+        let _ = writeln!(
+            text,
+            "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {weight:>7.4}  {done}",
+            learner - sampler,
+            of(&record.entropy),
+            of(&record.advantages),
+        );
+    }
+}
+
+/// Control characters would move the cursor or worse.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_steps_groups_completions_or_positions() {
+        for (text, id) in [
+            ("12", Some(Id::Step(12))),
+            ("12.3", Some(Id::Group(12, 3, None))),
+            ("12.3.5", Some(Id::Group(12, 3, Some(5)))),
+            ("@37", Some(Id::Position(37, None))),
+            ("@37.5", Some(Id::Position(37, Some(5)))),
+            ("", None),
+            ("a", None),
+            ("1.2.3.4", None),
+            ("@37.x", None),
+        ] {
+            assert_eq!(Id::parse(text), id, "{text}");
+        }
+    }
+
+    #[test]
+    fn control_characters_are_shown_as_what_they_are() {
+        assert_eq!(printable("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
+    }
+}

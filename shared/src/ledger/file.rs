@@ -1,0 +1,81 @@
+//! `ledger.jsonl`: lines that are only added to.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::Path,
+};
+
+use super::LedgerLine;
+use crate::atomic::{self, named};
+
+/// Appends to `ledger.jsonl`.
+#[derive(Debug)]
+pub struct LedgerFile(File);
+
+impl LedgerFile {
+    /// Opens the file for a run that goes on after `completed_steps` steps: lines of later steps and a torn last line, left by a
+    /// process that was killed, are cut off, since those steps are made again.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
+        let kept = read(path)?.into_iter().filter(|line| line.step() <= completed_steps);
+        atomic::write(path, kept.map(|line| text(&line)).collect::<String>().as_bytes())?;
+        Ok(Self(OpenOptions::new().append(true).open(path).map_err(named(path))?))
+    }
+
+    /// Adds lines.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a LedgerLine>) -> io::Result<()> {
+        self.0.write_all(lines.into_iter().map(text).collect::<String>().as_bytes())
+    }
+
+    /// Waits until everything is on disk, so that no checkpoint outlives its lines in a power loss.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+fn text(line: &LedgerLine) -> String {
+    serde_json::to_string(line).expect("a line of the ledger is valid JSON") + "\n"
+}
+
+/// Every whole line; none where there is no file.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn read(path: &Path) -> io::Result<Vec<LedgerLine>> {
+    match fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(named(path)(e)),
+        Ok(text) => {
+            Ok(text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::LedgerEvent;
+
+    #[test]
+    fn a_restart_cuts_off_what_is_made_again_and_a_torn_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ledger.jsonl");
+        let resumed = |step| LedgerLine::Event { step, event: LedgerEvent::Resumed };
+        let mut file = LedgerFile::open(&path, 0).unwrap();
+        file.append(&[resumed(1), resumed(2), resumed(3)]).unwrap();
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\": 4, \"ev").unwrap();
+        let mut file = LedgerFile::open(&path, 2).unwrap();
+        file.append(&[resumed(3)]).unwrap();
+        assert_eq!(read(&path).unwrap(), [resumed(1), resumed(2), resumed(3)]);
+        assert_eq!(read(&dir.path().join("none")).unwrap(), []);
+    }
+}

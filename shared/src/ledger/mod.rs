@@ -1,0 +1,193 @@
+//! The ledger of a run: what became of every prompt and every completion that was made for it. The learner writes it, step by
+//! step; `tandem explain` reads it.
+//!
+//! A place in the dataset's endless order of prompts, the *position*, is used up exactly once, by a group that is in a step's batch
+//! or by one that dynamic sampling made on the way to it and dropped. So the positions of a step follow on, without a gap, from
+//! those of the step before, and each completion of each has one state.
+
+mod file;
+mod tokens;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::declare::choices;
+
+pub use file::{LedgerFile, read};
+pub use tokens::TokenRecord;
+
+choices! {
+    /// What became of a completion.
+    LedgerState {
+        /// It was in the loss.
+        Trained = "trained",
+        /// It counted for the baseline of its group and was left out of the loss, since it was cut off
+        /// (`mask_truncated_completions`).
+        Truncated = "truncated",
+        /// The correction for the mismatch between sampler and learner gave all of its tokens the weight 0.
+        OffPolicy = "off_policy",
+        /// A reward function failed on it (`reward_failure` exclude), or none had a score.
+        RewardFailed = "reward_failed",
+        /// Its group was sampled from weights that were older than `max_staleness` allows.
+        Stale = "stale",
+        /// Dynamic sampling replaced its group, in which nothing says which completion is better.
+        NoContrast = "no_contrast",
+        /// The guard left out all updates of its step.
+        StepSkipped = "step_skipped",
+        /// What it taught was given up by a roll-back.
+        RolledBack = "rolled_back",
+        /// The sampler gave it up.
+        Aborted = "aborted",
+        /// It had reached the learner when the run ended, for a step that was not made.
+        InFlight = "in_flight",
+    }
+}
+
+/// A group: a line of `ledger.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LedgerGroup {
+    /// Number of the step, counted from 1.
+    pub step: u64,
+    /// Index within the step's batch; none for a group that was dropped on the way to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// Its place in the endless order of prompts.
+    pub position: u64,
+    /// Row of the dataset.
+    pub prompt_id: u64,
+    /// Pass over the dataset, from 0.
+    pub epoch: u32,
+    /// State of each completion, by its index in the group.
+    pub states: Vec<LedgerState>,
+    /// Dynamic sampling put it into the batch without contrast, since its attempts were spent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub filler: bool,
+}
+
+/// Something that happened to steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LedgerEvent {
+    /// A process went on from the checkpoint after `step`. Steps behind it that had been made were made again, under the same ids.
+    Resumed,
+    /// The steps from this one to the event's gave way to an earlier checkpoint.
+    RolledBack {
+        /// The first step whose result was given up.
+        from: u64,
+    },
+}
+
+/// A line of `ledger.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LedgerLine {
+    /// A group.
+    Group(LedgerGroup),
+    /// An event after `step`.
+    Event {
+        /// Completed steps.
+        step: u64,
+        /// What happened.
+        event: LedgerEvent,
+    },
+}
+
+impl LedgerLine {
+    /// The step that it belongs to.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Group(group) => group.step,
+            Self::Event { step, .. } => *step,
+        }
+    }
+}
+
+/// Checks that the groups of a step use up these positions, each once, and that each says of
+/// `num_generations` completions what became of them.
+///
+/// # Errors
+/// What does not balance, in words.
+pub fn check_balance(groups: &[LedgerGroup], used_up: Range<u64>, num_generations: usize) -> Result<(), String> {
+    let mut positions: Vec<u64> = groups.iter().map(|group| group.position).collect();
+    positions.sort_unstable();
+    if !positions.iter().copied().eq(used_up.clone()) {
+        let Range { start, end } = used_up;
+        return Err(format!(
+            "the prompts from {start} to before {end} were used up, and its groups are of {positions:?}"
+        ));
+    }
+    match groups.iter().find(|group| group.states.len() != num_generations) {
+        None => Ok(()),
+        Some(group) => Err(format!(
+            "the group at {} has {} completions instead of {num_generations}",
+            group.position,
+            group.states.len()
+        )),
+    }
+}
+
+/// The states of a group as they are after all events: what a roll-back gave up is no longer trained.
+#[must_use]
+pub fn states_now(group: &LedgerGroup, lines: &[LedgerLine]) -> Vec<LedgerState> {
+    let given_up = lines.iter().any(|line| match line {
+        LedgerLine::Event { step, event: LedgerEvent::RolledBack { from } } => (*from..=*step).contains(&group.step),
+        _ => false,
+    });
+    let now = |state: &LedgerState| match state {
+        LedgerState::Trained if given_up => LedgerState::RolledBack,
+        state => *state,
+    };
+    group.states.iter().map(now).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(step: u64, position: u64) -> LedgerGroup {
+        LedgerGroup {
+            step,
+            group: Some(0),
+            position,
+            prompt_id: position % 3,
+            epoch: 0,
+            states: vec![LedgerState::Trained, LedgerState::Truncated],
+            filler: false,
+        }
+    }
+
+    #[test]
+    fn every_prompt_is_used_up_once_and_every_completion_has_a_state() {
+        let groups = [group(4, 11), group(4, 10)];
+        assert_eq!(check_balance(&groups, 10..12, 2), Ok(()));
+        assert!(check_balance(&groups, 10..13, 2).unwrap_err().contains("from 10 to before 13"));
+        assert!(check_balance(&[group(4, 10), group(4, 10)], 10..12, 2).is_err());
+        assert!(check_balance(&groups, 10..12, 3).unwrap_err().contains("has 2 completions instead of 3"));
+    }
+
+    #[test]
+    fn what_a_roll_back_gave_up_is_no_longer_trained() {
+        let lines = [LedgerLine::Event { step: 6, event: LedgerEvent::RolledBack { from: 5 } }];
+        let states = |step| states_now(&group(step, 1), &lines)[0];
+        assert_eq!([4, 5, 6, 7].map(states), {
+            use LedgerState::{RolledBack, Trained};
+            [Trained, RolledBack, RolledBack, Trained]
+        });
+        assert_eq!(states_now(&group(5, 1), &lines)[1], LedgerState::Truncated);
+    }
+
+    #[test]
+    fn lines_are_read_as_written() {
+        let lines = [
+            LedgerLine::Group(LedgerGroup { group: None, filler: true, ..group(4, 10) }),
+            LedgerLine::Event { step: 4, event: LedgerEvent::RolledBack { from: 3 } },
+            LedgerLine::Event { step: 4, event: LedgerEvent::Resumed },
+        ];
+        for line in lines {
+            let text = serde_json::to_string(&line).unwrap();
+            assert_eq!(serde_json::from_str::<LedgerLine>(&text).unwrap(), line, "{text}");
+        }
+    }
+}
