@@ -1,6 +1,16 @@
-//! A tokenizer for tests: one token per byte.
+//! For tests: a tokenizer with one token per byte, and processes of functions.
 
-use shared::FinishReason;
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use shared::{
+    FinishReason,
+    config::{RewardHost, TrainConfig},
+};
 
 use crate::{PolicyTokenizer, RewardCompletion};
 
@@ -40,5 +50,26 @@ impl PolicyTokenizer for ByteTokenizer {
 
     fn content(&self) -> [u8; 32] {
         [0; 32]
+    }
+}
+
+/// How processes are started by default.
+pub fn host() -> RewardHost {
+    TrainConfig::default().reward_host()
+}
+
+/// Waits until no process is left whose command line has this path, be it by way of those that contain it.
+pub fn wait_for_end(path: &Path) {
+    let path = path.as_os_str().as_encoded_bytes();
+    let begun = Instant::now();
+    loop {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+        let left = lines.filter(|line| line.windows(path.len()).any(|part| part == path)).count();
+        if left == 0 {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{left} processes are left");
+        thread::sleep(Duration::from_millis(10));
     }
 }
