@@ -3,16 +3,16 @@
 
 use std::{
     fs::{self, Permissions},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
 use harness::{
     binary,
     cli::{self, Finished},
+    processes,
     tiny_model::{self, Place},
     training::json_lines,
 };
@@ -300,7 +300,8 @@ fn what_programs_may_do_is_said_and_opened_by_options() {
     let check = |words: &[&str]| {
         let mut command = Command::new(binary("tandem"));
         command.args(["check-rewards", "../run.toml"]).args(words).current_dir(bench.path("elsewhere"));
-        cli::finish(command.env("HF_TOKEN", "hf_secret").env("TANDEM_CACHE_DIR", bench.path("cache")))
+        command.env("HF_TOKEN", "hf_secret").env("TANDEM_CACHE_DIR", bench.path("cache"));
+        cli::finish(command)
     };
     bench.configure(&["r.py:secret"], "");
     let checked = check(&[]).success();
@@ -324,12 +325,15 @@ fn endless_words_on_standard_error_are_cut() {
     let bench = Bench::new();
     let loud = "command:run=while read -r line; do timeout 2 yes $(seq 1000) >&2; echo '[0, 1, 2, 3]'; done";
     bench.configure(&[loud], "");
-    let mut command = Command::new(binary("tandem"));
-    command.args(["check-rewards", "../run.toml"]).current_dir(bench.path("elsewhere")).env("TANDEM_LOG", "info");
-    let said = cli::finish(&mut command).success().stderr;
+    let mut command = Command::new(binary("rollout"));
+    command.arg("check-rewards").arg(bench.path("run.toml")).env("TANDEM_LOG", "info");
+    let said = cli::finish(command).success().stderr;
     assert!(said.len() < 1 << 20, "{} bytes", said.len());
     assert!(said.contains("bytes of what it wrote to standard error are left out here"), "{}", &said[..2000]);
 }
+
+/// What takes the right to make namespaces from root.
+const UNPRIVILEGED: &[&str] = &["setpriv", "--bounding-set=-sys_admin"];
 
 /// Functions that hang with a child that has left their session, and a sampler that is killed with no chance to clean up: as
 /// it is, and without the right to make namespaces.
@@ -337,37 +341,20 @@ fn endless_words_on_standard_error_are_cut() {
 fn nothing_outlives_a_sampler_that_is_killed() {
     let bench = Bench::new();
     let mark = bench.path("run.toml").with_file_name("mark");
-    let hangs = format!("command:run=setsid tail -f {0} & touch $TMPDIR/begun; read -r line; tail -f {0}", mark.display());
+    let hangs =
+        format!("command:run=setsid tail -f {0} & touch $TMPDIR/begun; read -r line; tail -f {0}", mark.display());
     fs::write(&mark, "").unwrap();
     bench.configure(&[&hangs], "");
-    let left = || processes_with(&mark);
-    let mut tried = 0;
-    for prefix in [&[][..], &["setpriv", "--bounding-set=-sys_admin"]] {
-        let words = [prefix, &[binary("rollout").to_str().unwrap(), "check-rewards"]].concat();
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    for prefix in [Some(&[][..]), is_root.then_some(UNPRIVILEGED)].into_iter().flatten() {
+        let rollout = binary("rollout");
+        let words = [prefix, &[rollout.to_str().unwrap(), "check-rewards"]].concat();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg(bench.path("run.toml")).stdout(Stdio::null()).stderr(Stdio::piped());
-        let Ok(mut sampler) = command.spawn() else { continue };
-        let begun = Instant::now();
-        // Both of the program, besides those that contain it.
-        while left() < 5 && sampler.try_wait().unwrap().is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{} processes", left());
-            thread::sleep(Duration::from_millis(10));
-        }
+        command.args(&words[1..]).arg(bench.path("run.toml")).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut sampler = command.spawn().unwrap();
+        processes::wait_for(2, "tail", &mark);
         sampler.kill().unwrap();
         let _ = sampler.wait();
-        let end = Instant::now();
-        while left() > 0 {
-            assert!(end.elapsed() < Duration::from_secs(10), "{} processes outlive {words:?}", left());
-            thread::sleep(Duration::from_millis(10));
-        }
-        tried += 1;
+        processes::wait_for(0, "", &mark);
     }
-    assert!(tried > 0);
-}
-
-/// Processes whose command lines have a path.
-fn processes_with(path: &Path) -> usize {
-    let path = path.as_os_str().as_encoded_bytes();
-    let lines = fs::read_dir("/proc").unwrap().flatten().filter_map(|process| fs::read(process.path().join("cmdline")).ok());
-    lines.filter(|line| line.windows(path.len()).any(|part| part == path)).count()
 }

@@ -1,12 +1,5 @@
 //! For tests: a tokenizer with one token per byte, and processes of functions.
 
-use std::{
-    fs,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
-
 use shared::{
     FinishReason,
     config::{RewardHost, TrainConfig},
@@ -56,20 +49,4 @@ impl PolicyTokenizer for ByteTokenizer {
 /// How processes are started by default.
 pub fn host() -> RewardHost {
     TrainConfig::default().reward_host()
-}
-
-/// Waits until no process is left whose command line has this path, be it by way of those that contain it.
-pub fn wait_for_end(path: &Path) {
-    let path = path.as_os_str().as_encoded_bytes();
-    let begun = Instant::now();
-    loop {
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
-        let left = lines.filter(|line| line.windows(path.len()).any(|part| part == path)).count();
-        if left == 0 {
-            return;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(20), "{left} processes are left");
-        thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -15,7 +15,10 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::read,
-    process::{Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, set_child_subreaper, wait},
+    process::{
+        Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, set_child_subreaper, setpriority_process,
+        wait,
+    },
 };
 use signal_hook::{
     consts::{SIGCHLD, SIGTERM},
@@ -23,15 +26,20 @@ use signal_hook::{
     low_level::pipe,
 };
 
-use super::{NOT_STARTED, Plan, Stage, namespaces, next, refuse, system, tree, watcher};
+use super::{NOT_STARTED, Plan, Stage, namespaces, next, refuse, succeeds, system, tree, watcher};
 
 /// How often it looks whether the sampler is still there, and the watcher how much is taken.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// The priority that comes before all others.
+const FIRST: i32 = -20;
+
 /// Keeps the program of `words` until it ends or is no longer wanted.
 pub fn run(mut plan: Plan, words: &[OsString]) -> ExitCode {
     system::close_inherited();
-    plan.in_namespace = namespaces::enter().is_ok();
+    // However many processes there will be, this one and the watcher get their turn; where that is allowed.
+    let _ = setpriority_process(None, FIRST);
+    plan.in_namespace = succeeds(Stage::Probe, &plan, words) && namespaces::enter().is_ok();
     let code = keep(&plan, words);
     let _ = fs::remove_dir_all(&plan.scratch);
     code

@@ -68,22 +68,30 @@ pub struct Plan {
     pub file_size: u64,
     /// Whether it has a PID namespace of its own, which the keeper finds out.
     pub in_namespace: bool,
+    /// The priority that it runs with, which those that contain it do not share.
+    pub nice: i32,
 }
 
 /// The steps on the way to the program, each a process or, as the last, the program's own.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
     Keep,
+    /// Finds out whether there may be namespaces, since who has tried in vain is left in half of them; and inside of them,
+    /// whether they can be furnished.
+    Probe,
+    ProbeInside,
     Watch,
     Seal,
 }
 
 impl Stage {
-    const ALL: [Self; 3] = [Self::Keep, Self::Watch, Self::Seal];
+    const ALL: [Self; 5] = [Self::Keep, Self::Probe, Self::ProbeInside, Self::Watch, Self::Seal];
 
     fn word(self) -> &'static str {
         match self {
             Self::Keep => "contain",
+            Self::Probe => "contain-probe",
+            Self::ProbeInside => "contain-probe-inside",
             Self::Watch => "contain-watch",
             Self::Seal => "contain-seal",
         }
@@ -134,6 +142,8 @@ pub fn run_if_asked() -> Option<ExitCode> {
     let _ = set_name(c"tandem-reward");
     Some(match stage {
         Stage::Keep => keeper::run(plan, &words),
+        Stage::Probe => success(namespaces::enter().is_ok() && succeeds(Stage::ProbeInside, &plan, &words)),
+        Stage::ProbeInside => success(namespaces::furnish(plan.memory).is_ok()),
         Stage::Watch => watcher::run_in_namespace(&plan, &words),
         Stage::Seal => seal::run(&plan, &words),
     })
@@ -143,6 +153,15 @@ pub fn run_if_asked() -> Option<ExitCode> {
 fn next(after: Stage, plan: &Plan, words: &[OsString]) -> Command {
     let words = words.iter().map(OsString::as_os_str);
     stage(Path::new("/proc/self/exe"), after, plan, words).expect("the plan came as text")
+}
+
+fn success(done: bool) -> ExitCode {
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Whether a stage of which nothing else is asked succeeds.
+fn succeeds(stage: Stage, plan: &Plan, words: &[OsString]) -> bool {
+    next(stage, plan, words).status().is_ok_and(|status| status.success())
 }
 
 /// Says something to the sampler, if that is still there.

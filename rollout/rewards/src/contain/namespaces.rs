@@ -19,19 +19,14 @@ use super::system::unshare;
 /// Where the kernel, or the container that this runs in, does not allow it.
 pub fn enter() -> io::Result<()> {
     let (user, group) = (getuid(), getgid());
-    if user.is_root() {
-        // Not in a user namespace, where it would lose its right to read what belongs to others.
-        unshare(UnshareFlags::NEWNS)?;
-    } else {
-        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+    // Root not in a user namespace, where it would lose its right to read what belongs to others.
+    if !user.is_root() {
+        unshare(UnshareFlags::NEWUSER)?;
         fs::write("/proc/self/setgroups", "deny")?;
         fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
         fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
         keep_right_to_mount()?;
     }
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    // Containers often refuse it; without a `/proc` of its own, a PID namespace would confuse programs.
-    mount_proc()?;
     unshare(UnshareFlags::NEWPID)?;
     Ok(())
 }
@@ -44,21 +39,18 @@ fn keep_right_to_mount() -> rustix::io::Result<()> {
     configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)
 }
 
-/// In the first process of the namespace: mounts what is to be its own, and gives the right to mount away.
+/// In the first process of the namespace: mounts what is to be its own, and gives the right to mount away. Containers often
+/// refuse it a `/proc`, without which it would confuse programs.
 ///
 /// # Errors
-/// Where the kernel does not allow it after all.
+/// Where the kernel does not allow it.
 pub fn furnish(memory: u64) -> io::Result<()> {
     unshare(UnshareFlags::NEWNS)?;
-    mount_proc()?;
-    let options = CString::new(format!("mode=1777,size={memory}")).expect("digits and letters");
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("proc", "/proc", "proc", flags | MountFlags::NOEXEC, None)?;
+    let options = CString::new(format!("mode=1777,size={memory}")).expect("digits and letters");
     mount("tmpfs", "/dev/shm", "tmpfs", flags, options.as_c_str())?;
     clear_ambient_capability_set()?;
     Ok(())
-}
-
-fn mount_proc() -> rustix::io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("proc", "/proc", "proc", flags, None)
 }

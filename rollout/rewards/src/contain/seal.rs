@@ -5,7 +5,9 @@ use std::{
 };
 
 use landlock::{ABI, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules};
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit, setsid};
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setpriority_process, setrlimit, setsid,
+};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     apply_filter,
@@ -16,6 +18,9 @@ use super::{ACTIVE, Plan, refuse, say};
 
 /// Seconds of processor time beyond the limit after which the kernel no longer asks.
 const GRACE: u64 = 5;
+
+/// Processes and threads that there may be beyond those that there are when a program begins.
+const MORE_TASKS: u64 = 4096;
 
 /// Devices that programs write to as a matter of course.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
@@ -31,6 +36,7 @@ pub fn run(plan: &Plan, words: &[OsString]) -> ExitCode {
     if !plan.in_namespace {
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
     }
+    let _ = setpriority_process(None, plan.nice);
     // A session of its own, to which the scheduler gives no more time than to the watcher's, however many it becomes.
     let _ = setsid();
     // Where memory runs out, it goes before the sampler does.
@@ -101,7 +107,18 @@ fn limit(plan: &Plan) -> rustix::io::Result<()> {
     set_limit(Resource::Data, plan.memory, plan.memory)?;
     set_limit(Resource::Cpu, plan.cpu, plan.cpu.saturating_add(GRACE))?;
     set_limit(Resource::Fsize, plan.file_size, plan.file_size)?;
-    set_limit(Resource::Core, 0, 0)
+    set_limit(Resource::Core, 0, 0)?;
+    // It counts what the user has on the whole machine, and root's not at all. So it is no more than a second line behind the
+    // watcher, for whatever multiplies faster than that looks.
+    let all = tasks().saturating_add(MORE_TASKS);
+    set_limit(Resource::Nproc, all, all)
+}
+
+/// Processes and threads of the machine.
+fn tasks() -> u64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let tasks = load.split(' ').nth(3).and_then(|tasks| tasks.split_once('/')?.1.parse().ok());
+    tasks.unwrap_or(u64::MAX)
 }
 
 /// Lowers a limit; one that is lower already stays.

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use rustix::process::{Pid, Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use shared::memory::Size;
 use signal_hook::consts::SIGCHLD;
 
@@ -12,8 +12,8 @@ use super::{
     namespaces, next, refuse, say, tree,
 };
 
-/// The exit code of a program that took too much, as of one that was killed.
-const TOOK_TOO_MUCH: u8 = 137;
+/// The exit code of a program that was killed, as shells have it.
+const KILLED: u8 = 137;
 
 /// As the first process of a PID namespace, with whose end the kernel ends all others of it.
 pub fn run_in_namespace(plan: &Plan, words: &[OsString]) -> ExitCode {
@@ -37,12 +37,12 @@ pub fn watch(plan: &Plan, words: &[OsString], waker: &mut Waker, unwanted: impl 
         if let Some(end) = reaped(program) {
             return ExitCode::from(exit_code(plan, end));
         }
-        if unwanted() {
-            return ExitCode::SUCCESS;
-        }
-        if let Some(excess) = excess(plan) {
-            say(ENDED, &excess);
-            return ExitCode::from(TOOK_TOO_MUCH);
+        let excess = excess(plan);
+        if excess.is_some() || unwanted() {
+            // The group that it leads goes at once, since no fork escapes that.
+            let _ = kill_process_group(program, Signal::KILL);
+            excess.iter().for_each(|excess| say(ENDED, excess));
+            return ExitCode::from(KILLED);
         }
         waker.sleep();
     }

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::processes;
 use shared::{RewardOutcome, StepScore, config::RewardHost};
 
 use crate::{Registry, RewardCompletion, RewardFunction, RewardInput, RewardPool, testing};
@@ -149,7 +150,7 @@ fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
     }
     assert_eq!(lines(&begun), 2, "the second process is kept");
     drop(function);
-    testing::wait_for_end(&hung);
+    processes::wait_for(0, "", &hung);
 }
 
 #[test]
@@ -163,7 +164,7 @@ fn what_a_program_left_behind_is_killed_though_the_program_has_ended() {
         std::thread::sleep(Duration::from_millis(50));
     }
     drop(pool);
-    testing::wait_for_end(folder.path());
+    processes::wait_for(0, "", folder.path());
 }
 
 #[test]

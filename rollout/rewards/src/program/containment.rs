@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::getpriority_process;
 use shared::{
     config::RewardHost,
     memory::{self, Size},
@@ -133,6 +134,7 @@ impl Containment {
             processes: bounds.processes,
             file_size: bounds.file_size,
             in_namespace: false,
+            nice: getpriority_process(None).unwrap_or_default(),
         };
         Ok(Self { plan, environment: environment(&bounds.env, env::vars_os()) })
     }

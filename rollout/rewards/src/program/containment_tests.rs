@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::processes;
 use rustix::io::{FdFlags, fcntl_setfd};
 use shared::{RewardOutcome, config::RewardBounds};
 
@@ -168,7 +169,7 @@ fn too_many_processes_end_it_by_name() {
     let function = function(folder.path(), &bomb, |bounds| bounds.processes = 20);
     assert_fails(&function, &["more than 20 processes of it (`reward_max_processes`)"]);
     drop(function);
-    testing::wait_for_end(folder.path());
+    processes::wait_for(0, "", folder.path());
 }
 
 #[test]
