@@ -386,7 +386,7 @@ impl RewardFlags {
             reward_processes: self.reward_processes,
             reward_network: self.reward_network,
             reward_env: self.reward_env.clone(),
-            reward_writable: self.reward_writable.iter().filter(|path| !path.as_os_str().is_empty()).cloned().collect(),
+            reward_writable: Some(self.reward_writable.iter().cloned().collect()),
             reward_memory: self.reward_memory,
             reward_cpu: self.reward_cpu,
             reward_max_processes: self.reward_max_processes,

@@ -186,7 +186,7 @@ impl TrainConfig {
             bounds: RewardBounds {
                 network: self.reward_network,
                 env: self.reward_env.clone(),
-                writable: self.reward_writable.to_vec(),
+                writable: self.reward_writable.as_deref().unwrap_or_default().to_vec(),
                 memory: self.reward_memory.map(bytes),
                 cpu: self.reward_cpu,
                 processes: self.reward_max_processes as usize,

@@ -91,7 +91,7 @@ options! {
         reward_env: Vec<String> = Vec::new(), keeps_results;
         /// Files and folders that programs and Python functions may write to, besides the temporary folder that each process
         /// has of its own (`TMPDIR`): a cache, or `/dev` for a GPU.
-        reward_writable: Paths = Paths::default(), keeps_results;
+        reward_writable: Option<Paths> = None, absent("nowhere else"), keeps_results;
         /// GiB of memory that a process of a program or Python function may take, with all that it started. More leaves less to
         /// the sampler.
         reward_memory: Option<f64> = None, absent("half of what the machine, or the control group, has"), above(0.0),

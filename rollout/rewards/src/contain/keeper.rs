@@ -26,7 +26,7 @@ use signal_hook::{
     low_level::pipe,
 };
 
-use super::{NOT_STARTED, Plan, Stage, namespaces, next, refuse, succeeds, system, tree, watcher};
+use super::{NOT_STARTED, Plan, Stage, namespaces, refuse, start, succeeds, system, tree, watcher};
 
 /// How often it looks whether the sampler is still there, and the watcher how much is taken.
 const LOOK: Duration = Duration::from_millis(50);
@@ -61,8 +61,8 @@ fn keep(plan: &Plan, words: &[OsString]) -> ExitCode {
         tree::kill_all();
         return code;
     }
-    let watcher = match next(Stage::Watch, plan, words).spawn() {
-        Ok(child) => Pid::from_child(&child),
+    let watcher = match start(Stage::Watch, plan, words) {
+        Ok(watcher) => watcher,
         Err(error) => return refuse(&format!("the watcher cannot be started: {error}")),
     };
     loop {

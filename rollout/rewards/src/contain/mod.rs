@@ -22,13 +22,18 @@ mod watcher;
 use std::{
     env,
     ffi::{OsStr, OsString},
+    fs::File,
     io::{self, Write},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
-use rustix::{process::WaitStatus, thread::set_name};
+use rustix::{
+    process::{Pid, WaitStatus},
+    stdio::{dup2_stdin, dup2_stdout},
+    thread::set_name,
+};
 use serde::{Deserialize, Serialize};
 use shared::memory::Size;
 
@@ -147,6 +152,16 @@ pub fn run_if_asked() -> Option<ExitCode> {
         Stage::Watch => watcher::run_in_namespace(&plan, &words),
         Stage::Seal => seal::run(&plan, &words),
     })
+}
+
+/// Starts a further stage, which has standard input and output from then on: that they are closed is to be seen by the one who
+/// has their other ends.
+fn start(stage: Stage, plan: &Plan, words: &[OsString]) -> io::Result<Pid> {
+    let child = next(stage, plan, words).spawn()?;
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&nothing)?;
+    dup2_stdout(&nothing)?;
+    Ok(Pid::from_child(&child))
 }
 
 /// The command of a further stage. The program is the one that runs, also where its file has been replaced since.

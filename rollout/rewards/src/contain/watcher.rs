@@ -2,14 +2,14 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Signal, kill_process_group, set_parent_process_death_signal};
 use shared::memory::Size;
 use signal_hook::consts::SIGCHLD;
 
 use super::{
     ENDED, Plan, Stage, exit_code,
     keeper::{Waker, reaped},
-    namespaces, next, refuse, say, tree,
+    namespaces, refuse, say, start, tree,
 };
 
 /// The exit code of a program that was killed, as shells have it.
@@ -29,8 +29,8 @@ pub fn run_in_namespace(plan: &Plan, words: &[OsString]) -> ExitCode {
 
 /// Starts the program and watches until it ends, takes too much or is `unwanted`. What it leaves behind is for the caller.
 pub fn watch(plan: &Plan, words: &[OsString], waker: &mut Waker, unwanted: impl Fn() -> bool) -> ExitCode {
-    let program = match next(Stage::Seal, plan, words).spawn() {
-        Ok(child) => Pid::from_child(&child),
+    let program = match start(Stage::Seal, plan, words) {
+        Ok(program) => program,
         Err(error) => return refuse(&format!("a process cannot be started: {error}")),
     };
     loop {

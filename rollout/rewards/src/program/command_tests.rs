@@ -189,6 +189,14 @@ fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
 }
 
 #[test]
+fn a_program_that_closes_its_output_is_not_waited_for() {
+    let function = Registry::default().function("command:run=exec >&-; sleep 1000").unwrap();
+    let begun = Instant::now();
+    assert_eq!(called(&function, input(&["a"]), 60.0), [failed("the process ended without an answer")]);
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
 fn a_program_that_does_not_read_blocks_nobody() {
     let long = "x".repeat(1 << 20);
     let function = Registry::default().function("command:run=sleep 1000").unwrap();
