@@ -75,12 +75,13 @@ struct Room {
     bytes: f64,
     since: Instant,
     left_out: usize,
-    said: Instant,
+    /// When that was last said.
+    said: Option<Instant>,
 }
 
 impl Room {
     fn new(now: Instant) -> Self {
-        Self { bytes: AT_ONCE, since: now, left_out: 0, said: now }
+        Self { bytes: AT_ONCE, since: now, left_out: 0, said: None }
     }
 
     /// Whether there is room for so many bytes, which are then used or counted as left out.
@@ -96,13 +97,12 @@ impl Room {
         fits
     }
 
-    /// From time to time, what was left out.
+    /// What was left out: at once where it is the first, then from time to time.
     fn remark(&mut self, now: Instant) -> Option<String> {
-        let is_time = now.duration_since(self.said) >= REMARK;
-        is_time.then(|| {
-            self.said = now;
-            self.left_out()
-        })?
+        let is_time = self.said.is_none_or(|said| now.duration_since(said) >= REMARK);
+        let remark = is_time.then(|| self.left_out())??;
+        self.said = Some(now);
+        Some(remark)
     }
 
     /// What was left out since it was last said.
@@ -122,11 +122,13 @@ mod tests {
         let mut room = Room::new(begin);
         let burst = (0..1000).filter(|_| room.has(1024, begin)).count();
         assert_eq!(burst, 256);
-        assert_eq!(room.remark(begin + Duration::from_secs(1)), None, "not yet");
+        let remark = room.remark(begin).unwrap();
+        assert!(remark.starts_with(&format!("{} bytes", 744 * 1024)), "{remark}");
         let later = begin + Duration::from_secs(10);
         assert_eq!((0..1000).filter(|_| room.has(1024, later)).count(), 80);
+        assert_eq!(room.remark(begin + Duration::from_secs(9)), None, "not yet");
         let remark = room.remark(later).unwrap();
-        assert!(remark.starts_with(&format!("{} bytes", (744 + 920) * 1024)), "{remark}");
+        assert!(remark.starts_with(&format!("{} bytes", 920 * 1024)), "{remark}");
         assert_eq!(room.left_out(), None);
     }
 }
