@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rollout::commands::{bench, check, check_rewards, eval, explain, generate, rewards, run, tune};
+use rollout_rewards::contain;
 use shared::{command_line, logging, native, tell};
 
 /// Samples groups of completions from a language model over ONNX Runtime.
@@ -46,7 +47,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // SAFETY: this is the first thing that the process does, so it has no other thread.
+    if let Some(code) = contain::run_if_asked() {
+        return code;
+    }
+    // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
     let command = Cli::parse_from(command_line::words()).command;
     // What functions print is for the log of a run; their errors are told as findings.

@@ -14,7 +14,7 @@ use crate::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 21] = [
+const OF_SAMPLING: [&str; 28] = [
     "system_prompt",
     "max_prompt_length",
     "prompt_column",
@@ -22,6 +22,13 @@ const OF_SAMPLING: [&str; 21] = [
     "reward_timeout",
     "reward_python",
     "reward_processes",
+    "reward_network",
+    "reward_env",
+    "reward_writable",
+    "reward_memory",
+    "reward_cpu",
+    "reward_max_processes",
+    "reward_file_size",
     "num_generations",
     "max_completion_length",
     "temperature",

@@ -3,15 +3,16 @@
 
 use std::{
     fs::{self, Permissions},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use harness::{
     binary,
     cli::{self, Finished},
+    processes,
     tiny_model::{self, Place},
     training::json_lines,
 };
@@ -277,12 +278,83 @@ fn functions_are_loaded_and_not_called_where_that_is_wanted() {
         "r.py",
         "import os\n\n\ndef f(completions, **kwargs):\n    open('asked', 'w').close()\n    return [0.0]\n",
     );
-    bench.configure(&["r.py:f"], "rehearse_rewards = false");
+    bench.configure(&["r.py:f"], "rehearse_rewards = false\nreward_writable = \".\"");
     let checked = bench.tandem(&["check-rewards", "../run.toml"]).success();
     assert!(checked.stdout.contains("\nf "), "{}", checked.stdout);
     assert!(!bench.path("asked").exists());
-    bench.configure(&["r.py:f"], "reward_failure_stops = false");
+    bench.configure(&["r.py:f"], "reward_failure_stops = false\nreward_writable = \".\"");
     let checked = bench.tandem(&["check-rewards", "../run.toml"]).success();
     assert!(checked.stderr.contains("warning: reward function `f` failed on all 12"), "{}", checked.stderr);
     assert!(Path::new(&bench.path("asked")).exists(), "functions run in the folder of the configuration");
+}
+
+/// Every key and every way in: the environment, the network, the file system, said in one line and opened by options.
+#[test]
+fn what_programs_may_do_is_said_and_opened_by_options() {
+    let bench = Bench::new();
+    bench.write(
+        "r.py",
+        "import os, socket\n\n\ndef secret(completions):\n    return [float('HF_TOKEN' in os.environ) for _ in completions]\n\n\n\
+         def judge(completions):\n    socket.socket().close()\n    return [float(len(c)) for c in completions]\n",
+    );
+    let check = |words: &[&str]| {
+        let mut command = Command::new(binary("tandem"));
+        command.args(["check-rewards", "../run.toml"]).args(words).current_dir(bench.path("elsewhere"));
+        command.env("HF_TOKEN", "hf_secret").env("TANDEM_CACHE_DIR", bench.path("cache"));
+        cli::finish(command)
+    };
+    bench.configure(&["r.py:secret"], "");
+    let checked = check(&[]).success();
+    let line = checked.stderr.lines().find(|line| line.starts_with("programs of reward functions run with ")).unwrap();
+    for word in ["of memory", "3600 s of processor time", "256 processes", "files of 1.00 GiB"] {
+        assert!(line.contains(word), "{word} in {line}");
+    }
+    assert!(checked.stderr.contains("`secret` gives 0 to each"), "{}", checked.stderr);
+    let named = check(&["--reward_env", "HF_TOKEN"]).success();
+    assert!(named.stderr.contains("`secret` gives 1 to each"), "{}", named.stderr);
+
+    bench.configure(&["r.py:judge"], "");
+    assert!(check(&[]).refusal().contains("reward programs have no network unless `reward_network` is true"));
+    let open = check(&["--reward_network", "true"]).success();
+    assert!(open.stderr.contains("with network (`reward_network`)"), "{}", open.stderr);
+}
+
+/// What is said without end fills neither the log nor the machine, and what is cut is told.
+#[test]
+fn endless_words_on_standard_error_are_cut() {
+    let bench = Bench::new();
+    let loud = "command:run=while read -r line; do timeout 2 yes $(seq 1000) >&2; echo '[0, 1, 2, 3]'; done";
+    bench.configure(&[loud], "");
+    let mut command = Command::new(binary("rollout"));
+    command.arg("check-rewards").arg(bench.path("run.toml")).env("TANDEM_LOG", "info");
+    let said = cli::finish(command).success().stderr;
+    assert!(said.len() < 1 << 20, "{} bytes", said.len());
+    assert!(said.contains("bytes of what it wrote to standard error are left out here"), "{}", &said[..2000]);
+}
+
+/// What takes the right to make namespaces from root.
+const UNPRIVILEGED: &[&str] = &["setpriv", "--bounding-set=-sys_admin"];
+
+/// Functions that hang with a child that has left their session, and a sampler that is killed with no chance to clean up: as
+/// it is, and without the right to make namespaces.
+#[test]
+fn nothing_outlives_a_sampler_that_is_killed() {
+    let bench = Bench::new();
+    let mark = bench.path("run.toml").with_file_name("mark");
+    let hangs =
+        format!("command:run=setsid tail -f {0} & touch $TMPDIR/begun; read -r line; tail -f {0}", mark.display());
+    fs::write(&mark, "").unwrap();
+    bench.configure(&[&hangs], "");
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    for prefix in [Some(&[][..]), is_root.then_some(UNPRIVILEGED)].into_iter().flatten() {
+        let rollout = binary("rollout");
+        let words = [prefix, &[rollout.to_str().unwrap(), "check-rewards"]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(bench.path("run.toml")).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut sampler = command.spawn().unwrap();
+        processes::wait_for(2, "tail", &mark);
+        sampler.kill().unwrap();
+        let _ = sampler.wait();
+        processes::wait_for(0, "", &mark);
+    }
 }

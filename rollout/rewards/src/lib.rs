@@ -1,14 +1,15 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`program`] those of other processes. [`rehearsal`] tries functions on samples, [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling
+//! [`program`] those of other processes, which [`contain`] starts and bounds. [`rehearsal`] tries functions on samples, [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling
 //! goes by. `docs/rewards.md` describes them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
 //! [`Entry`](entry::Entry) that is added to the registry there.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod contain;
 pub mod entry;
 pub mod filter;
 mod pool;
@@ -27,7 +28,7 @@ use serde_json::{Map, Value};
 use shared::{FinishReason, RewardOutcome};
 
 pub use pool::{Call, RewardPool, ScoredGroup};
-pub use program::end_all;
+pub use program::{contained, end_all};
 pub use registry::{Registry, RewardError, RewardFunction};
 
 /// What rewards need to know of the policy's tokenizer.

@@ -1,6 +1,9 @@
-//! A tokenizer for tests: one token per byte.
+//! For tests: a tokenizer with one token per byte, and processes of functions.
 
-use shared::FinishReason;
+use shared::{
+    FinishReason,
+    config::{RewardHost, TrainConfig},
+};
 
 use crate::{PolicyTokenizer, RewardCompletion};
 
@@ -41,4 +44,9 @@ impl PolicyTokenizer for ByteTokenizer {
     fn content(&self) -> [u8; 32] {
         [0; 32]
     }
+}
+
+/// How processes are started by default.
+pub fn host() -> RewardHost {
+    TrainConfig::default().reward_host()
 }

@@ -57,7 +57,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     leave_nothing_behind()?;
     let located = shared_hub::locate(&mut config, None, &Hub::of_command());
     located.map_err(|(option, error)| anyhow::Error::from(error).context(format!("`{option}`")))?;
-    let functions = load(&config)?;
+    let functions = load(&config);
+    if let Some(words) = rollout_rewards::contained() {
+        tell!("programs of reward functions run with {words}");
+    }
+    let functions = functions?;
     let checked = check(functions, &config)?;
     if json {
         print(&checked.iter().map(Checked::figures).collect())?;

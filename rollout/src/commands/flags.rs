@@ -2,17 +2,22 @@
 //! an option of a run means is described, and has its default, where that option is declared.
 
 use std::{
+    fmt::Display,
     iter,
     path::{Path, PathBuf},
+    str::FromStr,
     time::Duration,
 };
 
 use anyhow::{Context, bail, ensure};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{
+    ArgAction,
+    builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
+};
 use rollout_rewards::RewardFunction;
 use shared::{
     Dtype, ModelDir, SamplingParams,
-    config::{self, Choice, ChoiceSpec, Device, KvDtype, RewardHost, RolloutDtype, TrainConfig},
+    config::{self, Choice, ChoiceSpec, Device, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig},
 };
 use shared_data::{Columns, Part};
 use shared_hub::{locate_dataset, locate_model};
@@ -237,6 +242,16 @@ fn help(key: &str) -> String {
     option.doc.trim_end_matches('.').to_owned()
 }
 
+/// A number within the bounds of an option of a run.
+fn bounded<T: OptionValue + FromStr<Err: Display> + Clone + Send + Sync + 'static>(
+    key: &'static str,
+) -> impl TypedValueParser<Value = T> {
+    StringValueParser::new().try_map(move |text| {
+        let value: T = text.parse().map_err(|e: T::Err| e.to_string())?;
+        config::option(key).expect("the key of an option").check(&value).map(|()| value)
+    })
+}
+
 /// The values of a choice, each with its meaning.
 fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
     let value = |spec: &ChoiceSpec| PossibleValue::new(spec.word).aliases(spec.aliases).help(spec.doc);
@@ -317,6 +332,29 @@ pub struct RewardFlags {
     #[arg(long, env = "TANDEM_REWARD_PROCESSES", value_name = "N", default_value_t = defaults().reward_processes,
           value_parser = clap::value_parser!(u32).range(1..), help = help("reward_processes"))]
     pub(super) reward_processes: u32,
+    #[arg(long, env = "TANDEM_REWARD_NETWORK", value_name = "BOOL", default_value_t = defaults().reward_network,
+          action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), help = help("reward_network"))]
+    pub(super) reward_network: bool,
+    #[arg(long, env = "TANDEM_REWARD_ENV", value_name = "NAMES", value_delimiter = ',',
+          help = help("reward_env") + ". Separated by commas")]
+    pub(super) reward_env: Vec<String>,
+    #[arg(long, env = "TANDEM_REWARD_WRITABLE", value_name = "PATHS", value_delimiter = ',',
+          help = help("reward_writable") + ". Separated by commas")]
+    pub(super) reward_writable: Vec<PathBuf>,
+    #[arg(long, env = "TANDEM_REWARD_MEMORY", value_name = "GIB", value_parser = bounded::<f64>("reward_memory"),
+          help = help("reward_memory") + " [default: half of what there is]")]
+    pub(super) reward_memory: Option<f64>,
+    #[arg(long, env = "TANDEM_REWARD_CPU", value_name = "SECONDS", default_value_t = defaults().reward_cpu,
+          value_parser = bounded::<u64>("reward_cpu"), help = help("reward_cpu"))]
+    pub(super) reward_cpu: u64,
+    #[arg(long, env = "TANDEM_REWARD_MAX_PROCESSES", value_name = "N",
+          default_value_t = defaults().reward_max_processes, value_parser = bounded::<u32>("reward_max_processes"),
+          help = help("reward_max_processes"))]
+    pub(super) reward_max_processes: u32,
+    #[arg(long, env = "TANDEM_REWARD_FILE_SIZE", value_name = "GIB", default_value_t = defaults().reward_file_size,
+          value_parser = bounded::<f64>("reward_file_size"), help = help("reward_file_size"))]
+    pub(super) reward_file_size: f64,
 }
 
 impl RewardFlags {
@@ -325,9 +363,7 @@ impl RewardFlags {
     /// # Errors
     /// An unknown function, a bad parameter or weight.
     pub fn functions(&self) -> anyhow::Result<Vec<RewardFunction>> {
-        let processes = self.reward_processes as usize;
-        let host = RewardHost { dir: ".".into(), python: self.reward_python.clone(), processes };
-        let functions = reward::registry().on(host).functions(&self.reward_funcs).context("--reward-funcs")?;
+        let functions = reward::registry().on(self.host()).functions(&self.reward_funcs).context("--reward-funcs")?;
         ensure!(
             self.reward_weights.is_empty() || self.reward_weights.len() == functions.len(),
             "--reward-weights has {} entries for {} reward functions",
@@ -341,6 +377,23 @@ impl RewardFlags {
             self.reward_timeout
         );
         Ok(functions)
+    }
+
+    /// How functions of other processes are started, as in a run with these options.
+    fn host(&self) -> RewardHost {
+        let config = TrainConfig {
+            reward_python: self.reward_python.clone(),
+            reward_processes: self.reward_processes,
+            reward_network: self.reward_network,
+            reward_env: self.reward_env.clone(),
+            reward_writable: Some(self.reward_writable.iter().cloned().collect()),
+            reward_memory: self.reward_memory,
+            reward_cpu: self.reward_cpu,
+            reward_max_processes: self.reward_max_processes,
+            reward_file_size: self.reward_file_size,
+            ..defaults()
+        };
+        config.reward_host()
     }
 
     /// What scores a dataset's completions, which the functions must be able to do; `None` without functions.

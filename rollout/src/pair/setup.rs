@@ -25,7 +25,6 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     evaluation::Evaluation,
-    inherited,
     link::{Link, LinkEvent},
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
@@ -49,7 +48,6 @@ const KEPT_BYTES: usize = 256 << 20;
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
 pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
-    inherited::keep().context("descriptors of this process")?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).context("signal handler")?;

@@ -38,7 +38,7 @@ pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};
 pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
-pub use rewards::RewardHost;
+pub use rewards::{RewardBounds, RewardHost};
 
 pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, Paths, UnknownChoice};
 pub use crate::group::RewardFailure;
@@ -91,6 +91,11 @@ fn in_words(problems: &[ConfigError]) -> String {
 
 /// The largest whole number that a configuration file can hold.
 const LARGEST: u64 = i64::MAX as u64;
+
+/// Bytes of GiB.
+fn bytes(gib: f64) -> u64 {
+    (gib * f64::from(1 << 30)) as u64
+}
 
 /// The option of a key, or of another spelling of it.
 #[must_use]
@@ -180,6 +185,15 @@ impl TrainConfig {
             dir: self.reward_dir.clone().unwrap_or_else(|| ".".into()),
             python: self.reward_python.clone(),
             processes: self.reward_processes as usize,
+            bounds: RewardBounds {
+                network: self.reward_network,
+                env: self.reward_env.clone(),
+                writable: self.reward_writable.as_deref().unwrap_or_default().to_vec(),
+                memory: self.reward_memory.map(bytes),
+                cpu: self.reward_cpu,
+                processes: self.reward_max_processes as usize,
+                file_size: bytes(self.reward_file_size),
+            },
         }
     }
 

@@ -83,6 +83,26 @@ options! {
         /// Processes of each Python function and of each program: so many groups are scored at once, which pays where
         /// scoring is slow or waits for a service, and each process takes its memory.
         reward_processes: u32 = 1, at_least(1.0), at_most(1024.0), keeps_results;
+        /// Let programs and Python functions use the network, for instance to ask a judge; false = they have sockets
+        /// within this machine's file system only. docs/rewards.md says what else they may do.
+        reward_network: bool = false, keeps_results;
+        /// Further variables of the environment that programs and Python functions get, for instance the key of a judge; one
+        /// that ends with `*` stands for all that begin so. Without it, they get paths, language and time zone.
+        reward_env: Vec<String> = Vec::new(), keeps_results;
+        /// Files and folders that programs and Python functions may write to, besides the temporary folder that each process
+        /// has of its own (`TMPDIR`): a cache, or `/dev` for a GPU.
+        reward_writable: Option<Paths> = None, absent("nowhere else"), keeps_results;
+        /// GiB of memory that a process of a program or Python function may take, with all that it started. More leaves less to
+        /// the sampler.
+        reward_memory: Option<f64> = None, absent("half of what the machine, or the control group, has"), above(0.0),
+            at_most(1e6), because("GiB"), keeps_results;
+        /// Seconds of processor time after which a process of a program or Python function is killed and started again: ends
+        /// what computes on and on without being asked; a call has `reward_timeout`.
+        reward_cpu: u64 = 3600, at_least(1.0), keeps_results;
+        /// Processes that a process of a program or Python function may have at once, itself included.
+        reward_max_processes: u32 = 256, at_least(1.0), keeps_results;
+        /// GiB that a file may have which a program or Python function writes.
+        reward_file_size: f64 = 1.0, above(0.0), at_most(1e6), because("GiB"), keeps_results;
         /// Try the reward functions on sample completions of a few rows before training, and refuse to start where one
         /// cannot work; false = only load them, for instance where each call costs money.
         rehearse_rewards: bool = true, keeps_results;

@@ -89,7 +89,7 @@ pub fn names(entries: &[String]) -> Vec<String> {
 }
 
 /// How reward functions of other processes are started.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RewardHost {
     /// The folder that relative paths start from, and that programs are started in.
     pub dir: PathBuf,
@@ -97,6 +97,27 @@ pub struct RewardHost {
     pub python: String,
     /// Processes of each function.
     pub processes: usize,
+    /// What each of them may do and take.
+    pub bounds: RewardBounds,
+}
+
+/// What a process of a reward function may do and take, with all that it starts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RewardBounds {
+    /// Whether it may use the network.
+    pub network: bool,
+    /// Variables of the environment that it gets besides the usual ones; with `*` at the end, all that begin so.
+    pub env: Vec<String>,
+    /// Where it may write, besides its own temporary folder.
+    pub writable: Vec<PathBuf>,
+    /// Most bytes of memory; half of what there is where it is not given.
+    pub memory: Option<u64>,
+    /// Most seconds of processor time.
+    pub cpu: u64,
+    /// Most processes at once.
+    pub processes: usize,
+    /// Most bytes of a file.
+    pub file_size: u64,
 }
 
 impl RewardHost {
@@ -116,6 +137,7 @@ impl RewardHost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::TrainConfig;
 
     fn python(place: PythonPlace, function: Option<&str>) -> Option<PythonFunction> {
         Some(PythonFunction { place, function: function.map(str::to_owned) })
@@ -152,7 +174,9 @@ mod tests {
 
     #[test]
     fn an_interpreter_is_looked_up_or_relative_to_the_folder() {
-        let python = |name: &str| RewardHost { dir: "/w".into(), python: name.into(), processes: 1 }.interpreter();
+        let default = TrainConfig::default().reward_host();
+        let host = |name: &str| RewardHost { dir: "/w".into(), python: name.into(), ..default.clone() };
+        let python = |name: &str| host(name).interpreter();
         assert_eq!(python("python3"), Path::new("python3"));
         assert_eq!(python(".venv/bin/python"), Path::new("/w/.venv/bin/python"));
         assert_eq!(python("/usr/bin/python3"), Path::new("/usr/bin/python3"));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Invocation, Program};
+use super::{Containment, Invocation, Program};
 use crate::{Reward, entry::Parameters};
 
 /// The function's name.
@@ -24,6 +24,7 @@ pub fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
         args: vec!["-c".into(), run.into()],
         dir: host.dir.clone(),
         greets: false,
+        containment: Containment::of(host)?,
     };
     Ok(Arc::new(Program::start(invocation, host.processes)?))
 }

@@ -6,9 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::processes;
 use shared::{RewardOutcome, StepScore, config::RewardHost};
 
 use crate::{Registry, RewardCompletion, RewardFunction, RewardInput, RewardPool, testing};
+
+/// The functions, in processes that may write to a folder.
+fn writing_to(folder: &Path) -> Registry {
+    let mut host = testing::host();
+    host.bounds.writable = vec![folder.to_owned()];
+    Registry::default().on(host)
+}
 
 /// A shell program that runs `answer` for each line that it reads, which is in `$line`.
 fn program(answer: &str) -> String {
@@ -16,7 +24,11 @@ fn program(answer: &str) -> String {
 }
 
 fn pool(specs: &[String], deadline: f64) -> RewardPool {
-    let functions = Registry::default().functions(specs).unwrap();
+    pool_of(&Registry::default(), specs, deadline)
+}
+
+fn pool_of(registry: &Registry, specs: &[String], deadline: f64) -> RewardPool {
+    let functions = registry.functions(specs).unwrap();
     RewardPool::new(functions, 1, Duration::from_secs_f64(deadline), |_| {}).unwrap()
 }
 
@@ -94,7 +106,7 @@ fn the_request_has_prompt_completions_and_columns() {
     let folder = tempfile::tempdir().unwrap();
     let seen = folder.path().join("seen");
     let spec = program(&format!("printf \"%s\\n\" \"$line\" > {}; echo [0]", seen.display()));
-    let mut pool = pool(&[spec], 10.0);
+    let mut pool = pool_of(&writing_to(folder.path()), &[spec], 10.0);
     let columns = serde_json::json!({"answer": "4"}).as_object().unwrap().clone();
     let completion = |text: &str| RewardCompletion {
         text: text.into(),
@@ -113,55 +125,38 @@ fn the_request_has_prompt_completions_and_columns() {
     assert_eq!(request, expected);
 }
 
-fn numbers(path: &Path) -> Vec<i32> {
-    fs::read_to_string(path).unwrap().lines().map(|line| line.trim().parse().unwrap()).collect()
-}
-
-fn runs(process: i32) -> bool {
-    // A process that was killed and not yet waited for by init is a zombie.
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
-}
-
-fn wait_for_end(processes: &[i32]) {
-    let begun = Instant::now();
-    while processes.iter().any(|&process| runs(process)) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "{processes:?} still run");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+fn lines(path: &Path) -> usize {
+    fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
 #[test]
 fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
     let folder = tempfile::tempdir().unwrap();
-    let (pids, hung) = (folder.path().join("pids"), folder.path().join("hung"));
+    let (begun, hung) = (folder.path().join("begun"), folder.path().join("hung"));
     // The first process hangs in a child of its own; the next ones answer.
     let run = format!(
-        "command:run=echo $$ >> {pids}; while read -r line; do if [ -e {hung} ]; then echo [1, 2]; \
-         else touch {hung}; sleep 1000 & echo $! >> {pids}; wait; fi; done",
-        pids = pids.display(),
+        "command:run=echo $$ >> {begun}; while read -r line; do if [ -e {hung} ]; then echo [1, 2]; \
+         else touch {hung}; sleep 1000 & wait; fi; done",
+        begun = begun.display(),
         hung = hung.display()
     );
-    let function = Registry::default().function(&run).unwrap();
+    let function = writing_to(folder.path()).function(&run).unwrap();
     let late = failed("no answer within the deadline; the process was killed and is started again for the next call");
     assert_eq!(called(&function, input(&["a", "b"]), 5.0), [late.clone(), late]);
-    let first = numbers(&pids);
-    assert_eq!(first.len(), 2);
+    assert_eq!(lines(&begun), 1);
     for _ in 0..2 {
         let scores = called(&function, input(&["a", "b"]), 60.0);
         assert_eq!(scores, [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
     }
-    let all = numbers(&pids);
-    assert_eq!(all.len(), 3, "the second process is kept");
+    assert_eq!(lines(&begun), 2, "the second process is kept");
     drop(function);
-    wait_for_end(&all);
+    processes::wait_for(0, "", &hung);
 }
 
 #[test]
 fn what_a_program_left_behind_is_killed_though_the_program_has_ended() {
     let folder = tempfile::tempdir().unwrap();
-    let pids = folder.path().join("pids");
-    let run = format!("command:run=sleep 1000 & echo $! >> {}; read -r line; echo [1, 2]", pids.display());
+    let run = format!("command:run=setsid tail -f {} & read -r line; echo [1, 2]", folder.path().display());
     let mut pool = pool(&[run, "finished".into()], 10.0);
     for _ in 0..2 {
         assert_eq!(scored(&mut pool), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
@@ -169,7 +164,7 @@ fn what_a_program_left_behind_is_killed_though_the_program_has_ended() {
         std::thread::sleep(Duration::from_millis(50));
     }
     drop(pool);
-    wait_for_end(&numbers(&pids));
+    processes::wait_for(0, "", folder.path());
 }
 
 #[test]
@@ -194,6 +189,14 @@ fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
 }
 
 #[test]
+fn a_program_that_closes_its_output_is_not_waited_for() {
+    let function = Registry::default().function("command:run=exec >&-; sleep 1000").unwrap();
+    let begun = Instant::now();
+    assert_eq!(called(&function, input(&["a"]), 60.0), [failed("the process ended without an answer")]);
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
 fn a_program_that_does_not_read_blocks_nobody() {
     let long = "x".repeat(1 << 20);
     let function = Registry::default().function("command:run=sleep 1000").unwrap();
@@ -206,7 +209,7 @@ fn a_program_runs_in_the_folder_of_the_file_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("reward.sh"), "while read -r line; do echo '[1, 2]'; done").unwrap();
     let spec = "command:run=sh reward.sh";
-    let host = |dir: &Path| RewardHost { dir: dir.to_owned(), python: "python3".into(), processes: 1 };
+    let host = |dir: &Path| RewardHost { dir: dir.to_owned(), ..testing::host() };
     let function = Registry::default().on(host(folder.path())).function(spec).unwrap();
     assert_eq!(called(&function, input(&["a", "b"]), 60.0), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
     let elsewhere = Registry::default().on(host(Path::new("/"))).function(spec).unwrap();
@@ -221,17 +224,18 @@ fn as_many_calls_run_at_once_as_there_are_processes() {
     let folder = tempfile::tempdir().unwrap();
     let pids = folder.path().join("pids");
     let spec = format!("command:run=echo $$ >> {}; while read -r line; do echo [1, 2]; done", pids.display());
-    let host = RewardHost { dir: ".".into(), python: "python3".into(), processes: 3 };
+    let mut host = RewardHost { processes: 3, ..testing::host() };
+    host.bounds.writable = vec![folder.path().to_owned()];
     let function = Registry::default().on(host).function(&spec).unwrap();
     assert_eq!(function.reward().concurrency(), 3);
     for _ in 0..4 {
         assert_eq!(called(&function, input(&["a", "b"]), 60.0).len(), 2);
     }
     let begun = Instant::now();
-    while numbers(&pids).len() < 3 && begun.elapsed() < Duration::from_secs(60) {
+    while lines(&pids) < 3 && begun.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(numbers(&pids).len(), 3);
+    assert_eq!(lines(&pids), 3);
 }
 
 /// The answer to a request that was answered wrongly may come behind the wrong one, and is no answer to the next request.
@@ -244,7 +248,7 @@ fn a_program_that_answers_wrongly_is_not_asked_again() {
          sleep 0.2; echo [3, 4]; fi; done",
         said = said.display()
     );
-    let function = Registry::default().function(&run).unwrap();
+    let function = writing_to(folder.path()).function(&run).unwrap();
     assert!(called(&function, input(&["a", "b"]), 60.0)[0].has_failed());
     assert_eq!(called(&function, input(&["a", "b"]), 60.0), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
 }

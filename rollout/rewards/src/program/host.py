@@ -198,6 +198,13 @@ def where(error, file):
     return next((frame for frame in reversed(frames) if frame.filename == file), frames[-1] if frames else None)
 
 
+def origin(error):
+    """The exception that came first: libraries wrap what the system refused in errors of their own."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return error
+
+
 def failure(error, file):
     """An exception in one line, with its traceback."""
     if isinstance(error, Refusal):
@@ -207,6 +214,9 @@ def failure(error, file):
     frame = None if isinstance(error, SyntaxError) else where(error, file)
     if frame is not None:
         text += f" ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
+    first = origin(error)
+    if first is not error and isinstance(first, (OSError, MemoryError)):
+        text += f", from {type(first).__name__}: {first}".splitlines()[0]
     told.stack = traceback.StackSummary.from_list(users(told.stack))
     lines = "".join(told.format()).rstrip().splitlines()
     return {"error": text, "traceback": "\n".join(lines[-MAX_LINES:])}

@@ -9,6 +9,8 @@
 
 mod answer;
 pub(crate) mod command;
+mod containment;
+mod log;
 mod process;
 pub(crate) mod python;
 mod words;
@@ -16,7 +18,6 @@ mod words;
 use std::{
     ffi::OsString,
     path::PathBuf,
-    process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -26,6 +27,8 @@ use shared::RewardOutcome;
 
 use super::{Reward, RewardInput, Scope, failed};
 use answer::Answer;
+use containment::Containment;
+pub use containment::contained;
 pub use process::end_all;
 use process::{AskError, Process};
 use words::LastWords;
@@ -40,6 +43,8 @@ struct Invocation {
     dir: PathBuf,
     /// Whether it says in a first line that it is ready.
     greets: bool,
+    /// What it may do and take.
+    containment: Containment,
 }
 
 /// In a rehearsal, what a program that says nothing gets for its first answer before it is looked at more closely.
@@ -67,9 +72,8 @@ impl Program {
     }
 
     fn start_process(&self) -> Result<Process, String> {
-        let Invocation { label, program, args, dir, greets } = &self.invocation;
-        let mut command = Command::new(program);
-        command.args(args).current_dir(dir);
+        let Invocation { label, program, args, dir, greets, containment } = &self.invocation;
+        let command = containment.command(program, args, dir)?;
         self.words.begin();
         Process::start(command, label, &self.words, *greets)
     }
@@ -127,7 +131,28 @@ impl Program {
             self.words.set_traceback(Some(traceback));
             tracing::warn!("`{}`: {traceback}", self.invocation.label);
         }
-        Ok(answer.outcomes)
+        let explained = |outcome| match outcome {
+            RewardOutcome::Failed(reason) => RewardOutcome::Failed(self.explained(reason, &answer.tracebacks)),
+            outcome => outcome,
+        };
+        Ok(answer.outcomes.into_iter().map(explained).collect())
+    }
+
+    /// A reason of failure, with the option that stood in the way where that shows in it or in what else was said.
+    fn explained(&self, reason: String, words: &[String]) -> String {
+        let words = format!("{reason}\n{}", words.join("\n"));
+        self.invocation.containment.explained(reason, &words)
+    }
+
+    /// The same of an error. A process that ended may have said before what it ended of.
+    fn explained_error(&self, error: &AskError) -> String {
+        let words = if matches!(error, AskError::Ended(_)) { self.words.lines() } else { Vec::new() };
+        self.explained(error.to_string(), &words)
+    }
+
+    /// The outcomes, or the same failure for every completion.
+    fn settled(&self, outcomes: Result<Vec<RewardOutcome>, AskError>, completions: usize) -> Vec<RewardOutcome> {
+        outcomes.unwrap_or_else(|error| failed(self.explained_error(&error), completions))
     }
 
     /// Whether a process answers once its input has ended. One that did not answer in as much time before does not flush.
@@ -147,19 +172,14 @@ impl Program {
     }
 }
 
-/// The outcomes, or the same failure for every completion.
-fn settled(outcomes: Result<Vec<RewardOutcome>, AskError>, completions: usize) -> Vec<RewardOutcome> {
-    outcomes.unwrap_or_else(|error| failed(error.to_string(), completions))
-}
-
 impl Reward for Program {
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
-        settled(self.outcomes(input), input.completions.len())
+        self.settled(self.outcomes(input), input.completions.len())
     }
 
     fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
         let outcomes = if self.invocation.greets { self.outcomes(input) } else { self.first_outcomes(input) };
-        settled(outcomes, input.completions.len())
+        self.settled(outcomes, input.completions.len())
     }
 
     fn scope(&self) -> Scope {

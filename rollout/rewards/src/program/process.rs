@@ -1,25 +1,29 @@
 //! A process that is asked by lines.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use serde_json::Value;
+use tempfile::TempDir;
 
-use super::words::LastWords;
+use super::{log, words::LastWords};
 
 /// Longest answer, in bytes.
-const MAX_LINE: u64 = 64 << 20;
+const MAX_LINE: u64 = 16 << 20;
 
-/// Longest line of the log, in bytes; a longer one is shown in pieces.
-const MAX_LOG_LINE: u64 = 64 << 10;
+/// Answers that wait to be taken, beyond which a process waits that says what nobody asked for.
+const MAX_ANSWERS: usize = 4;
+
+/// How long a keeper may take to end all that it keeps, before it is killed itself.
+const TO_END: Duration = Duration::from_secs(6);
 
 /// How long a process that has closed its output may take to end, so that its exit status can be told.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
@@ -58,24 +62,43 @@ pub(super) enum AskError {
     Line(String),
 }
 
-/// The groups of all processes that have not been dropped. Each is led by a child that has not been waited for, so its
-/// number is that of no other group.
-static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
-
-fn groups() -> MutexGuard<'static, Vec<Pid>> {
-    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+/// The keepers of all processes that have not been dropped, children that have not been waited for.
+#[derive(Debug)]
+struct Keepers {
+    all: Vec<Pid>,
+    /// Whether no more may be started.
+    closed: bool,
 }
 
-/// Kills every process that is still there; for the end of the program, which waits for no call that hangs.
+static KEEPERS: Mutex<Keepers> = Mutex::new(Keepers { all: Vec::new(), closed: false });
+
+fn keepers() -> MutexGuard<'static, Keepers> {
+    KEEPERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends every process that is still there and lets no other begin; for the end of the program, which waits for no call that
+/// hangs.
 pub fn end_all() {
-    groups().iter().copied().for_each(kill);
+    let mut keepers = keepers();
+    keepers.closed = true;
+    keepers.all.iter().copied().for_each(ask_to_end);
 }
 
-/// A running process. Its pipes are served by threads, so that neither a process that does not read nor one that does
-/// not write can block the caller. Dropping it kills it with all that it started, whether or not it has ended itself.
+/// Has a keeper end all that it keeps, and itself. It fails only where it has ended.
+fn ask_to_end(keeper: Pid) {
+    let _ = kill_process(keeper, Signal::TERM);
+}
+
+/// A running process, with its keeper (see [`crate::contain`]), which is the child of this one. Its pipes are served by
+/// threads, so that neither a process that does not read nor one that does not write can block the caller. Dropping it ends
+/// it with all that it started, whether or not it has ended itself.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
+    /// The folder that it writes to.
+    _scratch: TempDir,
+    /// Why it was ended, if it was.
+    verdict: Arc<OnceLock<String>>,
     requests: Sender<Vec<u8>>,
     answers: Receiver<Result<String, String>>,
     log: JoinHandle<()>,
@@ -84,26 +107,36 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a command that is called `label` in messages. With `greets`, its first line says that it is ready.
-    pub fn start(mut command: Command, label: &str, words: &LastWords, greets: bool) -> Result<Self, String> {
-        let mut groups = groups();
+    /// Starts a contained command, with its folder, that is called `label` in messages. With `greets`, its first line says
+    /// that it is ready.
+    pub fn start(
+        (mut command, scratch): (Command, TempDir),
+        label: &str,
+        words: &LastWords,
+        greets: bool,
+    ) -> Result<Self, String> {
+        let mut keepers = keepers();
+        if keepers.closed {
+            return Err(format!("`{label}` is not started: the sampler is about to end"));
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, so that its children can be killed with it.
+        // A group of its own, which a signal from the terminal does not reach, and which can be killed as a whole.
         command.process_group(0);
-        let spawned = command.spawn();
-        let mut child = spawned.map_err(|e| cannot_start(&command, &e))?;
-        groups.push(Pid::from_child(&child));
-        drop(groups);
+        let mut child = command.spawn().map_err(|e| format!("`{label}` cannot be started: {e}"))?;
+        keepers.all.push(Pid::from_child(&child));
+        drop(keepers);
         let (requests, written) = unbounded();
-        let (read, answers) = bounded(16);
+        let (read, answers) = bounded(MAX_ANSWERS);
         let stdin = child.stdin.take().expect("stdin is piped");
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
         thread::spawn(move || write_requests(stdin, &written));
         thread::spawn(move || read_answers(stdout, &read));
-        let (label, words) = (label.to_owned(), words.clone());
-        let log = thread::spawn(move || log_lines(stderr, &label, &words));
-        Ok(Self { child, requests, answers, log, greeting: (!greets).then(String::new) })
+        let (label, words, verdict) = (label.to_owned(), words.clone(), Arc::default());
+        let told = Arc::clone(&verdict);
+        let log = thread::spawn(move || log::follow(stderr, &label, &words, &told));
+        let greeting = (!greets).then(String::new);
+        Ok(Self { child, _scratch: scratch, verdict, requests, answers, log, greeting })
     }
 
     /// Whether it runs and has said nothing that it was not asked for: such a line would be taken for the next answer.
@@ -176,43 +209,25 @@ impl Process {
             thread::sleep(Duration::from_millis(1));
             end = self.end();
         }
+        let end = self.verdict.get().cloned().or(end);
         AskError::Ended(end.map(|end| format!(" ({end})")).unwrap_or_default())
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let (mut groups, own) = (groups(), Pid::from_child(&self.child));
-        kill(own);
-        groups.retain(|&group| group != own);
-        drop(groups);
+        let own = Pid::from_child(&self.child);
+        ask_to_end(own);
+        let patience = Instant::now() + TO_END;
+        while self.end().is_none() && Instant::now() < patience {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut keepers = keepers();
+        // It fails only where nobody is left to be killed.
+        let _ = kill_process_group(own, Signal::KILL);
+        keepers.all.retain(|&keeper| keeper != own);
+        drop(keepers);
         let _ = self.child.wait();
-    }
-}
-
-fn cannot_start(command: &Command, error: &io::Error) -> String {
-    let program = command.get_program().display();
-    match command.get_current_dir().filter(|dir| !dir.is_dir()) {
-        Some(dir) => format!("`{program}` cannot be started: {} is no folder", dir.display()),
-        None => format!("`{program}` cannot be started: {error}"),
-    }
-}
-
-/// Kills a group of [`GROUPS`].
-fn kill(group: Pid) {
-    // It fails only where nobody is left to be killed.
-    let _ = kill_process_group(group, Signal::KILL);
-}
-
-/// Brings to the log what a process writes to stderr, text or not.
-fn log_lines(stderr: ChildStderr, label: &str, words: &LastWords) {
-    let mut reader = BufReader::new(stderr);
-    let mut line = Vec::new();
-    while matches!(reader.by_ref().take(MAX_LOG_LINE).read_until(b'\n', &mut line), Ok(1..)) {
-        let text = String::from_utf8_lossy(&line);
-        tracing::info!("`{label}`: {}", text.trim_end());
-        words.push(text.trim_end());
-        line.clear();
     }
 }
 

@@ -10,7 +10,7 @@ use shared::config::{
     rewards::{PythonFunction, PythonPlace},
 };
 
-use super::{Invocation, Program, process::AskError};
+use super::{Containment, Invocation, Program, process::AskError};
 use crate::{Reward, RewardError, RewardFunction};
 
 /// The program that the interpreter runs.
@@ -51,7 +51,8 @@ fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Resul
     };
     let name = function.function.clone().unwrap_or_default();
     let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
-    Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true })
+    let containment = Containment::of(host)?;
+    Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true, containment })
 }
 
 /// Waits for the first process to have imported the function, and returns its name; else why not, and the last words.
@@ -63,11 +64,11 @@ fn imported(program: &Program) -> Result<String, (String, Vec<String>)> {
             Ok(name)
         }
         Err(AskError::Refused { reason, traceback }) => {
-            let words = traceback.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();
-            Err((reason, words))
+            let words: Vec<String> = traceback.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();
+            Err((program.explained(reason, &words), words))
         }
         Err(AskError::Late) => Err((format!("not imported within {} s", IMPORT.as_secs()), program.words.lines())),
-        Err(error) => Err((error.to_string(), program.words.lines())),
+        Err(error) => Err((program.explained_error(&error), program.words.lines())),
     }
 }
 

@@ -96,9 +96,13 @@ impl Place {
         self.0.path().join(name)
     }
 
+    /// Processes that start in the folder.
+    fn host(&self) -> RewardHost {
+        RewardHost { dir: self.0.path().to_owned(), ..testing::host() }
+    }
+
     fn load(&self, spec: &str) -> Result<RewardFunction, RewardError> {
-        let host = RewardHost { dir: self.0.path().to_owned(), python: "python3".into(), processes: 1 };
-        Registry::default().on(host).function(spec)
+        Registry::default().on(self.host()).function(spec)
     }
 
     fn function(&self, name: &str) -> RewardFunction {
@@ -252,7 +256,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
 #[test]
 fn an_interpreter_that_is_not_there_is_named() {
     let place = Place::new();
-    let host = RewardHost { dir: place.0.path().to_owned(), python: "no-such-python".into(), processes: 1 };
+    let host = RewardHost { python: "no-such-python".into(), ..place.host() };
     let error = Registry::default().on(host).function("my_rewards.py:loud").unwrap_err().to_string();
     assert!(error.contains("`no-such-python` cannot be started") && error.contains("reward_python"), "{error}");
 }
@@ -272,7 +276,8 @@ fn processes_load_at_the_same_time_and_none_is_lost() {
     let text = "import os, time\n\nwith open('pids', 'a') as pids:\n    pids.write(f'{os.getpid()}\\n')\ntime.sleep(0.5)\n\n\
                 def f(completions):\n    return [1.0 for _ in completions]\n";
     place.write("slow.py", text);
-    let host = RewardHost { dir: place.0.path().to_owned(), python: "python3".into(), processes: 2 };
+    let mut host = RewardHost { processes: 2, ..place.host() };
+    host.bounds.writable = vec![place.0.path().to_owned()];
     let function = Registry::default().on(host).function("slow.py:f").unwrap();
     for _ in 0..2 {
         // That a process has said that it is ready is no reason to start another.

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::processes;
 use shared::{PolicyVersion, Step, config::TrainConfig};
 
 use super::support::{Run, STUCK};
@@ -35,10 +36,10 @@ fn a_silent_learner_is_an_error_and_a_signal_is_none() {
 #[test]
 fn a_reward_command_ends_with_the_sampler_and_does_not_hold_the_run() {
     let scratch = tempfile::tempdir().unwrap();
-    let (pid, asked) = (scratch.path().join("pid"), scratch.path().join("asked"));
+    let mark = scratch.path().join("mark");
+    fs::write(&mark, "").unwrap();
     let run = Run::new(|config| {
-        let hangs = format!("read -r line; echo $$ > {}; touch {}; exec sleep 1000", pid.display(), asked.display());
-        config.reward_funcs = vec![format!("command:run={hangs}")];
+        config.reward_funcs = vec![format!("command:run=read -r line; exec tail -f {}", mark.display())];
         config.reward_weights = Vec::new();
         config.reward_timeout = 600.0;
     });
@@ -49,28 +50,22 @@ fn a_reward_command_ends_with_the_sampler_and_does_not_hold_the_run() {
     let sampler = run.sampler();
     let mut learner = run.learner(1, 0);
     let begin = Instant::now();
-    while !asked.exists() {
+    while processes::with("tail", &mark).is_empty() {
         assert!(begin.elapsed() < STUCK, "the command is not asked");
         learner.speak();
         thread::sleep(Duration::from_millis(10));
     }
-    let command = fs::read_to_string(&pid).unwrap().trim().to_owned();
-    let holds = |process: &str| {
+    let holds = |process: u32| {
         let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
         let mut files = open.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
         files.any(|file| file == run.run_dir.lock())
     };
-    assert!(holds(&sampler.0.as_ref().unwrap().id().to_string()) && !holds(&command));
+    assert!(holds(sampler.0.as_ref().unwrap().id()));
+    // The command, and what contains it.
+    let all = processes::with("", &mark);
+    assert!(all.len() > 1 && !all.into_iter().any(holds));
     sampler.end_by_signal();
-    let runs = || {
-        let stat = fs::read_to_string(format!("/proc/{command}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
-    };
-    let end = Instant::now();
-    while runs() {
-        assert!(end.elapsed() < Duration::from_secs(10), "the command is still there");
-        thread::sleep(Duration::from_millis(10));
-    }
+    processes::wait_for(0, "", &mark);
 }
 
 #[test]

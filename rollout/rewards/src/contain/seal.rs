@@ -1,0 +1,166 @@
+//! What a process sets for itself before it becomes the program: limits, Landlock, seccomp.
+
+use std::{
+    collections::BTreeMap, env, error::Error, ffi::OsString, fs, os::unix::process::CommandExt, process::ExitCode,
+};
+
+use landlock::{ABI, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules};
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setpriority_process, setrlimit, setsid,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter,
+};
+use shared::memory::Size;
+
+use super::{ACTIVE, Plan, refuse, say};
+
+/// Seconds of processor time beyond the limit after which the kernel no longer asks.
+const GRACE: u64 = 5;
+
+/// Processes and threads that there may be beyond those that there are when a program begins.
+const MORE_TASKS: u64 = 4096;
+
+/// Devices that programs write to as a matter of course.
+const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+
+/// Where POSIX semaphores and shared memory live, which Python's multiprocessing needs.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// The kernel's interface that was tried; of an older one, as much as it has.
+const KNOWN: ABI = ABI::V6;
+
+/// Becomes the program of `words`.
+pub fn run(plan: &Plan, words: &[OsString]) -> ExitCode {
+    if !plan.in_namespace {
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
+    let _ = setpriority_process(None, plan.nice);
+    // A session of its own, to which the scheduler gives no more time than to the watcher's, however many it becomes.
+    let _ = setsid();
+    // Where memory runs out, it goes before the sampler does.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    say(ACTIVE, &seal(plan));
+    let error = std::process::Command::new(&words[0]).args(&words[1..]).exec();
+    refuse(&format!("`{}` cannot be started: {error}", words[0].display()))
+}
+
+/// Seals this process, and says in words what holds and what could not be had.
+fn seal(plan: &Plan) -> String {
+    let mut active = Vec::new();
+    let mut missing = Vec::new();
+    active.push(match limit(plan) {
+        Ok(()) => format!(
+            "at most {} of memory, {} s of processor time, {} processes, files of {}",
+            Size(plan.memory),
+            plan.cpu,
+            plan.processes,
+            Size(plan.file_size)
+        ),
+        Err(error) => {
+            missing.push(format!("limits of a process ({error})"));
+            format!("at most {} of memory and {} processes", Size(plan.memory), plan.processes)
+        }
+    });
+    match files(plan) {
+        Ok(RulesetStatus::NotEnforced) => missing.push("read-only files (Landlock)".to_owned()),
+        Ok(status) => {
+            active.push(format!("writing only to {}", writable_words(plan)));
+            if status == RulesetStatus::PartiallyEnforced {
+                missing.push("the newer parts of Landlock".to_owned());
+            }
+        }
+        Err(error) => missing.push(format!("read-only files (Landlock: {error})")),
+    }
+    if plan.network {
+        active.push("with network (`reward_network`)".to_owned());
+    } else {
+        match no_network() {
+            Ok(()) => active.push("no network".to_owned()),
+            Err(error) => missing.push(format!("no network (seccomp: {error})")),
+        }
+    }
+    if plan.in_namespace {
+        active.push("a PID namespace".to_owned());
+    } else {
+        missing.push("namespaces".to_owned());
+    }
+    let missing = if missing.is_empty() {
+        String::new()
+    } else {
+        format!("; this system does not allow: {}", missing.join(", "))
+    };
+    format!("{}{missing}", active.join(", "))
+}
+
+fn writable_words(plan: &Plan) -> String {
+    let shared = (!plan.in_namespace).then(|| SHARED_MEMORY.to_owned());
+    let named = plan.writable.iter().map(|path| path.display().to_string());
+    let all: Vec<String> = ["a temporary folder".to_owned()].into_iter().chain(shared).chain(named).collect();
+    all.join(" and ")
+}
+
+/// Memory is limited by what is private and can be written to, not by addresses: those are reserved by the gigabyte by
+/// interpreters that never touch them.
+fn limit(plan: &Plan) -> rustix::io::Result<()> {
+    set_limit(Resource::Data, plan.memory, plan.memory)?;
+    set_limit(Resource::Cpu, plan.cpu, plan.cpu.saturating_add(GRACE))?;
+    set_limit(Resource::Fsize, plan.file_size, plan.file_size)?;
+    set_limit(Resource::Core, 0, 0)?;
+    // It counts what the user has on the whole machine, and root's not at all. So it is no more than a second line behind the
+    // watcher, for whatever multiplies faster than that looks.
+    let all = tasks().saturating_add(MORE_TASKS);
+    set_limit(Resource::Nproc, all, all)
+}
+
+/// Processes and threads of the machine.
+fn tasks() -> u64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let tasks = load.split(' ').nth(3).and_then(|tasks| tasks.split_once('/')?.1.parse().ok());
+    tasks.unwrap_or(u64::MAX)
+}
+
+/// Lowers a limit; one that is lower already stays.
+fn set_limit(resource: Resource, soft: u64, hard: u64) -> rustix::io::Result<()> {
+    let now = getrlimit(resource);
+    let lower = |now: Option<u64>, most: u64| Some(now.map_or(most, |now| now.min(most)));
+    setrlimit(resource, Rlimit { current: lower(now.current, soft), maximum: lower(now.maximum, hard) })
+}
+
+/// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries. What writes is allowed
+/// beneath a few folders only, and so is sending signals to what is not its own.
+fn files(plan: &Plan) -> Result<RulesetStatus, landlock::RulesetError> {
+    let writing = AccessFs::from_write(KNOWN);
+    let ruleset = Ruleset::default().handle_access(writing)?.scope(Scope::Signal)?;
+    let ruleset = if plan.network { ruleset } else { ruleset.scope(Scope::AbstractUnixSocket)? };
+    let folders = plan.writable.iter().chain([&plan.scratch]);
+    let status = ruleset
+        .create()?
+        .add_rules(path_beneath_rules(folders, writing))?
+        .add_rules(path_beneath_rules([SHARED_MEMORY], writing))?
+        .add_rules(path_beneath_rules(DEVICES, writing))?
+        .restrict_self()?;
+    Ok(status.ruleset)
+}
+
+/// Sockets are for this machine's processes alone. What is refused reads as a network that is down, which no other error
+/// does.
+fn no_network() -> Result<(), Box<dyn Error>> {
+    let is_other =
+        SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::AF_UNIX.unsigned_abs().into())?;
+    refuse_call(libc::SYS_socket, vec![SeccompRule::new(vec![is_other])?], libc::ENETDOWN)?;
+    // It makes sockets without that call. Who would use it goes on without where it is not known.
+    refuse_call(libc::SYS_io_uring_setup, Vec::new(), libc::ENOSYS)
+}
+
+fn refuse_call(call: i64, rules: Vec<SeccompRule>, error: i32) -> Result<(), Box<dyn Error>> {
+    let filter = SeccompFilter::new(
+        BTreeMap::from([(call, rules)]),
+        SeccompAction::Allow,
+        SeccompAction::Errno(error.unsigned_abs()),
+        env::consts::ARCH.try_into()?,
+    )?;
+    let program: BpfProgram = filter.try_into()?;
+    Ok(apply_filter(&program)?)
+}

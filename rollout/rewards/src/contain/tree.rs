@@ -1,0 +1,112 @@
+//! The processes below this one.
+
+use std::{collections::HashSet, fs, thread, time::Duration};
+
+use rustix::{
+    io::Errno,
+    param::page_size,
+    process::{Pid, Signal, WaitOptions, getpid, kill_process, wait},
+};
+
+/// Passes in which processes are stopped; a new one in each would have to be born between two looks.
+const PASSES: usize = 1000;
+
+/// How long killed processes may take to be gone.
+const PATIENCE: u32 = 5000;
+
+struct Entry {
+    pid: Pid,
+    parent: i32,
+    /// Bytes of memory, those that it shares with others included.
+    memory: u64,
+}
+
+/// What a `/proc/*/stat` says.
+fn entry(stat: &str) -> Option<Entry> {
+    let pid = stat.split(' ').next()?.parse().ok()?;
+    // The name before may have spaces and brackets.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let pages: u64 = fields.get(21)?.parse().ok()?;
+    Some(Entry { pid: Pid::from_raw(pid)?, parent: fields.get(1)?.parse().ok()?, memory: pages * page_size() as u64 })
+}
+
+/// All processes below this one; in a PID namespace of its own, `/proc` has no others.
+fn below() -> Vec<Entry> {
+    let is_process = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
+    let mut others: Vec<Entry> =
+        processes.filter_map(|process| entry(&fs::read_to_string(process.path().join("stat")).ok()?)).collect();
+    let mut known = HashSet::from([getpid().as_raw_nonzero().get()]);
+    let mut found = Vec::new();
+    loop {
+        let (new, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(|entry| known.contains(&entry.parent));
+        if new.is_empty() {
+            return found;
+        }
+        known.extend(new.iter().map(|entry| entry.pid.as_raw_nonzero().get()));
+        found.extend(new);
+        others = rest;
+    }
+}
+
+/// What the processes below this one take.
+pub struct Usage {
+    /// How many they are.
+    pub processes: usize,
+    /// Bytes of memory, each counted once.
+    pub memory: u64,
+}
+
+/// Counts. What processes share is told from what each has only where `most` bytes would be exceeded otherwise, since that
+/// takes long.
+pub fn usage(most: u64) -> Usage {
+    let found = below();
+    let at_most = found.iter().map(|entry| entry.memory).sum();
+    let memory = if at_most > most { found.iter().map(proportional).sum() } else { at_most };
+    Usage { processes: found.len(), memory }
+}
+
+/// The memory of a process, with its part of what it shares.
+fn proportional(entry: &Entry) -> u64 {
+    let told = fs::read_to_string(format!("/proc/{}/smaps_rollup", entry.pid.as_raw_nonzero())).unwrap_or_default();
+    let kilobytes = told.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse().ok());
+    kilobytes.map_or(entry.memory, |kilobytes: u64| kilobytes * 1024)
+}
+
+/// Kills all processes below this one, which gathers orphans, and waits until none is left.
+pub fn kill_all() {
+    // Those that are stopped start no more, so that even one that does nothing else comes to an end.
+    let mut stopped = HashSet::new();
+    for _ in 0..PASSES {
+        let new: Vec<Pid> = below().into_iter().map(|entry| entry.pid).filter(|pid| stopped.insert(*pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        for pid in new {
+            let _ = kill_process(pid, Signal::STOP);
+        }
+    }
+    for _ in 0..PATIENCE {
+        for entry in below() {
+            let _ = kill_process(entry.pid, Signal::KILL);
+        }
+        while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+        if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_proc_is_read_whatever_the_name() {
+        let stat = "42 (a) b (c) S 7 42 42 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 9 1000 3 18446744073709551615";
+        let entry = entry(stat).unwrap();
+        assert_eq!((entry.pid.as_raw_nonzero().get(), entry.parent), (42, 7));
+        assert_eq!(entry.memory, 3 * page_size() as u64);
+    }
+}

@@ -1,0 +1,240 @@
+//! What programs are contained in, and what they are told of it when they fail.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    process::{self, Command},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::getpriority_process;
+use shared::{
+    config::RewardHost,
+    memory::{self, Size},
+};
+use tempfile::TempDir;
+
+use crate::contain::{self, Plan};
+
+/// Variables of the environment that programs get in any case, by their names; with `*` at the end, all that begin so.
+/// Interpreters find themselves and their libraries with them, and none holds a secret.
+const USUAL: [&str; 27] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TERM",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "TZDIR",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    "PYENV_*",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONHASHSEED",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "CUDA_*",
+    "NVIDIA_*",
+    "OMP_*",
+    "MKL_*",
+    "OPENBLAS_*",
+];
+
+/// Where a cache is kept that is read more than written, below the folder of caches.
+const HUB_CACHE: &str = "huggingface";
+
+/// How long the first process may take to say how it is contained.
+const FIRST_WORD: Duration = Duration::from_secs(2);
+
+/// Words of an error by which a refusal is known, in lower case.
+const NETWORK: [&str; 6] = [
+    "network is down",
+    "name resolution",
+    "resolve host",
+    "name or service not known",
+    "nodename nor servname",
+    "getaddrinfo",
+];
+const WRITING: [&str; 3] = ["permission denied", "read-only file system", "eacces"];
+const MEMORY: [&str; 5] =
+    ["memoryerror", "cannot allocate memory", "bad_alloc", "out of memory", "can't start new thread"];
+const FILE_SIZE: [&str; 2] = ["file too large", "efbig"];
+
+/// How the first process of this program was contained, once it has said so.
+static ACTIVE: Mutex<Option<String>> = Mutex::new(None);
+
+/// Whether a process was started.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// How programs of reward functions are contained, in one line; none where none was started.
+#[must_use]
+pub fn contained() -> Option<String> {
+    let begun = Instant::now();
+    loop {
+        let active = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if active.is_some() || !STARTED.load(Ordering::Relaxed) || begun.elapsed() > FIRST_WORD {
+            return active;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Takes the words of a process about how it is contained; those of the first go to the log.
+pub(super) fn is_active(words: &str) {
+    let mut active = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    if active.is_none() {
+        tracing::info!("programs of reward functions run with {words}");
+        *active = Some(words.to_owned());
+    }
+}
+
+/// What the processes of a function may do and take.
+#[derive(Debug)]
+pub(super) struct Containment {
+    plan: Plan,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Containment {
+    /// As the host says.
+    ///
+    /// # Errors
+    /// A folder that is not there.
+    pub fn of(host: &RewardHost) -> Result<Self, String> {
+        let bounds = &host.bounds;
+        let writable: Vec<PathBuf> = bounds
+            .writable
+            .iter()
+            .map(|path| match path.canonicalize() {
+                Ok(path) => Ok(path),
+                Err(error) => Err(format!("`reward_writable`: {}: {error}", path.display())),
+            })
+            .collect::<Result<_, _>>()?;
+        let plan = Plan {
+            parent: process::id(),
+            network: bounds.network,
+            writable,
+            scratch: PathBuf::new(),
+            memory: bounds.memory.or_else(|| Some(memory::total().ok()? / 2)).unwrap_or(u64::MAX),
+            cpu: bounds.cpu,
+            processes: bounds.processes,
+            file_size: bounds.file_size,
+            in_namespace: false,
+            nice: getpriority_process(None).unwrap_or_default(),
+        };
+        Ok(Self { plan, environment: environment(&bounds.env, env::vars_os()) })
+    }
+
+    /// The command that starts a program, and the folder that it may write to, which goes when it is dropped.
+    ///
+    /// # Errors
+    /// Why it cannot be started.
+    pub fn command(&self, program: &Path, args: &[OsString], dir: &Path) -> Result<(Command, TempDir), String> {
+        let fail = |reason: String| format!("`{}` cannot be started: {reason}", program.display());
+        if !dir.is_dir() {
+            return Err(fail(format!("{} is no folder", dir.display())));
+        }
+        if !is_found(program, &self.environment) {
+            return Err(fail("there is no such program".to_owned()));
+        }
+        let scratch = tempfile::Builder::new().prefix("tandem-reward-").tempdir();
+        let scratch =
+            scratch.map_err(|e| fail(format!("no temporary folder in {}: {e}", env::temp_dir().display())))?;
+        let plan = Plan { scratch: scratch.path().to_owned(), ..self.plan.clone() };
+        let mut command =
+            contain::command(&rollout().map_err(fail)?, &plan, program.as_os_str(), args).map_err(fail)?;
+        command.current_dir(dir).env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
+        // Caches belong to what is thrown away, unless others are named; modules are not compiled to where they lie.
+        let folders = ["TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR"].map(|name| (name, scratch.path().as_os_str()));
+        for (name, value) in folders.into_iter().chain([("PYTHONDONTWRITEBYTECODE", OsStr::new("1"))]) {
+            if self.environment.iter().all(|(other, _)| other != name) {
+                command.env(name, value);
+            }
+        }
+        STARTED.store(true, Ordering::Relaxed);
+        Ok((command, scratch))
+    }
+
+    /// A reason of failure, with what the containment may have had to do with it: `words` is where that shows.
+    pub fn explained(&self, reason: String, words: &str) -> String {
+        let words = words.to_lowercase();
+        let has = |signs: &[&str]| signs.iter().any(|sign| words.contains(sign));
+        let plan = &self.plan;
+        let option = if !plan.network && has(&NETWORK) {
+            "reward programs have no network unless `reward_network` is true".to_owned()
+        } else if has(&MEMORY) {
+            format!("reward programs may take {} of memory (`reward_memory`)", Size(plan.memory))
+        } else if has(&FILE_SIZE) {
+            format!("reward programs may write files of {} (`reward_file_size`)", Size(plan.file_size))
+        } else if has(&WRITING) {
+            "reward programs may write to their temporary folder (TMPDIR) and to `reward_writable` only".to_owned()
+        } else {
+            return reason;
+        };
+        format!("{reason}; {option}")
+    }
+}
+
+/// The program that contains others: this one, or the one that was built with this one.
+fn rollout() -> Result<PathBuf, String> {
+    let own = env::current_exe().map_err(|e| e.to_string())?;
+    if own.file_stem() == Some(OsStr::new("rollout")) {
+        // Also where a new one has taken its place on the disk.
+        return Ok("/proc/self/exe".into());
+    }
+    let beside = own.ancestors().skip(1).take(2).map(|folder| folder.join("rollout")).find(|path| path.is_file());
+    beside.ok_or_else(|| format!("`rollout` is not beside {}; build it with `cargo build --release`", own.display()))
+}
+
+/// Whether there is a program of that name, which is looked up as the shell does.
+fn is_found(program: &Path, environment: &[(OsString, OsString)]) -> bool {
+    if program.components().count() > 1 {
+        return program.is_file();
+    }
+    let path = environment.iter().find(|(name, _)| name == "PATH");
+    path.is_none_or(|(_, path)| env::split_paths(path).any(|folder| folder.join(program).is_file()))
+}
+
+/// The variables that a program gets.
+fn environment(named: &[String], all: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let is_meant = |name: &str, pattern: &str| match pattern.strip_suffix('*') {
+        Some(begin) => name.starts_with(begin),
+        None => name == pattern,
+    };
+    let patterns = || USUAL.into_iter().chain(named.iter().map(String::as_str));
+    let is_kept = |name: &OsStr| name.to_str().is_some_and(|name| patterns().any(|pattern| is_meant(name, pattern)));
+    let (mut kept, mut home, mut caches) = (Vec::new(), None, None);
+    for (name, value) in all {
+        match name.to_str() {
+            Some("HOME") => home = Some(Path::new(&value).join(".cache")),
+            Some("XDG_CACHE_HOME") => caches = Some(PathBuf::from(&value)),
+            _ => {}
+        }
+        if is_kept(&name) || name == "HF_HOME" {
+            kept.push((name, value));
+        }
+    }
+    // What was downloaded before stays to be read, though the folder of caches is another.
+    if let Some(caches) = caches.or(home).filter(|_| !kept.iter().any(|(name, _)| name == "HF_HOME")) {
+        kept.push(("HF_HOME".into(), caches.join(HUB_CACHE).into()));
+    }
+    kept
+}
+
+#[cfg(test)]
+#[path = "containment_tests.rs"]
+mod tests;

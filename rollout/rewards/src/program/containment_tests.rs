@@ -1,0 +1,211 @@
+//! Programs that reach for more than they may have.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use harness::processes;
+use rustix::io::{FdFlags, fcntl_setfd};
+use shared::{RewardOutcome, config::RewardBounds};
+
+use super::*;
+use crate::{Registry, RewardFunction, RewardInput, testing};
+
+/// A function with processes that start in a folder, bounded otherwise than by default.
+fn function(folder: &Path, spec: &str, bound: impl FnOnce(&mut RewardBounds)) -> RewardFunction {
+    let mut host = RewardHost { dir: folder.to_owned(), ..testing::host() };
+    bound(&mut host.bounds);
+    Registry::default().on(host).function(spec).unwrap()
+}
+
+/// A function in Python, its body being `text`, from a file in a folder.
+fn python(folder: &Path, text: &str, bound: impl FnOnce(&mut RewardBounds)) -> RewardFunction {
+    let body: String = text.lines().map(|line| format!("    {line}\n")).collect();
+    fs::write(folder.join("r.py"), format!("import os, sys\n\n\ndef f(completions, **kwargs):\n{body}")).unwrap();
+    function(folder, "r.py:f", bound)
+}
+
+/// The outcome for one completion.
+fn outcome(function: &RewardFunction, text: &str) -> RewardOutcome {
+    let deadline = Some(Instant::now() + Duration::from_secs(60));
+    let input = RewardInput { completions: testing::completions(&[text]), deadline, ..RewardInput::default() };
+    function.reward().score(&input).remove(0)
+}
+
+fn reason(outcome: RewardOutcome) -> String {
+    match outcome {
+        RewardOutcome::Failed(reason) => reason,
+        other => panic!("{other:?} is no failure"),
+    }
+}
+
+/// Asserts that the function fails for a reason with these words.
+fn assert_fails(function: &RewardFunction, words: &[&str]) {
+    let reason = reason(outcome(function, "a"));
+    assert!(words.iter().all(|word| reason.contains(word)), "{words:?} in {reason}");
+}
+
+const ONE: RewardOutcome = RewardOutcome::Score(1.0);
+
+#[test]
+fn programs_get_paths_and_language_and_what_is_named_but_no_keys() {
+    let given = [
+        ("PATH", "/bin"),
+        ("LC_ALL", "C"),
+        ("HF_TOKEN", "x"),
+        ("WANDB_API_KEY", "x"),
+        ("AWS_SECRET", "x"),
+        ("JUDGE_KEY", "x"),
+        ("JUDGE_URL", "x"),
+        ("HOME", "/h"),
+    ];
+    let given = || given.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    let names = |named: &[&str]| -> Vec<String> {
+        let named: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
+        environment(&named, given()).into_iter().map(|(name, _)| name.into_string().unwrap()).collect()
+    };
+    assert_eq!(names(&[]), ["PATH", "LC_ALL", "HOME", "HF_HOME"]);
+    let named = names(&["JUDGE_*", "HF_TOKEN"]);
+    assert_eq!(named, ["PATH", "LC_ALL", "HF_TOKEN", "JUDGE_KEY", "JUDGE_URL", "HOME", "HF_HOME"]);
+    assert_eq!(environment(&[], given()).last().unwrap().1, "/h/.cache/huggingface");
+}
+
+/// Cargo sets the variable for its tests.
+#[test]
+fn a_program_has_only_the_variables_that_are_usual_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "return [float('CARGO_MANIFEST_DIR' in os.environ)]";
+    assert_eq!(outcome(&python(folder.path(), text, |_| {}), "a"), RewardOutcome::Score(0.0));
+    let named = python(folder.path(), text, |bounds| bounds.env = vec!["CARGO_*".into()]);
+    assert_eq!(outcome(&named, "a"), ONE);
+}
+
+#[test]
+fn a_program_has_no_descriptors_but_its_streams() {
+    let folder = tempfile::tempdir().unwrap();
+    let inherited = File::create(folder.path().join("lock")).unwrap();
+    fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
+    let count = "command:run=read -r line; n=0; for i in $(seq 3 99); do if [ -e /proc/$$/fd/$i ]; then n=$((n + 1)); fi; \
+                 done; echo [$n]";
+    assert_eq!(outcome(&function(folder.path(), count, |_| {}), "a"), RewardOutcome::Score(0.0));
+    drop(inherited);
+}
+
+#[test]
+fn the_network_is_refused_by_name_and_allowed_on_demand() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let text = format!(
+        "import socket\nsocket.create_connection(('{}', {}), 5).close()\nreturn [1.0]",
+        address.ip(),
+        address.port()
+    );
+    assert_fails(&python(folder.path(), &text, |_| {}), &["Network is down", "`reward_network`"]);
+    assert_eq!(outcome(&python(folder.path(), &text, |bounds| bounds.network = true), "a"), ONE);
+    assert!(listener.accept().is_ok());
+    // What libraries make of it.
+    let wrapped = "import urllib.request\ntry:\n    urllib.request.urlopen('http://127.0.0.1:1/')\n\
+                   except OSError as error:\n    raise RuntimeError('the judge does not answer') from error";
+    assert_fails(
+        &python(folder.path(), wrapped, |_| {}),
+        &["RuntimeError: the judge", "Network is down", "`reward_network`"],
+    );
+    let program = "command:run=read -r line; python3 -c 'import socket; socket.socket()'";
+    assert_fails(&function(folder.path(), program, |_| {}), &["exit status: 1", "`reward_network`"]);
+}
+
+#[test]
+fn writing_is_refused_by_name_but_in_the_temporary_folder_and_where_it_is_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    let text = format!("open({:?}, 'w').close()\nreturn [1.0]", kept);
+    assert_fails(&python(folder.path(), &text, |_| {}), &["PermissionError", "`reward_writable`"]);
+    assert!(!kept.exists());
+    let named = python(folder.path(), &text, |bounds| bounds.writable = vec![folder.path().to_owned()]);
+    assert_eq!(outcome(&named, "a"), ONE);
+    assert!(kept.exists());
+    let removed = format!("os.remove({kept:?})");
+    assert_fails(&python(folder.path(), &removed, |_| {}), &["PermissionError", "`reward_writable`"]);
+    assert!(kept.exists());
+
+    let own = "command:run=read -r line; echo x > $TMPDIR/x && cp $TMPDIR/x $XDG_CACHE_HOME/y && echo [1]; sleep 1000";
+    let own = function(folder.path(), own, |_| {});
+    let folders = || fs::read_dir(env::temp_dir()).unwrap().flatten().filter(|e| e.path().join("y").exists()).count();
+    assert_eq!(outcome(&own, "a"), ONE);
+    assert_eq!(folders(), 1);
+    drop(own);
+    assert_eq!(folders(), 0, "the temporary folder goes with the process");
+
+    let mut host = testing::host();
+    host.bounds.writable = vec!["/no/such".into()];
+    let error = Registry::default().on(host).function("command:run=true").unwrap_err().to_string();
+    assert!(error.contains("`reward_writable`: /no/such: "), "{error}");
+}
+
+#[test]
+fn too_much_memory_is_refused_by_name_and_the_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = |bounds: &mut RewardBounds| bounds.memory = Some(200 << 20);
+    let text = "size = 10**9 if completions[0] == 'a' else 10\nreturn [float(len('x' * size) > 0)]";
+    let function = python(folder.path(), text, small);
+    assert_fails(&function, &["MemoryError", "200.0 MiB of memory (`reward_memory`)"]);
+    assert_eq!(outcome(&function, "b"), ONE);
+    // Each is small enough, all together are not.
+    let text = "import time\nif completions[0] == 'a':\n    for _ in range(4):\n        if os.fork() == 0:\n            \
+                x = b'x' * (80 << 20)\n            time.sleep(1000)\n    time.sleep(1000)\nreturn [1.0]";
+    let function = python(folder.path(), text, small);
+    assert_fails(&function, &["took more than 200.0 MiB of memory with all that it started (`reward_memory`)"]);
+    assert_eq!(outcome(&function, "b"), ONE);
+}
+
+#[test]
+fn too_many_processes_end_it_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let bomb = format!("command:run=read -r line; while true; do tail -f {} & done", folder.path().display());
+    let function = function(folder.path(), &bomb, |bounds| bounds.processes = 20);
+    assert_fails(&function, &["more than 20 processes of it (`reward_max_processes`)"]);
+    drop(function);
+    processes::wait_for(0, "", folder.path());
+}
+
+#[test]
+fn too_large_a_file_ends_it_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = |bounds: &mut RewardBounds| bounds.file_size = 1 << 20;
+    let program = function(folder.path(), "command:run=read -r line; yes > $TMPDIR/x", small);
+    assert_fails(&program, &["a file of more than 1.0 MiB (`reward_file_size`)"]);
+    let text = "with open(os.environ['TMPDIR'] + '/x', 'w') as file:\n    file.write('x' * (2 << 20))";
+    assert_fails(&python(folder.path(), text, small), &["File too large", "1.0 MiB (`reward_file_size`)"]);
+}
+
+#[test]
+fn too_much_processor_time_ends_it_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let spins = "command:run=read -r line; while true; do true; done";
+    let function = function(folder.path(), spins, |bounds| bounds.cpu = 1);
+    assert_fails(&function, &["the 1 s of processor time that `reward_cpu` allows"]);
+}
+
+#[test]
+fn threads_processes_and_asyncio_work_as_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(
+        folder.path().join("r.py"),
+        "import asyncio, multiprocessing, subprocess, sys, tempfile\n\
+         from concurrent.futures import ThreadPoolExecutor\n\n\n\
+         def double(x):\n    return 2 * x\n\n\n\
+         async def f(completions, **kwargs):\n    \
+         with multiprocessing.Pool(2) as pool:\n        assert pool.map(double, [1, 2]) == [2, 4]\n    \
+         with multiprocessing.Manager() as manager:\n        manager.list([1]).append(2)\n    \
+         with ThreadPoolExecutor(4) as pool:\n        assert list(pool.map(double, [1])) == [2]\n    \
+         with tempfile.NamedTemporaryFile() as file:\n        file.write(b'x')\n    \
+         process = await asyncio.create_subprocess_exec(sys.executable, '-c', 'print(1)', stdout=subprocess.PIPE)\n    \
+         said, _ = await process.communicate()\n    await asyncio.sleep(0.01)\n    return [float(said)]\n",
+    )
+    .unwrap();
+    assert_eq!(outcome(&function(folder.path(), "r.py:f", |_| {}), "a"), ONE);
+}
