@@ -12,6 +12,7 @@ pub mod config;
 mod declare;
 pub mod exit;
 pub mod group;
+pub mod heartbeat;
 pub mod ids;
 pub mod logging;
 pub mod manifest;
@@ -28,6 +29,7 @@ pub mod resume;
 pub mod rng;
 pub mod run_dir;
 pub mod sampling;
+pub mod signals;
 pub mod testing;
 pub mod versions;
 

@@ -1,6 +1,7 @@
 //! Keeps the pair alive: restarts what dies, tells configuration errors from crashes, ends in order.
 
 mod process;
+mod pulse;
 #[cfg(test)]
 mod tests;
 
@@ -11,9 +12,14 @@ use std::{
 };
 
 use anyhow::{Error, Result, bail};
-use shared::exit::{ENDED_BY_SIGNAL, HOPELESS};
+use shared::{
+    config::TrainConfig,
+    exit::{ENDED_BY_SIGNAL, HOPELESS},
+    heartbeat::Deadlines,
+};
 
 pub use process::{Process, Spec, describe};
+use pulse::Verdict;
 
 /// How the run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,18 +47,23 @@ pub struct Limits {
     pub evaluates: bool,
     /// How long a process may take to follow SIGTERM before it is killed.
     pub after_term: Duration,
+    /// How long a process may go without progress before it is killed.
+    pub deadlines: Deadlines,
 }
 
 impl Limits {
-    /// The bounds of a training run; `evaluation` is the time for a last evaluation, if the run has any.
-    pub fn new(max_restarts: u32, evaluation: Option<Duration>) -> Self {
+    /// The bounds of a training run.
+    pub fn new(config: &TrainConfig) -> Self {
+        let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
+        let deadlines = Deadlines::of(config);
         Self {
-            max_restarts,
+            max_restarts: config.max_restarts,
             early: Duration::from_secs(30),
             pause: Duration::from_millis(500),
-            farewell: evaluation.unwrap_or(IDLE_FAREWELL),
-            evaluates: evaluation.is_some(),
+            farewell: if evaluates { deadlines.peer } else { IDLE_FAREWELL },
+            evaluates,
             after_term: Duration::from_secs(5),
+            deadlines,
         }
     }
 }
@@ -113,7 +124,25 @@ impl Pair<'_> {
             if let Some(status) = self.sampler.ended()? {
                 self.sampler_ended(status, steps)?;
             }
+            self.end_silent();
             std::thread::sleep(TICK);
+        }
+    }
+
+    /// Kills the process that makes no progress; its end is then seen like that of any other.
+    fn end_silent(&mut self) {
+        let deadlines = &self.limits.deadlines;
+        for member in [&mut self.learner, &mut self.sampler] {
+            member.look(deadlines, self.watch);
+        }
+        // Each waits for the other, so something between them was lost. The sampler has no state of its own to lose.
+        let both = self.learner.waiting().min(self.sampler.waiting());
+        if both >= deadlines.peer {
+            let reason = format!(
+                "and the learner have been waiting for each other for {:.0} s (`peer_timeout`)",
+                both.as_secs_f64()
+            );
+            self.sampler.end_for(reason, self.watch);
         }
     }
 
@@ -150,7 +179,7 @@ impl Pair<'_> {
             self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
             let lines = self.learner.last_lines();
             self.learner.show_death(status, &lines, self.watch);
-            bail!("the learner did not stop in order: {}", error_line(&lines, status));
+            bail!("the learner did not stop in order: {}", self.learner.error_line(&lines, status));
         }
         if let Err(reason) = self.learner.bury(status, steps, &self.limits, self.watch) {
             self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
@@ -251,12 +280,32 @@ struct Member {
     restarts: u32,
     steps_at_start: u64,
     last_error: Option<String>,
+    /// Why the process was killed from here.
+    ended_for: Option<String>,
 }
 
 impl Member {
     fn start(spec: Spec, steps: u64) -> Result<Self> {
         let process = Some(Process::start(&spec)?);
-        Ok(Self { spec, process, restarts: 0, steps_at_start: steps, last_error: None })
+        Ok(Self { spec, process, restarts: 0, steps_at_start: steps, last_error: None, ended_for: None })
+    }
+
+    fn look(&mut self, deadlines: &Deadlines, watch: &mut dyn Watch) {
+        match self.process.as_mut().map_or(Verdict::Fine, |process| process.look(deadlines)) {
+            Verdict::Fine => (),
+            Verdict::Tell(what) => watch.say(&format!("{} {what}", self.spec.name)),
+            Verdict::End(reason) => self.end_for(reason, watch),
+        }
+    }
+
+    fn waiting(&self) -> Duration {
+        self.process.as_ref().map_or(Duration::ZERO, Process::waiting)
+    }
+
+    fn end_for(&mut self, reason: String, watch: &mut dyn Watch) {
+        watch.say(&format!("{} {reason}, and is ended", self.spec.name));
+        self.ended_for = Some(reason);
+        self.kill();
     }
 
     fn restart(&mut self, steps: u64, limits: &Limits) -> Result<()> {
@@ -264,7 +313,13 @@ impl Member {
         self.process = Some(Process::start(&self.spec)?);
         self.restarts += 1;
         self.steps_at_start = steps;
+        self.ended_for = None;
         Ok(())
+    }
+
+    /// How the process ended, in words.
+    fn describe(&self, status: ExitStatus) -> String {
+        self.ended_for.as_ref().map_or_else(|| describe(status), |reason| format!("{} {reason}", self.spec.name))
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
@@ -292,7 +347,7 @@ impl Member {
     }
 
     fn show_death(&self, status: ExitStatus, lines: &[String], watch: &mut dyn Watch) {
-        watch.say(&format!("{} ended: {}; its last log lines:", self.spec.name, describe(status)));
+        watch.say(&format!("{} ended: {}; its last log lines:", self.spec.name, self.describe(status)));
         for line in lines {
             watch.say(&format!("  | {line}"));
         }
@@ -303,7 +358,7 @@ impl Member {
         let name = self.spec.name;
         let log = self.spec.log.display();
         let lines = self.last_lines();
-        if watch.memory_ran_out() && status.signal() == Some(libc::SIGKILL) {
+        if watch.memory_ran_out() && status.signal() == Some(libc::SIGKILL) && self.ended_for.is_none() {
             // It would take as much again.
             bail!(
                 "{name} was killed by the kernel, most likely for lack of memory; {} (log: {log})",
@@ -314,7 +369,7 @@ impl Member {
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.
         let decided = status.code().is_some() && !ended_by_signal(status);
         let hopeless = status.code() == Some(HOPELESS.into());
-        let error = (hopeless || decided && !advanced).then(|| error_line(&lines, status));
+        let error = (hopeless || decided && !advanced).then(|| self.error_line(&lines, status));
         let early = self.restarts == 0 && self.process.as_ref().is_some_and(|p| p.age() < limits.early);
         if let Some(error) = &error
             && (hopeless || early || self.last_error.as_ref() == Some(error))
@@ -327,26 +382,24 @@ impl Member {
             bail!(
                 "{name} died {} times, last by {}; `max_restarts` is {} (log: {log})",
                 self.restarts + 1,
-                describe(status),
+                self.describe(status),
                 limits.max_restarts
             );
         }
         watch.say(&format!("restarting {name} ({} of {} restarts)", self.restarts + 1, limits.max_restarts));
         Ok(())
     }
+
+    /// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status. One that was
+    /// killed from here has nothing to say about that.
+    fn error_line(&self, lines: &[String], status: ExitStatus) -> String {
+        let said =
+            lines.iter().rev().find_map(|line| line.strip_prefix("error: ")).or(lines.last().map(String::as_str));
+        said.filter(|_| self.ended_for.is_none()).map_or_else(|| self.describe(status), |line| line.trim().to_owned())
+    }
 }
 
-/// Whether a process ended in order because a signal asked it to.
+/// Whether a process ended because a signal asked it to: in order, or before it could listen to signals.
 fn ended_by_signal(status: ExitStatus) -> bool {
-    status.code() == Some(ENDED_BY_SIGNAL.into())
-}
-
-/// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status.
-fn error_line(lines: &[String], status: ExitStatus) -> String {
-    lines
-        .iter()
-        .rev()
-        .find_map(|line| line.strip_prefix("error: "))
-        .or_else(|| lines.last().map(String::as_str))
-        .map_or_else(|| describe(status), |line| line.trim().to_owned())
+    status.code() == Some(ENDED_BY_SIGNAL.into()) || status.signal() == Some(libc::SIGTERM)
 }

@@ -10,11 +10,7 @@ mod rehearsal;
 mod resolve;
 mod sampler_check;
 
-use std::{
-    ffi::OsString,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, process::ExitCode, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::builder::StyledStr;
@@ -230,8 +226,7 @@ pub fn train(mut config: TrainConfig) -> Result<Trained> {
     let mut watch = progress::Progress::new(&config, &dir);
     let first_step = watch.steps();
     watch.announce(&config);
-    let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
-    let limits = Limits::new(config.max_restarts, evaluates.then(|| Duration::from_secs_f64(config.peer_timeout)));
+    let limits = Limits::new(&config);
     let learner =
         spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
     let sampler = spec("rollout", &dir, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;

@@ -17,6 +17,7 @@ use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
+    heartbeat::{self, Deadlines, Phase},
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 use tch::Device;
@@ -90,7 +91,7 @@ pub fn run(
         total_steps: run.state.total_steps,
         ..LearnerStatus::default()
     };
-    let link = Link::start(end, status, queue_capacity(config), Duration::from_secs_f64(config.peer_timeout));
+    let link = Link::start(end, status, queue_capacity(config), Deadlines::of(config).silence_of_peer());
     let mut collector = Collector::new(config, run.model.config().vocab_size);
     let outcome = run.all_steps(&mut collector, &link, stop)?;
     if run.durable < run.state.step {
@@ -152,6 +153,7 @@ impl<'a> Run<'a> {
                 return Ok(Outcome::Stopped);
             };
             let waited = start.elapsed();
+            heartbeat::beat(Phase::Step);
             let failures = failures::of(&groups);
             self.look_at_failures(&failures, link)?;
             if self.config.save_step_batches {
@@ -159,6 +161,7 @@ impl<'a> Run<'a> {
             }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
             let trained = self.trainer.step(&batch, self.state.step)?;
+            heartbeat::beat(Phase::Save);
             self.advance(&batch);
             let published = self.publish(link)?;
             let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;
@@ -268,6 +271,7 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
+        heartbeat::beat(Phase::Save);
         let limit = self.config.save_total_limit;
         self.metrics.sync()?;
         checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;
