@@ -1,5 +1,6 @@
 //! Keeps the pair alive: restarts what dies, tells configuration errors from crashes, ends in order.
 
+mod logs;
 mod process;
 mod pulse;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use shared::{
     config::TrainConfig,
     exit::{ENDED_BY_SIGNAL, HOPELESS},
     heartbeat::Deadlines,
+    memory::Shortage,
 };
 
 pub use process::{Process, Spec, describe};
@@ -76,8 +78,8 @@ pub trait Watch {
     fn interrupts(&mut self) -> usize;
     /// Tells the user something.
     fn say(&mut self, line: &str);
-    /// Whether the kernel has killed any process for lack of memory since the last call.
-    fn memory_ran_out(&mut self) -> bool;
+    /// For what lack of memory the kernel has killed a process since the last call, if it has.
+    fn memory_ran_out(&mut self) -> Option<Shortage>;
 }
 
 const TICK: Duration = Duration::from_millis(50);
@@ -125,6 +127,7 @@ impl Pair<'_> {
                 self.sampler_ended(status, steps)?;
             }
             self.end_silent();
+            self.turn_logs_over();
             std::thread::sleep(TICK);
         }
     }
@@ -143,6 +146,16 @@ impl Pair<'_> {
                 both.as_secs_f64()
             );
             self.sampler.end_for(reason, self.watch);
+        }
+    }
+
+    fn turn_logs_over(&mut self) {
+        for log in [&self.learner.spec.log, &self.sampler.spec.log] {
+            let lost = match logs::turn_over(log) {
+                Ok(lost) => lost.then(|| "its older lines are lost, since they could not be copied".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            lost.iter().for_each(|what| self.watch.say(&format!("warning: {}: {what}", log.display())));
         }
     }
 
@@ -358,12 +371,10 @@ impl Member {
         let name = self.spec.name;
         let log = self.spec.log.display();
         let lines = self.last_lines();
-        if watch.memory_ran_out() && status.signal() == Some(libc::SIGKILL) && self.ended_for.is_none() {
+        let killed = status.signal() == Some(libc::SIGKILL) && self.ended_for.is_none();
+        if let Some(shortage) = watch.memory_ran_out().filter(|_| killed) {
             // It would take as much again.
-            bail!(
-                "{name} was killed by the kernel, most likely for lack of memory; {} (log: {log})",
-                self.spec.smaller
-            );
+            bail!("{name} was {shortage}; {} (log: {log})", self.spec.smaller);
         }
         let advanced = steps > self.steps_at_start;
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.

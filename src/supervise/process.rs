@@ -131,7 +131,9 @@ impl Process {
         const WINDOW: u64 = 16 * 1024;
         let mut file = fs::File::open(&self.log)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(self.log_start.max(length.saturating_sub(WINDOW))))?;
+        // A log that was turned over begins anew.
+        let start = if length < self.log_start { 0 } else { self.log_start };
+        file.seek(SeekFrom::Start(start.max(length.saturating_sub(WINDOW))))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

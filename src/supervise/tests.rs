@@ -41,8 +41,8 @@ impl Watch for Scripted {
         self.said.push(line.to_owned());
     }
 
-    fn memory_ran_out(&mut self) -> bool {
-        self.dir.join("no-memory").exists()
+    fn memory_ran_out(&mut self) -> Option<Shortage> {
+        self.dir.join("no-memory").exists().then_some(Shortage::Machine)
     }
 }
 

@@ -17,6 +17,7 @@ use shared::{
     ModelDir, PolicyVersion, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     config::TrainConfig,
+    disk_room,
     heartbeat::{self, Deadlines, Phase},
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
@@ -162,6 +163,8 @@ impl<'a> Run<'a> {
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
             let trained = self.trainer.step(&batch, self.state.step)?;
             heartbeat::beat(Phase::Save);
+            let gone = disk_room::make(self.run_dir)?;
+            self.notices.tell(gone.map(|what| notices::disk_short(self.state.step, &what)))?;
             self.advance(&batch);
             let published = self.publish(link)?;
             let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published })?;

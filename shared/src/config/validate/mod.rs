@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 37] = [
+        let cases: [(&str, Break); 40] = [
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
             ("empty path", |c| c.dataset = ["a".into(), "".into()].into_iter().collect()),
