@@ -1,5 +1,6 @@
 //! Keeps the pair alive: restarts what dies, tells configuration errors from crashes, ends in order.
 
+mod chaos;
 mod logs;
 mod process;
 mod pulse;
@@ -20,6 +21,8 @@ use shared::{
     memory::Shortage,
 };
 
+pub use chaos::Chaos;
+use chaos::Deed;
 pub use process::{Process, Spec, describe};
 use pulse::Verdict;
 
@@ -51,6 +54,8 @@ pub struct Limits {
     pub after_term: Duration,
     /// How long a process may go without progress before it is killed.
     pub deadlines: Deadlines,
+    /// Faults on purpose.
+    pub chaos: Option<Chaos>,
 }
 
 impl Limits {
@@ -66,6 +71,7 @@ impl Limits {
             evaluates,
             after_term: Duration::from_secs(5),
             deadlines,
+            chaos: None,
         }
     }
 }
@@ -94,7 +100,7 @@ pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn W
     let steps = watch.tick();
     let learner = Member::start(learner, steps)?;
     let sampler = Member::start(sampler, steps)?;
-    Pair { learner, sampler, limits, watch, first_step: steps, stopping: false, given_up: None }.run()
+    Pair { learner, sampler, limits, watch, first_step: steps, furthest: steps, stopping: false, given_up: None }.run()
 }
 
 /// Both processes and what has been decided about them.
@@ -105,6 +111,8 @@ struct Pair<'a> {
     watch: &'a mut dyn Watch,
     /// Steps that were completed before this session.
     first_step: u64,
+    /// Most steps that were ever complete.
+    furthest: u64,
     /// Whether the user asked for the end, of the launcher or of the learner itself.
     stopping: bool,
     /// Why the sampler is not started again; the learner is then ending in order.
@@ -126,6 +134,7 @@ impl Pair<'_> {
             if let Some(status) = self.sampler.ended()? {
                 self.sampler_ended(status, steps)?;
             }
+            self.do_mischief(steps);
             self.end_silent();
             self.turn_logs_over();
             std::thread::sleep(TICK);
@@ -146,6 +155,28 @@ impl Pair<'_> {
                 both.as_secs_f64()
             );
             self.sampler.end_for(reason, self.watch);
+        }
+    }
+
+    /// Does what chaos asks for after the steps that are new, to a run that is to go on.
+    fn do_mischief(&mut self, steps: u64) {
+        let new = self.furthest + 1..=steps;
+        self.furthest = self.furthest.max(steps);
+        for member in [&mut self.learner, &mut self.sampler] {
+            member.go_on_in_time();
+        }
+        let Some(chaos) = self.limits.chaos.filter(|_| !self.stopping && self.given_up.is_none()) else { return };
+        let Some((step, deed)) = new.rev().find_map(|step| Some((step, chaos.after(step)?))) else { return };
+        let (Deed::Kill(victim) | Deed::Stop(victim, _)) = deed;
+        for member in [&mut self.learner, &mut self.sampler] {
+            if !victim.is(member.spec.name) {
+                continue;
+            }
+            let what = match deed {
+                Deed::Kill(_) => member.kill_for_fun(),
+                Deed::Stop(_, time) => member.stop_for(time),
+            };
+            self.watch.say(&format!("chaos after step {step}: {} is {what}", member.spec.name));
         }
     }
 
@@ -295,12 +326,25 @@ struct Member {
     last_error: Option<String>,
     /// Why the process was killed from here.
     ended_for: Option<String>,
+    /// It was killed by chaos, which is no fault of its own.
+    for_fun: bool,
+    /// Until when chaos has stopped it.
+    stopped_until: Option<Instant>,
 }
 
 impl Member {
     fn start(spec: Spec, steps: u64) -> Result<Self> {
         let process = Some(Process::start(&spec)?);
-        Ok(Self { spec, process, restarts: 0, steps_at_start: steps, last_error: None, ended_for: None })
+        Ok(Self {
+            spec,
+            process,
+            restarts: 0,
+            steps_at_start: steps,
+            last_error: None,
+            ended_for: None,
+            for_fun: false,
+            stopped_until: None,
+        })
     }
 
     fn look(&mut self, deadlines: &Deadlines, watch: &mut dyn Watch) {
@@ -308,6 +352,28 @@ impl Member {
             Verdict::Fine => (),
             Verdict::Tell(what) => watch.say(&format!("{} {what}", self.spec.name)),
             Verdict::End(reason) => self.end_for(reason, watch),
+        }
+    }
+
+    fn kill_for_fun(&mut self) -> &'static str {
+        self.for_fun = self.process.is_some();
+        self.kill();
+        "killed"
+    }
+
+    fn stop_for(&mut self, time: Duration) -> &'static str {
+        if let Some(process) = &mut self.process {
+            process.stop();
+            self.stopped_until = Some(Instant::now() + time);
+        }
+        "stopped"
+    }
+
+    fn go_on_in_time(&mut self) {
+        if self.stopped_until.take_if(|until| Instant::now() >= *until).is_some()
+            && let Some(process) = &mut self.process
+        {
+            process.go_on();
         }
     }
 
@@ -322,9 +388,11 @@ impl Member {
     }
 
     fn restart(&mut self, steps: u64, limits: &Limits) -> Result<()> {
-        std::thread::sleep(limits.pause);
+        if !std::mem::take(&mut self.for_fun) {
+            std::thread::sleep(limits.pause);
+            self.restarts += 1;
+        }
         self.process = Some(Process::start(&self.spec)?);
-        self.restarts += 1;
         self.steps_at_start = steps;
         self.ended_for = None;
         Ok(())
@@ -368,6 +436,9 @@ impl Member {
 
     /// Decides whether a process that died is worth a restart; the error says why not.
     fn bury(&mut self, status: ExitStatus, steps: u64, limits: &Limits, watch: &mut dyn Watch) -> Result<()> {
+        if self.for_fun && status.signal() == Some(libc::SIGKILL) {
+            return Ok(());
+        }
         let name = self.spec.name;
         let log = self.spec.log.display();
         let lines = self.last_lines();

@@ -102,6 +102,16 @@ impl Process {
         self.signal(|child| kill_process(child, Signal::TERM).and_then(|()| kill_process(child, Signal::CONT)));
     }
 
+    /// Stops the child, as Ctrl-Z does.
+    pub fn stop(&mut self) {
+        self.signal(|child| kill_process(child, Signal::STOP));
+    }
+
+    /// Lets a child that is stopped go on.
+    pub fn go_on(&mut self) {
+        self.signal(|child| kill_process(child, Signal::CONT));
+    }
+
     /// Kills the child and everything in its process group.
     pub fn kill(&mut self) {
         self.signal(|child| kill_process_group(child, Signal::KILL));

@@ -65,6 +65,7 @@ fn limits() -> Limits {
         evaluates: true,
         after_term: Duration::from_millis(500),
         deadlines: Deadlines { load: LONG, step: LONG, save: SHORT, peer: LONG },
+        chaos: None,
     }
 }
 
@@ -352,4 +353,22 @@ fn a_learner_that_is_asked_to_end_before_it_can_listen_has_stopped_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let (outcome, _) = pair(dir.path(), "touch interrupt1; sleep 30", UNTIL_DONE);
     assert_eq!(outcome.unwrap(), Outcome::Interrupted);
+}
+
+/// Restarts that are chaos' own doing are not counted, and no step is drawn for twice.
+#[test]
+fn chaos_kills_each_process_without_counting() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut watch = Scripted::new(dir.path());
+    let learner = "echo life >> lives; n=$(cat steps 2>/dev/null || echo 0)\n\
+                   while [ $n -lt 12 ]; do n=$((n+1)); echo $n > tmp; mv tmp steps; sleep 0.15; done; touch done";
+    let chaos = Some("seed=1,kill=1".parse().unwrap());
+    let (learner, sampler) = (script(dir.path(), "learner", learner), script(dir.path(), "rollout", UNTIL_DONE));
+    let outcome = supervise(learner, sampler, Limits { chaos, max_restarts: 0, ..limits() }, &mut watch);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    let said = watch.all();
+    for name in ["learner", "rollout"] {
+        assert!(said.matches(&format!(": {name} is killed")).count() >= 3, "{said}");
+    }
+    assert!(!said.contains("restarting"), "{said}");
 }
