@@ -340,7 +340,7 @@ impl Drop for Group {
 
 #[test]
 fn what_the_limit_of_a_control_group_killed_is_named_as_such() {
-    let Some(group) = Group::new(256 << 20) else {
+    let Some(group) = Group::new(768 << 20) else {
         println!("SKIPPED: this user cannot make a control group with a limit");
         return;
     };
@@ -354,7 +354,7 @@ fn what_the_limit_of_a_control_group_killed_is_named_as_such() {
     let error = finished.refusal();
     assert!(
         error.contains(
-            "learner was killed for memory by the limit of its control group, 256.0 MiB; lower `micro_batch_tokens`"
+            "learner was killed for memory by the limit of its control group, 768.0 MiB; lower `micro_batch_tokens`"
         ),
         "{error}"
     );
