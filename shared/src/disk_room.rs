@@ -2,8 +2,11 @@
 //! oldest first.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, SystemTime},
 };
 
 use crate::{
@@ -16,6 +19,8 @@ use crate::{
 const COMPLETIONS: usize = 100;
 /// Newest kept steps, and newest checkpoints, that stay: the one before the last is there should the last be damaged.
 const STAYING: usize = 2;
+/// How long a folder of a cache stays that nobody uses.
+const UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Room for records and logs.
 const RECORDS: u64 = 16 << 20;
 
@@ -55,6 +60,42 @@ fn make_with(run_dir: &RunDir, needed: u64, free: impl Fn() -> io::Result<u64>) 
         });
     }
     Ok((!gone.is_empty()).then(|| gone.join(", ")))
+}
+
+/// Makes room for `needed` bytes in a cache: folders that nobody has begun to use for a day, and nobody holds, go, from the one
+/// that was used longest ago on, as far as needed. Returns those that went.
+///
+/// # Errors
+/// As [`make`].
+pub fn make_in_cache(cache: &Path, needed: u64) -> io::Result<Vec<PathBuf>> {
+    make_in_cache_with(cache, needed, || atomic::free_space(cache))
+}
+
+fn make_in_cache_with(cache: &Path, needed: u64, free: impl Fn() -> io::Result<u64>) -> io::Result<Vec<PathBuf>> {
+    let age = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok()?.elapsed().ok();
+    let entries = fs::read_dir(cache).map_err(named(cache))?.flatten().map(|entry| entry.path());
+    let mut unused: Vec<_> = entries.filter_map(|path| Some((age(&path).filter(|age| *age > UNUSED)?, path))).collect();
+    unused.sort_unstable();
+    let mut gone = Vec::new();
+    while free()? < needed
+        && let Some((_, path)) = unused.pop()
+    {
+        let Some(_lock) = File::open(&path).ok().filter(|folder| folder.try_lock().is_ok()) else { continue };
+        atomic::remove_dir(&path)?;
+        gone.push(path);
+    }
+    Ok(gone)
+}
+
+/// Keeps a folder of a cache for as long as this process lives, and notes that it is in use.
+pub fn hold(folder: &Path) {
+    static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    // In a cache that cannot be locked, or is somebody else's, nothing is removed either.
+    let Ok(file) = File::open(folder) else { return };
+    let _ = file.set_modified(SystemTime::now());
+    if file.try_lock_shared().is_ok() {
+        HELD.lock().expect("no holder of the lock panics").push(file);
+    }
 }
 
 /// What it is called, the steps whose may go, and where that of one is.
@@ -113,5 +154,27 @@ mod tests {
         assert_eq!((run.checkpoints().unwrap(), run.step_batches().unwrap()), (vec![15, 20], vec![15, 20]));
         assert_eq!(run.logged_steps().unwrap().len(), COMPLETIONS);
         assert_eq!(make(&run, 501, 500), None, "the last ones never go");
+    }
+
+    #[test]
+    fn of_a_cache_goes_what_was_used_longest_ago_and_nothing_that_is_in_use() {
+        let cache = tempfile::tempdir().unwrap();
+        let path = |name: &str| cache.path().join(name);
+        for (name, days) in [("new", 0), ("old", 2), ("older", 9), ("oldest", 99), ("used", 100)] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join("data"), [0; 100]).unwrap();
+            let then = SystemTime::now() - UNUSED * days;
+            File::open(path(name)).unwrap().set_modified(then).unwrap();
+        }
+        hold(&path("used"));
+        File::open(path("used")).unwrap().set_modified(SystemTime::now() - UNUSED * 100).unwrap();
+        let make = |needed| {
+            let free = || Ok(600 - leftovers::size(cache.path()));
+            make_in_cache_with(cache.path(), needed, free).unwrap()
+        };
+        assert_eq!(make(100), Vec::<PathBuf>::new());
+        assert_eq!(make(250), [path("oldest"), path("older")]);
+        assert_eq!(make(600), [path("old")]);
+        assert!(path("new").exists() && path("used").exists());
     }
 }

@@ -216,7 +216,12 @@ impl Pair<'_> {
         }
         if status.success() || asked {
             self.stopping |= asked;
-            self.bid_farewell(if self.stopping { self.limits.after_term } else { self.limits.farewell })?;
+            if status.signal().is_some() {
+                // It could not tell the sampler of the end.
+                self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
+            } else {
+                self.bid_farewell(if self.stopping { self.limits.after_term } else { self.limits.farewell })?;
+            }
             return Ok(Some(if self.stopping { Outcome::Interrupted } else { Outcome::Finished }));
         }
         if self.stopping {

@@ -346,11 +346,9 @@ fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
 fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
     let bench = Bench::new();
     let expected = bench.undisturbed();
-    for (program, run, timeout, goes_on) in [
-        ("learner", "one", "60", true),
-        ("learner", "three", "3", false),
-        ("rollout", "four", "3", false),
-    ] {
+    for (program, run, timeout, goes_on) in
+        [("learner", "one", "60", true), ("learner", "three", "3", false), ("rollout", "four", "3", false)]
+    {
         let mut child = bench.start(run, &["--peer_timeout", timeout]);
         bench.wait_for_step(run, 3);
         let found = children(child.id(), program);
