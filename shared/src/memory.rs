@@ -33,7 +33,8 @@ pub fn available() -> io::Result<u64> {
 
 /// The tightest limit of the control groups that this process is in, in bytes, if there is one.
 fn limit() -> Option<u64> {
-    look().ok()?.1.map(|group| group.total_memory)
+    let (system, group) = look().ok()?;
+    group.map(|group| group.total_memory).filter(|limit| *limit < system.total_memory())
 }
 
 /// The machine, and the tightest limit of the groups that this process is in.

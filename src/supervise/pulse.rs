@@ -14,6 +14,8 @@ use shared::{
     heartbeat::{Beat, Deadlines, LINE, Phase},
 };
 
+/// Silence after which it is looked whether a process is stopped.
+const NOTABLE: Duration = Duration::from_millis(500);
 /// A stopped process is named after this time.
 const STOPPED: Duration = Duration::from_secs(2);
 /// One that makes no progress is named after this time, unless it has already been silent for about as long.
@@ -39,6 +41,7 @@ pub struct Pulse {
     main: Silence,
     channel: Silence,
     waiting: Silence,
+    stopped: Silence,
     /// The longest silence that came to an end by itself.
     longest: Duration,
     /// Its silence has been told of.
@@ -53,8 +56,8 @@ impl Pulse {
         let shown = File::from(memfd_create("tandem-heartbeat", MemfdFlags::empty()).context(what)?);
         // From here on there is a page, so that writing does not fail.
         fs::write(path(&shown), [b' '; 2 * LINE]).context(what)?;
-        let [main, channel, waiting] = [(); 3].map(|()| Silence::default());
-        Ok(Self { shown, beat: Beat::default(), main, channel, waiting, longest: Duration::ZERO, told: false })
+        let [main, channel, waiting, stopped] = [(); 4].map(|()| Silence::default());
+        Ok(Self { shown, beat: Beat::default(), main, channel, waiting, stopped, longest: Duration::ZERO, told: false })
     }
 
     /// Where the process finds the memory, for [`shared::heartbeat::VARIABLE`].
@@ -71,14 +74,17 @@ impl Pulse {
     pub fn look(&mut self, process: u32, deadlines: &Deadlines) -> Verdict {
         let now = Beat::read(&self.shown);
         let before = std::mem::replace(&mut self.beat, now);
-        let silence_before = self.main.length();
-        self.main.note(now.main != before.main);
-        self.channel.note(now.channel.is_none() || now.channel != before.channel);
+        let (moved, silence_before) = (now.main != before.main, self.main.length());
+        let notable = silence_before >= NOTABLE || !self.stopped.length().is_zero();
+        let stopped = notable && !moved && is_stopped(process);
+        // Who is stopped can do nothing, so that this time is not counted against what it was at.
+        self.stopped.note(!stopped);
+        self.main.note(moved || stopped);
+        self.channel.note(stopped || now.channel.is_none() || now.channel != before.channel);
         self.waiting.note(now.main.is_none_or(|(phase, _)| phase != Phase::Wait));
-        let silence = self.main.length();
-        if silence >= STOPPED && is_stopped(process) {
+        if stopped {
             let what = format!("is stopped (by SIGSTOP; `kill -CONT {process}` lets it go on)");
-            return self.judge(&what, silence, STOPPED, (deadlines.peer, "peer_timeout"));
+            return self.judge(&what, self.stopped.length(), STOPPED, (deadlines.peer, "peer_timeout"));
         }
         if self.channel.length() >= deadlines.peer {
             // Its main loop may well turn: it waits for what the channel never brings.
@@ -89,16 +95,21 @@ impl Pulse {
                 (deadlines.peer, "peer_timeout"),
             );
         }
-        if silence < silence_before {
+        if moved {
             self.longest = self.longest.max(silence_before);
             return match std::mem::take(&mut self.told) {
-                true => Verdict::Tell(format!("goes on after {:.0} s", silence_before.as_secs_f64())),
+                true => Verdict::Tell("goes on".to_owned()),
                 false => Verdict::Fine,
             };
         }
         let phase = now.main.map_or(Phase::Load, |(phase, _)| phase);
         let patience = SLOW.max(2 * self.longest);
-        self.judge(&format!("has made no progress in phase {phase}"), silence, patience, deadlines.phase(phase))
+        self.judge(
+            &format!("has made no progress in phase {phase}"),
+            self.main.length(),
+            patience,
+            deadlines.phase(phase),
+        )
     }
 
     fn judge(
@@ -214,10 +225,10 @@ mod tests {
             "{stopped:?}"
         );
         kill_process(pid, Signal::CONT).unwrap();
+        let short = Deadlines { step: STOPPED, ..deadlines() };
+        assert_eq!(pulse.look(number, &short), Verdict::Fine, "time in which it was stopped is not counted");
         fs::write(pulse.path(), "step 2\n").unwrap();
-        assert!(
-            matches!(wait(&mut pulse, number, &deadlines()), Verdict::Tell(line) if line.starts_with("goes on after"))
-        );
+        assert!(matches!(wait(&mut pulse, number, &deadlines()), Verdict::Tell(line) if line == "goes on"));
         kill_process(pid, Signal::STOP).unwrap();
         let verdict = wait(&mut pulse, number, &Deadlines { peer: STOPPED, ..deadlines() });
         child.kill().unwrap();

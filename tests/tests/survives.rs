@@ -359,7 +359,7 @@ fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
         }
         assert!(child.wait().unwrap().success(), "{}", bench.said());
         let said = bench.said();
-        let went_on = said.contains(&format!("{program} goes on after"));
+        let went_on = said.contains(&format!("{program} goes on"));
         let ends = said.matches(" ended: ").count();
         assert_eq!((went_on, ends), (goes_on, usize::from(!goes_on)), "{said}");
         assert_eq!(said.contains(&format!("restarting {program} (1 of 4")), !goes_on, "{said}");

@@ -52,7 +52,8 @@ impl Room {
     ) -> Result<T, ChannelError> {
         let (known, longest) = self.taken.get();
         let longer = length > longest;
-        if !longer && peers == known {
+        if !longer && peers <= known {
+            self.taken.set((peers, longest));
             return work();
         }
         require(FIXED + if longer { bytes(frames, length) } else { 0 })?;
