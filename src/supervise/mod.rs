@@ -100,7 +100,19 @@ pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn W
     let steps = watch.tick();
     let learner = Member::start(learner, steps)?;
     let sampler = Member::start(sampler, steps)?;
-    Pair { learner, sampler, limits, watch, first_step: steps, furthest: steps, stopping: false, given_up: None }.run()
+    let furthest = steps;
+    Pair {
+        learner,
+        sampler,
+        limits,
+        watch,
+        first_step: steps,
+        furthest,
+        log_told: false,
+        stopping: false,
+        given_up: None,
+    }
+    .run()
 }
 
 /// Both processes and what has been decided about them.
@@ -113,6 +125,8 @@ struct Pair<'a> {
     first_step: u64,
     /// Most steps that were ever complete.
     furthest: u64,
+    /// That a log cannot be kept has been told of.
+    log_told: bool,
     /// Whether the user asked for the end, of the launcher or of the learner itself.
     stopping: bool,
     /// Why the sampler is not started again; the learner is then ending in order.
@@ -186,7 +200,9 @@ impl Pair<'_> {
                 Ok(lost) => lost.then(|| "its older lines are lost, since they could not be copied".to_owned()),
                 Err(error) => Some(error.to_string()),
             };
-            lost.iter().for_each(|what| self.watch.say(&format!("warning: {}: {what}", log.display())));
+            if let Some(what) = lost.filter(|_| !std::mem::replace(&mut self.log_told, true)) {
+                self.watch.say(&format!("warning: {}: {what}", log.display()));
+            }
         }
     }
 
