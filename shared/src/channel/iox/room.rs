@@ -72,10 +72,10 @@ impl Room {
             if metadata.blocks() * 512 >= metadata.len() {
                 continue;
             }
-            match fallocate(&file, FallocateFlags::empty(), 0, metadata.len()) {
-                Err(Errno::NOSPC | Errno::NOMEM) => return Err(full(metadata.len())),
-                // Where the system cannot do this, the question beforehand has to be enough.
-                _ => (),
+            // Where the system cannot do this, the question beforehand has to be enough.
+            let taken = fallocate(&file, FallocateFlags::empty(), 0, metadata.len());
+            if let Err(Errno::NOSPC | Errno::NOMEM) = taken {
+                return Err(full(metadata.len()));
             }
         }
         Ok(())
