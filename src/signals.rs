@@ -10,11 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    flag,
-    low_level::signal_name,
-};
+use shared::signals::of_the_end;
+use signal_hook::{flag, low_level::signal_name};
 
 /// Signals that came since they were last looked at.
 static CAUGHT: OnceLock<Vec<(i32, Arc<AtomicBool>)>> = OnceLock::new();
@@ -31,7 +28,7 @@ pub fn listen() -> Result<()> {
         flag::register(signal, Arc::clone(&pending)).context("cannot listen for Ctrl-C")?;
         Ok((signal, pending))
     };
-    let caught = [SIGINT, SIGTERM, SIGHUP].into_iter().map(catch).collect::<Result<_>>()?;
+    let caught = of_the_end().into_iter().map(catch).collect::<Result<_>>()?;
     let _ = CAUGHT.set(caught);
     Ok(())
 }
@@ -78,6 +75,8 @@ impl std::error::Error for Interrupted {}
 
 #[cfg(test)]
 mod tests {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
     use super::*;
 
     #[test]

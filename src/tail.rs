@@ -9,19 +9,25 @@ use std::{
 
 use shared::metrics::{MetricRecord, STEP};
 
-/// The records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it anew.
+/// Newest records that are kept: more than any line on the terminal is about.
+const KEPT: usize = 64;
+/// Bytes at the end of a file from which those records are read: a run that goes on may have a long past.
+const WINDOW: u64 = 1 << 20;
+
+/// The newest records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it anew.
 #[derive(Debug)]
 pub struct Tail {
     path: PathBuf,
     inode: u64,
     offset: u64,
+    window: u64,
     records: Vec<MetricRecord>,
 }
 
 impl Tail {
     /// Follows a file that need not exist yet.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, inode: 0, offset: 0, records: Vec::new() }
+        Self { path, inode: 0, offset: 0, window: WINDOW, records: Vec::new() }
     }
 
     /// Reads what was added. A file that cannot be read at this moment adds nothing.
@@ -31,7 +37,8 @@ impl Tail {
         };
         if metadata.ino() != self.inode || metadata.len() < self.offset {
             self.inode = metadata.ino();
-            self.offset = 0;
+            // Half a line at the beginning is no record.
+            self.offset = metadata.len().saturating_sub(self.window);
             self.records.clear();
         }
         if metadata.len() == self.offset {
@@ -47,10 +54,11 @@ impl Tail {
             return;
         };
         self.records.extend(bytes[..end].split(|byte| *byte == b'\n').filter_map(MetricRecord::from_line));
+        self.records.drain(..self.records.len().saturating_sub(KEPT));
         self.offset += end as u64 + 1;
     }
 
-    /// Every record so far.
+    /// The newest records.
     pub fn records(&self) -> &[MetricRecord] {
         &self.records
     }
@@ -86,5 +94,20 @@ mod tests {
         shared::atomic::write(&path, b"{\"step\":1}\n").unwrap();
         tail.poll();
         assert_eq!((tail.steps(), tail.records().len()), (1, 1));
+    }
+    #[test]
+    fn of_a_long_run_only_the_end_is_read_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let line = |step: u64| format!("{{\"step\":{step}}}\n");
+        let mut file = File::create(&path).unwrap();
+        (1..=200).for_each(|step| file.write_all(line(step).as_bytes()).unwrap());
+        let mut tail = Tail { window: 100, ..Tail::new(path) };
+        tail.poll();
+        let steps = |tail: &Tail| tail.records().iter().filter_map(|r| r.get(STEP)).collect::<Vec<_>>();
+        assert_eq!(steps(&tail), (194..=200).map(f64::from).collect::<Vec<_>>());
+        (201..=400).for_each(|step| file.write_all(line(step).as_bytes()).unwrap());
+        tail.poll();
+        assert_eq!((tail.steps(), tail.records().len()), (400, KEPT));
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use shared::{
-    ModelDir, TensorRole, atomic,
+    ModelDir, TensorRole, atomic, disk_room,
     manifest::{MANIFEST_FILE, MODEL_FILE},
 };
 
@@ -49,16 +49,27 @@ pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions)
     let exports = cache.join("exports");
     let folder = exports.join(key(model, &checkpoint, options)?);
     if VersionDir::open(&folder).is_ok() {
+        disk_room::hold(&folder);
         return Ok(folder);
     }
     tracing::info!(model = %model.path().display(), export = %folder.display(), "exporting to ONNX, once per model");
     fs::create_dir_all(&exports).map_err(|e| ExportError::io(&exports, e))?;
     atomic::remove_abandoned(&exports)?;
-    match write_export(model.config(), &checkpoint, &folder, options) {
+    for unused in disk_room::make_in_cache(&exports, room(model, options))? {
+        tracing::info!("the disk is short: removed {}, which was not used for a day", unused.display());
+    }
+    let written = write_export(model.config(), &checkpoint, &folder, options);
+    disk_room::hold(&folder);
+    match written {
         // Another process may have put the same export there between the look at the folder and the renaming.
         Err(_) if VersionDir::open(&folder).is_ok() => Ok(folder),
         written => written.map(|_| folder),
     }
+}
+
+/// Bytes that an export is to find: twice what its weights take, for the run that goes on with it.
+fn room(model: &ModelDir, options: &ExportOptions) -> u64 {
+    2 * model.config().parameter_count() * options.dtype.size() as u64
 }
 
 fn has_export(dir: &Path) -> bool {

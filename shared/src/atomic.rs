@@ -125,7 +125,8 @@ pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
 /// When the folder is not there.
 pub fn free_space(folder: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(folder).map_err(|e| named(folder)(e.into()))?;
-    Ok(stat.f_bavail * stat.f_frsize)
+    // One without any blocks is without a bound.
+    Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail * stat.f_frsize })
 }
 
 /// Removes what killed processes left in a folder that any process may write in: temporary files and folders of

@@ -1,11 +1,15 @@
 //! Main memory.
 
+mod kills;
+
 use std::{fmt, io};
 
 use sysinfo::{
     CGroupLimits, MemoryRefreshKind, Process, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System,
     get_current_pid,
 };
+
+pub use kills::{Kills, Shortage};
 
 /// Bytes that this process could ever have: the machine's memory, or the limit of its control group if that is less.
 ///
@@ -27,12 +31,10 @@ pub fn available() -> io::Result<u64> {
     Ok(group.map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
 }
 
-/// Processes that the kernel has killed for lack of memory since the machine was started; 0 where it does not tell.
-#[must_use]
-pub fn kills() -> u64 {
-    let counters = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    let found = counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
-    found.unwrap_or(0)
+/// The tightest limit of the control groups that this process is in, in bytes, if there is one.
+fn limit() -> Option<u64> {
+    let (system, group) = look().ok()?;
+    group.map(|group| group.total_memory).filter(|limit| *limit < system.total_memory())
 }
 
 /// The machine, and the tightest limit of the groups that this process is in.

@@ -179,17 +179,25 @@ fn make_folder(parent: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
+/// The folders of runs without a living process, of this user.
+pub(crate) fn abandoned() -> Vec<PathBuf> {
+    unlocked(Path::new(SHARED_MEMORY))
+}
+
 /// Removes the folders of runs without a living process. What belongs to another user stays.
 fn remove_abandoned(parent: &Path) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        let Some(folder) = ours.then(|| File::open(&path).ok()).flatten() else { continue };
-        if folder.try_lock().is_ok() {
-            tracing::debug!("removing {}, left by killed processes", path.display());
-            let _ = fs::remove_dir_all(&path);
-        }
+    for path in unlocked(parent) {
+        tracing::debug!("removing {}, left by killed processes", path.display());
+        let _ = fs::remove_dir_all(&path);
     }
+}
+
+fn unlocked(parent: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
+    ours.map(|entry| entry.path())
+        .filter(|path| File::open(path).is_ok_and(|folder| folder.try_lock().is_ok()))
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `tandem doctor`: is this machine fit for the pair, and if not, what helps.
 
+mod leftovers;
 mod libraries;
 mod machine;
 
@@ -13,7 +14,11 @@ use crate::output;
 
 /// Flags of `tandem doctor`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Remove what dead runs left in shared memory and in the temporary folder
+    #[arg(long)]
+    remove_leftovers: bool,
+}
 
 /// What a check found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +63,9 @@ impl Finding {
 }
 
 /// Runs `tandem doctor`; the exit code is not zero when anything failed.
-pub fn run(_args: &Args) -> Result<ExitCode> {
-    let findings = [libraries::examine(), machine::examine()].concat();
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let left = vec![leftovers::examine(args.remove_leftovers)];
+    let findings = [libraries::examine(), machine::examine(), left].concat();
     findings.iter().for_each(|finding| output::print(finding.line()));
     Ok(verdict(&findings))
 }

@@ -1,6 +1,9 @@
 //! Keeps the pair alive: restarts what dies, tells configuration errors from crashes, ends in order.
 
+mod chaos;
+mod logs;
 mod process;
+mod pulse;
 #[cfg(test)]
 mod tests;
 
@@ -11,9 +14,17 @@ use std::{
 };
 
 use anyhow::{Error, Result, bail};
-use shared::exit::{ENDED_BY_SIGNAL, HOPELESS};
+use shared::{
+    config::TrainConfig,
+    exit::{ENDED_BY_SIGNAL, HOPELESS},
+    heartbeat::Deadlines,
+    memory::Shortage,
+};
 
+pub use chaos::Chaos;
+use chaos::Deed;
 pub use process::{Process, Spec, describe};
+use pulse::Verdict;
 
 /// How the run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,18 +52,26 @@ pub struct Limits {
     pub evaluates: bool,
     /// How long a process may take to follow SIGTERM before it is killed.
     pub after_term: Duration,
+    /// How long a process may go without progress before it is killed.
+    pub deadlines: Deadlines,
+    /// Faults on purpose.
+    pub chaos: Option<Chaos>,
 }
 
 impl Limits {
-    /// The bounds of a training run; `evaluation` is the time for a last evaluation, if the run has any.
-    pub fn new(max_restarts: u32, evaluation: Option<Duration>) -> Self {
+    /// The bounds of a training run.
+    pub fn new(config: &TrainConfig) -> Self {
+        let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
+        let deadlines = Deadlines::of(config);
         Self {
-            max_restarts,
+            max_restarts: config.max_restarts,
             early: Duration::from_secs(30),
             pause: Duration::from_millis(500),
-            farewell: evaluation.unwrap_or(IDLE_FAREWELL),
-            evaluates: evaluation.is_some(),
+            farewell: if evaluates { deadlines.peer } else { IDLE_FAREWELL },
+            evaluates,
             after_term: Duration::from_secs(5),
+            deadlines,
+            chaos: None,
         }
     }
 }
@@ -65,8 +84,8 @@ pub trait Watch {
     fn interrupts(&mut self) -> usize;
     /// Tells the user something.
     fn say(&mut self, line: &str);
-    /// Whether the kernel has killed any process for lack of memory since the last call.
-    fn memory_ran_out(&mut self) -> bool;
+    /// For what lack of memory the kernel has killed a process since the last call, if it has.
+    fn memory_ran_out(&mut self) -> Option<Shortage>;
 }
 
 const TICK: Duration = Duration::from_millis(50);
@@ -81,7 +100,19 @@ pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn W
     let steps = watch.tick();
     let learner = Member::start(learner, steps)?;
     let sampler = Member::start(sampler, steps)?;
-    Pair { learner, sampler, limits, watch, first_step: steps, stopping: false, given_up: None }.run()
+    let furthest = steps;
+    Pair {
+        learner,
+        sampler,
+        limits,
+        watch,
+        first_step: steps,
+        furthest,
+        log_told: false,
+        stopping: false,
+        given_up: None,
+    }
+    .run()
 }
 
 /// Both processes and what has been decided about them.
@@ -92,6 +123,10 @@ struct Pair<'a> {
     watch: &'a mut dyn Watch,
     /// Steps that were completed before this session.
     first_step: u64,
+    /// Most steps that were ever complete.
+    furthest: u64,
+    /// That a log cannot be kept has been told of.
+    log_told: bool,
     /// Whether the user asked for the end, of the launcher or of the learner itself.
     stopping: bool,
     /// Why the sampler is not started again; the learner is then ending in order.
@@ -113,7 +148,61 @@ impl Pair<'_> {
             if let Some(status) = self.sampler.ended()? {
                 self.sampler_ended(status, steps)?;
             }
+            self.do_mischief(steps);
+            self.end_silent();
+            self.turn_logs_over();
             std::thread::sleep(TICK);
+        }
+    }
+
+    /// Kills the process that makes no progress; its end is then seen like that of any other.
+    fn end_silent(&mut self) {
+        let deadlines = &self.limits.deadlines;
+        for member in [&mut self.learner, &mut self.sampler] {
+            member.look(deadlines, self.watch);
+        }
+        // Each waits for the other, so something between them was lost. The sampler has no state of its own to lose.
+        let both = self.learner.waiting().min(self.sampler.waiting());
+        if both >= deadlines.peer {
+            let reason = format!(
+                "and the learner have been waiting for each other for {:.0} s (`peer_timeout`)",
+                both.as_secs_f64()
+            );
+            self.sampler.end_for(reason, self.watch);
+        }
+    }
+
+    /// Does what chaos asks for after the steps that are new, to a run that is to go on.
+    fn do_mischief(&mut self, steps: u64) {
+        let new = self.furthest + 1..=steps;
+        self.furthest = self.furthest.max(steps);
+        for member in [&mut self.learner, &mut self.sampler] {
+            member.go_on_in_time();
+        }
+        let Some(chaos) = self.limits.chaos.filter(|_| !self.stopping && self.given_up.is_none()) else { return };
+        let Some((step, deed)) = new.rev().find_map(|step| Some((step, chaos.after(step)?))) else { return };
+        let (Deed::Kill(victim) | Deed::Stop(victim, _)) = deed;
+        for member in [&mut self.learner, &mut self.sampler] {
+            if !victim.is(member.spec.name) {
+                continue;
+            }
+            let what = match deed {
+                Deed::Kill(_) => member.kill_for_fun(),
+                Deed::Stop(_, time) => member.stop_for(time),
+            };
+            self.watch.say(&format!("chaos after step {step}: {} is {what}", member.spec.name));
+        }
+    }
+
+    fn turn_logs_over(&mut self) {
+        for log in [&self.learner.spec.log, &self.sampler.spec.log] {
+            let lost = match logs::turn_over(log) {
+                Ok(lost) => lost.then(|| "its older lines are lost, since they could not be copied".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(what) = lost.filter(|_| !std::mem::replace(&mut self.log_told, true)) {
+                self.watch.say(&format!("warning: {}: {what}", log.display()));
+            }
         }
     }
 
@@ -143,14 +232,19 @@ impl Pair<'_> {
         }
         if status.success() || asked {
             self.stopping |= asked;
-            self.bid_farewell(if self.stopping { self.limits.after_term } else { self.limits.farewell })?;
+            if status.signal().is_some() {
+                // It could not tell the sampler of the end.
+                self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
+            } else {
+                self.bid_farewell(if self.stopping { self.limits.after_term } else { self.limits.farewell })?;
+            }
             return Ok(Some(if self.stopping { Outcome::Interrupted } else { Outcome::Finished }));
         }
         if self.stopping {
             self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
             let lines = self.learner.last_lines();
             self.learner.show_death(status, &lines, self.watch);
-            bail!("the learner did not stop in order: {}", error_line(&lines, status));
+            bail!("the learner did not stop in order: {}", self.learner.error_line(&lines, status));
         }
         if let Err(reason) = self.learner.bury(status, steps, &self.limits, self.watch) {
             self.sampler.end_within(Duration::ZERO, self.limits.after_term)?;
@@ -251,20 +345,83 @@ struct Member {
     restarts: u32,
     steps_at_start: u64,
     last_error: Option<String>,
+    /// Why the process was killed from here.
+    ended_for: Option<String>,
+    /// It was killed by chaos, which is no fault of its own.
+    for_fun: bool,
+    /// Until when chaos has stopped it.
+    stopped_until: Option<Instant>,
 }
 
 impl Member {
     fn start(spec: Spec, steps: u64) -> Result<Self> {
         let process = Some(Process::start(&spec)?);
-        Ok(Self { spec, process, restarts: 0, steps_at_start: steps, last_error: None })
+        Ok(Self {
+            spec,
+            process,
+            restarts: 0,
+            steps_at_start: steps,
+            last_error: None,
+            ended_for: None,
+            for_fun: false,
+            stopped_until: None,
+        })
+    }
+
+    fn look(&mut self, deadlines: &Deadlines, watch: &mut dyn Watch) {
+        match self.process.as_mut().map_or(Verdict::Fine, |process| process.look(deadlines)) {
+            Verdict::Fine => (),
+            Verdict::Tell(what) => watch.say(&format!("{} {what}", self.spec.name)),
+            Verdict::End(reason) => self.end_for(reason, watch),
+        }
+    }
+
+    fn kill_for_fun(&mut self) -> &'static str {
+        self.for_fun = self.process.is_some();
+        self.kill();
+        "killed"
+    }
+
+    fn stop_for(&mut self, time: Duration) -> &'static str {
+        if let Some(process) = &mut self.process {
+            process.stop();
+            self.stopped_until = Some(Instant::now() + time);
+        }
+        "stopped"
+    }
+
+    fn go_on_in_time(&mut self) {
+        if self.stopped_until.take_if(|until| Instant::now() >= *until).is_some()
+            && let Some(process) = &mut self.process
+        {
+            process.go_on();
+        }
+    }
+
+    fn waiting(&self) -> Duration {
+        self.process.as_ref().map_or(Duration::ZERO, Process::waiting)
+    }
+
+    fn end_for(&mut self, reason: String, watch: &mut dyn Watch) {
+        watch.say(&format!("{} {reason}, and is ended", self.spec.name));
+        self.ended_for = Some(reason);
+        self.kill();
     }
 
     fn restart(&mut self, steps: u64, limits: &Limits) -> Result<()> {
-        std::thread::sleep(limits.pause);
+        if !std::mem::take(&mut self.for_fun) {
+            std::thread::sleep(limits.pause);
+            self.restarts += 1;
+        }
         self.process = Some(Process::start(&self.spec)?);
-        self.restarts += 1;
         self.steps_at_start = steps;
+        self.ended_for = None;
         Ok(())
+    }
+
+    /// How the process ended, in words.
+    fn describe(&self, status: ExitStatus) -> String {
+        self.ended_for.as_ref().map_or_else(|| describe(status), |reason| format!("{} {reason}", self.spec.name))
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
@@ -292,7 +449,7 @@ impl Member {
     }
 
     fn show_death(&self, status: ExitStatus, lines: &[String], watch: &mut dyn Watch) {
-        watch.say(&format!("{} ended: {}; its last log lines:", self.spec.name, describe(status)));
+        watch.say(&format!("{} ended: {}; its last log lines:", self.spec.name, self.describe(status)));
         for line in lines {
             watch.say(&format!("  | {line}"));
         }
@@ -300,21 +457,22 @@ impl Member {
 
     /// Decides whether a process that died is worth a restart; the error says why not.
     fn bury(&mut self, status: ExitStatus, steps: u64, limits: &Limits, watch: &mut dyn Watch) -> Result<()> {
+        if self.for_fun && status.signal() == Some(libc::SIGKILL) {
+            return Ok(());
+        }
         let name = self.spec.name;
         let log = self.spec.log.display();
         let lines = self.last_lines();
-        if watch.memory_ran_out() && status.signal() == Some(libc::SIGKILL) {
+        let killed = status.signal() == Some(libc::SIGKILL) && self.ended_for.is_none();
+        if let Some(shortage) = watch.memory_ran_out().filter(|_| killed) {
             // It would take as much again.
-            bail!(
-                "{name} was killed by the kernel, most likely for lack of memory; {} (log: {log})",
-                self.spec.smaller
-            );
+            bail!("{name} was {shortage}; {} (log: {log})", self.spec.smaller);
         }
         let advanced = steps > self.steps_at_start;
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.
         let decided = status.code().is_some() && !ended_by_signal(status);
         let hopeless = status.code() == Some(HOPELESS.into());
-        let error = (hopeless || decided && !advanced).then(|| error_line(&lines, status));
+        let error = (hopeless || decided && !advanced).then(|| self.error_line(&lines, status));
         let early = self.restarts == 0 && self.process.as_ref().is_some_and(|p| p.age() < limits.early);
         if let Some(error) = &error
             && (hopeless || early || self.last_error.as_ref() == Some(error))
@@ -327,26 +485,24 @@ impl Member {
             bail!(
                 "{name} died {} times, last by {}; `max_restarts` is {} (log: {log})",
                 self.restarts + 1,
-                describe(status),
+                self.describe(status),
                 limits.max_restarts
             );
         }
         watch.say(&format!("restarting {name} ({} of {} restarts)", self.restarts + 1, limits.max_restarts));
         Ok(())
     }
+
+    /// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status. One that was
+    /// killed from here has nothing to say about that.
+    fn error_line(&self, lines: &[String], status: ExitStatus) -> String {
+        let said =
+            lines.iter().rev().find_map(|line| line.strip_prefix("error: ")).or(lines.last().map(String::as_str));
+        said.filter(|_| self.ended_for.is_none()).map_or_else(|| self.describe(status), |line| line.trim().to_owned())
+    }
 }
 
-/// Whether a process ended in order because a signal asked it to.
+/// Whether a process ended because a signal asked it to: in order, or before it could listen to signals.
 fn ended_by_signal(status: ExitStatus) -> bool {
-    status.code() == Some(ENDED_BY_SIGNAL.into())
-}
-
-/// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status.
-fn error_line(lines: &[String], status: ExitStatus) -> String {
-    lines
-        .iter()
-        .rev()
-        .find_map(|line| line.strip_prefix("error: "))
-        .or_else(|| lines.last().map(String::as_str))
-        .map_or_else(|| describe(status), |line| line.trim().to_owned())
+    status.code() == Some(ENDED_BY_SIGNAL.into()) || status.signal() == Some(libc::SIGTERM)
 }

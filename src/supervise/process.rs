@@ -13,7 +13,13 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use shared::heartbeat::{self, Deadlines};
+
+use super::pulse::{Pulse, Verdict};
 use crate::binaries;
+
+/// How long a killed process may take to be gone: one that waits for a device is not, until that answers.
+const AFTER_KILL: Duration = Duration::from_secs(10);
 
 /// What to start, and where its output goes.
 #[derive(Debug, Clone)]
@@ -37,6 +43,7 @@ pub struct Process {
     log: PathBuf,
     log_start: u64,
     started: Instant,
+    pulse: Option<Pulse>,
 }
 
 impl Process {
@@ -49,9 +56,10 @@ impl Process {
             .with_context(|| format!("{}", spec.log.display()))?;
         let log_start = log.metadata().with_context(|| format!("{}", spec.log.display()))?.len();
         let mut command = binaries::command(&spec.program);
-        command.args(&spec.args).stdout(log.try_clone()?).stderr(log);
+        let pulse = Pulse::new()?;
+        command.args(&spec.args).stdout(log.try_clone()?).stderr(log).env(heartbeat::VARIABLE, pulse.path());
         let mut process = Self::spawn(command, &spec.log)?;
-        process.log_start = log_start;
+        (process.log_start, process.pulse) = (log_start, Some(pulse));
         Ok(process)
     }
 
@@ -60,7 +68,7 @@ impl Process {
         command.stdin(Stdio::null()).process_group(0);
         let program = command.get_program().to_owned();
         let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        Ok(Self { child, log: log.to_owned(), log_start: 0, started: Instant::now() })
+        Ok(Self { child, log: log.to_owned(), log_start: 0, started: Instant::now(), pulse: None })
     }
 
     /// The other end of a piped standard output, once.
@@ -78,15 +86,36 @@ impl Process {
         self.started.elapsed()
     }
 
-    /// Asks the child to end in order.
+    /// Whether it still gets on; to be asked many times a second.
+    pub fn look(&mut self, deadlines: &Deadlines) -> Verdict {
+        let process = self.child.id();
+        self.pulse.as_mut().map_or(Verdict::Fine, |pulse| pulse.look(process, deadlines))
+    }
+
+    /// How long it has had nothing to do but wait for the other process.
+    pub fn waiting(&self) -> Duration {
+        self.pulse.as_ref().map_or(Duration::ZERO, Pulse::waiting)
+    }
+
+    /// Asks the child to end in order; one that is stopped goes on to do so.
     pub fn terminate(&mut self) {
-        self.signal(|child| kill_process(child, Signal::TERM));
+        self.signal(|child| kill_process(child, Signal::TERM).and_then(|()| kill_process(child, Signal::CONT)));
+    }
+
+    /// Stops the child, as Ctrl-Z does.
+    pub fn stop(&mut self) {
+        self.signal(|child| kill_process(child, Signal::STOP));
+    }
+
+    /// Lets a child that is stopped go on.
+    pub fn go_on(&mut self) {
+        self.signal(|child| kill_process(child, Signal::CONT));
     }
 
     /// Kills the child and everything in its process group.
     pub fn kill(&mut self) {
         self.signal(|child| kill_process_group(child, Signal::KILL));
-        let _ = self.child.wait();
+        let _ = self.wait_for(AFTER_KILL);
     }
 
     /// Waits for the end, first patiently, then after SIGTERM, then after SIGKILL.
@@ -112,7 +141,9 @@ impl Process {
         const WINDOW: u64 = 16 * 1024;
         let mut file = fs::File::open(&self.log)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(self.log_start.max(length.saturating_sub(WINDOW))))?;
+        // A log that was turned over begins anew.
+        let start = if length < self.log_start { 0 } else { self.log_start };
+        file.seek(SeekFrom::Start(start.max(length.saturating_sub(WINDOW))))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -41,8 +41,8 @@ impl Watch for Scripted {
         self.said.push(line.to_owned());
     }
 
-    fn memory_ran_out(&mut self) -> bool {
-        self.dir.join("no-memory").exists()
+    fn memory_ran_out(&mut self) -> Option<Shortage> {
+        self.dir.join("no-memory").exists().then_some(Shortage::Machine)
     }
 }
 
@@ -64,8 +64,13 @@ fn limits() -> Limits {
         farewell: Duration::from_secs(20),
         evaluates: true,
         after_term: Duration::from_millis(500),
+        deadlines: Deadlines { load: LONG, step: LONG, save: SHORT, peer: LONG },
+        chaos: None,
     }
 }
+
+const LONG: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_millis(300);
 
 fn pair(dir: &Path, learner: &str, sampler: &str) -> (Result<Outcome>, Scripted) {
     let mut watch = Scripted::new(dir);
@@ -283,4 +288,87 @@ fn a_program_that_is_not_there_is_named() {
     learner.program = dir.path().join("no-such-program");
     let error = Process::start(&learner).unwrap_err();
     assert!(format!("{error:#}").contains("no-such-program"), "{error:#}");
+}
+
+/// Lives, and does nothing: as a learner whose main thread waits for a file that nobody reads.
+const BLOCKED: &str = "echo life >> lives; echo save 1 > $TANDEM_HEARTBEAT; while :; do sleep 0.02; done";
+
+#[test]
+fn the_process_that_is_silent_is_ended_and_not_the_other_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = format!("if [ -e lives ]; then touch done; exit 0; fi; {BLOCKED}");
+    let sampler = format!("echo other >> others; echo wait 1 > $TANDEM_HEARTBEAT; {UNTIL_DONE}");
+    let (outcome, watch) = pair(dir.path(), &learner, &sampler);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    assert_eq!(fs::read_to_string(dir.path().join("others")).unwrap(), "other\n");
+    let said = watch.all();
+    assert!(
+        said.contains("learner has made no progress in phase save for 0 s (`save_timeout`), and is ended"),
+        "{said}"
+    );
+    assert!(said.contains("restarting learner (1 of 2 restarts)"), "{said}");
+}
+
+#[test]
+fn a_process_that_is_silent_again_and_again_ends_the_run_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outcome, _) = pair(dir.path(), BLOCKED, UNTIL_DONE);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("learner died 3 times, last by learner has made no progress in phase save"), "{error}");
+    assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3);
+}
+
+/// Neither a learner that is to write a last checkpoint nor one that is to stop is waited for without end.
+#[test]
+fn a_silent_process_is_not_waited_for_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = format!("trap : TERM; touch interrupt1; {BLOCKED}");
+    let (outcome, _) = pair(dir.path(), &learner, UNTIL_DONE);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("the learner did not stop in order: learner has made no progress"), "{error}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let learner = format!("trap : TERM; echo 3 > steps; {BLOCKED}");
+    let sampler = "until [ -e steps ]; do sleep 0.02; done; sleep 0.1; echo 'error: no' >&2; exit 3";
+    let (outcome, _) = pair(dir.path(), &learner, sampler);
+    assert!(outcome.unwrap_err().to_string().starts_with("rollout: no"));
+}
+
+#[test]
+fn of_two_that_wait_for_each_other_the_sampler_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let waits = "n=0; until [ -e done ]; do n=$((n+1)); echo wait $n > $TANDEM_HEARTBEAT; sleep 0.02; done";
+    let sampler = format!("if [ -e once ]; then touch done; exit 0; fi; touch once; {waits}");
+    let mut watch = Scripted::new(dir.path());
+    let deadlines = Deadlines { peer: SHORT, ..limits().deadlines };
+    let (learner, sampler) = (script(dir.path(), "learner", waits), script(dir.path(), "rollout", &sampler));
+    let outcome = supervise(learner, sampler, Limits { deadlines, ..limits() }, &mut watch);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    assert!(watch.all().contains("rollout and the learner have been waiting for each other"), "{}", watch.all());
+}
+
+/// A signal that comes before a process listens to signals ends it as the system does.
+#[test]
+fn a_learner_that_is_asked_to_end_before_it_can_listen_has_stopped_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outcome, _) = pair(dir.path(), "touch interrupt1; sleep 30", UNTIL_DONE);
+    assert_eq!(outcome.unwrap(), Outcome::Interrupted);
+}
+
+/// Restarts that are chaos' own doing are not counted, and no step is drawn for twice.
+#[test]
+fn chaos_kills_each_process_without_counting() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut watch = Scripted::new(dir.path());
+    let learner = "echo life >> lives; n=$(cat steps 2>/dev/null || echo 0)\n\
+                   while [ $n -lt 12 ]; do n=$((n+1)); echo $n > tmp; mv tmp steps; sleep 0.15; done; touch done";
+    let chaos = Some("seed=1,kill=1".parse().unwrap());
+    let (learner, sampler) = (script(dir.path(), "learner", learner), script(dir.path(), "rollout", UNTIL_DONE));
+    let outcome = supervise(learner, sampler, Limits { chaos, max_restarts: 0, ..limits() }, &mut watch);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    let said = watch.all();
+    for name in ["learner", "rollout"] {
+        assert!(said.matches(&format!(": {name} is killed")).count() >= 3, "{said}");
+    }
+    assert!(!said.contains("restarting"), "{said}");
 }

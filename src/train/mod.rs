@@ -10,11 +10,7 @@ mod rehearsal;
 mod resolve;
 mod sampler_check;
 
-use std::{
-    ffi::OsString,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, process::ExitCode, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::builder::StyledStr;
@@ -35,7 +31,7 @@ use crate::{
     binaries, doctor, output, report,
     signals::{self, Interrupted},
     summary,
-    supervise::{self, Limits, Outcome, Spec, Watch},
+    supervise::{self, Chaos, Limits, Outcome, Spec, Watch},
 };
 
 pub use directory::{goes_on, remove};
@@ -66,7 +62,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(if nothing_given { every_key(&config) } else { dry_run(config)? }.trim_end());
         return Ok(ExitCode::SUCCESS);
     }
-    let trained = train(config)?;
+    let trained = train_with(config, line.chaos)?;
     output::print(serde_json::to_string(&trained.summary)?);
     trained.has_learned()?;
     Ok(match trained.outcome {
@@ -163,6 +159,7 @@ fn every_option() -> StyledStr {
     };
     let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the file.\n\
                     --dry-run makes every check, prints the resolved configuration and does nothing else.\n\
+                    --chaos seed=7,kill=0.02,stop=0.01 kills and stops processes on purpose (docs/runs.md).\n\
                     docs/configuration.md describes the options in full.\n\n{all-args}";
     let mut options = clap::Command::new("options").disable_help_flag(true).help_template(template);
     options = options.args(OPTIONS.iter().map(flag));
@@ -211,7 +208,11 @@ pub struct Summary {
 }
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
-pub fn train(mut config: TrainConfig) -> Result<Trained> {
+pub fn train(config: TrainConfig) -> Result<Trained> {
+    train_with(config, None)
+}
+
+fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> {
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
     let Resolved { mut config, plan, data } = resolve::resolve(config)?;
@@ -230,8 +231,7 @@ pub fn train(mut config: TrainConfig) -> Result<Trained> {
     let mut watch = progress::Progress::new(&config, &dir);
     let first_step = watch.steps();
     watch.announce(&config);
-    let evaluates = config.eval_steps.is_some() && config.eval_dataset.is_some();
-    let limits = Limits::new(config.max_restarts, evaluates.then(|| Duration::from_secs_f64(config.peer_timeout)));
+    let limits = Limits { chaos, ..Limits::new(&config) };
     let learner =
         spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
     let sampler = spec("rollout", &dir, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared::{
     RunDir,
     config::TrainConfig,
-    memory,
+    memory::{Kills, Shortage},
     metrics::{self, MetricRecord},
     prompts::LongPrompts,
 };
@@ -26,7 +26,7 @@ pub struct Progress {
     every: u64,
     shown: u64,
     /// Processes that had been killed for lack of memory when that was last asked.
-    memory_kills: u64,
+    memory_kills: Kills,
     /// Where the sampler tells of prompts that are too long, until that is said.
     long_prompts: Option<PathBuf>,
     /// Both halves work at once, so that it matters how long each waits.
@@ -41,7 +41,7 @@ impl Progress {
         let total = config.max_steps.unwrap_or(0);
         let shown = tail.steps();
         let bar = io::stderr().is_terminal().then(|| bar(total, shown));
-        let memory_kills = memory::kills();
+        let memory_kills = Kills::now();
         Self {
             tail,
             board: Board::new(dir.notices()),
@@ -130,9 +130,9 @@ impl Watch for Progress {
         signals::requests()
     }
 
-    fn memory_ran_out(&mut self) -> bool {
-        let kills = memory::kills();
-        kills > std::mem::replace(&mut self.memory_kills, kills)
+    fn memory_ran_out(&mut self) -> Option<Shortage> {
+        let kills = Kills::now();
+        kills.since(std::mem::replace(&mut self.memory_kills, kills))
     }
 
     fn say(&mut self, line: &str) {

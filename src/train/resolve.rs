@@ -16,29 +16,34 @@ use crate::{
     doctor,
     import_config::{self, Imported},
     output,
+    supervise::Chaos,
 };
 
 /// The words after `tandem train`, sorted.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct CommandLine {
     /// `run.toml`, if one is named.
     pub file: Option<PathBuf>,
     /// Whether only the resolved configuration is wanted.
     pub dry_run: bool,
+    /// Faults on purpose, with `--chaos`.
+    pub chaos: Option<Chaos>,
     /// `--key value` pairs.
     pub overrides: layers::Overrides,
 }
 
 impl CommandLine {
-    /// Sorts the words; the file comes first, `--dry-run` anywhere.
+    /// Sorts the words; the file comes first, `--dry-run` and `--chaos` anywhere.
     pub fn parse(words: &[String]) -> Result<Self> {
         let (file, options) = layers::file_and_options(words);
         let is_dry_run = |word: &String| word == "--dry-run" || word == "--dry_run";
         let dry_run = options.iter().any(is_dry_run);
-        let options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
+        let mut options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
+        let chaos = take(&mut options, "--chaos")?.map(|text| text.parse()).transpose()?;
         Ok(Self {
             file: file.map(Path::to_owned),
             dry_run,
+            chaos,
             overrides: layers::parse_overrides(&options).map_err(explained)?,
         })
     }
@@ -164,6 +169,18 @@ pub fn before(config: &TrainConfig) -> Option<TrainConfig> {
     layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()
 }
 
+/// Takes an option with its value out of the words, `--name value` or `--name=value`.
+fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
+    let is_it = |word: &String| word.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+    let Some(at) = words.iter().position(is_it) else { return Ok(None) };
+    let word = words.remove(at);
+    match word.split_once('=') {
+        Some((_, value)) => Ok(Some(value.to_owned())),
+        None if at < words.len() => Ok(Some(words.remove(at))),
+        None => bail!("{name} needs a value, as in {name} seed=7,kill=0.02,stop=0.01"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -187,6 +204,16 @@ mod tests {
     }
 
     #[test]
+    fn chaos_is_asked_for_on_the_command_line_alone() {
+        for line in ["run.toml --chaos seed=7,kill=0.5 --seed 3", "run.toml --seed=3 --chaos=kill=0.5,seed=7"] {
+            let line = CommandLine::parse(&words(line)).unwrap();
+            assert_eq!(line.chaos, Some("seed=7,kill=0.5".parse().unwrap()));
+            assert_eq!(line.overrides, [("seed".into(), "3".into())]);
+        }
+        assert!(CommandLine::parse(&words("--chaos")).unwrap_err().to_string().contains("needs a value"));
+    }
+
+    #[test]
     fn an_option_of_trl_without_a_counterpart_is_explained() {
         for (word, hint) in
             [("--fp16", "float32"), ("--report-to=none", "metrics.jsonl"), ("--lerning-rate", "`learning_rate`")]
@@ -197,7 +224,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("run.toml");
         fs::write(&file, "seed = 1\nuse_vllm = true\n").unwrap();
-        let line = CommandLine { file: Some(file), dry_run: true, overrides: Vec::new() };
+        let line = CommandLine { file: Some(file), dry_run: true, chaos: None, overrides: Vec::new() };
         let message = line.config().unwrap_err().to_string();
         assert!(message.contains("line 2") && message.contains("ONNX Runtime"), "{message}");
     }

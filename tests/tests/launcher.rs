@@ -313,3 +313,88 @@ fn a_missing_process_is_named() {
     let refused = cli::finish(stage.command(&[]));
     assert!(refused.refusal().contains("`rollout` is not beside `tandem`"), "{}", refused.stderr);
 }
+
+/// The control group of a child, in which it may take so many bytes; nothing where none can be made.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(limit: u64) -> Option<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let line = |prefix: &str| own.lines().find_map(|line| Some(line.split_once(prefix)?.1.trim_start_matches('/')));
+        let (folder, file) = match line(":memory:") {
+            Some(path) => (Path::new("/sys/fs/cgroup/memory").join(path), "memory.limit_in_bytes"),
+            None => (Path::new("/sys/fs/cgroup").join(line("0::")?), "memory.max"),
+        };
+        let group = Self(folder.join(format!("tandem-test-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        fs::write(group.0.join(file), limit.to_string()).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn what_the_limit_of_a_control_group_killed_is_named_as_such() {
+    let Some(group) = Group::new(768 << 20) else {
+        println!("SKIPPED: this user cannot make a control group with a limit");
+        return;
+    };
+    // It keeps what it reads until the end, which never comes.
+    let stage = Stage::new("step 1; exec tail /dev/zero", UNTIL_FINISHED);
+    let train = stage.command(&[]);
+    let mut inside = Command::new("sh");
+    inside.args(["-c", "echo $$ > $0/cgroup.procs && exec \"$@\""]).arg(&group.0).arg(train.get_program());
+    inside.args(train.get_args()).current_dir(stage.dir.path());
+    let finished = cli::finish(inside);
+    let error = finished.refusal();
+    assert!(
+        error.contains(
+            "learner was killed for memory by the limit of its control group, 768.0 MiB; lower `micro_batch_tokens`"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn doctor_lists_what_dead_runs_left_and_removes_it() {
+    let hash = format!("{:016x}", u64::from(std::process::id()) << 32 | 0xdead);
+    let segment = PathBuf::from(format!("/dev/shm/tandem_{hash}_1"));
+    let young = PathBuf::from(format!("/dev/shm/tandem_{}_1", hash.replace("dead", "0123")));
+    for path in [&segment, &young] {
+        fs::write(path, [0; 100]).unwrap();
+    }
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    fs::File::options().write(true).open(&segment).unwrap().set_modified(long_ago).unwrap();
+    let listed = cli::run("tandem", ["doctor"]).stdout;
+    assert!(listed.contains(&segment.display().to_string()) && listed.contains("--remove-leftovers"), "{listed}");
+    assert!(segment.exists() && !listed.contains(&young.display().to_string()), "{listed}");
+    let removed = cli::run("tandem", ["doctor", "--remove-leftovers"]).stdout;
+    assert!(removed.contains("removed: ") && removed.contains(&segment.display().to_string()), "{removed}");
+    assert!(!segment.exists() && young.exists());
+    fs::remove_file(young).unwrap();
+}
+
+/// `nohup` means that the end of the terminal is not the end of the run.
+#[test]
+fn a_hangup_ends_a_run_in_order_unless_it_is_ignored() {
+    let learner = "trap 'mkdir $run/checkpoint-2; touch $run/finished; exit 143' TERM\n\
+                   step 1; step 2; touch $run/ready; n=0; while [ $n -lt 50 ]; do n=$((n+1)); sleep 0.02; done\n\
+                   mkdir $run/checkpoint-3; touch $run/finished";
+    for (ignored, code) in [(false, 129), (true, 0)] {
+        let stage = Stage::new(learner, UNTIL_FINISHED);
+        let train = stage.command(&[]);
+        let mut command = Command::new("sh");
+        command.args(["-c", if ignored { "trap '' HUP; exec \"$@\"" } else { "exec \"$@\"" }, "sh"]);
+        command.arg(train.get_program()).args(train.get_args()).current_dir(stage.dir.path());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_for(&stage.path("run/ready"));
+        // SAFETY: sends a signal to a child that has not been waited for.
+        unsafe { libc::kill(child.id().cast_signed(), libc::SIGHUP) };
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
+}

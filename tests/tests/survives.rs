@@ -76,12 +76,30 @@ impl Bench {
         }
     }
 
+    /// What the launcher has said so far.
+    fn said(&self) -> String {
+        fs::read_to_string(self.path("stderr")).unwrap()
+    }
+
+    /// Waits until the launcher of a run has said something.
+    fn wait_for_words(&self, words: &str, patience: Duration) {
+        let start = Instant::now();
+        while !self.said().contains(words) {
+            assert!(start.elapsed() < patience, "{words}: {}", self.said());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The weights after the last step; every step must be on record exactly once, in order.
     fn result(&self, run: &str) -> Vec<u8> {
+        self.result_of(run, STEPS)
+    }
+
+    fn result_of(&self, run: &str, last: u64) -> Vec<u8> {
         let records = json_lines(&self.path(run).join("metrics.jsonl"));
         let steps: Vec<u64> = records.iter().map(|r| r["step"].as_u64().unwrap()).collect();
-        assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>());
-        fs::read(self.path(run).join(format!("checkpoint-{STEPS}/weights.data"))).unwrap()
+        assert_eq!(steps, (1..=last).collect::<Vec<_>>());
+        fs::read(self.path(run).join(format!("checkpoint-{last}/weights.data"))).unwrap()
     }
 
     fn undisturbed(&self) -> Vec<u8> {
@@ -104,8 +122,12 @@ fn children(parent: u32, program: &str) -> Vec<i32> {
 }
 
 fn kill(pid: i32) {
+    signal(pid, libc::SIGKILL);
+}
+
+fn signal(pid: i32, signal: i32) {
     // SAFETY: sends a signal; the process was seen alive as a child of the run a moment ago.
-    let sent = unsafe { libc::kill(pid, libc::SIGKILL) };
+    let sent = unsafe { libc::kill(pid, signal) };
     assert_eq!(sent, 0, "process {pid} is gone");
 }
 
@@ -300,4 +322,89 @@ fn a_process_killed_when_all_steps_are_made_does_not_hold_up_the_end() {
             });
         }
     }
+}
+
+/// A pipe in the place of a file that the learner writes blocks its main thread, while its other threads live on.
+#[test]
+fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
+    let bench = Bench::new();
+    let expected = bench.undisturbed();
+    let mut run = bench.start("blocked", &["--save_timeout", "1"]);
+    bench.wait_for_step("blocked", 1);
+    let pipe = bench.path("blocked/completions/step-36.jsonl");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    bench.wait_for_words("and is ended", Duration::from_secs(60));
+    fs::remove_file(&pipe).unwrap();
+    assert!(run.wait().unwrap().success(), "{}", bench.said());
+    let said = bench.said();
+    assert!(said.contains("learner has made no progress in phase save for 1 s (`save_timeout`)"), "{said}");
+    assert!(said.contains("restarting learner (1 of 4 restarts)") && !said.contains("rollout ended"), "{said}");
+    assert!(bench.result("blocked") == expected, "the weights differ from those of the undisturbed run");
+}
+
+#[test]
+fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
+    let bench = Bench::new();
+    let expected = bench.undisturbed();
+    for (program, run, timeout, goes_on) in
+        [("learner", "one", "60", true), ("learner", "three", "3", false), ("rollout", "four", "3", false)]
+    {
+        let mut child = bench.start(run, &["--peer_timeout", timeout]);
+        bench.wait_for_step(run, 3);
+        let found = children(child.id(), program);
+        signal(found[0], libc::SIGSTOP);
+        bench.wait_for_words(&format!("{program} is stopped (by SIGSTOP"), Duration::from_secs(10));
+        if goes_on {
+            signal(found[0], libc::SIGCONT);
+        }
+        assert!(child.wait().unwrap().success(), "{}", bench.said());
+        let said = bench.said();
+        let went_on = said.contains(&format!("{program} goes on"));
+        let ends = said.matches(" ended: ").count();
+        assert_eq!((went_on, ends), (goes_on, usize::from(!goes_on)), "{said}");
+        assert_eq!(said.contains(&format!("restarting {program} (1 of 4")), !goes_on, "{said}");
+        assert!(bench.result(run) == expected, "{run}: the weights differ from those of the undisturbed run");
+    }
+}
+
+/// The launcher kills by itself: the sampler, the learner, or both.
+#[test]
+fn fifty_kills_of_one_run_leave_its_weights_as_they_are() {
+    const LONG: u64 = 56;
+    let bench = Bench::new();
+    let long = ["--max_steps", "56", "--save_steps", "1"];
+    let _ = cli::finish(bench.command("undisturbed", &long)).success();
+    let more = [&long[..], &["--max_restarts", "0", "--chaos", "seed=7,kill=0.95,stop=0.02"]].concat();
+    let said = cli::finish(bench.command("chaos", &more)).success().stderr;
+    let kills = ["learner", "rollout"].map(|name| said.matches(&format!(": {name} is killed")).count());
+    assert!(kills[0] + kills[1] >= 50 && kills[0] >= 15 && kills[1] >= 15, "{kills:?}: {said}");
+    let results = ["undisturbed", "chaos"].map(|run| bench.result_of(run, LONG));
+    assert!(results[0] == results[1], "the weights differ from those of the undisturbed run");
+}
+
+/// A segment may be larger than the memory that is left for it, which ends whoever writes there with SIGBUS.
+#[test]
+fn shared_memory_that_is_full_is_an_error_with_figures() {
+    const MOUNT: &str = "mount -t tmpfs -o size=$0 tmpfs /dev/shm && exec \"$@\"";
+    let bench = Bench::new();
+    let within = |size: &str, command: &Command| {
+        let mut inside = Command::new("unshare");
+        inside.args(["-m", "sh", "-c", MOUNT, size]).arg(command.get_program()).args(command.get_args());
+        inside.current_dir(bench.dir.path()).env("TANDEM_CACHE_DIR", bench.path("cache"));
+        inside
+    };
+    if !within("64k", &Command::new("true")).status().is_ok_and(|status| status.success()) {
+        println!("SKIPPED: this user cannot mount a small /dev/shm");
+        return;
+    }
+    let small = ["--max_steps", "4", "--max_restarts", "1", "--version_storage", "disk"];
+    // Groups of more than the 64 KiB that there is room for at the beginning make a segment grow.
+    let large = ["--num_generations", "64", "--generation_batch_size", "64", "--max_completion_length", "400"];
+    for (run, size, more) in [("one", "64k", &[][..]), ("two", "350k", &[]), ("three", "2500k", &large)] {
+        let finished = cli::finish(within(size, &bench.command(run, &[&small, more].concat())));
+        let refusal = finished.refusal();
+        assert!(refusal.contains("/dev/shm is full") && refusal.contains("MiB are needed"), "{refusal}");
+        assert!(!finished.stderr.contains("SIGBUS"), "{}", finished.stderr);
+    }
+    let _ = cli::finish(within("8m", &bench.command("four", &small))).success();
 }

@@ -1,10 +1,6 @@
 //! `learner run`: the training half of the pair.
 
-use std::{
-    path::PathBuf,
-    process::ExitCode,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
 use shared::{
@@ -12,6 +8,8 @@ use shared::{
     channel::iox::IoxLearner,
     config::{self, layers},
     exit::ENDED_BY_SIGNAL,
+    heartbeat::{self, Deadlines},
+    signals,
 };
 
 use crate::{
@@ -27,19 +25,17 @@ pub struct Args {
     pub run_dir: PathBuf,
 }
 
-/// Trains until the last step; SIGTERM or SIGINT ends the run in order, with a checkpoint. The exit code tells the two
+/// Trains until the last step; SIGTERM, SIGINT or SIGHUP ends the run in order, with a checkpoint. The exit code tells the two
 /// apart.
 ///
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    heartbeat::start()?;
     let run_dir = RunDir::new(&args.run_dir);
     let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
     config.validate()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals cannot be handled")?;
-    }
+    let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
     let device = device::open(config.learner_device)?;
     let threads = cores::set_threads(config.learner_threads);
     tracing::info!("learner on {device:?} with {threads} threads");

@@ -5,7 +5,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use shared::{PolicyVersion, RolloutGroup, Step, channel::STATUS_INTERVAL, config::TrainConfig};
+use shared::{
+    PolicyVersion, RolloutGroup, Step,
+    channel::STATUS_INTERVAL,
+    config::TrainConfig,
+    heartbeat::{self, Phase},
+};
 
 use super::link::Link;
 use crate::error::LearnerError;
@@ -82,6 +87,7 @@ impl Collector {
     /// The next group; none when `stop` was set first.
     fn wait(&self, link: &Link, stop: &AtomicBool) -> Result<Option<RolloutGroup>, LearnerError> {
         while !stop.load(Ordering::Relaxed) {
+            heartbeat::beat(Phase::Wait);
             // Short waits: in between, stop requests and signs of life are looked at.
             if let Some(group) = link.receive(STATUS_INTERVAL)? {
                 return Ok(Some(group));

@@ -14,6 +14,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use shared::{
     RolloutGroup,
     channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus, Silence},
+    heartbeat,
 };
 
 use crate::{cores, error::LearnerError};
@@ -72,8 +73,14 @@ impl Link {
         });
         let (sender, groups) = bounded(capacity);
         let now = Instant::now();
-        let mut worker =
-            Worker { end, shared: Arc::clone(&shared), groups: sender, silence: Silence::default(), next_status: now };
+        let mut worker = Worker {
+            end,
+            shared: Arc::clone(&shared),
+            groups: sender,
+            silence: Silence::default(),
+            next_status: now,
+            spoken: 0,
+        };
         let thread = thread::Builder::new()
             .name("channel".into())
             .spawn(move || worker.run())
@@ -166,6 +173,8 @@ struct Worker<E> {
     groups: Sender<RolloutGroup>,
     silence: Silence,
     next_status: Instant,
+    /// Statuses sent so far.
+    spoken: u64,
 }
 
 impl<E: LearnerEnd> Worker<E> {
@@ -216,7 +225,10 @@ impl<E: LearnerEnd> Worker<E> {
             own.status.clone()
         };
         self.next_status = Instant::now() + STATUS_INTERVAL;
-        self.end.publish_status(&status)
+        self.end.publish_status(&status)?;
+        self.spoken += 1;
+        heartbeat::beat_of_channel(self.spoken);
+        Ok(())
     }
 }
 

@@ -21,6 +21,8 @@ use shared::{
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::TrainConfig,
+    disk_room,
+    heartbeat::{self, Deadlines, Phase},
     ledger::{LedgerEvent, LedgerFile, LedgerLine, check_balance},
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
@@ -98,7 +100,7 @@ pub fn run(
     let mut run = Run::open(run_dir, config, device)?;
     let mut collector = Collector::new(config, run.model.config().vocab_size);
     let status = run.begin(&mut collector);
-    let link = Link::start(end, status, queue_capacity(config), Duration::from_secs_f64(config.peer_timeout));
+    let link = Link::start(end, status, queue_capacity(config), Deadlines::of(config).silence_of_peer());
     let outcome = loop {
         match run.all_steps(&mut collector, &link, stop)? {
             Stretch::Ended(outcome) => break outcome,
@@ -195,6 +197,7 @@ impl<'a> Run<'a> {
                 return Ok(Stretch::Ended(Outcome::Stopped));
             };
             let waited = start.elapsed();
+            heartbeat::beat(Phase::Step);
             let failures = failures::of(&groups);
             self.look_at_failures(&failures, link)?;
             if self.config.save_step_batches {
@@ -205,6 +208,9 @@ impl<'a> Run<'a> {
             let mut gate = |before: &Before<'_>| guard.allows(before, number);
             let trained = self.trainer.step_if(&batch, self.state.step, &mut gate)?;
             let verdict = self.follow_guard(link)?;
+            heartbeat::beat(Phase::Save);
+            let gone = disk_room::make(self.run_dir, self.guard.state.healthy)?;
+            self.notices.tell(gone.map(|what| notices::disk_short(self.state.step, &what)))?;
             self.advance(&batch);
             let published = if verdict == Verdict::RollBack { Duration::ZERO } else { self.publish(link)? };
             let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published }, verdict)?;
@@ -393,6 +399,7 @@ impl<'a> Run<'a> {
             self.guard.state.healthy = Some(self.state.step);
             self.state.guard.healthy = self.guard.state.healthy;
         }
+        heartbeat::beat(Phase::Save);
         let limit = self.config.save_total_limit;
         self.metrics.sync()?;
         self.ledger.sync()?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use shared::heartbeat::{self, Phase};
 use tch::Device;
 
 use crate::{
@@ -55,6 +56,7 @@ impl Forward<'_> {
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
         split(&self.sequences, rows, self.budget).into_iter().map(|rows| {
             cores::follow_sampler();
+            heartbeat::beat(Phase::Step);
             MicroBatch::new(&self.sequences, &rows, self.device).with_supports(self.supports.as_ref())
         })
     }

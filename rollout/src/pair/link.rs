@@ -16,6 +16,7 @@ use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use shared::{
     GroupId, RolloutGroup, RunDir,
     channel::{ChannelError, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
+    heartbeat,
 };
 
 /// How often the thread looks for a new status of the learner: the latency of a new version in synchronous mode.
@@ -76,6 +77,7 @@ impl Link {
             silence: Silence::default(),
             next_status: Instant::now(),
             in_hand: None,
+            spoken: 0,
         };
         let thread = thread::Builder::new().name("channel".into()).spawn(move || worker.run())?;
         Ok(Self { groups, stop, events, status, thread: Some(thread) })
@@ -126,6 +128,8 @@ struct Worker<E> {
     silence: Silence,
     next_status: Instant,
     in_hand: Option<Arc<RolloutGroup>>,
+    /// Statuses sent so far.
+    spoken: u64,
 }
 
 impl<E: SamplerEnd> Worker<E> {
@@ -155,7 +159,10 @@ impl<E: SamplerEnd> Worker<E> {
     fn speak(&mut self) -> Result<(), ChannelError> {
         let own = self.own.lock().expect("no holder of the lock panics").clone();
         self.next_status = Instant::now() + STATUS_INTERVAL;
-        self.end.publish_status(&own)
+        self.end.publish_status(&own)?;
+        self.spoken += 1;
+        heartbeat::beat_of_channel(self.spoken);
+        Ok(())
     }
 
     fn listen(&mut self) -> Result<(), ChannelError> {

@@ -17,11 +17,12 @@ use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap, layers},
+    heartbeat::{self, Deadlines, Phase},
     memory_plan::{RunPlan, kept_numbers},
     prompts::LongPrompts,
+    signals,
 };
 use shared_data::Columns;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     evaluation::Evaluation,
@@ -43,27 +44,27 @@ use crate::{
 /// learner falls back.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// Runs the sampler of a run directory until the learner says that the run is over, or SIGTERM or SIGINT arrives.
+/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end.
 ///
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
 pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        signal_hook::flag::register(signal, stop.clone()).context("signal handler")?;
-    }
+    heartbeat::start()?;
     let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
     config.validate()?;
+    let deadlines = Deadlines::of(&config);
+    let stop = signals::listen(deadlines).context("signal handler")?;
     let model = ModelDir::open(&config.model).context("`model`")?;
     let inputs = Inputs::load(&config, &model)?;
 
     let end = IoxSampler::open(run_dir)?;
     let status = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
-    let patience = Duration::from_secs_f64(config.peer_timeout);
-    let link = Link::start(end, status, patience, run_dir.clone()).context("thread of the channel")?;
+    let link =
+        Link::start(end, status, deadlines.silence_of_peer(), run_dir.clone()).context("thread of the channel")?;
     let Some(first) = first_status(&link, &stop)? else {
         return Ok(Ended::BySignal);
     };
+    heartbeat::beat(Phase::Load);
     if first.finished && config.eval_steps.is_none() {
         return Ok(Ended::RunOver);
     }
@@ -272,6 +273,7 @@ impl Inputs {
 fn first_status(link: &Link, stop: &AtomicBool) -> anyhow::Result<Option<LearnerStatus>> {
     tracing::info!("waiting for the learner");
     while !stop.load(Ordering::Relaxed) {
+        heartbeat::beat(Phase::Wait);
         match link.events().recv_timeout(Duration::from_millis(50)) {
             Ok(LinkEvent::Status(status)) => return Ok(Some(status)),
             Ok(LinkEvent::Silent(seconds)) => return Err(silent(seconds)),

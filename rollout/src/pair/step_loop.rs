@@ -10,7 +10,11 @@ use std::{
 
 use anyhow::Context;
 use crossbeam::channel::Select;
-use shared::{GroupId, PolicyVersion, Step, channel::LearnerStatus};
+use shared::{
+    GroupId, PolicyVersion, Step,
+    channel::LearnerStatus,
+    heartbeat::{self, Phase},
+};
 
 use super::{
     evaluation::Evaluation,
@@ -220,6 +224,7 @@ impl StepLoop {
         }
         self.link.update(|status| status.waiting = false);
         let finished = self.engine.step()?;
+        heartbeat::beat(Phase::Step);
         let tokens: usize = finished.iter().map(|s| s.token_ids.len()).sum();
         for sequence in finished {
             self.take(sequence)?;
@@ -241,6 +246,15 @@ impl StepLoop {
 
     fn wait(&self) {
         let scoring = self.assembly.scoring() > 0 || self.evaluating();
+        if scoring {
+            // Rewards have a deadline of their own.
+            heartbeat::beat(Phase::Step);
+        } else if self.weights.pending() {
+            // The new session is made by another thread, of which nothing is seen until it is there.
+            heartbeat::enter(Phase::Load);
+        } else {
+            heartbeat::beat(Phase::Wait);
+        }
         let wait = if scoring || self.weights.pending() { SHORT_WAIT } else { IDLE_WAIT };
         let mut select = Select::new();
         select.recv(self.link.events());

@@ -450,9 +450,17 @@ options! {
             absent("what the dataset and `max_completion_length` need, within the model's limit"),
             source("vLLM `max_model_len`"), also(&["vllm_max_model_length"]),
             at_least(1.0);
-        /// Seconds without any sign of life of the other process before a process gives up: too few end a run that is
-        /// only slow, many leave a hang unnoticed for long.
+        /// Seconds without any sign of life before a process that is stopped, or whose channel is silent, is ended and started
+        /// again; a process without a launcher gives its peer up then. Too few end what is only slow, many leave a hang
+        /// unnoticed for long.
         peer_timeout: f64 = 300.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
+        /// Seconds that a process may take to read and export a model, to read data or to build a session, without a sign of
+        /// progress; then the launcher ends it and starts it again.
+        load_timeout: f64 = 3600.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
+        /// The same between two signs of progress within a step: a micro-batch, a decode step, a piece of a prompt.
+        step_timeout: f64 = 3600.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
+        /// The same while a version, records or a checkpoint are written.
+        save_timeout: f64 = 3600.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
         /// How often the launcher restarts a process that died: more ride out more crashes, and hide a lasting fault
         /// longer.
         max_restarts: u32 = 3, keeps_results;

@@ -25,7 +25,7 @@ use shared::{
 use super::failures::Failures;
 use crate::error::LearnerError;
 
-pub use resumed::{damaged, since_checkpoint};
+pub use resumed::{damaged, disk_short, since_checkpoint};
 
 /// What detectors are shown of a step.
 pub struct Seen<'a> {

@@ -60,6 +60,12 @@ pub fn damaged(step: u64, what: String) -> Notice {
     Notice::new(NoticeKind::CheckpointDamaged, step, text, "look at the disk; the steps behind it are made again")
 }
 
+/// The notice of what had to go because the disk was short.
+pub fn disk_short(step: u64, gone: &str) -> Notice {
+    let text = format!("the next checkpoint would not have fitted on the disk; removed: {gone}");
+    Notice::new(NoticeKind::DiskShort, step, text, "free some space, set `save_total_limit`, or raise `save_steps`")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,10 @@
 //! A run's own corner of iceoryx2: names that no other run uses, and the removal of what dead processes left there.
 
 use std::{
-    fs::{self, File},
+    collections::BTreeSet,
+    fs::{self, File, TryLockError},
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -18,14 +20,20 @@ use iceoryx2::{
     service::ipc_threadsafe::Service,
 };
 
+use super::room::segments;
 use crate::{channel::ChannelError, run_dir::RunDir};
 
-/// Where Linux shows POSIX shared memory as files.
-const SHARED_MEMORY: &str = "/dev/shm";
 /// Where iceoryx2's folders of a run lie. Not `TMPDIR`: both processes must find the same place.
 const TEMPORARY: &str = "/tmp";
+/// What the names of all these begin with, before a part of a hash of so many letters.
+const PREFIX: &str = "tandem_";
+const HASH: usize = 16;
+/// How long a process may take from making its first file to being known as alive.
+const START: Duration = Duration::from_secs(60);
 /// How long a new process waits for a predecessor of its role that is just ending.
 const TAKE_OVER: Duration = Duration::from_secs(5);
+/// How long a process waits for another one that is just entering or leaving.
+const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a living process may need from creating a segment to giving it a size; normally microseconds.
 const SIZING: Duration = Duration::from_millis(100);
 
@@ -80,6 +88,11 @@ impl Domain {
         self.node.as_ref().expect("the node lives until the domain is dropped")
     }
 
+    /// What the names of its segments begin with.
+    pub fn prefix(&self) -> &str {
+        &self.place.prefix
+    }
+
     /// Clears away what processes left that died since.
     pub fn clear_dead(&self) {
         self.place.remove_unsized();
@@ -123,6 +136,31 @@ pub fn remove_leftovers(run_dir: &RunDir) -> Result<(), ChannelError> {
     Ok(())
 }
 
+/// What dead runs of this user have left in shared memory and in the temporary folder. What was written a moment ago may be
+/// of a run that is just being started.
+#[must_use]
+pub fn abandoned() -> Vec<PathBuf> {
+    set_log_level(LogLevel::Fatal);
+    let entries =
+        segments(PREFIX).into_iter().chain(fs::read_dir(TEMPORARY).into_iter().flatten().flatten().map(|e| e.path()));
+    let names: BTreeSet<String> = entries.filter_map(|path| run_of(path.file_name()?.to_str()?)).collect();
+    let dead = |place: &Place| place.config().and_then(|config| living(&config)).is_ok_and(|names| names.is_empty());
+    let places = names.into_iter().map(|name| Place::named(PathBuf::new(), &name)).filter(dead);
+    places.map(|place| place.files()).filter(|files| files.iter().all(|path| is_ours_and_old(path))).flatten().collect()
+}
+
+/// The name of the run that a file of the channel belongs to.
+fn run_of(file: &str) -> Option<String> {
+    let hash = file.strip_prefix(PREFIX)?.get(..HASH)?;
+    hash.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| format!("{PREFIX}{hash}"))
+}
+
+fn is_ours_and_old(path: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let old = |metadata: &fs::Metadata| metadata.modified().is_ok_and(|t| t.elapsed().is_ok_and(|age| age > START));
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.uid() == own && old(&metadata))
+}
+
 /// Where a run's files lie: everything carries a hash of the run directory's true path.
 #[derive(Debug)]
 struct Place {
@@ -136,8 +174,11 @@ impl Place {
         let path = fs::canonicalize(run_dir.root())
             .map_err(|e| ChannelError::Transport(format!("run directory {}: {e}", run_dir.root().display())))?;
         let hash = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
-        let name = format!("tandem_{}", &hash[..16]);
-        Ok(Self { run_dir: path, root: Path::new(TEMPORARY).join(&name), prefix: format!("{name}_") })
+        Ok(Self::named(path, &format!("{PREFIX}{}", &hash[..HASH])))
+    }
+
+    fn named(run_dir: PathBuf, name: &str) -> Self {
+        Self { run_dir, root: Path::new(TEMPORARY).join(name), prefix: format!("{name}_") }
     }
 
     fn config(&self) -> Result<Config, ChannelError> {
@@ -151,19 +192,25 @@ impl Place {
     /// Waits for the lock of this domain: the run directory itself, so that no lock file is left behind.
     fn lock(&self) -> Result<Lock, ChannelError> {
         let folder = File::open(&self.run_dir).map_err(transport("open the run directory"))?;
-        match folder.lock() {
-            Ok(()) => Ok(folder),
-            // File systems without locks: the worst case is that two processes which start at once disturb each other.
-            Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(folder),
-            Err(e) => Err(transport("lock the run directory")(e)),
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match folder.try_lock() {
+                Ok(()) => return Ok(folder),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+                Err(TryLockError::WouldBlock) => {
+                    let held = format!("another process has held it for {:.0} s", LOCK_PATIENCE.as_secs_f64());
+                    return Err(transport("lock the run directory")(held));
+                }
+                // File systems without locks: the worst case is that two processes which start at once disturb each other.
+                Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => return Ok(folder),
+                Err(TryLockError::Error(e)) => return Err(transport("lock the run directory")(e)),
+            }
         }
     }
 
     /// Everything that the domain has on this machine.
     fn files(&self) -> Vec<PathBuf> {
-        let shared = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
-        let own = shared.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix));
-        own.map(|entry| entry.path()).chain(self.root.exists().then(|| self.root.clone())).collect()
+        segments(&self.prefix).into_iter().chain(self.root.exists().then(|| self.root.clone())).collect()
     }
 
     /// Removes segments whose creator was killed before it gave them a size: iceoryx2 0.10 waits for that size without

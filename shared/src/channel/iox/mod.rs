@@ -8,6 +8,7 @@
 //! blocks inside iceoryx2: it is tried, with short sleeps, until a receiver has taken the frame or the deadline passes.
 
 mod domain;
+mod room;
 mod topic;
 
 use std::{
@@ -16,7 +17,7 @@ use std::{
 };
 
 use domain::Domain;
-pub use domain::{files, remove_leftovers};
+pub use domain::{abandoned, files, remove_leftovers};
 use topic::{Inbox, Outbox, Topic};
 
 use super::{ChannelError, LearnerEnd, LearnerStatus, SamplerEnd, SamplerStatus, frame};
@@ -163,6 +164,8 @@ impl LearnerEnd for IoxLearner {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::fs::MetadataExt, path::PathBuf};
+
     use super::*;
     use crate::{
         ids::{GroupId, Step},
@@ -221,6 +224,30 @@ mod tests {
         let mut sampler = IoxSampler::open(&run_dir).unwrap();
         learner.publish_status(&status(6)).unwrap();
         assert_eq!(sampler.learner_status().unwrap(), Some(status(6)));
+    }
+
+    #[test]
+    fn every_page_is_taken_before_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        let mut learner = IoxLearner::open(&run_dir).unwrap();
+        let sparse = || -> Vec<_> {
+            let files = files(&run_dir).unwrap().into_iter().filter(|path| path.is_file());
+            let holes = |path: &PathBuf| path.metadata().is_ok_and(|file| file.blocks() * 512 < file.len());
+            files.filter(holes).collect()
+        };
+        assert_eq!(sparse(), Vec::<PathBuf>::new());
+        learner.publish_status(&LearnerStatus::default()).unwrap();
+        sampler.publish_status(&SamplerStatus::default()).unwrap();
+        assert!(sampler.learner_status().unwrap().is_some() && learner.sampler_status().unwrap().is_some());
+        assert_eq!(sparse(), Vec::<PathBuf>::new());
+        for index in 0..3 {
+            sampler.send_group(&group(index, 1 << (8 * index)), soon()).unwrap();
+            assert_eq!(sparse(), Vec::<PathBuf>::new());
+            assert!(learner.receive_group(Duration::ZERO).unwrap().is_some());
+        }
+        assert_eq!(sparse(), Vec::<PathBuf>::new());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use iceoryx2::{
     node::Node,
-    port::{LoanError, SendError, publisher::Publisher, subscriber::Subscriber},
+    port::{SendError, publisher::Publisher, subscriber::Subscriber, update_connections::UpdateConnections as _},
     prelude::{AllocationStrategy, BackpressureStrategy, ServiceName},
     service::{
         ipc_threadsafe::Service,
@@ -12,7 +12,7 @@ use iceoryx2::{
     },
 };
 
-use super::domain::Domain;
+use super::{domain::Domain, room::Room};
 use crate::channel::{
     ChannelError,
     frame::{self, Message},
@@ -61,10 +61,12 @@ pub(super) struct Outbox {
     publisher: Publisher<Service, [u8], ()>,
     service: Factory,
     topic: &'static Topic,
+    room: Room,
 }
 
 impl Outbox {
     pub fn open(domain: &Domain, topic: &'static Topic) -> Result<Self, ChannelError> {
+        let room = Room::new(domain.prefix(), topic.capacity, topic.initial_len)?;
         let service = topic.service(domain.node())?;
         let publisher = service
             .publisher_builder()
@@ -74,30 +76,26 @@ impl Outbox {
             .max_loaned_samples(1)
             .create()
             .map_err(|e| topic.failed("publish on", e))?;
-        Ok(Self { publisher, service, topic })
+        room.take()?;
+        Ok(Self { publisher, service, topic, room })
     }
 
     /// Copies the frame into shared memory and hands it over; false when there is no subscriber or no room.
     pub fn try_send(&self, frame: &[u8]) -> Result<bool, ChannelError> {
-        if self.service.dynamic_config().number_of_subscribers() == 0 {
+        let subscribers = self.service.dynamic_config().number_of_subscribers();
+        if subscribers == 0 {
             return Ok(false);
         }
-        let sample = self.publisher.loan_slice_uninit(frame.len()).map_err(|e| self.no_memory(e, frame.len()))?;
+        let sample = self.room.with(subscribers, (self.topic.capacity, frame.len()), || {
+            // A subscriber that is just coming or going: sending says so.
+            let _ = self.publisher.update_connections();
+            self.publisher.loan_slice_uninit(frame.len()).map_err(|e| self.topic.failed("reserve memory on", e))
+        })?;
         match sample.write_from_slice(frame).send() {
             Ok(recipients) => Ok(recipients > 0),
             // The subscriber is just coming or going; its place is looked at again with the next attempt.
             Err(SendError::ConnectionError(_)) => Ok(false),
             Err(e) => Err(self.topic.failed("send on", e)),
-        }
-    }
-
-    fn no_memory(&self, error: LoanError, length: usize) -> ChannelError {
-        match error {
-            LoanError::OutOfMemory => ChannelError::Transport(format!(
-                "no room in /dev/shm for a frame of {length} bytes on topic {}; enlarge it (docker run --shm-size=1g)",
-                self.topic.name
-            )),
-            e => self.topic.failed("reserve memory on", e),
         }
     }
 }
@@ -106,20 +104,26 @@ impl Outbox {
 #[derive(Debug)]
 pub(super) struct Inbox {
     subscriber: Subscriber<Service, [u8], ()>,
-    _service: Factory,
+    service: Factory,
     topic: &'static Topic,
+    room: Room,
 }
 
 impl Inbox {
     pub fn open(domain: &Domain, topic: &'static Topic) -> Result<Self, ChannelError> {
+        let room = Room::new(domain.prefix(), 0, 0)?;
         let service = topic.service(domain.node())?;
         let subscriber = service.subscriber_builder().create().map_err(|e| topic.failed("subscribe to", e))?;
-        Ok(Self { subscriber, _service: service, topic })
+        room.take()?;
+        Ok(Self { subscriber, service, topic, room })
     }
 
     /// The oldest message that waits.
     pub fn next<M: Message>(&self) -> Result<Option<M>, ChannelError> {
-        let sample = self.subscriber.receive().map_err(|e| self.topic.failed("receive from", e))?;
+        let publishers = self.service.dynamic_config().number_of_publishers();
+        let sample = self
+            .room
+            .with(publishers, (0, 0), || self.subscriber.receive().map_err(|e| self.topic.failed("receive from", e)))?;
         Ok(sample.map(|s| frame::decode(s.payload())).transpose()?)
     }
 

@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 38] = [
+        let cases: [(&str, Break); 41] = [
             ("guard", |c| c.guard = vec!["mismatch=halt".into()]),
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
@@ -254,6 +254,9 @@ mod tests {
             ("repetition_penalty", |c| c.repetition_penalty = 1.1),
             ("peer_timeout", |c| c.peer_timeout = 0.0),
             ("peer_timeout", |c| c.peer_timeout = 1e30),
+            ("load_timeout", |c| c.load_timeout = 0.0),
+            ("step_timeout", |c| c.step_timeout = f64::NAN),
+            ("save_timeout", |c| c.save_timeout = 1e30),
             ("reward_timeout", |c| c.reward_timeout = f64::INFINITY),
             ("max_staleness", |c| c.max_staleness = u64::MAX),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),

@@ -1,0 +1,211 @@
+//! How far the main loop of a process of the pair has come, for the launcher: what it is at, and a count that it moves.
+//!
+//! Only the loop itself moves the count, where something has been done: a micro-batch, a decode step, a file. A thread that
+//! merely lives says nothing. What is shown lies in memory of the launcher, as two lines of text, so that neither a full nor
+//! a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run) shows nothing.
+
+use std::{
+    env, fmt,
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::config::TrainConfig;
+
+/// Environment variable with the path of the file that a process shows its progress in.
+pub const VARIABLE: &str = "TANDEM_HEARTBEAT";
+
+/// Bytes of each of the two lines.
+pub const LINE: usize = 32;
+
+/// What a main loop is at. Each has a deadline of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Reads and exports a model, reads data, builds a session.
+    Load,
+    /// Generates, scores or trains.
+    Step,
+    /// Publishes a version, writes records or a checkpoint.
+    Save,
+    /// Has nothing to do until the other process has done something.
+    Wait,
+}
+
+impl Phase {
+    const ALL: [Self; 4] = [Self::Load, Self::Step, Self::Save, Self::Wait];
+
+    fn name(self) -> &'static str {
+        ["load", "step", "save", "wait"][self as usize]
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+static PHASE: AtomicU8 = AtomicU8::new(Phase::Load as u8);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+static SHOWN: OnceLock<File> = OnceLock::new();
+
+/// Begins to show the progress to the launcher, if that asks for it.
+///
+/// # Errors
+/// When the file that it named cannot be opened.
+pub fn start() -> io::Result<()> {
+    if let Some(path) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+        let file = File::options().write(true).open(&path);
+        let _ = SHOWN.set(file.map_err(|e| io::Error::new(e.kind(), format!("{VARIABLE}: {e}")))?);
+    }
+    beat(Phase::Load);
+    Ok(())
+}
+
+/// Whether a launcher watches this process, and ends its peer should that be silent.
+#[must_use]
+pub fn is_watched() -> bool {
+    SHOWN.get().is_some()
+}
+
+/// The main loop has done something.
+pub fn beat(phase: Phase) {
+    PHASE.store(phase as u8, Ordering::Relaxed);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    show(0, format_args!("{phase} {count}"));
+}
+
+/// The main loop goes on to another phase; in the same one, it has not moved.
+pub fn enter(phase: Phase) {
+    if PHASE.load(Ordering::Relaxed) != phase as u8 {
+        beat(phase);
+    }
+}
+
+/// The thread of the channel has looked at it; `count` moves with every look.
+pub fn beat_of_channel(count: u64) {
+    show(LINE as u64, format_args!("channel {count}"));
+}
+
+/// What the main loop of this process is at, and how often it has moved.
+#[must_use]
+pub fn progress() -> Beat {
+    let phase = Phase::ALL[usize::from(PHASE.load(Ordering::Relaxed))];
+    Beat { main: Some((phase, COUNT.load(Ordering::Relaxed))), channel: None }
+}
+
+fn show(offset: u64, text: fmt::Arguments<'_>) {
+    let Some(file) = SHOWN.get() else { return };
+    let mut line = [b' '; LINE];
+    let _ = write!(&mut line[..LINE - 1], "{text}");
+    line[LINE - 1] = b'\n';
+    // Without memory for a page that is there already, nothing could be said in another way either.
+    let _ = file.write_all_at(&line, offset);
+}
+
+/// What a process last showed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Beat {
+    /// Phase and count of the main loop.
+    pub main: Option<(Phase, u64)>,
+    /// Count of the thread that owns the channel, once there is one.
+    pub channel: Option<u64>,
+}
+
+impl Beat {
+    /// Reads what a process shows; what it is just writing may be missing.
+    #[must_use]
+    pub fn read(file: &File) -> Self {
+        let mut bytes = [0; 2 * LINE];
+        let length = file.read_at(&mut bytes, 0).unwrap_or(0);
+        let text = String::from_utf8_lossy(&bytes[..length]);
+        let mut beat = Self::default();
+        for (name, count) in text.lines().filter_map(|line| line.trim_end().split_once(' ')) {
+            let Ok(count) = count.parse() else { continue };
+            match Phase::ALL.iter().find(|phase| phase.name() == name) {
+                Some(&phase) => beat.main = Some((phase, count)),
+                None => beat.channel = (name == "channel").then_some(count).or(beat.channel),
+            }
+        }
+        beat
+    }
+}
+
+/// How long a main loop may be in a phase without moving, and how long a process may be silent altogether.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadlines {
+    /// `load_timeout`.
+    pub load: Duration,
+    /// `step_timeout`.
+    pub step: Duration,
+    /// `save_timeout`.
+    pub save: Duration,
+    /// `peer_timeout`.
+    pub peer: Duration,
+}
+
+impl Deadlines {
+    /// Those of a run.
+    #[must_use]
+    pub fn of(config: &TrainConfig) -> Self {
+        let [load, step, save, peer] =
+            [config.load_timeout, config.step_timeout, config.save_timeout, config.peer_timeout]
+                .map(Duration::from_secs_f64);
+        Self { load, step, save, peer }
+    }
+
+    /// The deadline of a phase and the option that sets it. Who waits looks up again and again, as if it worked.
+    #[must_use]
+    pub fn phase(&self, phase: Phase) -> (Duration, &'static str) {
+        match phase {
+            Phase::Load => (self.load, "load_timeout"),
+            Phase::Step | Phase::Wait => (self.step, "step_timeout"),
+            Phase::Save => (self.save, "save_timeout"),
+        }
+    }
+
+    /// Silence after which a process gives its peer up. With a launcher that is the last resort: it ends the silent one,
+    /// and not the one that noticed, so it must come first.
+    #[must_use]
+    pub fn silence_of_peer(&self) -> Duration {
+        if is_watched() { self.peer + self.load + self.step + self.save } else { self.peer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The only test that shows anything: there is one heartbeat in a process.
+    #[test]
+    fn what_is_shown_is_what_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("beat");
+        std::fs::write(&path, "").unwrap();
+        let file = File::open(&path).unwrap();
+        assert_eq!(Beat::read(&file), Beat::default());
+        assert!(!is_watched());
+        let _ = SHOWN.set(File::options().write(true).open(&path).unwrap());
+        assert!(is_watched());
+        beat(Phase::Save);
+        let first = Beat::read(&file);
+        assert_eq!(first.main.map(|(phase, _)| phase), Some(Phase::Save));
+        assert_eq!(first.channel, None);
+        beat_of_channel(u64::MAX);
+        beat(Phase::Step);
+        let second = Beat::read(&file);
+        assert_eq!(second.channel, Some(u64::MAX));
+        let (phase, count) = second.main.unwrap();
+        assert!(phase == Phase::Step && count > first.main.unwrap().1);
+        // A script writes shorter lines.
+        std::fs::write(&path, "save 7\n").unwrap();
+        assert_eq!(Beat::read(&file), Beat { main: Some((Phase::Save, 7)), channel: None });
+    }
+}

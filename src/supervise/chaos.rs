@@ -1,0 +1,126 @@
+//! Faults on purpose: after a step, the processes are killed or stopped as a seed says, to see that the run survives it.
+
+use std::{str::FromStr, time::Duration};
+
+use anyhow::{Context, Error, Result, bail, ensure};
+use shared::rng::uniform;
+
+/// Keys of the draws.
+const DEED: u64 = 1;
+const VICTIM: u64 = 2;
+const LENGTH: u64 = 3;
+
+/// How often something is done to a process: `seed=7,kill=0.02,stop=0.01`, the probabilities per step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Chaos {
+    seed: u64,
+    kill: f64,
+    stop: f64,
+}
+
+/// To whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Victim {
+    /// The learner.
+    Learner,
+    /// The sampler.
+    Sampler,
+    /// Both at once.
+    Both,
+}
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deed {
+    /// SIGKILL.
+    Kill(Victim),
+    /// SIGSTOP, and SIGCONT after a while.
+    Stop(Victim, Duration),
+}
+
+impl Victim {
+    /// Whether the process of this name is meant.
+    pub fn is(self, name: &str) -> bool {
+        match self {
+            Self::Learner => name == "learner",
+            Self::Sampler => name == "rollout",
+            Self::Both => true,
+        }
+    }
+}
+
+impl FromStr for Chaos {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut chaos = Self { seed: 0, kill: 0.0, stop: 0.0 };
+        for part in text.split(',') {
+            let read = || part.split_once('=').context("not of the form key=value");
+            let set = read().and_then(|(key, value)| chaos.set(key.trim(), value.trim()));
+            set.with_context(|| format!("--chaos: `{part}`"))?;
+        }
+        ensure!(chaos.kill + chaos.stop <= 1.0, "--chaos: `kill` and `stop` together must be at most 1");
+        Ok(chaos)
+    }
+}
+
+impl Chaos {
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let share = || -> Result<f64> {
+            let share = value.parse()?;
+            ensure!((0.0..=1.0).contains(&share), "a probability is between 0 and 1");
+            Ok(share)
+        };
+        match key {
+            "seed" => self.seed = value.parse()?,
+            "kill" => self.kill = share()?,
+            "stop" => self.stop = share()?,
+            _ => bail!("unknown key; there are seed, kill and stop"),
+        }
+        Ok(())
+    }
+
+    /// What is done when so many steps are complete for the first time.
+    pub fn after(&self, step: u64) -> Option<Deed> {
+        let draw = |key| uniform(&[self.seed, step, key]);
+        let victim = [Victim::Learner, Victim::Sampler, Victim::Both][(draw(VICTIM) * 3.0) as usize];
+        let deed = draw(DEED);
+        if deed < self.kill {
+            return Some(Deed::Kill(victim));
+        }
+        (deed < self.kill + self.stop).then(|| Deed::Stop(victim, Duration::from_secs_f64(1.0 + 3.0 * draw(LENGTH))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deeds_come_as_often_as_asked_for_and_are_the_same_for_a_seed() {
+        let chaos: Chaos = "seed=7,kill=0.2,stop=0.1".parse().unwrap();
+        let deeds: Vec<_> = (1..=3000).map(|step| chaos.after(step)).collect();
+        let count = |wanted: fn(&Deed) -> bool| deeds.iter().flatten().filter(|deed| wanted(deed)).count();
+        let (kills, stops) =
+            (count(|deed| matches!(deed, Deed::Kill(_))), count(|deed| matches!(deed, Deed::Stop(..))));
+        assert!((500..700).contains(&kills) && (230..370).contains(&stops), "{kills} {stops}");
+        assert!((150..250).contains(&count(|deed| *deed == Deed::Kill(Victim::Both))));
+        assert!(deeds.iter().enumerate().all(|(i, deed)| chaos.after(i as u64 + 1) == *deed));
+        let other: Chaos = "seed=8,kill=0.2,stop=0.1".parse().unwrap();
+        assert!((1..=3000).any(|step| other.after(step) != chaos.after(step)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (text, problem) in [
+            ("kill", "`kill`: not of the form"),
+            ("seed=1,kill=2", "`kill=2`: a probability"),
+            ("kill=NaN", "between 0 and 1"),
+            ("disk=0.1", "there are seed, kill and stop"),
+            ("kill=0.6,stop=0.6", "together"),
+        ] {
+            let error = format!("{:#}", text.parse::<Chaos>().unwrap_err());
+            assert!(error.contains(problem) && error.starts_with("--chaos: "), "{error}");
+        }
+    }
+}
