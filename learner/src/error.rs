@@ -41,6 +41,9 @@ pub enum LearnerError {
     /// A reward function fails on everything. It would do so again, so that starting again is of no use.
     #[error("{0}")]
     Reward(String),
+    /// What is published is not what was trained, again and again.
+    #[error("{0}")]
+    Conformity(String),
     /// libtorch refused an operation. Most of its refusals are panics, of which [`crate::refusal`] makes the same.
     #[error("{}", crate::refusal::one_line(.0))]
     Torch(String),

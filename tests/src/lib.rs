@@ -7,6 +7,7 @@ pub mod cli;
 pub mod golden;
 pub mod hub;
 pub mod memory;
+pub mod processes;
 pub mod timeline;
 pub mod tiny_model;
 pub mod training;

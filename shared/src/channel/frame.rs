@@ -21,7 +21,7 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 4;
+pub const FRAME_VERSION: u16 = 5;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 24;
 
@@ -176,6 +176,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        channel::Refusal,
         group::{Completion, DroppedGroup, FinishReason, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
     };
@@ -223,6 +224,7 @@ mod tests {
         let learner = LearnerStatus {
             incarnation: 0x0123_4567_89ab_cdef,
             version: PolicyVersion(5),
+            publication: 1,
             step: Step(5),
             cursor: 40,
             durable_step: Step(4),
@@ -238,6 +240,8 @@ mod tests {
             oldest_in_use: PolicyVersion(4),
             swap_micros: 1_000_000,
             swap_stall_micros: 300,
+            gate_micros: 200,
+            refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
             generated_tokens: 12_345,
             busy_micros: 7,
             idle_micros: 8,
@@ -247,12 +251,13 @@ mod tests {
     }
 
     const GROUP: &str = "\
-        544e444d04000100a80000000000000092d32bb29f2c2d58ac020207010201dba00904322b323d01000213dda0090200\
+        544e444d05000100a8000000000000005b9aa6a64cb5f90eac020207010201dba00904322b323d01000213dda0090200\
         0000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000040020307\
         74696d656f7574010101000000000000e03f030b636f72726563746e657373000000000000f03f06666f726d61740000\
         00000000e03f066c656e677468000000000000f03fab02e312010801000000000000f03fac020001000000000000e83f";
-    const LEARNER: &str = "544e444d040002001500000000000000ae70bdd64ca48adeef9bafcdf8acd19101050528040200c8012ae80701";
-    const SAMPLER: &str = "544e444d040003000d0000000000000016680c3086e96b83090504c0843dac02b960070801";
+    const LEARNER: &str =
+        "544e444d050002001600000000000000853e0d3a20bdfec0ef9bafcdf8acd1910105010528040200c8012ae80701";
+    const SAMPLER: &str = "544e444d050003001500000000000000f6d96b5f329886b4090504c0843dac02c801010601026e6fb960070801";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {

@@ -28,6 +28,8 @@ choices! {
         CodeChanged = "code_changed",
         /// A checkpoint was not as it was written, so the run goes on from an older one.
         CheckpointDamaged = "checkpoint_damaged",
+        /// The sampler refused a version of the weights, since it was not what the learner had published. Told at each refusal.
+        VersionRefused = "version_refused",
         /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
         RewardFailures = "reward_failures",
         /// A reward function has given the same to every completion for many steps, while others differ. Told once for each
@@ -80,15 +82,16 @@ impl Notice {
     }
 
     /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each
-    /// of them, and a learning rate may be too high first and then too low.
+    /// of them, each refusal is, and a learning rate may be too high first and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
-        use NoticeKind::{CheckpointDamaged, CodeChanged, DataChanged, LearningRate, OptionsChanged};
-        let at_a_resume = matches!(self.kind, OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged);
-        let by_its_words = at_a_resume || self.kind == LearningRate;
+        use NoticeKind::{CheckpointDamaged, CodeChanged, DataChanged, LearningRate, OptionsChanged, VersionRefused};
+        let by_its_step =
+            matches!(self.kind, OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | VersionRefused);
+        let by_its_words = by_its_step || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject
-            && (!at_a_resume || self.step == other.step)
+            && (!by_its_step || self.step == other.step)
             && (!by_its_words || self.text == other.text)
     }
 }
