@@ -367,7 +367,8 @@ options! {
         /// versions.
         weight_swap: WeightSwap = WeightSwap::Drain;
         /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a few tokens,
-        /// must be the learner's (docs/runs.md has what is checked). Costs far less than 1 % of a step.
+        /// must be the learner's (docs/runs.md has what is checked). Costs one to two per cent of a step on the CPU, less the longer
+        /// completions are.
         conformity_gate: bool = true, keeps_results;
         /// With `conformity_gate`: a version that was refused is published again, and after so many refusals in a row the run
         /// ends with an error.

@@ -41,7 +41,8 @@ section! {
 
     /// What of publishing the learner spends on the conformity gate: a pass over a few tokens, and the norms of the parameters.
     ///
-    /// Well below 1 % of the step; 0 without `conformity_gate`, and in steps that `publish_every` leaves out.
+    /// Below 1 % of the step, more where completions are short and in the first step; 0 without `conformity_gate`, and in steps that
+    /// `publish_every` leaves out.
     metric PERF_GATE_S = "perf/gate_s" { unit: Seconds, source: "Tandem" }
 
     /// Share of the step in which the learner waited for groups.
@@ -57,7 +58,7 @@ section! {
 
     /// What of that was the conformity gate: hashes and norms of the tensors, and a pass over a few tokens.
     ///
-    /// Well below 1 % of the step; 0 without `conformity_gate`.
+    /// About 1 % of the step, more where completions are short; 0 without `conformity_gate`.
     metric ROLLOUT_GATE_S = "rollout/gate_s" { unit: Seconds, source: "Tandem" }
 
     /// How long the sampler's loop stood still for that.
