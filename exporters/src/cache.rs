@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Part of the key; raised with every change of the graph or the file layout.
-const REVISION: u32 = 1;
+const REVISION: u32 = 2;
 
 /// A folder with the model's export: the model directory itself if it has one that fits (a checkpoint, say), else a
 /// folder of the cache ([`cache_dir`]), which is made on first use.
@@ -70,6 +70,27 @@ pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions)
 /// Bytes that an export is to find: twice what its weights take, for the run that goes on with it.
 fn room(model: &ModelDir, options: &ExportOptions) -> u64 {
     2 * model.config().parameter_count() * options.dtype.size() as u64
+}
+
+/// As [`ensure_export`], where what is there may be damaged: an export of the cache whose tensors are not those that were
+/// exported is made again.
+///
+/// # Errors
+/// As [`ensure_export`], or a damaged export in the model directory, with the names of its tensors.
+pub fn renew_export(model: &ModelDir, options: &ExportOptions) -> Result<PathBuf, ExportError> {
+    let folder = ensure_export(model, options)?;
+    let export = VersionDir::open(&folder)?;
+    let damaged: Vec<&str> = export.damaged().collect();
+    if damaged.is_empty() {
+        return Ok(folder);
+    }
+    let message = format!("is not what was exported: {}", damaged.join(", "));
+    if folder == model.path() {
+        return Err(ExportError::content(&folder, message + "; remove its model.onnx, weights.data and manifest.json"));
+    }
+    tracing::warn!("{}: {message}; it is made again", folder.display());
+    atomic::remove_dir(&folder)?;
+    ensure_export(model, options)
 }
 
 fn has_export(dir: &Path) -> bool {

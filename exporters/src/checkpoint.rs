@@ -12,6 +12,7 @@ use shared::{ModelConfig, ModelDir, model_dir::ADAPTER_CONFIG_FILE};
 use crate::{
     Adapter, ExportError,
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
+    values,
 };
 
 const SINGLE: &str = "model.safetensors";
@@ -76,6 +77,17 @@ impl Checkpoint {
             Some(adapter) => adapter.merged(name, values),
             None => values,
         })
+    }
+
+    /// Whether the adapter changes any bit of its base.
+    pub(crate) fn differs_from_base(&self) -> Result<bool, ExportError> {
+        for (name, (file, tensor)) in &self.tensors {
+            let adapted = self.adapter.as_ref().is_some_and(|adapter| adapter.update(name).is_some());
+            if adapted && !values::same_bits(&self.read_f32(name)?, &self.files[*file].read_f32(tensor)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The adapter that is added to what is read.

@@ -39,6 +39,14 @@ pub enum ExportError {
         /// What the caller's source said.
         source: SourceError,
     },
+    /// A tensor of the export that a version is made of has changed since it was written.
+    #[error(
+        "tensor {name} of the export is not what was exported; remove the export and start again, and check the disk"
+    )]
+    Damaged {
+        /// The tensor's name.
+        name: String,
+    },
     /// A tensor's values cannot be stored.
     #[error("tensor {name}: {message}")]
     Values {
@@ -76,6 +84,11 @@ impl ExportError {
 
     pub(crate) fn values(name: &str, message: impl Into<String>) -> Self {
         Self::Values { name: name.into(), message: message.into() }
+    }
+
+    /// Of a tensor that is not read back as it was written.
+    pub(crate) fn unlike(name: &str) -> Self {
+        Self::values(name, "was not read back as it was written; check the disk")
     }
 
     pub(crate) fn content(path: &Path, message: impl Into<String>) -> Self {

@@ -5,11 +5,11 @@ use std::{fs, path::Path};
 use prost::Message;
 use shared::{
     Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
-    manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE},
+    manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE, hash_of},
 };
 
 use crate::{
-    Checkpoint, ExportError,
+    Checkpoint, ExportError, VersionDir,
     layout::{self, Values},
     onnx::decoder::{self, HEAD_DIM_MULTIPLE, rotary_names},
 };
@@ -93,7 +93,7 @@ pub(crate) fn write_export(
             }))
         };
         manifest = Some(fill(dir, PolicyVersion(0), &tensors, &graph, give)?);
-        Ok::<_, ExportError>(())
+        VersionDir::open(dir)?.require(&mut |name| Ok(checkpoint.read_f32(name)?.into()))
     })?;
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
@@ -107,16 +107,16 @@ pub(crate) fn fill<'a>(
     graph: &[u8],
     give: impl FnMut(&TensorEntry) -> Result<Values<'a>, ExportError>,
 ) -> Result<WeightManifest, ExportError> {
-    let data_blake3 = layout::write_data(&dir.join(DATA_FILE), tensors, give)?;
+    let tensors = layout::write_data(&dir.join(DATA_FILE), tensors, give)?;
     let model = dir.join(MODEL_FILE);
     fs::write(&model, graph).map_err(|e| ExportError::io(&model, e))?;
     let manifest = WeightManifest {
         format: MANIFEST_FORMAT,
         version,
-        data_length: layout::data_length(tensors),
-        data_blake3,
+        data_length: layout::data_length(&tensors),
+        data_blake3: hash_of(&tensors),
         model_blake3: blake3::hash(graph).to_hex().to_string(),
-        tensors: tensors.to_vec(),
+        tensors,
         adapter: None,
     };
     manifest.write(dir)?;

@@ -22,7 +22,7 @@ pub(crate) fn tensors(config: &ModelConfig, dtype: Dtype, positions: usize) -> V
             let length = shape.iter().product::<u64>() * dtype.size() as u64;
             let offset = end.next_multiple_of(PAGE);
             end = offset + length;
-            TensorEntry { name, role, dtype, shape, offset, length }
+            TensorEntry { name, role, dtype, shape, offset, length, blake3: String::new() }
         })
         .collect()
 }
@@ -36,49 +36,58 @@ pub(crate) fn data_length(tensors: &[TensorEntry]) -> u64 {
 pub(crate) enum Values<'a> {
     /// To be stored in the tensor's type.
     Floats(Cow<'a, [f32]>),
-    /// Stored so already.
+    /// Stored so already, with the hash that the tensor's entry says.
     Stored(&'a [u8]),
 }
 
 /// Values that are converted and written at once.
 const CHUNK: usize = 4 << 20;
 
-/// Writes `weights.data`, whose tensors `give` passes on one by one, and returns its blake3 in hex. Hashing, on all cores,
-/// and writing overlap; values that are stored as they are go to the file from where they lie.
+/// Writes `weights.data`, whose tensors `give` passes on one by one, and returns their entries with their hashes. Hashing, on
+/// all cores, and writing overlap; values that are stored as they are go to the file from where they lie.
 ///
 /// # Errors
-/// No room on the file system (found before anything is written), any other error of it, or an error of `give`.
+/// No room on the file system (found before anything is written), any other error of it, an error of `give`, or stored bytes
+/// that are no longer those of their entry.
 pub(crate) fn write_data<'a>(
     path: &Path,
     tensors: &[TensorEntry],
     mut give: impl FnMut(&TensorEntry) -> Result<Values<'a>, ExportError>,
-) -> Result<String, ExportError> {
+) -> Result<Vec<TensorEntry>, ExportError> {
     atomic::require_space(path, data_length(tensors))?;
     let io = |e| ExportError::io(path, e);
     let mut file = File::create(path).map_err(io)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut put = |bytes: &[u8]| {
-        let (_, written) = rayon::join(|| hasher.update_rayon(bytes), || file.write_all(bytes));
-        written.map_err(io)
-    };
     let mut end = 0;
+    let mut written = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        put(&vec![0; (tensor.offset - end) as usize])?;
+        file.write_all(&vec![0; (tensor.offset - end) as usize]).map_err(io)?;
         end = tensor.offset + tensor.length;
+        let mut hasher = blake3::Hasher::new();
+        let mut put = |bytes: &[u8]| {
+            let (_, written) = rayon::join(|| hasher.update_rayon(bytes), || file.write_all(bytes));
+            written.map_err(io)
+        };
         let size = tensor.dtype.size();
         let check = |found| values::check_length(&tensor.name, &tensor.shape, tensor.length / size as u64, found);
-        match give(tensor)? {
+        let stored = match give(tensor)? {
             Values::Stored(bytes) => {
                 check(bytes.len() / size)?;
                 put(bytes)?;
+                true
             }
             Values::Floats(values) => {
                 check(values.len())?;
                 for chunk in values.chunks(CHUNK) {
                     put(&values::encode(&tensor.name, chunk, tensor.dtype)?)?;
                 }
+                false
             }
+        };
+        let blake3 = hasher.finalize().to_hex().to_string();
+        if stored && blake3 != tensor.blake3 {
+            return Err(ExportError::Damaged { name: tensor.name.clone() });
         }
+        written.push(TensorEntry { blake3, ..tensor.clone() });
     }
-    Ok(hasher.finalize().to_hex().to_string())
+    Ok(written)
 }

@@ -17,11 +17,12 @@ mod tensor_file;
 mod values;
 mod version;
 
-pub use cache::{cache_dir, ensure_export, ensure_export_in};
+pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
 pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
 pub use hf::{fill_hf, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer};
 pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};
-pub use version::{TensorSource, VersionDir, fill_version, write_version};
+pub use values::norm;
+pub use version::{Inspected, TensorSource, VersionDir, fill_version, write_version};

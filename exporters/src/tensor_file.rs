@@ -95,7 +95,7 @@ pub(crate) fn is_inverse_frequencies(name: &str) -> bool {
 }
 
 /// Writes a file of fp32 tensors, given as names and shapes, with the values that `read` gives, and with further `entries` of
-/// the header.
+/// the header. The file is then opened and must hold them, bit for bit.
 pub(crate) fn write_f32(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
@@ -104,6 +104,7 @@ pub(crate) fn write_f32(
 ) -> Result<(), ExportError> {
     let (header, length) = header(tensors, entries);
     atomic::require_space(path, header.len() as u64 + length)?;
+    let mut hashes = Vec::with_capacity(tensors.len());
     atomic::write_with(path, |file| {
         file.write_all(&header).map_err(|e| ExportError::io(path, e))?;
         for (name, shape) in tensors {
@@ -111,9 +112,23 @@ pub(crate) fn write_f32(
             values::check_length(name, shape, shape.iter().product::<usize>() as u64, values.len())?;
             let bytes = values::encode(name, &values, Dtype::Fp32)?;
             file.write_all(&bytes).map_err(|e| ExportError::io(path, e))?;
+            hashes.push(hash(&bytes));
         }
-        Ok(())
-    })
+        Ok::<_, ExportError>(())
+    })?;
+    require_written(path, tensors.iter().map(|(name, _)| name.as_str()).zip(hashes))
+}
+
+/// Opens a file again that was to have tensors with these hashes.
+fn require_written<'a>(path: &Path, meant: impl Iterator<Item = (&'a str, String)>) -> Result<(), ExportError> {
+    let file = TensorFile::open(path.to_owned())?;
+    let written: HashMap<_, _> = file.tensors()?.into_iter().collect();
+    for (name, meant) in meant {
+        if written.get(name).is_none_or(|tensor| hash(&file.map[tensor.bytes.clone()]) != meant) {
+            return Err(ExportError::unlike(name));
+        }
+    }
+    Ok(())
 }
 
 /// Length prefix and header of the file, and the length of the tensors that follow. The crate's own writer wants all
@@ -139,4 +154,29 @@ fn header(tensors: &[(String, Vec<usize>)], entries: impl IntoIterator<Item = (S
     let mut json = header.to_string().into_bytes();
     json.resize(json.len().next_multiple_of(size_of::<u64>()), b' ');
     ([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat(), end as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_does_not_hold_what_was_written_is_named_by_its_tensor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let tensors = [("a".to_owned(), vec![3]), ("b".to_owned(), vec![2])];
+        write_f32(&path, &tensors, [], &mut |name| Ok(vec![1.5; if name == "a" { 3 } else { 2 }].into())).unwrap();
+        let meant = || {
+            let hash_of = |values: &[f32]| hash(bytemuck::cast_slice(values));
+            [("a", hash_of(&[1.5; 3])), ("b", hash_of(&[1.5; 2]))].into_iter()
+        };
+        require_written(&path, meant()).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let error = require_written(&path, meant()).unwrap_err().to_string();
+        assert_eq!(error, "tensor b: was not read back as it was written; check the disk");
+    }
 }

@@ -18,6 +18,14 @@ pub(crate) fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
+/// Calls `with` on the values of little-endian bytes; those that are fp32 and aligned are read where they lie.
+fn with_floats<T>(bytes: &[u8], dtype: Dtype, with: impl FnOnce(&[f32]) -> T) -> T {
+    match bytemuck::try_cast_slice(bytes) {
+        Ok(floats) if dtype == Dtype::Fp32 => with(floats),
+        _ => with(&decode(bytes, dtype)),
+    }
+}
+
 /// What is written is memory as it is.
 const _: () = assert!(cfg!(target_endian = "little"), "stored tensors are little-endian, and so must be the machine");
 
@@ -61,6 +69,48 @@ where
     }
 }
 
+/// The 2-norm of values, added up in double precision and in an order of its own, whatever the number of cores.
+#[must_use]
+pub fn norm(values: &[f32]) -> f64 {
+    root(&squares(values))
+}
+
+/// Bytes that are hashed and added up together: they come from memory once.
+const PIECE: usize = 64 * BLOCK * size_of::<f32>();
+
+/// blake3 of stored values, in hex, and their [`norm`].
+pub(crate) fn hash_and_norm(bytes: &[u8], dtype: Dtype) -> (String, f64) {
+    let (mut hasher, mut sums) = (blake3::Hasher::new(), Vec::new());
+    for piece in bytes.chunks(PIECE) {
+        let (_, found) = rayon::join(|| hasher.update_rayon(piece), || with_floats(piece, dtype, squares));
+        sums.extend(found);
+    }
+    (hasher.finalize().to_hex().to_string(), root(&sums))
+}
+
+/// Sums of squares of the blocks of some values.
+fn squares(values: &[f32]) -> Vec<f64> {
+    let block = |block: &[f32]| -> f64 {
+        let mut lanes = [0.0_f64; 16];
+        let (chunks, rest) = block.as_chunks::<16>();
+        for chunk in chunks {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, &v)| *lane += f64::from(v) * f64::from(v));
+        }
+        lanes.iter_mut().zip(rest).for_each(|(lane, &v)| *lane += f64::from(v) * f64::from(v));
+        lanes.iter().sum()
+    };
+    values.par_chunks(BLOCK).map(block).collect()
+}
+
+fn root(squares: &[f64]) -> f64 {
+    squares.iter().sum::<f64>().sqrt()
+}
+
+/// Whether two lists of values are the same, bit for bit.
+pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    bytemuck::cast_slice::<f32, u32>(a) == bytemuck::cast_slice::<f32, u32>(b)
+}
+
 /// Refuses a tensor whose number of values is not that of its shape.
 pub(crate) fn check_length(name: &str, shape: &impl Debug, needed: u64, found: usize) -> Result<(), ExportError> {
     if found as u64 == needed {
@@ -89,6 +139,22 @@ mod tests {
         assert_eq!(*encode("w", &[1.0], Dtype::Fp16).unwrap(), [0, 0x3c]);
         // Half-way between 2048 and 2050, whose neighbours in fp16 are 2 apart.
         assert_eq!(decode(&encode("w", &[2049.0], Dtype::Fp16).unwrap(), Dtype::Fp16), [2048.0]);
+    }
+
+    #[test]
+    fn a_norm_is_that_of_all_values() {
+        assert_eq!(norm(&[3.0, -4.0]), 5.0);
+        assert_eq!(norm(&[]), 0.0);
+        let values: Vec<f32> = (0..3 * BLOCK + 7).map(|i| (i % 13) as f32).collect();
+        let exact = values.iter().map(|&v| f64::from(v * v)).sum::<f64>().sqrt();
+        assert!((norm(&values) - exact).abs() < 1e-9 * exact);
+        assert!(norm(&[1.0, f32::NAN]).is_nan());
+        let many: Vec<f32> = (0..PIECE / 2 + 5).map(|i| (i % 29) as f32).collect();
+        for dtype in [Dtype::Fp32, Dtype::Fp16] {
+            let bytes = encode("w", &many, dtype).unwrap();
+            let expected = (blake3::hash(&bytes).to_hex().to_string(), norm(&many));
+            assert_eq!(hash_and_norm(&bytes, dtype), expected, "{dtype}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, fs, path::Path};
 
 use memmap2::Mmap;
+use rayon::prelude::*;
 use shared::{
     PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
     manifest::{DATA_FILE, MODEL_FILE},
@@ -52,6 +53,17 @@ pub fn fill_version(
             Err(source) => Err(ExportError::Tensor { name: tensor.name.clone(), source }),
         },
     })
+}
+
+/// A tensor as it is stored.
+#[derive(Debug)]
+pub struct Inspected<'a> {
+    /// What the manifest says of it.
+    pub entry: &'a TensorEntry,
+    /// Whether its bytes are those the manifest was written for.
+    pub intact: bool,
+    /// Its 2-norm ([`norm`](crate::norm)).
+    pub norm: f64,
 }
 
 /// An export or version directory, opened for reading.
@@ -104,7 +116,45 @@ impl VersionDir {
     /// Whether the weights are, bit for bit, those the manifest was written for; reads all of them.
     #[must_use]
     pub fn is_intact(&self) -> bool {
-        tensor_file::hash(&self.data) == self.manifest.data_blake3
+        self.damaged().next().is_none()
+    }
+
+    /// The names of tensors whose bytes are not those the manifest was written for.
+    pub fn damaged(&self) -> impl Iterator<Item = &str> {
+        let differs = |tensor: &&TensorEntry| tensor_file::hash(self.bytes(tensor)) != tensor.blake3;
+        self.manifest.tensors.iter().filter(differs).map(|tensor| tensor.name.as_str())
+    }
+
+    /// Every tensor as it is stored, in the order of the file, without what an adapter adds; reads all of them once, on all
+    /// cores.
+    #[must_use]
+    pub fn inspect(&self) -> Vec<Inspected<'_>> {
+        let inspect = |entry| {
+            let (hash, norm) = values::hash_and_norm(self.bytes(entry), entry.dtype);
+            Inspected { entry, intact: hash == entry.blake3, norm }
+        };
+        self.manifest.tensors.par_iter().map(inspect).collect()
+    }
+
+    /// The adapter of the version, if it is one.
+    #[must_use]
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// Checks that the parameters as they are stored are those that `read` gives, bit for bit.
+    ///
+    /// # Errors
+    /// The first that is not, by name, or an error of `read`.
+    pub fn require(&self, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
+        for tensor in self.manifest.tensors.iter().filter(|tensor| tensor.role == TensorRole::Parameter) {
+            let name = &tensor.name;
+            let meant = read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?;
+            if *values::encode(name, &meant, tensor.dtype)? != *self.bytes(tensor) {
+                return Err(ExportError::unlike(name));
+            }
+        }
+        Ok(())
     }
 
     /// The tensors that an adapter changes, each with its merged values as the graph takes them.

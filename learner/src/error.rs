@@ -44,6 +44,9 @@ pub enum LearnerError {
     /// `guard` ends the run. Starting again would lead to the same step.
     #[error("{0}")]
     Guard(String),
+    /// What is published is not what was trained, again and again.
+    #[error("{0}")]
+    Conformity(String),
     /// libtorch refused an operation. Most of its refusals are panics, of which [`crate::refusal`] makes the same.
     #[error("{}", crate::refusal::one_line(.0))]
     Torch(String),

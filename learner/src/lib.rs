@@ -14,6 +14,7 @@
 
 pub mod advantage;
 pub mod batch;
+pub mod canaries;
 pub mod checkpoint;
 pub mod commands;
 pub mod cores;

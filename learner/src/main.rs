@@ -68,7 +68,9 @@ fn program() -> ExitCode {
         Err(error) => {
             tell!("error: {error:#}");
             match error.downcast_ref() {
-                Some(LearnerError::Reward(_) | LearnerError::Guard(_)) => ExitCode::from(HOPELESS),
+                Some(LearnerError::Reward(_) | LearnerError::Guard(_) | LearnerError::Conformity(_)) => {
+                    ExitCode::from(HOPELESS)
+                }
                 _ => ExitCode::FAILURE,
             }
         }

@@ -1,14 +1,23 @@
 //! Weight versions: written whole into their own folder, never over a file that a sampler may have mapped.
 
 use std::{
+    collections::BTreeMap,
     io::ErrorKind,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
-use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir};
-use shared::{ModelConfig, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig, versions};
+use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir, ensure_export, renew_export};
+use shared::{
+    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig,
+    versions,
+};
 
-use crate::{error::LearnerError, model::Weights};
+use crate::{
+    canaries,
+    error::LearnerError,
+    model::{Decoder, HostParameters, Weights},
+};
 
 /// How the versions of a run are exported: for its sampler's device, with positions for its longest sequences.
 ///
@@ -33,31 +42,111 @@ pub fn export_options(config: &TrainConfig, model: &ModelConfig) -> Result<Expor
 #[derive(Debug)]
 pub struct Publisher {
     run_dir: RunDir,
+    model: ModelDir,
+    options: ExportOptions,
     /// An export of the model: the graph and constants that every version shares.
     base: PathBuf,
+    /// The version that was written last, if it has canaries.
+    last: Option<Written>,
+}
+
+/// What is remembered of a version.
+#[derive(Debug)]
+struct Written {
+    version: PolicyVersion,
+    /// Of what was stored.
+    hash: String,
+    /// The learner's norms.
+    norms: BTreeMap<String, f64>,
+}
+
+/// A version that was published.
+#[derive(Debug)]
+pub struct Published {
+    /// Its manifest.
+    pub manifest: WeightManifest,
+    /// What its canaries took.
+    pub gate: Duration,
 }
 
 impl Publisher {
-    /// A publisher of versions that share graph and constants with the export `base`.
-    #[must_use]
-    pub fn new(run_dir: RunDir, base: PathBuf) -> Self {
-        Self { run_dir, base }
-    }
-
-    /// Writes a version; it appears under its name only when it is whole. Where shared memory is full, the versions of the
-    /// run go to disk from then on.
+    /// A publisher of versions of `model`, which share graph and constants with its export.
     ///
     /// # Errors
-    /// Any error of the file system, or values that are no finite numbers.
-    pub fn publish(&self, version: PolicyVersion, weights: &Weights) -> Result<WeightManifest, LearnerError> {
-        let write = |run_dir: &RunDir| {
-            let out = run_dir.version(version);
-            let host = weights.read().host();
-            let mut read = |name: &str| Ok(host.values(name)?.into());
-            match weights.adapter() {
-                Some((config, _)) => exporters::write_adapter_version(&self.base, &out, version, config, &mut read),
-                None => exporters::write_version(&self.base, &out, version, &mut read),
+    /// As [`ensure_export`].
+    pub fn new(run_dir: RunDir, model: ModelDir, options: ExportOptions) -> Result<Self, LearnerError> {
+        let base = ensure_export(&model, &options)?;
+        Ok(Self { run_dir, model, options, base, last: None })
+    }
+
+    /// Writes a version, with canaries of the given tokens; it appears under its name only when it is whole. Where shared memory
+    /// is full, the versions of the run go to disk from then on.
+    ///
+    /// # Errors
+    /// Any error of the file system, values that are no finite numbers, or stored values that are still those of the version
+    /// before although the learner's have changed.
+    pub fn publish(
+        &mut self,
+        version: PolicyVersion,
+        policy: &Decoder,
+        canaries: Option<&[u32]>,
+    ) -> Result<Published, LearnerError> {
+        let host = policy.weights().read().host();
+        let begun = Instant::now();
+        let canaries = canaries.map(|ids| canaries::measure(policy, &host, version, ids)).transpose()?;
+        let gate = begun.elapsed();
+        let manifest = match self.write(version, policy, &host, canaries.as_ref()) {
+            Err(LearnerError::Export(error @ ExportError::Damaged { .. })) => {
+                tracing::warn!("{}: {error}", self.base.display());
+                self.renew_base()?;
+                self.write(version, policy, &host, canaries.as_ref())?
             }
+            written => written?,
+        };
+        if let Some(Canaries { norms, .. }) = canaries {
+            let hash = manifest.adapter.as_ref().map_or(&manifest.data_blake3, |adapter| &adapter.blake3).clone();
+            let now = Written { version, hash, norms };
+            if manifest.adapter.is_some() || self.options.dtype == Dtype::Fp32 {
+                now.require_news(self.last.as_ref())?;
+            }
+            self.last = Some(now);
+        }
+        Ok(Published { manifest, gate })
+    }
+
+    /// Makes the export anew, if it is no longer what was exported.
+    ///
+    /// # Errors
+    /// As [`renew_export`].
+    pub fn renew_base(&mut self) -> Result<(), LearnerError> {
+        self.base = renew_export(&self.model, &self.options)?;
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        version: PolicyVersion,
+        policy: &Decoder,
+        host: &HostParameters<'_>,
+        canaries: Option<&Canaries>,
+    ) -> Result<WeightManifest, LearnerError> {
+        let fill = |dir: &Path| {
+            if let Some(canaries) = canaries {
+                canaries.write(dir)?;
+            }
+            let mut read = |name: &str| Ok(host.values(name)?.into());
+            match policy.weights().adapter() {
+                Some((config, _)) => exporters::fill_adapter_version(&self.base, dir, version, config, &mut read),
+                None => exporters::fill_version(&self.base, dir, version, &mut read),
+            }
+        };
+        let write = |run_dir: &RunDir| {
+            let mut manifest = None;
+            atomic::write_passing_dir(&run_dir.version(version), |dir| {
+                manifest = Some(fill(dir)?);
+                Ok::<_, ExportError>(())
+            })?;
+            Ok(manifest.expect("a folder that was written has a manifest"))
         };
         let full = match write(&self.run_dir) {
             Err(ExportError::Io(error)) if error.kind() == ErrorKind::StorageFull => error,
@@ -70,30 +159,33 @@ impl Publisher {
         Ok(manifest)
     }
 
-    /// Writes the version's graph and weights into a folder that is there: one part of a checkpoint. That of an adapter has
-    /// neither.
+    /// Writes the version's graph and weights into a folder that is there, opens them again and compares them with the learner's:
+    /// one part of a checkpoint. That of an adapter has neither.
     ///
     /// # Errors
     /// As [`Publisher::publish`].
     pub fn fill(&self, dir: &Path, version: PolicyVersion, weights: &Weights) -> Result<(), LearnerError> {
         if weights.adapter().is_none() {
             let host = weights.base().host();
-            exporters::fill_version(&self.base, dir, version, &mut |name| Ok(host.values(name)?.into()))?;
+            let mut read = |name: &str| Ok(host.values(name)?.into());
+            exporters::fill_version(&self.base, dir, version, &mut read)?;
+            VersionDir::open(dir)?.require(&mut read)?;
         }
         Ok(())
     }
 
     /// Makes the run directory's newest version the given one: versions of a future that was lost with a killed learner
-    /// go, and `version` is written unless it is there already with the content of `saved` and the graph of now, which
-    /// another sampler device or program may have changed.
+    /// go, and `version` is written unless it is there already with the content of `saved`, canaries where there are to be any,
+    /// and the graph of now, which another sampler device or program may have changed.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn rewind(
-        &self,
+        &mut self,
         version: PolicyVersion,
         saved: Option<&WeightManifest>,
-        weights: &Weights,
+        policy: &Decoder,
+        canaries: Option<&[u32]>,
     ) -> Result<(), LearnerError> {
         for newer in self.run_dir.versions()?.into_iter().filter(|v| *v > version) {
             atomic::remove_dir(&self.run_dir.version(newer))?;
@@ -104,9 +196,12 @@ impl Publisher {
             let same = (data_blake3, adapter) == (&saved.data_blake3, &saved.adapter);
             same && *model_blake3 == base.model_blake3 && there.is_intact()
         };
-        let there = VersionDir::open(&self.run_dir.version(version)).ok();
-        if !there.zip(saved).is_some_and(|(there, saved)| same(&there, saved)) {
-            self.publish(version, weights)?;
+        let dir = self.run_dir.version(version);
+        let has_canaries = || Canaries::read(&dir).is_ok_and(|found| found.is_some_and(|c| c.version == version));
+        let there = VersionDir::open(&dir).ok();
+        let whole = there.zip(saved).is_some_and(|(there, saved)| same(&there, saved));
+        if !whole || canaries.is_some() && !has_canaries() {
+            self.publish(version, policy, canaries)?;
         }
         Ok(())
     }
@@ -125,11 +220,46 @@ impl Publisher {
     }
 }
 
+impl Written {
+    /// Of parameters that have changed, something else must have been stored than before.
+    fn require_news(&self, before: Option<&Self>) -> Result<(), LearnerError> {
+        let Some(before) = before.filter(|before| before.hash == self.hash && before.norms != self.norms) else {
+            return Ok(());
+        };
+        let changed = |(name, norm): (&String, &f64)| (before.norms.get(name) != Some(norm)).then(|| name.clone());
+        let changed: Vec<String> = self.norms.iter().filter_map(changed).collect();
+        Err(LearnerError::Conformity(format!(
+            "weights v{} were published with the values of v{}, although training has changed {} tensors since ({}, …); this is an \
+             error of the program: report it",
+            self.version,
+            before.version,
+            changed.len(),
+            changed[0]
+        )))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use shared::ModelDir;
-
     use super::*;
+
+    #[test]
+    fn values_that_were_trained_are_not_published_as_they_were_before() {
+        let written = |version, hash: &str, norm| Written {
+            version: PolicyVersion(version),
+            hash: hash.into(),
+            norms: [("a".to_owned(), 1.0), ("b".to_owned(), norm)].into(),
+        };
+        let first = written(4, "x", 2.0);
+        written(5, "y", 2.5).require_news(Some(&first)).unwrap();
+        written(5, "x", 2.0).require_news(Some(&first)).unwrap();
+        written(5, "x", 2.5).require_news(None).unwrap();
+        let error = written(5, "x", 2.5).require_news(Some(&first)).unwrap_err();
+        assert!(matches!(error, LearnerError::Conformity(_)));
+        assert!(
+            error.to_string().contains("v5 were published with the values of v4") && error.to_string().contains("(b,")
+        );
+    }
 
     #[test]
     fn an_export_has_positions_for_the_longest_sequence() {

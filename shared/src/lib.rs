@@ -5,6 +5,7 @@
 //! which needs no native library at all) can use it.
 
 pub mod atomic;
+pub mod canaries;
 pub mod channel;
 pub mod checkpoints;
 pub mod command_line;
@@ -36,6 +37,7 @@ pub mod signals;
 pub mod testing;
 pub mod versions;
 
+pub use canaries::Canaries;
 pub use group::{
     Completion, Contrast, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
     weighted_sum,

@@ -17,9 +17,9 @@ pub const DATA_FILE: &str = "weights.data";
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "manifest.json";
 /// Version of the manifest's own format.
-pub const MANIFEST_FORMAT: u32 = 1;
+pub const MANIFEST_FORMAT: u32 = 3;
 /// The same, of a version that is an adapter on an export: programs that know no adapters refuse it.
-pub const ADAPTER_FORMAT: u32 = 2;
+pub const ADAPTER_FORMAT: u32 = 4;
 
 /// Element type of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -80,6 +80,8 @@ pub struct TensorEntry {
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
+    /// blake3 of its bytes, in hex; empty before they are written.
+    pub blake3: String,
 }
 
 /// What makes a version of an export.
@@ -101,7 +103,7 @@ pub struct WeightManifest {
     pub version: PolicyVersion,
     /// Length of `weights.data` in bytes.
     pub data_length: u64,
-    /// blake3 of `weights.data`, in hex.
+    /// blake3 over the hashes of the tensors ([`hash_of`]), in hex.
     pub data_blake3: String,
     /// blake3 of `model.onnx`, in hex.
     pub model_blake3: String,
@@ -133,6 +135,16 @@ impl From<std::io::Error> for ManifestError {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error.to_string())
     }
+}
+
+/// blake3 over the hashes of tensors, in their order, in hex: no byte of the data is hashed twice.
+#[must_use]
+pub fn hash_of(tensors: &[TensorEntry]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for tensor in tensors {
+        hasher.update(tensor.blake3.as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 fn refused(file: &Path, message: String) -> ManifestError {
@@ -168,6 +180,9 @@ impl WeightManifest {
             return Err(refused(&data, format!("is {length} bytes long, the manifest says {stated}")));
         }
         manifest.check_entries(&path)?;
+        if manifest.data_blake3 != hash_of(&manifest.tensors) {
+            return Err(refused(&path, "`data_blake3` is not that of the tensors".into()));
+        }
         Ok(manifest)
     }
 
@@ -251,19 +266,21 @@ mod tests {
             shape: shape.to_vec(),
             offset,
             length,
+            blake3: format!("of {name}"),
         }
     }
 
     /// A folder with a manifest of two tensors and its data; the closure spoils the manifest.
     fn read_spoilt(spoil: impl FnOnce(&mut WeightManifest)) -> Result<WeightManifest, String> {
         let dir = tempfile::tempdir().unwrap();
+        let tensors = vec![entry("a", &[2], 0), entry("b", &[2, 3], 4096)];
         let mut manifest = WeightManifest {
             format: MANIFEST_FORMAT,
             version: PolicyVersion(3),
             data_length: 4096 + 24,
-            data_blake3: String::new(),
+            data_blake3: hash_of(&tensors),
             model_blake3: String::new(),
-            tensors: vec![entry("a", &[2], 0), entry("b", &[2, 3], 4096)],
+            tensors,
             adapter: None,
         };
         fs::write(dir.path().join(DATA_FILE), vec![0; 4096 + 24]).unwrap();
@@ -286,6 +303,8 @@ mod tests {
         assert!(error.contains("weights.data: is 4120 bytes long, the manifest says 4121"), "{error}");
         let error = read_spoilt(|m| m.format = 99).unwrap_err();
         assert!(error.contains("format 99") && error.contains("export the model again"), "{error}");
+        let error = read_spoilt(|m| m.tensors[1].blake3 = "of another".into()).unwrap_err();
+        assert!(error.contains("manifest.json: `data_blake3` is not that of the tensors"), "{error}");
         let spoils: [fn(&mut WeightManifest); 4] = [
             |m| m.tensors[1].offset = 4100,
             |m| m.tensors[1].offset = 4,
@@ -309,7 +328,7 @@ mod tests {
             format: MANIFEST_FORMAT,
             version: PolicyVersion(0),
             data_length: 8,
-            data_blake3: "of the base".into(),
+            data_blake3: hash_of(&[entry("a", &[2], 0)]),
             model_blake3: String::new(),
             tensors: vec![entry("a", &[2], 0)],
             adapter: None,
@@ -318,12 +337,13 @@ mod tests {
         let adapter = export.clone().with_adapter(&base, PolicyVersion(1), "of the adapter".into());
         adapter.write(&version).unwrap();
         let read = WeightManifest::read(&version).unwrap();
-        assert_eq!((&read, read.format, read.version), (&adapter, 2, PolicyVersion(1)));
+        assert_eq!((&read, read.format, read.version), (&adapter, ADAPTER_FORMAT, PolicyVersion(1)));
         assert_eq!((read.export_dir(&version), export.export_dir(&base)), (&*base, &*base));
         // The base of a version that is made from another one is the export all the same.
         assert_eq!(read.with_adapter(&version, PolicyVersion(2), String::new()).export_dir(&version), base);
 
-        export.data_blake3 = "of another".into();
+        export.tensors[0].blake3 = "of another".into();
+        export.data_blake3 = hash_of(&export.tensors);
         export.write(&base).unwrap();
         let error = WeightManifest::read(&version).unwrap_err().to_string();
         assert!(error.contains("v1/manifest.json: is of an adapter for other weights than those in"), "{error}");

@@ -11,6 +11,7 @@ use std::{
 
 use harness::{
     binary, cli,
+    processes::{children, signal},
     tiny_model::{self, SMALL},
     training::json_lines,
 };
@@ -108,29 +109,6 @@ impl Bench {
     }
 }
 
-/// Process ids of the children of a process whose program has this name.
-fn children(parent: u32, program: &str) -> Vec<i32> {
-    let of_process = |dir: &Path| -> Option<i32> {
-        let stat = fs::read_to_string(dir.join("stat")).ok()?;
-        let (head, tail) = stat.rsplit_once(") ")?;
-        let (pid, name) = head.split_once(" (")?;
-        let mut fields = tail.split(' ');
-        let (state, ppid) = (fields.next()?, fields.next()?);
-        (name == program && state != "Z" && ppid == parent.to_string()).then(|| pid.parse().ok())?
-    };
-    fs::read_dir("/proc").unwrap().filter_map(|entry| of_process(&entry.ok()?.path())).collect()
-}
-
-fn kill(pid: i32) {
-    signal(pid, libc::SIGKILL);
-}
-
-fn signal(pid: i32, signal: i32) {
-    // SAFETY: sends a signal; the process was seen alive as a child of the run a moment ago.
-    let sent = unsafe { libc::kill(pid, signal) };
-    assert_eq!(sent, 0, "process {pid} is gone");
-}
-
 #[test]
 fn killed_processes_are_restarted_and_the_result_is_the_same() {
     let bench = Bench::new();
@@ -140,7 +118,7 @@ fn killed_processes_are_restarted_and_the_result_is_the_same() {
         bench.wait_for_step("killed", step);
         let found = children(run.id(), program);
         assert_eq!(found.len(), 1, "{program}");
-        kill(found[0]);
+        signal(found[0], "KILL");
     }
     assert!(run.wait().unwrap().success(), "{}", fs::read_to_string(bench.path("stderr")).unwrap());
     let said = fs::read_to_string(bench.path("stderr")).unwrap();
@@ -311,7 +289,7 @@ fn a_process_killed_when_all_steps_are_made_does_not_hold_up_the_end() {
                 }
                 let found = children(run.id(), program);
                 assert_eq!(found.len(), 1, "{program}");
-                kill(found[0]);
+                signal(found[0], "KILL");
                 if !bench.ends_soon(&mut run, start) {
                     return false;
                 }
@@ -352,10 +330,10 @@ fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
         let mut child = bench.start(run, &["--peer_timeout", timeout]);
         bench.wait_for_step(run, 3);
         let found = children(child.id(), program);
-        signal(found[0], libc::SIGSTOP);
+        signal(found[0], "STOP");
         bench.wait_for_words(&format!("{program} is stopped (by SIGSTOP"), Duration::from_secs(10));
         if goes_on {
-            signal(found[0], libc::SIGCONT);
+            signal(found[0], "CONT");
         }
         assert!(child.wait().unwrap().success(), "{}", bench.said());
         let said = bench.said();

@@ -86,6 +86,20 @@ impl Adapter {
         &self.blake3
     }
 
+    /// Its tensors by their names in the file.
+    pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32])> {
+        self.updates.iter().flat_map(|(module, update)| {
+            let [a, b] = AdapterConfig::tensor_names(module);
+            [(a, update.a()), (b, update.b())]
+        })
+    }
+
+    /// Whether it adds anything: what training begins with adds 0.
+    #[must_use]
+    pub fn is_trained(&self) -> bool {
+        self.updates.values().any(|update| update.b().iter().any(|&b| b != 0.0))
+    }
+
     /// What is added to a parameter of the base, by its name; most have nothing.
     #[must_use]
     pub fn update(&self, parameter: &str) -> Option<&LowRank> {

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use exporters::{
-    Adapter, AdapterConfig, Checkpoint, ExportOptions, VersionDir, export, fill_adapter, version_to_hf,
+    Adapter, AdapterConfig, Checkpoint, ExportOptions, VersionDir, export, fill_adapter, merge, version_to_hf,
     write_adapter_version,
 };
 use safetensors::{Dtype, SafeTensors};
@@ -233,6 +233,26 @@ fn an_adapter_knows_its_base_by_the_weights() {
 }
 
 /// Figures of PEFT itself.
+#[test]
+fn a_merge_without_effect_is_refused_unless_nothing_was_trained() {
+    let model = llama();
+    let config = AdapterConfig { base_model_name_or_path: model.path().to_str().unwrap().into(), ..config() };
+    let shapes = shapes(&model, &config);
+    let merged = |a: f32, b: f32| {
+        let (dir, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut read = |name: &str| {
+            let value = if name.contains("lora_B") { b } else { a };
+            Ok(vec![value; shapes[name].iter().product()].into())
+        };
+        fill_adapter(dir.path(), &config, model.config().parameters(), &mut read).unwrap();
+        merge(&ModelDir::open(dir.path()).unwrap(), &out.path().join("merged"))
+    };
+    merged(1.0, 0.0).unwrap();
+    merged(1.0, 0.5).unwrap();
+    let error = merged(1e-30, 1e-30).unwrap_err().to_string();
+    assert!(error.contains("has no effect on its base"), "{error}");
+}
+
 #[test]
 fn golden_adapter_merges_to_pefts_weights() {
     let (params, expected) = (["adapter_dir", "base_dir"], ["base_logprobs", "logprobs", "merged_abs_sums"]);

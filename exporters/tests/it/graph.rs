@@ -60,11 +60,13 @@ fn the_manifest_says_what_lies_where() {
     assert!(manifest.is_of(&model.config()));
 
     let data = fs::read(out.join("weights.data")).unwrap();
-    assert_eq!(manifest.data_blake3, blake3::hash(&data).to_hex().as_str());
+    assert_eq!(manifest.data_blake3, shared::manifest::hash_of(&manifest.tensors));
     assert_eq!(manifest.model_blake3, blake3::hash(&fs::read(out.join("model.onnx")).unwrap()).to_hex().as_str());
     let (cos, sin) = model.config().rotary_tables(Rotary::Global, 64);
     for tensor in &manifest.tensors {
         assert_eq!(tensor.offset % 4096, 0, "{}", tensor.name);
+        let bytes = &data[tensor.offset as usize..][..tensor.length as usize];
+        assert_eq!(tensor.blake3, blake3::hash(bytes).to_hex().as_str(), "{}", tensor.name);
         let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         let expected = match tensor.name.as_str() {
             ROTARY_COS => cos.clone(),

@@ -8,7 +8,7 @@ use exporters::{
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use shared::{ModelDir, PolicyVersion, atomic};
+use shared::{ModelDir, PolicyVersion, TensorEntry, WeightManifest, atomic};
 
 use crate::support::{TestModel, files, values};
 
@@ -27,7 +27,11 @@ fn a_version_has_new_weights_under_the_same_graph() {
         let checkpoint = Checkpoint::open(&model.open()).unwrap();
         let manifest = write_version(&base, &out, PolicyVersion(7), &mut negated(&checkpoint)).unwrap();
         assert_eq!(manifest.version, PolicyVersion(7));
-        assert_eq!((&manifest.tensors, &manifest.model_blake3), (&exported.tensors, &exported.model_blake3));
+        let places = |manifest: &WeightManifest| -> Vec<TensorEntry> {
+            let unhashed = |tensor: &TensorEntry| TensorEntry { blake3: String::new(), ..tensor.clone() };
+            manifest.tensors.iter().map(unhashed).collect()
+        };
+        assert_eq!((places(&manifest), &manifest.model_blake3), (places(&exported), &exported.model_blake3));
         assert_ne!(manifest.data_blake3, exported.data_blake3);
         assert_eq!(files(&out)["model.onnx"], files(&base)["model.onnx"]);
 
@@ -67,6 +71,33 @@ fn a_failing_or_wrong_source_is_named_and_leaves_nothing() {
     assert_eq!(error, "tensor model.embed_tokens.weight: out of memory");
     let error = refusal(&mut |_| Ok(vec![0.0; 5].into()));
     assert_eq!(error, "tensor model.embed_tokens.weight: has 5 values, but shape [32, 16] needs 512");
+}
+
+#[test]
+fn tensors_that_differ_are_named_and_have_norms() {
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let out = model.path().join("v0");
+    export(&model.open(), &out, &ExportOptions::default()).unwrap();
+    let version = VersionDir::open(&out).unwrap();
+    assert!(version.damaged().next().is_none());
+    let checkpoint = Checkpoint::open(&model.open()).unwrap();
+    version.require(&mut |name| Ok(checkpoint.read_f32(name)?.into())).unwrap();
+    let error = version.require(&mut negated(&checkpoint)).unwrap_err().to_string();
+    assert_eq!(error, "tensor model.embed_tokens.weight: was not read back as it was written; check the disk");
+
+    let spoilt = "model.layers.1.mlp.up_proj.weight";
+    let offset = version.manifest().tensor(spoilt).unwrap().offset as usize;
+    let mut data = fs::read(out.join("weights.data")).unwrap();
+    data[offset] ^= 1;
+    fs::remove_file(out.join("weights.data")).unwrap();
+    fs::write(out.join("weights.data"), data).unwrap();
+    let version = VersionDir::open(&out).unwrap();
+    assert_eq!((version.damaged().collect::<Vec<_>>(), version.is_intact()), (vec![spoilt], false));
+    for tensor in version.inspect() {
+        let name = &tensor.entry.name;
+        assert_eq!(tensor.intact, name != spoilt, "{name}");
+        assert_eq!(tensor.norm, exporters::norm(&version.read_f32(name).unwrap()), "{name}");
+    }
 }
 
 #[test]

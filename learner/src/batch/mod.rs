@@ -20,6 +20,12 @@ pub struct Sequence<'a> {
 }
 
 impl<'a> Sequence<'a> {
+    /// Tokens of prompt and completion.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.prompt.len() + self.completion.len()
+    }
+
     /// Completion tokens that are fed: the last one predicts nothing.
     fn fed(&self) -> &'a [u32] {
         &self.completion[..self.completion.len().saturating_sub(1)]

@@ -29,7 +29,7 @@ use tch::{Device, Kind, Tensor};
 pub use adapter::{adapter_config, load_adapter};
 pub use head::{Head, Span, Targets, TokenGradients, TokenStats};
 pub use load::{LoadOptions, initialise, load, load_scorer};
-pub use parameters::{Gradients, Parameters};
+pub use parameters::{Gradients, HostParameters, Parameters};
 pub use scorer::Scorer;
 pub use weights::Weights;
 

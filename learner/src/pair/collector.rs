@@ -57,16 +57,19 @@ impl Collector {
     }
 
     /// Every group of `step`, which begins at dataset position `cursor`, in prompt order; none when `stop` was set first.
+    /// `meanwhile` is called now and again.
     ///
     /// # Errors
-    /// A failed channel, a silent sampler, or a group that breaks the contract.
+    /// A failed channel, a silent sampler, a group that breaks the contract, or an error of `meanwhile`.
     pub fn collect(
         &mut self,
         step: Step,
         cursor: u64,
         link: &Link,
         stop: &AtomicBool,
+        meanwhile: &mut dyn FnMut() -> Result<(), LearnerError>,
     ) -> Result<Option<Vec<RolloutGroup>>, LearnerError> {
+        meanwhile()?;
         self.waiting.retain(|&s, _| s >= step);
         loop {
             let arrived = self.arrived(step, cursor);
@@ -77,7 +80,7 @@ impl Collector {
                 status.received.clone_from(&arrived.indices);
                 status.next_cursor = arrived.next_cursor;
             });
-            let Some(group) = self.wait(link, stop)? else {
+            let Some(group) = self.wait(link, stop, meanwhile)? else {
                 return Ok(None);
             };
             self.admit(group, step, &arrived)?;
@@ -85,9 +88,15 @@ impl Collector {
     }
 
     /// The next group; none when `stop` was set first.
-    fn wait(&self, link: &Link, stop: &AtomicBool) -> Result<Option<RolloutGroup>, LearnerError> {
+    fn wait(
+        &self,
+        link: &Link,
+        stop: &AtomicBool,
+        meanwhile: &mut dyn FnMut() -> Result<(), LearnerError>,
+    ) -> Result<Option<RolloutGroup>, LearnerError> {
         while !stop.load(Ordering::Relaxed) {
             heartbeat::beat(Phase::Wait);
+            meanwhile()?;
             // Short waits: in between, stop requests and signs of life are looked at.
             if let Some(group) = link.receive(STATUS_INTERVAL)? {
                 return Ok(Some(group));

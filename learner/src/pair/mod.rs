@@ -4,6 +4,7 @@ mod collector;
 mod completions;
 mod dynamic_sampling;
 mod failures;
+mod gate;
 mod ledger;
 mod link;
 mod notices;
@@ -15,7 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use exporters::ensure_export;
 use shared::{
     ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
@@ -30,6 +30,7 @@ use tch::Device;
 
 pub use collector::Collector;
 use failures::Failures;
+use gate::Gate;
 pub use link::Link;
 use notices::{Notices, Seen};
 
@@ -71,6 +72,7 @@ struct Run<'a> {
     state: TrainerState,
     /// The newest version that is published.
     newest: PolicyVersion,
+    gate: Gate,
     metrics: MetricsFile,
     ledger: LedgerFile,
     notices: Notices,
@@ -128,10 +130,11 @@ impl<'a> Run<'a> {
         let model = ModelDir::open(&config.model)?;
         let (found, aside) = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
         let (trainer, state) = checkpoint::open_trainer(config, &model, found.as_deref(), device)?;
-        let base = ensure_export(&model, &export_options(config, model.config())?)?;
-        let publisher = Publisher::new(run_dir.clone(), base);
+        let options = export_options(config, model.config())?;
+        let mut publisher = Publisher::new(run_dir.clone(), model.clone(), options)?;
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
-        publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model().weights())?;
+        let gate = Gate::new(config, PolicyVersion(state.step), model.config().vocab_size);
+        publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model(), gate.token_ids())?;
         let metrics = MetricsFile::open(&run_dir.metrics(), state.step)?;
         let records = metrics::read(&run_dir.metrics())?;
         let mut notices = Notices::open(&run_dir.notices(), config, state.step, &records)?;
@@ -154,6 +157,7 @@ impl<'a> Run<'a> {
             prompts: prompts(config)?,
             durable: state.step,
             newest: PolicyVersion(state.step),
+            gate,
             sampler: SamplerStatus::default(),
             config,
             run_dir,
@@ -193,7 +197,8 @@ impl<'a> Run<'a> {
         while self.state.step < self.state.total_steps {
             let start = Instant::now();
             let step = Step(self.state.step);
-            let Some(groups) = collector.collect(step, self.state.cursor, link, stop)? else {
+            let cursor = self.state.cursor;
+            let Some(groups) = collector.collect(step, cursor, link, stop, &mut || self.answer_refusal(link))? else {
                 return Ok(Stretch::Ended(Outcome::Stopped));
             };
             let waited = start.elapsed();
@@ -205,15 +210,19 @@ impl<'a> Run<'a> {
             }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
             let (guard, number) = (&mut self.guard, self.state.step + 1);
-            let mut gate = |before: &Before<'_>| guard.allows(before, number);
-            let trained = self.trainer.step_if(&batch, self.state.step, &mut gate)?;
+            let mut allows = |before: &Before<'_>| guard.allows(before, number);
+            let trained = self.trainer.step_if(&batch, self.state.step, &mut allows)?;
             let verdict = self.follow_guard(link)?;
             heartbeat::beat(Phase::Save);
             let gone = disk_room::make(self.run_dir, self.guard.state.healthy)?;
             self.notices.tell(gone.map(|what| notices::disk_short(self.state.step, &what)))?;
             self.advance(&batch);
-            let published = if verdict == Verdict::RollBack { Duration::ZERO } else { self.publish(link)? };
-            let record = self.keep_records(&batch, &trained, link, Durations { start, waited, published }, verdict)?;
+            let (published, gate) = match verdict {
+                Verdict::RollBack => (Duration::ZERO, Duration::ZERO),
+                _ => self.publish(&batch, link)?,
+            };
+            let durations = Durations { start, waited, published, gate };
+            let record = self.keep_records(&batch, &trained, link, durations, verdict)?;
             self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
             if verdict == Verdict::RollBack {
                 return Ok(Stretch::RollBack);
@@ -317,16 +326,18 @@ impl<'a> Run<'a> {
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
 
-    /// Publishes the version of the step that was made, if it is one that is to be published, and says where the run is.
-    fn publish(&mut self, link: &Link) -> Result<Duration, LearnerError> {
+    /// Publishes the version of the step that was made, if it is one that is to be published, and says where the run is. Returns
+    /// what that took, and what of it were the canaries.
+    fn publish(&mut self, batch: &StepBatch<'_>, link: &Link) -> Result<(Duration, Duration), LearnerError> {
         let start = Instant::now();
-        let step = self.state.step;
+        let (step, mut gate) = (self.state.step, Duration::ZERO);
         if is_published(step, self.state.total_steps, self.config) {
             if let Some(sampler) = link.sampler() {
                 self.publisher.prune(self.newest, sampler.oldest_in_use)?;
             }
             self.newest = PolicyVersion(step);
-            self.publisher.publish(self.newest, self.trainer.policy().model().weights())?;
+            self.gate.choose(batch);
+            gate = self.publisher.publish(self.newest, self.trainer.policy().model(), self.gate.token_ids())?.gate;
         }
         link.announce(|status| {
             status.version = self.newest;
@@ -335,7 +346,7 @@ impl<'a> Run<'a> {
             status.received.clear();
             status.next_cursor = self.state.cursor;
         });
-        Ok(start.elapsed())
+        Ok((start.elapsed(), gate))
     }
 
     fn keep_records(
@@ -372,6 +383,7 @@ impl<'a> Run<'a> {
         line.set(metrics::PERF_LEDGER_S, began.elapsed().as_secs_f64());
         line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
         line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
+        line.set(metrics::PERF_GATE_S, durations.gate.as_secs_f64());
         if let Some(now) = link.sampler() {
             rollout_metrics(&self.sampler, &now, &mut line);
             self.sampler = now;
@@ -416,6 +428,7 @@ struct Durations {
     start: Instant,
     waited: Duration,
     published: Duration,
+    gate: Duration,
 }
 
 /// Whether the version after so many steps is published: every `publish_every`-th, those that are evaluated, and the last.
@@ -443,6 +456,7 @@ fn rollout_metrics(before: &SamplerStatus, now: &SamplerStatus, line: &mut Metri
     let since = |pick: fn(&SamplerStatus) -> u64| pick(now).saturating_sub(pick(before)) as f64;
     let busy = since(|s| s.busy_micros) / 1e6;
     line.set(metrics::ROLLOUT_SWAP_S, now.swap_micros as f64 / 1e6);
+    line.set(metrics::ROLLOUT_GATE_S, now.gate_micros as f64 / 1e6);
     line.set(metrics::ROLLOUT_SWAP_STALL_S, now.swap_stall_micros as f64 / 1e6);
     let idle = since(|s| s.idle_micros) / 1e6;
     line.set(metrics::ROLLOUT_BUSY_S, busy);

@@ -1,7 +1,7 @@
 //! The learner's half of the pair, joined to a sampler thread through memory.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     sync::{
@@ -12,21 +12,23 @@ use std::{
     time::Duration,
 };
 
-use exporters::{ExportOptions, export};
+use exporters::ExportOptions;
 use harness::memory;
 use learner::{
     LearnerError,
+    batch::Sequence,
     checkpoint::open_trainer,
     model::{LoadOptions, load},
     pair::{Outcome, run},
     publish::Publisher,
+    step::evaluate,
 };
 use shared::{
-    Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
+    Canaries, Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
     channel::LearnerStatus,
     config::{AdvantageEstimator, Choice, ImportanceSamplingMode, LossType, TrainConfig},
     metrics::{self, catalogue},
-    notices::{Notice, NoticeKind, NoticesFile},
+    notices::{self, Notice, NoticeKind, NoticesFile},
 };
 use tch::Device;
 
@@ -277,7 +279,7 @@ fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
                 clip_ratio/low_min clip_ratio/high_mean clip_ratio/high_max clip_ratio/region_mean mismatch_kl \
                 sampling/sampling_logp_difference/mean sampling/sampling_logp_difference/max step_time \
                 perf/rollout_wait_s perf/fwd_bwd_s perf/old_logps_s perf/ref_logps_s perf/optimizer_s perf/publish_s \
-                rollout/swap_s sample/staleness_mean sample/staleness_max skipped_updates";
+                perf/gate_s rollout/gate_s rollout/swap_s sample/staleness_mean sample/staleness_max skipped_updates";
     for record in &records {
         for key in keys.split_whitespace() {
             assert!(record.values()[key].is_number(), "{key} is missing in {:?}", record.values());
@@ -417,6 +419,77 @@ fn what_the_learner_cannot_do_is_refused() {
     }
 }
 
+#[test]
+fn a_refused_version_is_published_again_and_changes_nothing() {
+    let folder = Folder::new();
+    let config = folder.config();
+    let (plain, refused) = (folder.run_dir("plain"), folder.run_dir("refused"));
+    train(&plain, &config, Manners::default());
+    let last = train(&refused, &config, Manners { refuses: Some((3, 2)), ..Manners::default() });
+    assert_eq!((last.version.0, last.publication), (6, 2));
+    assert_same_checkpoint(&plain, &refused, 6);
+    let told = notices::read(&refused.notices()).unwrap();
+    let told: Vec<_> =
+        told.iter().filter(|n| n.kind == NoticeKind::VersionRefused).map(|n| (n.step, &n.text)).collect();
+    let text = |count| format!("the sampler refused the weights v3 ({count} of 3 in a row): of the test's own making");
+    assert_eq!(told, [(3, &text(1)), (3, &text(2))]);
+}
+
+#[test]
+fn refusals_in_a_row_end_the_run_with_a_checkpoint_from_which_it_goes_on() {
+    let folder = Folder::new();
+    let config = TrainConfig { save_steps: 100, ..folder.config() };
+    let (plain, refused) = (folder.run_dir("plain"), folder.run_dir("refused"));
+    train(&plain, &config, Manners::default());
+    let (sampler, learner) = memory::pair(4);
+    let manners = Manners { refuses: Some((4, u64::MAX)), ..Manners::default() };
+    let sampler = support::sampler(sampler, config.clone(), manners);
+    let error = run(&refused, &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    drop(sampler);
+    assert!(matches!(error, LearnerError::Conformity(_)), "{error}");
+    let words =
+        ["refused 3 weights in a row (`max_refusals`)", "v4: of the test's own making", "--resume_from_checkpoint"];
+    assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
+    assert_eq!(refused.checkpoints().unwrap(), [4]);
+    train(&refused, &config, Manners::default());
+    assert_same_checkpoint(&plain, &refused, 6);
+}
+
+#[test]
+fn canaries_are_what_the_learner_says_of_a_version() {
+    let folder = Folder::new();
+    let pinned = Manners { pinned: Some(0), ..Manners::default() };
+    for config in [folder.config(), TrainConfig { use_peft: true, ..folder.config() }] {
+        let run_dir = folder.run_dir(&format!("run-{}", config.use_peft));
+        train(&run_dir, &config, pinned);
+        let canaries = |version| Canaries::read(&run_dir.version(PolicyVersion(version))).unwrap().unwrap();
+        let longest = (0..3).map(|index| support::group(&config, 0, index, 0));
+        let longest = longest.map(|group| {
+            let completions = group.completions.iter().map(|completion| completion.token_ids.len());
+            group.prompt_ids.len() + completions.max().unwrap()
+        });
+        assert_eq!(canaries(0).token_ids.len(), 9);
+        assert_eq!(canaries(1).token_ids.len(), longest.max().unwrap(), "the first of a batch is a whole sequence");
+        assert!((2..=6).all(|version| canaries(version).token_ids.len() <= 9));
+
+        let model = ModelDir::open(&config.model).unwrap();
+        let (trainer, _) = open_trainer(&config, &model, Some(&run_dir.checkpoint(6)), Device::Cpu).unwrap();
+        let (policy, last) = (trainer.policy().model(), canaries(6));
+        let (prompt, completion) = last.token_ids.split_at(last.token_ids.len() - last.scored());
+        let sequence = [Sequence { prompt, completion }];
+        let found = evaluate(policy, &sequence, &[0], 1.0, 64, Device::Cpu).unwrap();
+        assert_eq!(found.logprobs[0], last.logprobs);
+        let norms =
+            policy.weights().trained().named().map(|(name, _)| {
+                (name.to_owned(), exporters::norm(&policy.weights().trained().read_f32(name).unwrap()))
+            });
+        assert_eq!(norms.collect::<BTreeMap<_, _>>(), last.norms);
+    }
+    let run_dir = folder.run_dir("ungated");
+    train(&run_dir, &TrainConfig { conformity_gate: false, ..folder.config() }, pinned);
+    assert!(run_dir.versions().unwrap().iter().all(|v| Canaries::read(&run_dir.version(*v)).unwrap().is_none()));
+}
+
 /// After a resumption on another device the version on disk has the right weights and the wrong graph.
 #[test]
 fn a_version_is_written_again_when_the_graph_has_changed() {
@@ -427,15 +500,11 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
     let policy = load(&model, LoadOptions::default()).unwrap();
     let version = PolicyVersion(3);
     let publisher = |dtype: Dtype| {
-        let base = folder.root.path().join(dtype.to_string());
-        if !base.exists() {
-            export(&model, &base, &ExportOptions { dtype, ..ExportOptions::default() }).unwrap();
-        }
-        Publisher::new(run_dir.clone(), base)
+        Publisher::new(run_dir.clone(), model.clone(), ExportOptions { dtype, ..ExportOptions::default() }).unwrap()
     };
-    let saved = publisher(Dtype::Fp32).publish(version, policy.weights()).unwrap();
+    let saved = publisher(Dtype::Fp32).publish(version, &policy, None).unwrap().manifest;
     let dtype_after = |dtype: Dtype| {
-        publisher(dtype).rewind(version, Some(&saved), policy.weights()).unwrap();
+        publisher(dtype).rewind(version, Some(&saved), &policy, None).unwrap();
         WeightManifest::read(&run_dir.version(version)).unwrap().tensor("model.embed_tokens.weight").unwrap().dtype
     };
     assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);

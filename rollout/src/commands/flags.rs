@@ -213,6 +213,7 @@ impl BatchingFlags {
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
             hot_swap: false,
+            conformity_gate: true,
             kept: 0,
             memory: None,
         })

@@ -55,6 +55,14 @@ pub enum EngineError {
         /// What is wrong with the row.
         reason: RowError,
     },
+    /// Weights that are not what the learner published.
+    #[error("weights v{version} are refused: {reason}")]
+    Refused {
+        /// The version.
+        version: PolicyVersion,
+        /// What differs.
+        reason: String,
+    },
     /// New weights could not be taken into use; the old ones stay.
     #[error("weights v{version}: {message}")]
     Swap {
@@ -66,6 +74,16 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Why weights are refused that are there and are not what they should be; nothing for any other error.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        match self {
+            Self::Refused { reason, .. } => Some(reason.clone()),
+            Self::Manifest(error @ ManifestError::Content { .. }) => Some(error.to_string()),
+            _ => None,
+        }
+    }
+
     /// For `map_err`: names what was being done when ONNX Runtime failed.
     pub(crate) fn runtime<E: std::fmt::Display>(doing: &str) -> impl FnOnce(E) -> Self + '_ {
         move |error| {

@@ -64,6 +64,7 @@ impl Graph {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            conformity_gate: true,
             kept: 0,
             memory: None,
         };

@@ -18,7 +18,7 @@
 //! | `device` | what only a device needs: its memory, logits that stay there, CUDA graphs, TensorRT |
 //! | `storage` | memory that graphs read and write |
 //! | `session`, `binding`, [`runtime`] | making sessions; the unsafe layer over ONNX Runtime; finding the library |
-//! | `swap` | taking new weights into use |
+//! | `swap`, `gate` | taking new weights into use; whether they are what the learner published |
 //! | [`memory`] | the memory plan |
 //! | [`profile`] | where the time goes |
 //! | [`types`] | requests, results, options |
@@ -29,6 +29,7 @@ mod check;
 mod device;
 mod draft;
 mod error;
+mod gate;
 mod history;
 pub mod memory;
 mod open;

@@ -15,6 +15,7 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     backend::Backend,
     device::{self, DeviceBackend},
+    gate::Gate,
     memory::sizes,
     packed::{self, PackedBackend},
     session::dtype_of,
@@ -28,6 +29,7 @@ pub(super) fn open(
     manifest: &WeightManifest,
     options: &EngineOptions,
 ) -> Result<Box<dyn Backend>, EngineError> {
+    Gate::new(options.conformity_gate).examine_graph(source, manifest)?;
     if sizes(dtype_of(manifest), options).packed() {
         if packed::supports(source, config, manifest)? {
             return Ok(Box::new(PackedBackend::open(source, config, manifest, options)?));

@@ -171,6 +171,7 @@ mod tests {
                 cuda_graphs: false,
                 spinning: false,
                 hot_swap: false,
+                conformity_gate: true,
                 kept: 0,
                 memory: None,
             };

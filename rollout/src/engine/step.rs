@@ -255,12 +255,12 @@ impl Engine {
     /// nothing runs. Samples that start later get a prompt prefilled with the new weights.
     ///
     /// # Errors
-    /// When the new weights could not be loaded or failed their probe; the old weights stay in use.
+    /// When the new weights could not be loaded, or are refused; the old weights stay in use.
     pub fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
         let Some(pending) = self.pending.take_if(|pending| pending.is_ready()) else { return Ok(None) };
         let stalled = Instant::now();
         let (version, begun) = (pending.version, pending.begun);
-        pending.join()?;
+        let gate = pending.join()?;
         self.backend.install();
         self.version = version;
         self.scheduler.forget_prefixes();
@@ -270,6 +270,7 @@ impl Engine {
             version,
             seconds: begun.elapsed().as_secs_f64(),
             stall_seconds: stalled.elapsed().as_secs_f64(),
+            gate_seconds: gate.as_secs_f64(),
         };
         tracing::debug!(%version, seconds = report.seconds, stall_seconds = report.stall_seconds, "weights swapped");
         Ok(Some(report))

@@ -3,7 +3,7 @@
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use shared::{ModelConfig, PolicyVersion, WeightManifest};
@@ -11,8 +11,8 @@ use shared::{ModelConfig, PolicyVersion, WeightManifest};
 use super::{EngineError, WeightSource, session::read_manifest};
 use crate::trace::{self, Event};
 
-/// Loads and probes a version and leaves it where the backend finds it, on its [`Shelf`].
-pub(super) type LoadJob = Box<dyn FnOnce() -> Result<(), EngineError> + Send>;
+/// Loads and checks a version and leaves it where the backend finds it, on its [`Shelf`]; returns the time that the gate took.
+pub(super) type LoadJob = Box<dyn FnOnce() -> Result<Duration, EngineError> + Send>;
 
 /// Where the thread that loads a version leaves it for the backend.
 pub(super) struct Shelf<T>(Arc<Mutex<Option<T>>>);
@@ -24,13 +24,13 @@ impl<T> Default for Shelf<T> {
 }
 
 impl<T: Send + 'static> Shelf<T> {
-    /// The job that puts here what `load` makes.
-    pub fn to_fill(&self, load: impl FnOnce() -> Result<T, EngineError> + Send + 'static) -> LoadJob {
+    /// The job that puts here what `load` makes, which also says how long the gate took.
+    pub fn to_fill(&self, load: impl FnOnce() -> Result<(T, Duration), EngineError> + Send + 'static) -> LoadJob {
         let shelf = Self(Arc::clone(&self.0));
         Box::new(move || {
-            let loaded = load()?;
+            let (loaded, gate) = load()?;
             *shelf.lock() = Some(loaded);
-            Ok(())
+            Ok(gate)
         })
     }
 
@@ -66,7 +66,7 @@ impl<T> Drop for Joined<T> {
 pub(super) struct PendingSwap {
     pub version: PolicyVersion,
     pub begun: Instant,
-    thread: Joined<Result<(), EngineError>>,
+    thread: Joined<Result<Duration, EngineError>>,
 }
 
 impl PendingSwap {
@@ -89,13 +89,13 @@ impl PendingSwap {
         self.thread.0.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until the version is on its [`Shelf`].
-    pub fn join(mut self) -> Result<(), EngineError> {
+    /// Waits until the version is on its [`Shelf`]; returns the time that the gate took.
+    pub fn join(mut self) -> Result<Duration, EngineError> {
         let version = self.version;
+        let failed = |message: String| EngineError::Swap { version, message };
         let thread = self.thread.0.take().expect("it is joined once");
-        let result = thread.join().map_err(|_| "the loading thread panicked".to_owned());
-        let loaded = result.and_then(|loaded| loaded.map_err(|e| e.to_string()));
-        loaded.map_err(|message| EngineError::Swap { version, message })
+        let result = thread.join().unwrap_or_else(|_| Err(failed("the loading thread panicked".into())));
+        result.map_err(|error| if error.refusal().is_some() { error } else { failed(error.to_string()) })
     }
 }
 
@@ -127,10 +127,7 @@ impl Retired {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicBool, Ordering},
-        time::Duration,
-    };
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -152,7 +149,7 @@ mod tests {
     fn a_shelf_is_awaited_until_its_version_is_taken_or_could_not_be_loaded() {
         let mut shelf = Shelf::default();
         assert!(!shelf.is_awaited());
-        let job = shelf.to_fill(|| Ok(5));
+        let job = shelf.to_fill(|| Ok((5, Duration::ZERO)));
         assert!(shelf.is_awaited(), "being loaded");
         job().unwrap();
         assert!(shelf.is_awaited(), "loaded and not yet taken");

@@ -48,6 +48,9 @@ pub struct EngineOptions {
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second set.
     pub hot_swap: bool,
+    /// Whether weights must be what the learner published: the tensors by their hashes and norms, and the log-probs of the
+    /// canaries that lie beside them.
+    pub conformity_gate: bool,
     /// Numbers of the matrices that no version changes, where versions are adapters: the plan counts no second set of them.
     pub kept: u64,
     /// Bytes that it may take, where somebody has planned it; otherwise it looks at what is free.
@@ -159,4 +162,6 @@ pub struct SwapReport {
     pub seconds: f64,
     /// Seconds that the step loop stood still.
     pub stall_seconds: f64,
+    /// Seconds that the conformity gate took.
+    pub gate_seconds: f64,
 }

@@ -30,7 +30,7 @@ use super::{
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
     step_loop::{Ended, StepLoop, silent},
-    weights::WeightFollower,
+    weights::{WeightFollower, is_about, refusal},
 };
 use crate::{
     assembly::{Assembly, Scoring},
@@ -61,7 +61,8 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     let status = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
     let link =
         Link::start(end, status, deadlines.silence_of_peer(), run_dir.clone()).context("thread of the channel")?;
-    let Some(first) = first_status(&link, &stop)? else {
+    tracing::info!("waiting for the learner");
+    let Some(first) = next_status(&link, &stop, |_| true)? else {
         return Ok(Ended::BySignal);
     };
     heartbeat::beat(Phase::Load);
@@ -71,7 +72,10 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     if config.rollout_trace {
         trace::start();
     }
-    let result = inputs.step_loop(run_dir, &config, &model, link, first, stop)?.run();
+    let Some(mut step_loop) = inputs.step_loop(run_dir, &config, &model, link, first, stop)? else {
+        return Ok(Ended::BySignal);
+    };
+    let result = step_loop.run();
     trace::write(&run_dir.trace()).context("trace of the sampler")?;
     result
 }
@@ -118,18 +122,30 @@ impl Inputs {
         config: &TrainConfig,
         model: &ModelDir,
         link: Link,
-        first: LearnerStatus,
+        mut first: LearnerStatus,
         stop: Arc<AtomicBool>,
-    ) -> anyhow::Result<StepLoop> {
+    ) -> anyhow::Result<Option<StepLoop>> {
         let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, room)?;
-        let engine = self.engine(&weights, first.version, config, model, room)?;
+        let engine = loop {
+            let error = match self.engine(&weights, first.version, config, model, room) {
+                Ok(engine) => break engine,
+                Err(error) => error,
+            };
+            let refusal = refusal(&error, first.version, first.publication).ok_or(error)?;
+            link.update(|status| status.refusal = Some(refusal.clone()));
+            match next_status(&link, &stop, |learner| !is_about(&refusal, learner))? {
+                Some(learner) => first = learner,
+                None => return Ok(None),
+            }
+        };
         link.update(|status| {
             status.version = first.version;
             status.oldest_in_use = first.version;
+            status.refusal = None;
         });
         tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
         // A synchronous run makes lost versions again as they were.
@@ -143,7 +159,7 @@ impl Inputs {
             dynamic_sampling: self.dynamic_sampling(config)?,
         });
         plan.observe(first);
-        Ok(StepLoop {
+        Ok(Some(StepLoop {
             plan,
             order: self.order(config)?,
             num_generations: config.num_generations,
@@ -154,7 +170,7 @@ impl Inputs {
             weights,
             link,
             stop,
-        })
+        }))
     }
 
     fn order(&self, config: &TrainConfig) -> anyhow::Result<PromptOrder> {
@@ -235,6 +251,7 @@ impl Inputs {
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
+            conformity_gate: config.conformity_gate,
             kept: kept_numbers(config, model.config()),
             memory: None,
         }
@@ -269,16 +286,19 @@ impl Inputs {
     }
 }
 
-/// Waits for the learner's first sign of life; `None` when a signal came first.
-fn first_status(link: &Link, stop: &AtomicBool) -> anyhow::Result<Option<LearnerStatus>> {
-    tracing::info!("waiting for the learner");
+/// Waits for the next status of the learner that is `wanted`; `None` when a signal came first.
+fn next_status(
+    link: &Link,
+    stop: &AtomicBool,
+    wanted: impl Fn(&LearnerStatus) -> bool,
+) -> anyhow::Result<Option<LearnerStatus>> {
     while !stop.load(Ordering::Relaxed) {
         heartbeat::beat(Phase::Wait);
         match link.events().recv_timeout(Duration::from_millis(50)) {
-            Ok(LinkEvent::Status(status)) => return Ok(Some(status)),
+            Ok(LinkEvent::Status(status)) if wanted(&status) => return Ok(Some(status)),
             Ok(LinkEvent::Silent(seconds)) => return Err(silent(seconds)),
             Ok(LinkEvent::Failed(error)) => return Err(error).context("hand-over to the learner"),
-            Ok(LinkEvent::Sent(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(LinkEvent::Status(_) | LinkEvent::Sent(_)) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(silent(0.0)),
         }
     }

@@ -163,8 +163,9 @@ impl StepLoop {
         if self.evaluating() || (self.complete() && !self.evaluation_due()) {
             return Ok(());
         }
-        let (target, finished) = (self.learner().version, self.learner().finished);
-        match self.weights.follow(&mut self.engine, target, &self.link) {
+        let learner = self.plan.learner().expect("the loop starts with the learner's first status");
+        let finished = learner.finished;
+        match self.weights.follow(&mut self.engine, learner, &self.link) {
             Err(error) if finished => {
                 tracing::warn!("the last version is not evaluated: {error:#}");
                 self.evaluation = None;

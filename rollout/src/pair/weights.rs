@@ -2,11 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use shared::{PolicyVersion, RunDir, config::WeightSwap};
+use anyhow::{Context, ensure};
+use shared::{
+    PolicyVersion, RunDir,
+    channel::{LearnerStatus, Refusal},
+    config::WeightSwap,
+};
 
 use super::link::Link;
-use crate::engine::{Engine, SwapReport, WeightSource};
+use crate::engine::{Engine, EngineError, SwapReport, WeightSource};
 
 /// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
 const ATTEMPTS: u32 = 5;
@@ -23,8 +27,14 @@ pub struct WeightFollower {
     run_dir: RunDir,
     swap: WeightSwap,
     pending: Option<PolicyVersion>,
+    /// Which publication that is, or was.
+    publication: u64,
     /// What the engine has is not what the learner calls by that version.
     lost: bool,
+    /// So it is until the pending version is in use.
+    replaces_lost: bool,
+    /// A version that waits for another publication, with what was found.
+    refused: Option<Refusal>,
     failures: u32,
     not_before: Instant,
 }
@@ -33,7 +43,17 @@ impl WeightFollower {
     /// A follower of the versions in a run directory.
     #[must_use]
     pub fn new(run_dir: RunDir, swap: WeightSwap) -> Self {
-        Self { run_dir, swap, pending: None, lost: false, failures: 0, not_before: Instant::now() }
+        Self {
+            run_dir,
+            swap,
+            pending: None,
+            publication: 0,
+            lost: false,
+            replaces_lost: false,
+            refused: None,
+            failures: 0,
+            not_before: Instant::now(),
+        }
     }
 
     /// Where a version is.
@@ -42,23 +62,36 @@ impl WeightFollower {
         WeightSource { dir: self.run_dir.version(version), version }
     }
 
-    /// One look at where things stand, without waiting: begins a swap, or makes it when it may be made.
+    /// One look at where things stand, without waiting: begins a swap, or makes it when it may be made. A version that is
+    /// refused is tried again when the learner has published it again.
     ///
     /// # Errors
-    /// When the version cannot be loaded, after several attempts.
-    pub fn follow(&mut self, engine: &mut Engine, target: PolicyVersion, link: &Link) -> anyhow::Result<()> {
+    /// When the version cannot be loaded, after several attempts, or is refused after the learner's end.
+    pub fn follow(&mut self, engine: &mut Engine, learner: &LearnerStatus, link: &Link) -> anyhow::Result<()> {
+        let target = learner.version;
+        let refused = self.refused.as_ref().filter(|refused| self.pending.is_none() && is_about(refused, learner));
+        if let Some(refused) = refused {
+            ensure!(!learner.finished, "weights v{target} are refused: {}", refused.reason);
+            return Ok(());
+        }
         let result = match self.pending {
             None if target == engine.version() && !self.lost || Instant::now() < self.not_before => return Ok(()),
-            None => self.begin(engine, target, link),
+            None => self.begin(engine, learner, link),
             Some(pending) if self.may_swap(engine, pending) => self.finish(engine, link),
             Some(_) => return Ok(()),
         };
         let Err(error) = result else {
             return Ok(());
         };
-        self.pending = None;
-        self.lost = true;
+        let version = self.pending.take().unwrap_or(target);
+        self.lost |= self.replaces_lost;
         engine.set_admission(true);
+        if let Some(refusal) = refusal(&error, version, self.publication) {
+            self.failures = 0;
+            self.refused = Some(refusal.clone());
+            link.update(|status| status.refusal = Some(refusal));
+            return Ok(());
+        }
         self.failures += 1;
         self.not_before = Instant::now() + RETRY;
         if self.failures < ATTEMPTS {
@@ -74,10 +107,11 @@ impl WeightFollower {
         self.lost |= self.pending.unwrap_or(newest).max(engine.version()) > newest;
     }
 
-    /// Whether new groups may be given to the engine: not before a swap that waits for the running ones.
+    /// Whether new groups may be given to the engine: not before a swap that waits for the running ones, and not while what
+    /// it has is lost.
     #[must_use]
     pub fn takes_groups(&self, engine: &Engine) -> bool {
-        self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())
+        !self.lost && self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())
     }
 
     /// Whether sequences that wait in the engine may start.
@@ -92,14 +126,16 @@ impl WeightFollower {
         self.pending.is_some()
     }
 
-    fn begin(&mut self, engine: &mut Engine, target: PolicyVersion, link: &Link) -> anyhow::Result<()> {
+    fn begin(&mut self, engine: &mut Engine, learner: &LearnerStatus, link: &Link) -> anyhow::Result<()> {
+        let target = learner.version;
+        self.publication = learner.publication;
+        self.replaces_lost = std::mem::take(&mut self.lost);
         link.update(|status| status.oldest_in_use = target.min(engine.version()));
         engine.begin_swap(self.source(target))?;
         if self.swap == WeightSwap::Drain && target > engine.version() {
             engine.set_admission(false);
         }
         self.pending = Some(target);
-        self.lost = false;
         Ok(())
     }
 
@@ -116,17 +152,33 @@ impl WeightFollower {
         };
         self.pending = None;
         self.failures = 0;
+        self.refused = None;
         engine.set_admission(true);
-        let SwapReport { version, seconds, stall_seconds } = report;
-        tracing::info!("weights v{version} in use after {seconds:.3} s, stall {:.1} ms", stall_seconds * 1e3);
+        let SwapReport { version, seconds, stall_seconds, gate_seconds } = report;
+        let (stall, gate) = (stall_seconds * 1e3, gate_seconds * 1e3);
+        tracing::info!("weights v{version} in use after {seconds:.3} s, gate {gate:.1} ms, stall {stall:.1} ms");
         link.update(|status| {
             status.version = version;
             status.oldest_in_use = version;
             status.swap_micros = micros(seconds);
             status.swap_stall_micros = micros(stall_seconds);
+            status.gate_micros = micros(gate_seconds);
+            status.refusal = None;
         });
         Ok(())
     }
+}
+
+/// The refusal of a publication, if that is what an error is about.
+pub(super) fn refusal(error: &anyhow::Error, version: PolicyVersion, publication: u64) -> Option<Refusal> {
+    let reason = error.downcast_ref::<EngineError>()?.refusal()?;
+    tracing::error!("weights v{version} are refused, and wait for the learner to publish them again: {reason}");
+    Some(Refusal { version, publication, reason })
+}
+
+/// Whether a refusal is about what the learner has published last.
+pub(super) fn is_about(refusal: &Refusal, learner: &LearnerStatus) -> bool {
+    (refusal.version, refusal.publication) == (learner.version, learner.publication)
 }
 
 fn micros(seconds: f64) -> u64 {

@@ -50,6 +50,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
         cuda_graphs: false,
         spinning: false,
         hot_swap: true,
+        conformity_gate: true,
         kept: 0,
         memory: None,
     }

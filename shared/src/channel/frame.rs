@@ -176,6 +176,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        channel::Refusal,
         group::{Completion, DroppedGroup, FinishReason, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
     };
@@ -231,6 +232,7 @@ mod tests {
         let learner = LearnerStatus {
             incarnation: 0x0123_4567_89ab_cdef,
             version: PolicyVersion(5),
+            publication: 1,
             step: Step(5),
             cursor: 40,
             durable_step: Step(4),
@@ -247,6 +249,8 @@ mod tests {
             oldest_in_use: PolicyVersion(4),
             swap_micros: 1_000_000,
             swap_stall_micros: 300,
+            gate_micros: 200,
+            refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
             generated_tokens: 12_345,
             busy_micros: 7,
             idle_micros: 8,

@@ -44,6 +44,8 @@ pub struct LearnerStatus {
     pub incarnation: u64,
     /// Newest published version, complete on disk.
     pub version: PolicyVersion,
+    /// How often a version was published again because the sampler refused it.
+    pub publication: u64,
     /// The step being trained, or waited for: every earlier step is done.
     pub step: Step,
     /// Dataset position at which `step` begins.
@@ -80,6 +82,17 @@ impl LearnerStatus {
     }
 }
 
+/// A version that is not what the learner published.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The version.
+    pub version: PolicyVersion,
+    /// Which of its publications ([`LearnerStatus::publication`]).
+    pub publication: u64,
+    /// What was found.
+    pub reason: String,
+}
+
 /// What the sampler tells the learner, again and again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerStatus {
@@ -93,6 +106,10 @@ pub struct SamplerStatus {
     pub swap_micros: u64,
     /// How long the step loop stood still for that swap, in microseconds.
     pub swap_stall_micros: u64,
+    /// How long the conformity gate took for the version, in microseconds.
+    pub gate_micros: u64,
+    /// The version that the sampler does not take into use, as long as that is so.
+    pub refusal: Option<Refusal>,
     /// Completion tokens generated since the process started.
     pub generated_tokens: u64,
     /// Microseconds spent generating (not waiting) since the process started.

@@ -398,6 +398,13 @@ options! {
         /// every completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes
         /// versions.
         weight_swap: WeightSwap = WeightSwap::Drain;
+        /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a few tokens,
+        /// must be the learner's (docs/runs.md has what is checked). Costs one to two per cent of a step on the CPU, less the longer
+        /// completions are.
+        conformity_gate: bool = true, keeps_results;
+        /// With `conformity_gate`: a version that was refused is published again, and after so many refusals in a row the run
+        /// ends with an error.
+        max_refusals: u32 = 3, at_least(1.0), keeps_results;
         /// Where the sampler computes. A GPU is many times faster than the CPU; the sampler then computes in fp16.
         rollout_device: Device = Device::Cpu;
         /// What the sampler's linear layers compute in. A rounded model (`int8`, `bf16`) takes less memory and samples

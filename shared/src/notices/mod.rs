@@ -30,6 +30,8 @@ choices! {
         CheckpointDamaged = "checkpoint_damaged",
         /// The disk was about to be full, so what is oldest of the run was removed.
         DiskShort = "disk_short",
+        /// The sampler refused a version of the weights, since it was not what the learner had published. Told at each refusal.
+        VersionRefused = "version_refused",
         /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
         RewardFailures = "reward_failures",
         /// A reward function has given the same to every completion for many steps, while others differ. Told once for each
@@ -84,12 +86,17 @@ impl Notice {
     }
 
     /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each
-    /// of them, what the guard does, and a disk that is short, each time, and a learning rate may be too high first and then too low.
+    /// of them, what the guard does, each refusal, and a disk that is short, each time, and a learning rate may be too high first and
+    /// then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
-        use NoticeKind::{CheckpointDamaged, CodeChanged, DataChanged, DiskShort, Guard, LearningRate, OptionsChanged};
-        let event =
-            matches!(self.kind, OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | Guard | DiskShort);
+        use NoticeKind::{
+            CheckpointDamaged, CodeChanged, DataChanged, DiskShort, Guard, LearningRate, OptionsChanged, VersionRefused,
+        };
+        let event = matches!(
+            self.kind,
+            OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | Guard | DiskShort | VersionRefused
+        );
         let by_its_words = event || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject

@@ -11,7 +11,7 @@ use std::{
 use harness::memory::MemorySampler;
 use shared::{
     Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
-    channel::{LearnerStatus, SamplerEnd, SamplerStatus},
+    channel::{LearnerStatus, Refusal, SamplerEnd, SamplerStatus},
     config::{LrSchedulerType, TrainConfig},
     rng::Stream,
     testing,
@@ -104,6 +104,8 @@ pub struct Manners {
     pub untidy: bool,
     /// Maps this version for ever.
     pub pinned: Option<u64>,
+    /// Refuses this version until it was published again so many times.
+    pub refuses: Option<(u64, u64)>,
     /// From this step on, the first reward function fails on everything.
     pub fails_from: Option<u64>,
     /// In the steps from the first to before the second, the log-probs are far from the learner's.
@@ -120,16 +122,24 @@ pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) ->
             if let Some(status) = end.learner_status().unwrap() {
                 newest = status;
             }
+            let is_refused = |&(version, times): &(u64, u64)| newest.version.0 == version && newest.publication < times;
+            let refusal = manners.refuses.filter(is_refused).map(|_| Refusal {
+                version: newest.version,
+                publication: newest.publication,
+                reason: "of the test's own making".into(),
+            });
+            let refused = refusal.is_some();
             let oldest = manners.pinned.unwrap_or(newest.version.0);
             let status = SamplerStatus {
                 incarnation: 1,
                 version: newest.version,
                 oldest_in_use: PolicyVersion(oldest),
+                refusal,
                 ..SamplerStatus::default()
             };
             end.publish_status(&status).unwrap();
             let wanted = (newest.incarnation, newest.step.0);
-            if newest.incarnation != 0 && sent != Some(wanted) && newest.step.0 < newest.total_steps {
+            if !refused && newest.incarnation != 0 && sent != Some(wanted) && newest.step.0 < newest.total_steps {
                 sent = Some(wanted);
                 send(&mut end, &config, newest.step.0, manners);
             }

@@ -3,13 +3,14 @@
 use std::{
     sync::Arc,
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use ndarray::ArrayViewMut2;
 use rollout_kernels::{
     buffer::LargeBuffer,
-    element::{Format, KvFormat},
-    pages::{FreePages, PAGE, PageShape},
+    element::Format,
+    pages::{FreePages, PageShape},
     simd::{Isa, MAX_BYTE_PRODUCTS},
 };
 use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_PREFILL};
@@ -19,14 +20,16 @@ use super::{
         EngineError, EngineOptions, WeightSource,
         backend::{Abilities, Backend, Cost, Prompts},
         draft::Drafts,
+        gate::{Examined, Gate, Rounding},
         scheduler::PrefillLimits,
         sequence::DecodeRow,
-        session::SessionOptions,
+        session::{SessionOptions, dtype_of},
         swap::{LoadJob, Shelf},
         types::Kernels,
     },
     page_shape,
     session::{PackedOptions, PackedSession},
+    supports,
     weights::{Legacy, PackedWeights},
 };
 
@@ -71,6 +74,7 @@ pub(in super::super) struct PackedBackend {
     loaded: Shelf<PackedWeights>,
     /// Memory for the version after.
     spare: Option<Spare>,
+    gate: Gate,
 }
 
 /// Memory for a version: that of one that nobody needs any more, or new one that is being provided on a side thread.
@@ -100,17 +104,17 @@ impl PackedBackend {
         source: &WeightSource,
         config: &ModelConfig,
         manifest: &WeightManifest,
-        options: &EngineOptions,
+        engine: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        check(options)?;
-        remark_on_speed(Isa::detect(), options);
+        check(engine)?;
+        remark_on_speed(Isa::detect(), engine);
         let options = PackedOptions {
-            session: SessionOptions::of(options),
-            pages: page_shape(config, options.slots(), options.max_model_len, options.kv_format()),
-            format: options.format(),
+            session: SessionOptions::of(engine),
+            pages: page_shape(config, engine.slots(), engine.max_model_len, engine.kv_format()),
+            format: engine.format(),
         };
-        let weights =
-            PackedWeights::load(source, config, manifest, options.format, Legacy::default(), options.session.threads)?;
+        let gate = Gate::new(engine.conformity_gate);
+        let (weights, _) = load(&gate, source, config, manifest, options, Legacy::default())?;
         let spare = if options.session.hot_swap { Spare::new(weights.own_words()) } else { None };
         Ok(Self {
             session: PackedSession::new(Arc::new(weights), config, options)?,
@@ -121,6 +125,7 @@ impl PackedBackend {
             options,
             loaded: Shelf::default(),
             spare,
+            gate,
         })
     }
 
@@ -266,16 +271,11 @@ impl Backend for PackedBackend {
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
-        let PackedOptions { session, format, .. } = self.options;
         let (spare, kept) = (self.spare.take(), self.session.kept());
+        let (gate, options) = (self.gate.clone(), self.options);
         self.loaded.to_fill(move || {
             let legacy = Legacy { memory: spare.and_then(Spare::get), kept };
-            let weights = PackedWeights::load(&source, &config, &manifest, format, legacy, session.threads)?;
-            let weights = Arc::new(weights);
-            let options = PackedOptions { session, pages: page_shape(&config, 1, PAGE, KvFormat::Fp32), format };
-            // The session of the probe goes before the weights are handed on.
-            PackedSession::new(Arc::clone(&weights), &config, options)?.probe(&config)?;
-            Ok(Arc::into_inner(weights).expect("the probe has ended"))
+            load(&gate, &source, &config, &manifest, options, legacy)
         })
     }
 
@@ -284,6 +284,41 @@ impl Backend for PackedBackend {
         self.spare = Arc::into_inner(before).map(|weights| Spare::Old(weights.into_memory()));
         self.forget_prefixes();
     }
+}
+
+/// Packs a version that passes the gate; returns how long that took as well.
+fn load(
+    gate: &Gate,
+    source: &WeightSource,
+    config: &ModelConfig,
+    manifest: &WeightManifest,
+    options: PackedOptions,
+    legacy: Legacy,
+) -> Result<(PackedWeights, Duration), EngineError> {
+    let examined = gate.examine(source, manifest)?;
+    if gate.is_on() && !supports(source, config, manifest)? {
+        let (version, reason) = (source.version, "its graph is not the one that the packed kernels stand for".into());
+        return Err(EngineError::Refused { version, reason });
+    }
+    let threads = options.session.threads;
+    let weights = Arc::new(PackedWeights::load(source, config, manifest, options.format, legacy, threads)?);
+    let time = pass(examined, Arc::clone(&weights), config, manifest, options)?;
+    Ok((Arc::into_inner(weights).expect("the session that scored has ended"), time))
+}
+
+/// Has packed weights score the canaries in a session of their own.
+fn pass(
+    examined: Examined,
+    weights: Arc<PackedWeights>,
+    config: &ModelConfig,
+    manifest: &WeightManifest,
+    options: PackedOptions,
+) -> Result<Duration, EngineError> {
+    let kv = options.pages.format;
+    let pages = page_shape(config, 1, examined.positions(), kv);
+    let mut session = PackedSession::new(weights, config, PackedOptions { pages, ..options })?;
+    let rounding = Rounding { stored: dtype_of(manifest), weights: options.format, kv };
+    examined.pass(config.vocab_size, rounding, |tokens, scored| session.score(tokens, scored))
 }
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.
@@ -336,10 +371,11 @@ fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
 
 #[cfg(test)]
 mod tests {
-    use exporters::{ExportOptions, export};
+    use exporters::{ExportOptions, VersionDir, export, norm};
     use ndarray::{Array2, ArrayViewMut2, s};
+    use rollout_kernels::pages::PAGE;
     use shared::{
-        ModelDir, PolicyVersion,
+        Canaries, Dtype, ModelDir, PolicyVersion,
         config::{Device, RolloutDtype},
     };
 
@@ -363,6 +399,7 @@ mod tests {
             cuda_graphs: false,
             spinning: false,
             hot_swap: false,
+            conformity_gate: true,
             kept: 0,
             memory: None,
         }
@@ -376,6 +413,45 @@ mod tests {
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let manifest = read_manifest(&source, model.config()).unwrap();
         (folder, model, source, manifest)
+    }
+
+    /// Nothing on disk is wrong, so nothing but log-probs can show it.
+    #[test]
+    fn a_wrong_scale_of_int8_is_refused() {
+        let (_folder, model, source, manifest) = exported();
+        let engine = EngineOptions { rollout_dtype: RolloutDtype::Int8, ..options() };
+        let golden = &harness::golden("model_numerics.json")["cases"][0];
+        assert_eq!(golden["name"], "llama");
+        let row = |value: &serde_json::Value| value[2].as_array().unwrap().clone();
+        let ids = |key: &str| row(&golden["inputs"][key]).into_iter().map(|id| id.as_u64().unwrap() as u32);
+        let stored = VersionDir::open(&source.dir).unwrap();
+        let norm_of = |name: String| (name.clone(), norm(&stored.read_f32(&name).unwrap()));
+        let canaries = Canaries {
+            version: PolicyVersion(0),
+            dtype: Dtype::Fp32,
+            token_ids: ids("prompt_ids").chain(ids("completion_ids")).collect(),
+            logprobs: row(&golden["expected"]["completion_logps"]).iter().map(|l| l.as_f64().unwrap()).collect(),
+            norms: manifest.parameters().map(|(name, _)| norm_of(name)).collect(),
+        };
+        canaries.write(&source.dir).unwrap();
+        let options = PackedOptions {
+            session: SessionOptions::of(&engine),
+            pages: page_shape(model.config(), 1, PAGE, engine.kv_format()),
+            format: engine.format(),
+        };
+        let gate = Gate::new(true);
+        let passes = |spoil: &dyn Fn(&mut PackedWeights)| {
+            let mut weights =
+                PackedWeights::load(&source, model.config(), &manifest, Format::Int8, Legacy::default(), 1).unwrap();
+            spoil(&mut weights);
+            let examined = gate.examine(&source, &manifest).unwrap();
+            pass(examined, Arc::new(weights), model.config(), &manifest, options)
+        };
+        passes(&|_| ()).unwrap();
+        for product in [0, 3, 8] {
+            let error = passes(&|weights| weights.scale_for_test(product, 4.0)).expect_err(&product.to_string());
+            assert!(error.refusal().is_some_and(|reason| reason.contains("packing")), "{product}: {error}");
+        }
     }
 
     /// Versions of another size would be packed into new memory.

@@ -20,7 +20,7 @@ use super::{
         EngineError,
         backend::Cost,
         binding::{Bindings, TensorMemory},
-        session::{SessionOptions, alone, builder, require_finite},
+        session::{SessionOptions, alone, builder},
         storage::FloatMemory,
     },
     graph,
@@ -131,18 +131,25 @@ impl PackedSession {
         std::mem::take(&mut operators::lock(&self.state).cost)
     }
 
-    /// Runs a short fixed prompt; fails unless every logit is finite. For a session of its own.
-    pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
-        // Two have each other to attend to; more would only take longer, and the new version waits for them.
-        const PROBE_TOKENS: usize = 2;
-        let ids: Vec<i64> = (0..PROBE_TOKENS).map(|t| (t % config.vocab_size) as i64).collect();
-        let pages: Vec<u32> = (0..PageShape::pages_for(PROBE_TOKENS) as u32).collect();
-        let mut logits = Array2::from_elem((1, self.vocab), f32::NAN);
-        self.run(&ids, logits.view_mut(), |spans, last| {
-            spans.push(&[], 0, &pages, 0, PROBE_TOKENS);
-            last.push(PROBE_TOKENS - 1);
+    /// Logits (`[scored, vocab]`) of the positions before each of the last `scored` of some tokens. For a session of its own.
+    pub fn score(&mut self, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+        // A long sequence goes through in pieces: its activations would take memory that nobody has planned.
+        const PIECE: usize = 256;
+        let fed: Vec<i64> = tokens[..tokens.len() - 1].iter().map(|&t| i64::from(t)).collect();
+        let pages: Vec<u32> = (0..PageShape::pages_for(fed.len()) as u32).collect();
+        let (before, last) = fed.split_at(fed.len() - scored);
+        let mut logits = Array2::from_elem((scored, self.vocab), f32::NAN);
+        let mut computed = 0;
+        for piece in before.chunks(PIECE) {
+            let none = ArrayViewMut2::from_shape((0, self.vocab), &mut []).expect("no rows have no elements");
+            self.run(piece, none, |spans, _| spans.push(&[], 0, &pages, computed, piece.len()))?;
+            computed += piece.len();
+        }
+        self.run(last, logits.view_mut(), |spans, rows| {
+            spans.push(&[], 0, &pages, computed, last.len());
+            rows.extend(0..last.len());
         })?;
-        require_finite(logits.as_slice().expect("a new array is contiguous"))
+        Ok(logits)
     }
 }
 
@@ -178,6 +185,6 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("a packed kernel panicked"), "{error}");
-        session.probe(config).unwrap();
+        session.score(&[0, 1, 2], 1).unwrap();
     }
 }

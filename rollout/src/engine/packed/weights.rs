@@ -164,6 +164,13 @@ impl PackedWeights {
         self.own.memory
     }
 
+    /// Spoils the scales of a product of int8.
+    #[cfg(test)]
+    pub fn scale_for_test(&mut self, product: usize, factor: f32) {
+        let place = self.own.places[product].as_mut().unwrap();
+        place.quantized.as_mut().unwrap().scales.iter_mut().for_each(|scale| *scale *= factor);
+    }
+
     /// What the next version may have in common with this one.
     pub fn kept(&self) -> Option<Arc<Kept>> {
         self.kept.clone()

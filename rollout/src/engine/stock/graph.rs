@@ -5,6 +5,7 @@ use std::{ffi::CString, fmt::Debug};
 use bytemuck::Pod;
 use exporters::{ExportError, VersionDir};
 use half::{bf16, f16};
+use ndarray::Array2;
 use ort::{
     memory::AllocationDevice,
     session::{RunOptions, Session},
@@ -24,7 +25,8 @@ use crate::engine::{
     EngineError, WeightSource,
     binding::{Bindings, TensorMemory},
     device, runtime,
-    session::{SessionOptions, dtype_of, load, loaded, read_manifest, require_finite},
+    sequence::DecodeRow,
+    session::{SessionOptions, dtype_of, load, loaded, read_manifest},
     storage::FloatMemory,
 };
 
@@ -150,18 +152,22 @@ impl GraphSession {
         Ok(())
     }
 
-    /// Runs a short fixed prompt on memory of its own; fails unless every logit is finite.
-    pub fn probe(&mut self, config: &ModelConfig) -> Result<(), EngineError> {
-        const PROBE_TOKENS: u32 = 8;
-        let prompt: Vec<u32> = (0..PROBE_TOKENS).map(|t| t % config.vocab_size as u32).collect();
-        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, prompt.len()), self.device)?;
+    /// Logits (`[scored, vocab]`) of the positions before each of the last `scored` of some tokens, over keys and values of
+    /// their own.
+    pub fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, tokens.len()), self.device)?;
         let mut batch = Batch::default();
-        batch.set_prefill([prompt.as_slice()].into_iter());
-        let mut logits = vec![f32::NAN; self.vocab];
-        let result = self.run(&batch.inputs(), &mut kv, 0, FloatMemory::new(&mut logits), None);
+        let mut logits = Array2::from_elem((scored, self.vocab), f32::NAN);
+        let prompt = tokens.len() - scored;
+        batch.set_prefill([&tokens[..prompt]].into_iter());
+        let rows = logits.rows_mut().into_iter().zip(prompt..).try_for_each(|(mut row, next)| {
+            let row = FloatMemory::new(row.as_slice_mut().expect("a row of logits is contiguous"));
+            let result = self.run(&batch.inputs(), &mut kv, 0, row, None);
+            batch.set_decode([DecodeRow { token: tokens[next], position: next }].into_iter());
+            result
+        });
         self.bound = None;
-        result?;
-        require_finite(&logits)
+        rows.map(|()| logits)
     }
 }
 

@@ -7,7 +7,10 @@ pub(super) mod batch;
 pub(super) mod graph;
 pub(super) mod kv_cache;
 
+use std::time::Duration;
+
 use ndarray::ArrayViewMut2;
+use rollout_kernels::element::{Format, KvFormat};
 use shared::{ModelConfig, WeightManifest};
 
 use self::{
@@ -19,6 +22,7 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     backend::{Abilities, Backend, Cost, Prompts},
     draft::Drafts,
+    gate::{Gate, Rounding},
     scheduler::PrefillLimits,
     sequence::DecodeRow,
     session::{SessionOptions, dtype_of},
@@ -39,6 +43,23 @@ pub(super) struct StockBackend {
     prefix_lens: Vec<usize>,
     coming: Shelf<GraphSession>,
     retired: Retired,
+    gate: Gate,
+}
+
+/// Loads a version that passes the gate; returns how long that took as well.
+fn load(
+    gate: &Gate,
+    source: &WeightSource,
+    config: &ModelConfig,
+    manifest: &WeightManifest,
+    options: SessionOptions,
+) -> Result<(GraphSession, Duration), EngineError> {
+    let examined = gate.examine(source, manifest)?;
+    let mut session = GraphSession::open(source, config, options)?;
+    let rounding = Rounding { stored: dtype_of(manifest), weights: Format::Fp32, kv: KvFormat::Fp32 };
+    let score = |tokens: &[u32], scored| session.score(config, tokens, scored);
+    let time = examined.pass(config.vocab_size, rounding, score)?;
+    Ok((session, time))
 }
 
 impl StockBackend {
@@ -49,9 +70,9 @@ impl StockBackend {
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let shape = KvShape::new(config, dtype_of(manifest), options.slots(), options.max_model_len);
-        let session = SessionOptions::of(options);
+        let (session, gate) = (SessionOptions::of(options), Gate::new(options.conformity_gate));
         Ok(Self {
-            session: GraphSession::open(source, config, session)?,
+            session: load(&gate, source, config, manifest, session)?.0,
             kv: KvCache::new(shape, options.device)?,
             batch: Batch::default(),
             options: session,
@@ -60,6 +81,7 @@ impl StockBackend {
             prefix_lens: Vec::with_capacity(options.prefill_batch),
             coming: Shelf::default(),
             retired: Retired::default(),
+            gate,
         })
     }
 
@@ -132,13 +154,9 @@ impl Backend for StockBackend {
         self.batch.positions * self.kv.position_bytes()
     }
 
-    fn load(&mut self, source: WeightSource, config: ModelConfig, _: WeightManifest) -> LoadJob {
-        let options = self.options;
-        self.coming.to_fill(move || {
-            let mut session = GraphSession::open(&source, &config, options)?;
-            session.probe(&config)?;
-            Ok(session)
-        })
+    fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
+        let (gate, options) = (self.gate.clone(), self.options);
+        self.coming.to_fill(move || load(&gate, &source, &config, &manifest, options))
     }
 
     fn install(&mut self) {

@@ -98,8 +98,8 @@ fn an_adapter_whose_base_is_gone_or_that_is_damaged_is_named() {
     let (model, folder) = (golden_model("qwen2"), tempfile::tempdir().unwrap());
     let base = exported(&model, folder.path());
     let [adapter, _] = adapted(&base, folder.path(), 1, &ALL);
-    let refusal = |kernels| {
-        let options = EngineOptions { kernels, ..options(1, 1) };
+    let refusal = |kernels, conformity_gate| {
+        let options = EngineOptions { kernels, conformity_gate, ..options(1, 1) };
         Engine::new(adapter.clone(), &model, options).err().unwrap().to_string()
     };
     let path = adapter.dir.join("adapter_model.safetensors");
@@ -107,8 +107,9 @@ fn an_adapter_whose_base_is_gone_or_that_is_damaged_is_named() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
     for kernels in [Kernels::Packed, Kernels::Stock] {
-        assert!(refusal(kernels).contains("adapter_model.safetensors: is not the adapter that the manifest"));
+        assert!(refusal(kernels, false).contains("adapter_model.safetensors: is not the adapter that the manifest"));
+        assert!(refusal(kernels, true).contains("adapter_model.safetensors as a whole, by its hash"));
     }
     std::fs::remove_dir_all(&base.dir).unwrap();
-    assert!(refusal(Kernels::Packed).contains("v0/manifest.json: No such file"));
+    assert!(refusal(Kernels::Packed, true).contains("v0/manifest.json: No such file"));
 }

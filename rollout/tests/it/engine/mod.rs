@@ -3,6 +3,7 @@
 mod adapters;
 mod batching;
 mod bounds;
+mod gate;
 mod reference;
 mod support;
 mod swaps;

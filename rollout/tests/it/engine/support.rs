@@ -28,6 +28,7 @@ pub fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         cuda_graphs: false,
         spinning: false,
         hot_swap: false,
+        conformity_gate: true,
         kept: 0,
         memory: None,
     }

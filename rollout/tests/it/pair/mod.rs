@@ -3,4 +3,5 @@
 mod ends;
 mod hand_over;
 mod records;
+mod refusals;
 mod support;

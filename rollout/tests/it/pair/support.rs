@@ -101,7 +101,7 @@ impl Run {
     }
 
     /// Writes a version's weights, if they are not there yet.
-    fn write_version(&self, step: u64) {
+    pub fn write_version(&self, step: u64) {
         let version = PolicyVersion(step);
         let model = ModelDir::open(&self.config.model).unwrap();
         let base = self.run_dir.version(PolicyVersion(0));

@@ -49,6 +49,12 @@ section! {
     /// near 0 in steps that `publish_every` leaves out.
     metric PERF_PUBLISH_S = "perf/publish_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "publishing" }
 
+    /// What of publishing the learner spends on the conformity gate: a pass over a few tokens, and the norms of the parameters.
+    ///
+    /// Below 1 % of the step, more where completions are short and in the first step; 0 without `conformity_gate`, and in steps that
+    /// `publish_every` leaves out.
+    metric PERF_GATE_S = "perf/gate_s" { unit: Seconds, source: "Tandem" }
+
     /// Share of the step in which the learner waited for groups.
     ///
     /// With `max_staleness` above 0 it shows, with `rollout/idle_share`, which half is the bottleneck: the other one waits for
@@ -59,6 +65,11 @@ section! {
     ///
     /// Some milliseconds for small models, proportional to their size.
     metric ROLLOUT_SWAP_S = "rollout/swap_s" { unit: Seconds, source: "Tandem", chart: SWAP "swap" }
+
+    /// What of that was the conformity gate: hashes and norms of the tensors, and a pass over a few tokens.
+    ///
+    /// About 1 % of the step, more where completions are short; 0 without `conformity_gate`.
+    metric ROLLOUT_GATE_S = "rollout/gate_s" { unit: Seconds, source: "Tandem" }
 
     /// How long the sampler's loop stood still for that.
     ///

@@ -1,0 +1,64 @@
+//! The canaries of a version: what the learner says of a few tokens, for a sampler that is about to draw from it.
+
+use shared::{Canaries, Dtype, PolicyVersion, rng::Stream};
+use tch::Kind;
+
+use crate::{
+    batch::Sequence,
+    error::LearnerError,
+    model::{Decoder, HostParameters},
+    step::{StepBatch, evaluate},
+};
+
+/// Tokens that are scored.
+const SCORED: usize = 8;
+/// Every so many versions a whole sequence goes through the model, whose last tokens are scored: it reaches far into the tables
+/// of positions. The others are [`SCORED`] tokens and one before them.
+const WHOLE_EVERY: u64 = 100;
+/// Distinguishes canaries from other uses of the seed.
+const KEY: u64 = 0x6361_6e61;
+
+/// Tokens of a step's batch for the `published`-th version that this process publishes: the beginning of a sequence, or all of
+/// the longest one. None where every sequence is a single token.
+#[must_use]
+pub fn of_batch(batch: &StepBatch<'_>, published: u64) -> Option<Vec<u32>> {
+    let rows = || batch.rows.iter().map(|row| row.sequence()).filter(|row| row.length() > 1);
+    let (row, most) = if published.is_multiple_of(WHOLE_EVERY) {
+        (rows().max_by_key(Sequence::length)?, usize::MAX)
+    } else {
+        (rows().nth(published as usize % rows().count().max(1))?, SCORED + 1)
+    };
+    Some(row.prompt.iter().chain(row.completion).copied().take(most).collect())
+}
+
+/// Tokens for a version before the first batch.
+#[must_use]
+pub fn drawn(seed: u64, version: PolicyVersion, vocabulary: usize) -> Vec<u32> {
+    let mut stream = Stream::new(&[seed, KEY, version.0]);
+    (0..=SCORED).map(|_| stream.below(vocabulary as u64) as u32).collect()
+}
+
+/// What `policy`, whose parameters are `host` as well, says of some tokens, two at least.
+///
+/// # Errors
+/// When libtorch cannot copy values.
+pub fn measure(
+    policy: &Decoder,
+    host: &HostParameters<'_>,
+    version: PolicyVersion,
+    token_ids: &[u32],
+) -> Result<Canaries, LearnerError> {
+    let scored = SCORED.min(token_ids.len() - 1);
+    let (prompt, completion) = token_ids.split_at(token_ids.len() - scored);
+    let sequence = Sequence { prompt, completion };
+    let found = evaluate(policy, &[sequence], &[0], 1.0, token_ids.len(), policy.device())?;
+    let weights = policy.weights();
+    let norm = |(name, _): (&str, _)| Ok((name.to_owned(), exporters::norm(host.values(name)?)));
+    Ok(Canaries {
+        version,
+        dtype: if weights.base().flat().kind() == Kind::BFloat16 { Dtype::Bf16 } else { Dtype::Fp32 },
+        token_ids: token_ids.to_vec(),
+        logprobs: found.logprobs[0].to_vec(),
+        norms: weights.read().named().map(norm).collect::<Result<_, LearnerError>>()?,
+    })
+}

@@ -1,0 +1,257 @@
+//! The conformity gate: what the learner published is what tokens are drawn from, or nothing is drawn.
+//!
+//! A version is looked at where it lies before it is packed or mapped ([`Gate::examine`]): its bytes must be those that its
+//! manifest was written for, and its norms those of the learner's own parameters. Once it is loaded, it scores a few tokens of
+//! which the learner has left log-probs ([`Examined::pass`]). That covers what no hash can: the graph, its constants, packing,
+//! rounding and kernels.
+
+use std::{
+    io::ErrorKind,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use exporters::{Adapter, ExportError, Inspected, VersionDir};
+use ndarray::Array2;
+use rollout_kernels::element::{Format, KvFormat};
+use shared::{
+    Canaries, Dtype, PolicyVersion, TensorRole, WeightManifest,
+    manifest::{AdapterEntry, ManifestError},
+};
+
+use super::{EngineError, WeightSource, session::require_finite};
+use crate::sampling::stats::{block_exp_sums, block_maxima};
+
+/// Tensors that a refusal names.
+const NAMED: usize = 5;
+/// What is scored of a version without canaries, for the sake of finite logits. Two tokens have each other to attend to.
+const PROBE: [u32; 3] = [0, 1, 2];
+
+/// The gate of an engine. Clones of it are one.
+#[derive(Debug, Clone)]
+pub(super) struct Gate {
+    on: bool,
+    /// Hash of the base of adapters that was looked at.
+    base: Arc<Mutex<Option<String>>>,
+}
+
+/// What a backend and the files that it reads are rounded to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rounding {
+    /// Element type of the files.
+    pub stored: Dtype,
+    /// What linear layers compute in.
+    pub weights: Format,
+    /// What keys and values are stored as.
+    pub kv: KvFormat,
+}
+
+/// A version that is, as far as it is stored, what the learner published.
+pub(super) struct Examined {
+    version: PolicyVersion,
+    canaries: Option<Canaries>,
+    time: Duration,
+}
+
+impl Gate {
+    /// A gate, or none.
+    pub fn new(on: bool) -> Self {
+        Self { on, base: Arc::default() }
+    }
+
+    /// Whether versions are looked at.
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// Looks at the graph alone, before anything is decided by what it is.
+    ///
+    /// # Errors
+    /// As [`Gate::examine`].
+    pub fn examine_graph(&self, source: &WeightSource, manifest: &WeightManifest) -> Result<(), EngineError> {
+        let dir = manifest.export_dir(&source.dir);
+        if self.on {
+            VersionDir::open(dir).map_err(|error| of_files(source.version, dir, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Looks at the files of a version. Without canaries beside them, only at their bytes.
+    ///
+    /// # Errors
+    /// [`EngineError::Refused`], with the names of the tensors, or files that cannot be read.
+    pub fn examine(&self, source: &WeightSource, manifest: &WeightManifest) -> Result<Examined, EngineError> {
+        let (version, begun) = (source.version, Instant::now());
+        if !self.on {
+            return Ok(Examined { version, canaries: None, time: Duration::ZERO });
+        }
+        let refuse = |reason: String| Err(EngineError::Refused { version, reason });
+        let canaries = match Canaries::read(&source.dir) {
+            Err(error) if error.kind() == ErrorKind::InvalidData => return refuse(error.to_string()),
+            read => read.map_err(|e| unreadable(&source.dir, e.to_string()))?,
+        };
+        if let Some(found) = canaries.as_ref().map(|canaries| canaries.version).filter(|found| *found != version) {
+            return refuse(format!("the canaries beside it are those of v{found}"));
+        }
+        let wrong = match &manifest.adapter {
+            None => wrong_tensors(&source.dir, canaries.as_ref()),
+            Some(entry) => self.wrong_in_adapter(&source.dir, manifest, entry, canaries.as_ref()),
+        };
+        match wrong.map_err(|error| of_files(version, &source.dir, &error))? {
+            Some(reason) => refuse(reason),
+            None => Ok(Examined { version, canaries, time: begun.elapsed() }),
+        }
+    }
+
+    /// As [`wrong_tensors`], for an adapter. Its base is looked at once.
+    fn wrong_in_adapter(
+        &self,
+        dir: &Path,
+        manifest: &WeightManifest,
+        entry: &AdapterEntry,
+        canaries: Option<&Canaries>,
+    ) -> Result<Option<String>, ExportError> {
+        let mut base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        if base.as_ref() != Some(&manifest.data_blake3) {
+            if let Some(reason) = wrong_tensors(&entry.base, None)? {
+                return Ok(Some(format!("its base {}: {reason}", entry.base.display())));
+            }
+            *base = Some(manifest.data_blake3.clone());
+        }
+        let adapter = Adapter::open(dir, manifest.parameters())?;
+        let mut unlike = Vec::new();
+        for (name, values) in adapter.tensors() {
+            if canaries.is_some_and(|canaries| is_unlike(canaries, &name, exporters::norm(values), 0.0)) {
+                unlike.push(name);
+            }
+        }
+        unlike.sort();
+        if adapter.blake3() != entry.blake3 {
+            unlike.push("adapter_model.safetensors as a whole, by its hash".into());
+        }
+        Ok((!unlike.is_empty()).then(|| format!("not what the learner published: {}", list(&unlike))))
+    }
+}
+
+/// What is wrong with the files of an export or of a version that is one.
+fn wrong_tensors(dir: &Path, canaries: Option<&Canaries>) -> Result<Option<String>, ExportError> {
+    let version = VersionDir::open(dir)?;
+    let tensors = version.inspect();
+    let names = |wrong: &dyn Fn(&Inspected<'_>) -> bool| -> Vec<&str> {
+        tensors.iter().filter(|tensor| wrong(tensor)).map(|tensor| tensor.entry.name.as_str()).collect()
+    };
+    let damaged = names(&|tensor| !tensor.intact);
+    if !damaged.is_empty() {
+        return Ok(Some(format!("bytes that are not those of the manifest: {}", list(&damaged))));
+    }
+    let unlike = names(&|Inspected { entry, norm, .. }| {
+        let elements = entry.length as f64 / entry.dtype.size() as f64;
+        // Half the distance of neighbours, of the values and of what is next to nothing.
+        let slack = if entry.dtype == Dtype::Fp32 { 0.0 } else { 1e-3 * norm + elements.sqrt() * 2.0_f64.powi(-25) };
+        let is_unlike = |canaries| is_unlike(canaries, &entry.name, *norm, slack);
+        entry.role == TensorRole::Parameter && canaries.is_some_and(is_unlike)
+    });
+    Ok((!unlike.is_empty()).then(|| format!("not what the learner has, by the norms: {}", list(&unlike))))
+}
+
+/// Whether the learner's tensor of that name has another norm, or there is none. The norms of equal values are equal.
+fn is_unlike(canaries: &Canaries, name: &str, found: f64, slack: f64) -> bool {
+    canaries.norms.get(name).is_none_or(|norm| (norm - found).abs() > slack + 1e-12 * norm || !found.is_finite())
+}
+
+fn list(names: &[impl AsRef<str>]) -> String {
+    let named: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
+    let more = names.len() - named.len();
+    named.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+}
+
+/// Files that are there and hold something else are refused; those that cannot be read may be there in a moment.
+fn of_files(version: PolicyVersion, dir: &Path, error: &ExportError) -> EngineError {
+    match error {
+        ExportError::Io(_) | ExportError::Manifest(ManifestError::Io(_)) => unreadable(dir, error.to_string()),
+        _ => EngineError::Refused { version, reason: error.to_string() },
+    }
+}
+
+fn unreadable(dir: &Path, message: String) -> EngineError {
+    EngineError::Weights { path: dir.display().to_string(), message }
+}
+
+impl Examined {
+    /// Tokens that are to be scored.
+    fn token_ids(&self) -> &[u32] {
+        self.canaries.as_ref().map_or(&PROBE, |canaries| &canaries.token_ids)
+    }
+
+    /// Positions that scoring takes.
+    pub fn positions(&self) -> usize {
+        self.token_ids().len()
+    }
+
+    /// Compares log-probs with the learner's. `score` gives the logits (`[scored, vocab]`) that precede the last tokens of a
+    /// sequence. Returns the time that the gate took.
+    ///
+    /// # Errors
+    /// [`EngineError::Refused`], or those of `score`.
+    pub fn pass(
+        self,
+        vocab: usize,
+        rounding: Rounding,
+        score: impl FnOnce(&[u32], usize) -> Result<Array2<f32>, EngineError>,
+    ) -> Result<Duration, EngineError> {
+        let begun = Instant::now();
+        let Some(canaries) = &self.canaries else {
+            let probe = PROBE.map(|token| token % vocab as u32);
+            let logits = score(&probe, 1)?;
+            require_finite(logits.as_slice().expect("a new array is contiguous"))?;
+            return Ok(self.time);
+        };
+        let refuse = |reason: String| Err(EngineError::Refused { version: self.version, reason });
+        if let Some(token) = canaries.token_ids.iter().find(|&&token| token as usize >= vocab) {
+            return refuse(format!("canary {token} is outside the vocabulary of {vocab} tokens"));
+        }
+        let logits = score(&canaries.token_ids, canaries.scored())?;
+        let (distance, tolerance) = (distance(canaries, &logits), rounding.tolerance(canaries.dtype));
+        tracing::debug!(version = %self.version, distance, tolerance, "canaries");
+        if distance <= tolerance {
+            return Ok(self.time + begun.elapsed());
+        }
+        refuse(format!(
+            "every tensor is the learner's, and the log-probs of {} canaries are not: they are {distance:.1e} apart \
+             (tolerance {tolerance:.0e}); graph, constants, packing or kernels differ",
+            canaries.scored()
+        ))
+    }
+}
+
+/// How far the log-probs of rows of logits are from the learner's: the mean of |Δ| / (1 + |log-prob|), which is the absolute
+/// difference for likely tokens and the relative one for unlikely ones.
+fn distance(canaries: &Canaries, logits: &Array2<f32>) -> f64 {
+    let scored = &canaries.token_ids[canaries.token_ids.len() - canaries.scored()..];
+    let (mut maxima, mut sums) = (Vec::new(), Vec::new());
+    let distances = logits.rows().into_iter().zip(scored).zip(&canaries.logprobs).map(|((row, &token), meant)| {
+        let row = row.to_slice().expect("a row of logits is contiguous");
+        let max = block_maxima(row, &mut maxima);
+        let found = f64::from(row[token as usize] - max) - block_exp_sums(row, max, 1.0, &mut sums).ln();
+        (found - meant).abs() / (1.0 + meant.abs())
+    });
+    distances.sum::<f64>() / canaries.scored() as f64
+}
+
+impl Rounding {
+    /// The largest [`distance`] from a learner that computes in `learner`: several times what was found between honest sides, on
+    /// trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2, keys and values in int8 3e-2, a
+    /// learner in bf16 8e-3). A version that has nothing to do with its canaries is 0.15 away and more.
+    fn tolerance(self, learner: Dtype) -> f64 {
+        let weights = match (self.weights, self.stored) {
+            (Format::Fp32, Dtype::Fp32) | (Format::Bf16x3, _) => 1e-3,
+            (Format::Fp32, Dtype::Fp16 | Dtype::Bf16) => 0.02,
+            (Format::Bf16, _) => 0.05,
+            (Format::Int8, _) => 0.15,
+        };
+        let kv = if self.kv == KvFormat::Int8 { 0.15 } else { 0.0 };
+        let learner = if learner == Dtype::Fp32 { 0.0 } else { 0.05 };
+        weights + kv + learner
+    }
+}
