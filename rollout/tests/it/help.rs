@@ -4,7 +4,7 @@ use clap::{Args, Command};
 use rollout::commands::{bench, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 19] = [
+const NOTHING_TO_WEIGH: [&str; 21] = [
     "answer-column",
     "compare-binary",
     "correct-at",
@@ -17,7 +17,9 @@ const NOTHING_TO_WEIGH: [&str; 19] = [
     "prompt-column",
     "prompts",
     "reward-funcs",
+    "reward-env",
     "reward-python",
+    "reward-writable",
     "run-dir",
     "seed",
     "split",

@@ -156,7 +156,7 @@ fn all(mut problems: Vec<ConfigError>) -> Result<(), ConfigError> {
 
 /// Puts a value in, if it is of its option's type; `none` takes an optional one back.
 fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origin: &str) -> Result<(), ConfigError> {
-    if option.absent.is_some() && value.as_str() == Some("none") {
+    if option.absent.is_some() && is_none(&value) {
         values.remove(option.key);
         return Ok(());
     }
@@ -169,6 +169,14 @@ fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origi
     }
     values.extend(alone);
     Ok(())
+}
+
+/// Whether a value is the word `none`, as a list of the command line has it too.
+fn is_none(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => matches!(list.as_slice(), [only] if is_none(only)),
+        value => value.as_str() == Some("none"),
+    }
 }
 
 /// How alike a key must be to be meant: one letter in four may be wrong.

@@ -83,8 +83,9 @@ options! {
         /// Processes of each Python function and of each program: so many groups are scored at once, which pays where
         /// scoring is slow or waits for a service, and each process takes its memory.
         reward_processes: u32 = 1, at_least(1.0), at_most(1024.0), keeps_results;
-        /// Let programs and Python functions use the network, for instance to ask a judge; false = they have sockets
-        /// within this machine's file system only. docs/rewards.md says what else they may do.
+        /// Let programs and Python functions use the network, for instance to ask a judge, which is slower than a rule and may answer
+        /// otherwise the next time; false = they have sockets within this machine's file system only. docs/rewards.md says what else
+        /// they may do.
         reward_network: bool = false, keeps_results;
         /// Further variables of the environment that programs and Python functions get, for instance the key of a judge; one
         /// that ends with `*` stands for all that begin so. Without it, they get paths, language and time zone.
