@@ -35,7 +35,7 @@ enum Command {
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),
-    /// What became of a completion of a run, and what the loss did with its tokens.
+    /// What became of a completion of a run, and why.
     Explain(explain::Args),
     /// List the reward functions.
     Rewards(rewards::Args),

@@ -100,9 +100,10 @@ options! {
         /// Seconds of processor time after which a process of a program or Python function is killed and started again: ends
         /// what computes on and on without being asked; a call has `reward_timeout`.
         reward_cpu: u64 = 3600, at_least(1.0), keeps_results;
-        /// Processes that a process of a program or Python function may have at once, itself included.
+        /// Processes that a process of a program or Python function may have at once, itself included: more let one that forks on
+        /// and on take more of the machine.
         reward_max_processes: u32 = 256, at_least(1.0), keeps_results;
-        /// GiB that a file may have which a program or Python function writes.
+        /// GiB that a file may have which a program or Python function writes; more lets one fill more of the disk.
         reward_file_size: f64 = 1.0, above(0.0), at_most(1e6), because("GiB"), keeps_results;
         /// Try the reward functions on sample completions of a few rows before training, and refuse to start where one
         /// cannot work; false = only load them, for instance where each call costs money.

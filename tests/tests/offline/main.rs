@@ -67,12 +67,13 @@ impl User {
 const VERSIONS: &str = "/dev/shm/tandem-weights-";
 
 /// What of all that a program made or wrote lies in none of these folders, nor in the places of a run's channel and of its
-/// versions.
+/// versions, nor in the temporary folders of reward programs.
 fn elsewhere(made: &BTreeSet<PathBuf>, folders: &[PathBuf]) -> Vec<PathBuf> {
     let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.canonicalize().unwrap()).collect();
     let in_channel = |path: &Path| {
         let path = path.to_string_lossy();
         ["/dev/shm/tandem_", "/tmp/tandem_", VERSIONS].iter().any(|place| path.starts_with(place))
+            || path.contains("/tmp/tandem-reward-")
     };
     let known = |path: &Path| folders.iter().any(|folder| path.starts_with(folder)) || in_channel(path);
     made.iter().filter(|path| !known(path)).cloned().collect()
