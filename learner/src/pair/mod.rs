@@ -221,6 +221,8 @@ impl<'a> Run<'a> {
                 Verdict::RollBack => (Duration::ZERO, Duration::ZERO),
                 _ => self.publish(&batch, link)?,
             };
+            // The passes over the canaries were progress of a step.
+            heartbeat::beat(Phase::Save);
             let durations = Durations { start, waited, published, gate };
             let record = self.keep_records(&batch, &trained, link, durations, verdict)?;
             self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
