@@ -96,6 +96,6 @@ pub fn record(groups: &[LedgerGroup], line: &mut MetricRecord) {
         }
     }
     for (state, count) in counts {
-        line.count(metrics::LEDGER.of(&state.to_string()), count);
+        line.count(metrics::LEDGER.of(state.to_string()), count);
     }
 }
