@@ -89,7 +89,8 @@ pub struct Guard {
     /// What goes into the next checkpoint.
     pub state: GuardState,
     verdict: Verdict,
-    notices: Vec<Notice>,
+    /// What is told of the step, each with what follows from it.
+    notices: Vec<(Verdict, Notice)>,
 }
 
 impl Guard {
@@ -105,7 +106,11 @@ impl Guard {
     /// Whether the next update of a step may be made. `step` is the number of the step.
     pub fn allows(&mut self, before: &Before<'_>, step: u64) -> bool {
         if before.update == 0 {
-            let record = record(before.batch, before.inputs, before.metrics);
+            let rests_on_record = self.rules.iter().any(|rule| rule.sign != GuardSign::NonFinite);
+            let record = match rests_on_record {
+                true => record(before.batch, before.inputs, before.metrics),
+                false => MetricRecord::default(),
+            };
             self.look(&record, before.finite, f64::from(before.batch.rows.len() as u32), step);
         } else if !before.finite {
             self.look_for(GuardSign::NonFinite, 1.0, step);
@@ -113,11 +118,12 @@ impl Guard {
         self.verdict < Verdict::SkipStep
     }
 
-    /// What is to be done about the step that was looked at, and what is told of it.
+    /// What is to be done about the step that was looked at, and what is told of it: what leads to the most comes last.
     pub fn take(&mut self) -> (Verdict, Vec<Notice>) {
         let verdict = std::mem::take(&mut self.verdict);
         self.state.skipped_steps += u64::from(verdict >= Verdict::SkipStep);
-        (verdict, std::mem::take(&mut self.notices))
+        self.notices.sort_by_key(|(verdict, _)| *verdict);
+        (verdict, self.notices.drain(..).map(|(_, notice)| notice).collect())
     }
 
     /// The weights, or the state of the optimiser, are no finite numbers after a step: neither may be kept, whatever the
@@ -198,7 +204,7 @@ impl Guard {
             self.verdict = self.verdict.max(verdict(rule.action));
         }
         if begins {
-            self.notices.push(notice(&rule, figure, steps, step));
+            self.notices.push((verdict(rule.action), notice(&rule, figure, steps, step)));
         }
     }
 }
@@ -331,6 +337,17 @@ mod tests {
             .0,
             Stop
         );
+    }
+
+    #[test]
+    fn what_leads_to_the_most_is_told_last() {
+        let mut guard = guard(&["mismatch=stop:above=1", "entropy_gone=warn:steps=1"]);
+        let mut record = MetricRecord::default();
+        record.set(metrics::MISMATCH_KL, 2.0).set(metrics::ENTROPY, 0.0);
+        guard.look(&record, true, 8.0, 3);
+        let (verdict, notices) = guard.take();
+        assert_eq!((verdict, notices.len()), (Stop, 2));
+        assert!(notices[1].text.starts_with("guard, mismatch=stop:"), "{}", notices[1]);
     }
 
     #[test]

@@ -246,6 +246,24 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Copies what a folder holds, the folders in it included, into one that is there: a part of a larger [`write_dir`].
+///
+/// # Errors
+/// Any error of the file system, with the path.
+pub fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from).map_err(named(from))? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            fs::create_dir(&target).map_err(named(&target))?;
+            copy_files(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).map_err(named(&source))?;
+        }
+    }
+    Ok(())
+}
+
 /// Puts the path before what the system says of an error.
 pub(crate) fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))

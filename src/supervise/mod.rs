@@ -100,14 +100,14 @@ pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn W
     let steps = watch.tick();
     let learner = Member::start(learner, steps)?;
     let sampler = Member::start(sampler, steps)?;
-    let furthest = steps;
+    let mischief_until = steps;
     Pair {
         learner,
         sampler,
         limits,
         watch,
         first_step: steps,
-        furthest,
+        mischief_until,
         log_told: false,
         stopping: false,
         given_up: None,
@@ -123,8 +123,8 @@ struct Pair<'a> {
     watch: &'a mut dyn Watch,
     /// Steps that were completed before this session.
     first_step: u64,
-    /// Most steps that were ever complete.
-    furthest: u64,
+    /// The last step after which chaos has done what it asks for.
+    mischief_until: u64,
     /// That a log cannot be kept has been told of.
     log_told: bool,
     /// Whether the user asked for the end, of the launcher or of the learner itself.
@@ -172,15 +172,18 @@ impl Pair<'_> {
         }
     }
 
-    /// Does what chaos asks for after the steps that are new, to a run that is to go on.
+    /// Does what chaos asks for after the steps that are new, one deed at a time, to a run that is to go on.
     fn do_mischief(&mut self, steps: u64) {
-        let new = self.furthest + 1..=steps;
-        self.furthest = self.furthest.max(steps);
         for member in [&mut self.learner, &mut self.sampler] {
             member.go_on_in_time();
         }
         let Some(chaos) = self.limits.chaos.filter(|_| !self.stopping && self.given_up.is_none()) else { return };
-        let Some((step, deed)) = new.rev().find_map(|step| Some((step, chaos.after(step)?))) else { return };
+        let mut new = self.mischief_until + 1..=steps;
+        let Some((step, deed)) = new.find_map(|step| Some((step, chaos.after(step)?))) else {
+            self.mischief_until = self.mischief_until.max(steps);
+            return;
+        };
+        self.mischief_until = step;
         let (Deed::Kill(victim) | Deed::Stop(victim, _)) = deed;
         for member in [&mut self.learner, &mut self.sampler] {
             if !victim.is(member.spec.name) {

@@ -246,22 +246,8 @@ pub fn goes_on(dir: &RunDir) -> Result<bool> {
 }
 
 fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
-    atomic::write_dir(to, |target| copy_files(from, target)).with_context(|| format!("cannot copy {}", from.display()))
-}
-
-/// Copies what a folder holds, the folders in it included: a checkpoint has some for critic and reference.
-fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() {
-            fs::create_dir(&target)?;
-            copy_files(&source, &target)?;
-        } else {
-            fs::copy(&source, &target)?;
-        }
-    }
-    Ok(())
+    atomic::write_dir(to, |target| atomic::copy_files(from, target))
+        .with_context(|| format!("cannot copy {}", from.display()))
 }
 
 #[cfg(test)]

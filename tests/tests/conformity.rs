@@ -3,18 +3,17 @@
 
 use std::{
     fs::{self, OpenOptions},
+    ops::Deref,
     os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use harness::{
-    binary,
+    bench,
     cli::{self, Finished},
     processes::{children, signal},
-    tiny_model::{self, SMALL},
     training::json_lines,
 };
 use shared::{PolicyVersion, RunDir, WeightManifest, manifest::DATA_FILE};
@@ -23,37 +22,25 @@ const STEPS: u64 = 30;
 const TENSOR: &str = "model.layers.0.mlp.down_proj.weight";
 const STUCK: Duration = Duration::from_secs(300);
 
-/// A folder with a model and prompts, in which several runs of the same configuration can be made.
-struct Bench {
-    dir: tempfile::TempDir,
+/// Where runs of one configuration are made.
+struct Bench(bench::Bench);
+
+impl Deref for Bench {
+    type Target = bench::Bench;
+
+    fn deref(&self) -> &bench::Bench {
+        &self.0
+    }
 }
 
 impl Bench {
+    /// With a learner that takes longer than the sampler: that is stopped while it waits for a version, most of the time.
     fn new() -> Self {
-        let bench = Self { dir: tempfile::tempdir().unwrap() };
-        SMALL.write(&bench.path("model"), 5);
-        tiny_model::write_tokenizer(&bench.path("model"));
-        let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
-        fs::write(bench.path("prompts.jsonl"), rows.collect::<String>()).unwrap();
-        // A learner that takes longer than the sampler: that is stopped while it waits for a version, most of the time.
-        let config = format!(
-            "model = \"model\"\ndataset = \"prompts.jsonl\"\nreward_funcs = [\"length:target=6\"]\nmax_steps = {STEPS}\n\
-             num_generations = 4\ngeneration_batch_size = 16\nper_device_train_batch_size = 4\nnum_iterations = 8\n\
-             max_completion_length = 16\nlearning_rate = 1e-4\nmax_restarts = 4\n"
-        );
-        fs::write(bench.path("run.toml"), config).unwrap();
-        bench
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn command(&self, run: &str, more: &[&str]) -> Command {
-        let mut command = Command::new(binary("tandem"));
-        command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
-        command.args(["train", "run.toml", "--output_dir", run]).args(more);
-        command
+        Self(bench::Bench::new(&format!(
+            "dataset = \"prompts.jsonl\"\nmax_steps = {STEPS}\nnum_generations = 4\ngeneration_batch_size = 16\n\
+             per_device_train_batch_size = 4\nnum_iterations = 8\nmax_completion_length = 16\nlearning_rate = 1e-4\n\
+             max_restarts = 4\n"
+        )))
     }
 
     fn train(&self, run: &str, more: &[&str]) -> Finished {
@@ -70,12 +57,6 @@ impl Bench {
         let told = if path.exists() { json_lines(&path) } else { Vec::new() };
         let refused = told.iter().filter(|notice| notice["kind"] == "version_refused");
         refused.map(|notice| notice["text"].as_str().unwrap().to_owned()).collect()
-    }
-
-    fn start(&self, run: &str, more: &[&str]) -> Child {
-        let mut command = self.command(run, more);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(self.path("stderr")).unwrap());
-        command.spawn().unwrap()
     }
 
     /// Stops the sampler of a run again and again until a version was damaged before it was loaded; the version.

@@ -3,16 +3,17 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    ops::Deref,
+    path::Path,
+    process::{Child, Command},
     thread,
     time::{Duration, Instant},
 };
 
 use harness::{
-    binary, cli,
+    bench::{self, Running},
+    cli,
     processes::{children, signal},
-    tiny_model::{self, SMALL},
     training::json_lines,
 };
 
@@ -24,9 +25,15 @@ const SOON: Duration = Duration::from_secs(5);
 /// How often a run may be late before it is the run's fault, and not that of whatever else the machine is busy with.
 const ATTEMPTS: usize = 3;
 
-/// A folder with a model and prompts, in which several runs of the same configuration can be made.
-struct Bench {
-    dir: tempfile::TempDir,
+/// Where runs of one configuration are made.
+struct Bench(bench::Bench);
+
+impl Deref for Bench {
+    type Target = bench::Bench;
+
+    fn deref(&self) -> &bench::Bench {
+        &self.0
+    }
 }
 
 impl Bench {
@@ -36,35 +43,10 @@ impl Bench {
 
     /// With other lines for the data.
     fn with_data(data: &str) -> Self {
-        let bench = Self { dir: tempfile::tempdir().unwrap() };
-        SMALL.write(&bench.path("model"), 5);
-        tiny_model::write_tokenizer(&bench.path("model"));
-        let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
-        fs::write(bench.path("prompts.jsonl"), rows.collect::<String>()).unwrap();
-        let config = format!(
-            "model = \"model\"\n{data}\nreward_funcs = [\"length:target=6\"]\n\
-             max_steps = {STEPS}\nsave_steps = 4\nnum_generations = 4\ngeneration_batch_size = 16\n\
+        Self(bench::Bench::new(&format!(
+            "{data}\nmax_steps = {STEPS}\nsave_steps = 4\nnum_generations = 4\ngeneration_batch_size = 16\n\
              per_device_train_batch_size = 16\nmax_completion_length = 16\nlearning_rate = 1e-3\nmax_restarts = 4\n"
-        );
-        fs::write(bench.path("run.toml"), config).unwrap();
-        bench
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn command(&self, run: &str, more: &[&str]) -> Command {
-        let mut command = Command::new(binary("tandem"));
-        command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
-        command.args(["train", "run.toml", "--output_dir", run]).args(more);
-        command
-    }
-
-    fn start(&self, run: &str, more: &[&str]) -> Child {
-        let mut command = self.command(run, more);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(self.path("stderr")).unwrap());
-        command.spawn().unwrap()
+        )))
     }
 
     /// Waits until a run has made so many steps.
@@ -166,7 +148,7 @@ const EVALUATED: [&str; 4] = ["--eval_steps", "100", "--eval_dataset", "prompts.
 
 impl Bench {
     /// Starts a new run; how long its pair takes to make the first step.
-    fn start_measured(&self, run: &str, more: &[&str]) -> (Child, Duration) {
+    fn start_measured(&self, run: &str, more: &[&str]) -> (Running, Duration) {
         let begin = Instant::now();
         let child = self.start(run, more);
         self.wait_for_step(run, 1);
@@ -368,7 +350,7 @@ fn shared_memory_that_is_full_is_an_error_with_figures() {
     let within = |size: &str, command: &Command| {
         let mut inside = Command::new("unshare");
         inside.args(["-m", "sh", "-c", MOUNT, size]).arg(command.get_program()).args(command.get_args());
-        inside.current_dir(bench.dir.path()).env("TANDEM_CACHE_DIR", bench.path("cache"));
+        inside.current_dir(bench.path("")).env("TANDEM_CACHE_DIR", bench.path("cache"));
         inside
     };
     if !within("64k", &Command::new("true")).status().is_ok_and(|status| status.success()) {

@@ -1,6 +1,6 @@
 //! Checkpoints are written whole or not at all.
 
-use std::{fs, io, path::Path};
+use std::{fs, path::Path};
 
 use exporters::ExportError;
 use shared::{ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, checkpoints};
@@ -47,7 +47,7 @@ pub fn go_back(run_dir: &RunDir, earlier: &Path, state: TrainerState) -> Result<
     let carried = TrainerState::read(earlier)?.carried.at(&state.carried);
     let state = TrainerState { carried, ..state };
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
-        copy_files(earlier, dir)?;
+        atomic::copy_files(earlier, dir)?;
         if let Ok(manifest) = WeightManifest::read(earlier) {
             let version = PolicyVersion(state.step);
             WeightManifest { version, ..manifest }.write(dir).map_err(ExportError::from)?;
@@ -55,21 +55,6 @@ pub fn go_back(run_dir: &RunDir, earlier: &Path, state: TrainerState) -> Result<
         write_state(dir, &state)?;
         Ok::<_, LearnerError>(checkpoints::seal(dir)?)
     })
-}
-
-/// Copies a folder with what is in it.
-fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() {
-            fs::create_dir(&target)?;
-            copy_files(&source, &target)?;
-        } else {
-            fs::copy(&source, &target)?;
-        }
-    }
-    Ok(())
 }
 
 /// Writes everything that training goes on from: policy, optimiser, critic, a reference that moves, and the state.

@@ -54,7 +54,7 @@ pub fn write(
     };
     let at = |position: u64| groups.iter().find(|group| group.position == position);
     let mut i = 0;
-    for rows in batch.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group)) {
+    for rows in batch.by_group() {
         let group = rows[0].group;
         let Some(known) = at(group.cursor - 1) else { continue };
         for (row, &state) in rows.iter().zip(&known.states) {

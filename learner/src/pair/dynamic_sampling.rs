@@ -19,8 +19,7 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
     if !config.dynamic_sampling {
         return record;
     }
-    let size = config.num_generations as usize;
-    let groups: Vec<&RolloutGroup> = batch.rows.chunks(size).map(|rows| rows[0].group).collect();
+    let groups: Vec<&RolloutGroup> = batch.groups().collect();
     let dropped = || groups.iter().flat_map(|group| &group.dropped);
     let count = |flag: fn(&&DroppedGroup) -> bool| dropped().filter(flag).count() as u64;
     let begin = groups.first().map_or(0, |group| group.begin());

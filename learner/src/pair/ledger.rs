@@ -13,28 +13,22 @@ use crate::step::{Row, StepBatch, StepInputs};
 pub fn groups(batch: &StepBatch<'_>, inputs: &StepInputs, step: u64, skipped: bool) -> Vec<LedgerGroup> {
     let mut found = Vec::new();
     let mut first = 0;
-    for rows in batch.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group)) {
-        let group = rows[0].group;
-        found.extend(dropped(group, step));
+    for rows in batch.by_group() {
         let state = |(index, row): (usize, &Row<'_>)| state_of(row, batch, inputs, first + index, skipped);
-        found.push(LedgerGroup {
-            step,
-            group: Some(group.id.index),
-            position: group.cursor - 1,
-            prompt_id: group.prompt_id.0,
-            epoch: group.epoch,
-            states: rows.iter().enumerate().map(state).collect(),
-            filler: group.filler,
-        });
+        found.extend(placed(rows[0].group, step, rows.iter().enumerate().map(state).collect()));
         first += rows.len();
     }
     found
 }
 
-/// Groups that have arrived for steps that are not made.
+/// A group that has arrived for a step that is not made, and those that were dropped on the way to it.
 #[must_use]
 pub fn in_flight(group: &RolloutGroup) -> Vec<LedgerGroup> {
-    let step = group.id.step.0 + 1;
+    placed(group, group.id.step.0 + 1, vec![LedgerState::InFlight; group.completions.len()])
+}
+
+/// A group behind those that were dropped on the way to it.
+fn placed(group: &RolloutGroup, step: u64, states: Vec<LedgerState>) -> Vec<LedgerGroup> {
     let mut found = dropped(group, step);
     found.push(LedgerGroup {
         step,
@@ -42,7 +36,7 @@ pub fn in_flight(group: &RolloutGroup) -> Vec<LedgerGroup> {
         position: group.cursor - 1,
         prompt_id: group.prompt_id.0,
         epoch: group.epoch,
-        states: vec![LedgerState::InFlight; group.completions.len()],
+        states,
         filler: group.filler,
     });
     found

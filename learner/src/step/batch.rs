@@ -88,9 +88,14 @@ impl<'a> StepBatch<'a> {
         samples(&self.rows)
     }
 
+    /// The rows of each group, in prompt order.
+    pub fn by_group(&self) -> impl Iterator<Item = &[Row<'a>]> {
+        self.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group))
+    }
+
     /// The groups, in prompt order.
     pub fn groups(&self) -> impl Iterator<Item = &'a RolloutGroup> {
-        self.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group)).map(|rows| rows[0].group)
+        self.by_group().map(|rows| rows[0].group)
     }
 
     /// Valid rows.

@@ -30,7 +30,7 @@ choices! {
     GuardAction {
         /// Says so.
         Warn = "warn",
-        /// Lowers the learning rate to half, from this step on.
+        /// Multiplies the learning rate with `guard_learning_rate_factor`, from the next step on.
         LowerLearningRate = "lower_learning_rate",
         /// Leaves the updates of the step out: the next version has the weights of the one before.
         SkipStep = "skip_step",

@@ -1,0 +1,98 @@
+//! A folder in which runs of one configuration are made, disturbed, and compared.
+
+use std::{
+    fs,
+    ops::{Deref, DerefMut},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use crate::{
+    binary, processes,
+    tiny_model::{self, SMALL},
+};
+
+/// A model, prompts and a configuration, in a folder that goes with it.
+pub struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    /// With `run.toml` of these lines beside `model`; its rows are in `prompts.jsonl`.
+    ///
+    /// # Panics
+    /// When files cannot be written.
+    #[must_use]
+    pub fn new(config: &str) -> Self {
+        let bench = Self { dir: tempfile::tempdir().expect("there is room for a folder") };
+        SMALL.write(&bench.path("model"), 5);
+        tiny_model::write_tokenizer(&bench.path("model"));
+        let rows = (1..=12).map(|n| format!("{{\"prompt\": \"{}=\"}}\n", vec![n.to_string(); n].join("+")));
+        let files = [
+            ("prompts.jsonl", rows.collect::<String>()),
+            ("run.toml", format!("model = \"model\"\nreward_funcs = [\"length:target=6\"]\n{config}")),
+        ];
+        for (name, text) in files {
+            fs::write(bench.path(name), text).expect("files can be written");
+        }
+        bench
+    }
+
+    /// A file or folder in it.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// What makes a run, with more options than those of the configuration.
+    #[must_use]
+    pub fn command(&self, run: &str, more: &[&str]) -> Command {
+        let mut command = Command::new(binary("tandem"));
+        command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
+        command.args(["train", "run.toml", "--output_dir", run]).args(more);
+        command
+    }
+
+    /// Begins a run, whose launcher writes what it says to `stderr`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(&self, run: &str, more: &[&str]) -> Running {
+        let mut command = self.command(run, more);
+        let stderr = fs::File::create(self.path("stderr")).expect("files can be written");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        Running(command.spawn().expect("tandem can be started"))
+    }
+}
+
+/// A run that a failing test does not leave behind.
+pub struct Running(Child);
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(None)) {
+            return;
+        }
+        let halves = ["learner", "rollout"].map(|program| processes::children(self.0.id(), program)).concat();
+        // Whatever has gone in between needs no end.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ =
+            Command::new("kill").arg("-KILL").args(halves.iter().map(u32::to_string)).stderr(Stdio::null()).status();
+    }
+}
