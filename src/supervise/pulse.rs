@@ -81,7 +81,8 @@ impl Pulse {
         self.stopped.note(!stopped);
         self.main.note(moved || stopped);
         self.channel.note(stopped || now.channel.is_none() || now.channel != before.channel);
-        self.waiting.note(now.main.is_none_or(|(phase, _)| phase != Phase::Wait));
+        // A stopped process may have been told what it waited for, and the other one now waits for it.
+        self.waiting.note(stopped || now.main.is_none_or(|(phase, _)| phase != Phase::Wait));
         if stopped {
             let what = format!("is stopped (by SIGSTOP; `kill -CONT {process}` lets it go on)");
             return self.judge(&what, self.stopped.length(), STOPPED, (deadlines.peer, "peer_timeout"));
@@ -214,7 +215,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let (pid, number) = (Pid::from_child(&child), child.id());
         let mut pulse = Pulse::new().unwrap();
-        fs::write(pulse.path(), "step 1\n").unwrap();
+        fs::write(pulse.path(), "wait 1\n").unwrap();
         pulse.look(number, &deadlines());
         kill_process(pid, Signal::STOP).unwrap();
         let begin = Instant::now();
@@ -224,8 +225,9 @@ mod tests {
             matches!(&stopped, Verdict::Tell(line) if line.starts_with("is stopped (by SIGSTOP; `kill -CONT")),
             "{stopped:?}"
         );
+        assert_eq!(pulse.waiting(), Duration::ZERO, "a stopped process does not wait for the other one");
         kill_process(pid, Signal::CONT).unwrap();
-        let short = Deadlines { step: STOPPED, ..deadlines() };
+        let short = Deadlines { peer: STOPPED, ..deadlines() };
         assert_eq!(pulse.look(number, &short), Verdict::Fine, "time in which it was stopped is not counted");
         fs::write(pulse.path(), "step 2\n").unwrap();
         assert!(matches!(wait(&mut pulse, number, &deadlines()), Verdict::Tell(line) if line == "goes on"));
