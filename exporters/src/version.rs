@@ -99,6 +99,12 @@ impl VersionDir {
         &self.manifest
     }
 
+    /// The mapped weights, for a reader of its own.
+    #[must_use]
+    pub fn into_data(self) -> Mmap {
+        self.data
+    }
+
     /// The values of a tensor, row-major, with what an adapter adds to it.
     ///
     /// # Errors

@@ -1,10 +1,8 @@
 //! `completions/step-N.jsonl`: what was sampled, what it earned and what it was taken for.
 
-use std::path::Path;
-
 use serde::Serialize;
 use serde_json::{Map, Value};
-use shared::{Completion, FinishReason, LedgerGroup, LedgerState, PolicyVersion, RewardOutcome, atomic};
+use shared::{Completion, FinishReason, LedgerGroup, LedgerState, PolicyVersion, RewardOutcome};
 
 use crate::{ragged::Ragged, step::StepBatch};
 
@@ -34,18 +32,17 @@ struct Record<'a> {
     tokens: usize,
 }
 
-/// Writes the completions of a step: those of the batch, then those of the groups that were dropped on the way to it. `groups` is
+/// A line for each completion of a step: those of the batch, then those of the groups that were dropped on the way to it. `groups` is
 /// what the ledger says of them; `step` is the number of steps completed with it.
 ///
 /// # Errors
-/// Any error of the file system.
-pub fn write(
-    path: &Path,
+/// Values that JSON cannot hold.
+pub fn text(
     step: u64,
     batch: &StepBatch<'_>,
     advantages: &Ragged<f64>,
     groups: &[LedgerGroup],
-) -> std::io::Result<()> {
+) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let mut line = |record: &Record<'_>| {
         serde_json::to_writer(&mut text, record)?;
@@ -73,7 +70,7 @@ pub fn write(
             }
         }
     }
-    atomic::write(path, &text)
+    Ok(text)
 }
 
 /// What the completions of a group have in common.

@@ -8,6 +8,7 @@ mod gate;
 mod ledger;
 mod link;
 mod notices;
+mod records;
 mod tokens;
 
 use std::{
@@ -17,7 +18,7 @@ use std::{
 };
 
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest,
+    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::TrainConfig,
@@ -33,6 +34,7 @@ use failures::Failures;
 use gate::Gate;
 pub use link::Link;
 use notices::{Notices, Seen};
+use records::Records;
 
 use crate::{
     checkpoint::{self, Origin, TrainerState},
@@ -75,6 +77,8 @@ struct Run<'a> {
     gate: Gate,
     metrics: MetricsFile,
     ledger: LedgerFile,
+    /// Completions and tokens of the steps.
+    records: Records,
     notices: Notices,
     guard: Guard,
     /// Rows of the dataset, for `epoch`.
@@ -152,6 +156,7 @@ impl<'a> Run<'a> {
         Ok(Self {
             metrics,
             ledger,
+            records: Records::start()?,
             notices,
             guard,
             prompts: prompts(config)?,
@@ -271,8 +276,20 @@ impl<'a> Run<'a> {
     /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step that was
     /// made last.
     fn go_back(self, device: Device) -> Result<Self, LearnerError> {
-        let Self { config, run_dir, model, trainer, publisher, mut state, guard, metrics, mut ledger, sampler, .. } =
-            self;
+        let Self {
+            config,
+            run_dir,
+            model,
+            trainer,
+            publisher,
+            mut state,
+            guard,
+            metrics,
+            mut ledger,
+            records,
+            sampler,
+            ..
+        } = self;
         // Its memory is needed for the one that takes its place.
         drop(trainer);
         let whole = |path: &PathBuf| checkpoints::check(path, Depth::Contents).is_ok();
@@ -280,6 +297,7 @@ impl<'a> Run<'a> {
         let after = guard.state.healthy.filter(|_| healthy.is_some()).unwrap_or(0);
         let event = LedgerEvent::RolledBack { from: after + 1 };
         ledger.append(&[LedgerLine::Event { step: state.step, event }])?;
+        records.settle()?;
         metrics.sync()?;
         ledger.sync()?;
         state.guard = guard.state;
@@ -367,11 +385,14 @@ impl<'a> Run<'a> {
         check_balance(&groups, used_up, self.config.num_generations as usize)
             .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;
         if self.config.log_completions {
+            let text = completions::text(step, batch, &trained.inputs.advantages, &groups)?;
             let path = self.run_dir.step_completions(step);
-            completions::write(&path, step, batch, &trained.inputs.advantages, &groups)?;
+            self.records.write(move || atomic::write(&path, &text))?;
         }
         if let Some(notes) = &trained.metrics.notes {
-            tokens::write(self.run_dir, step, self.config.token_records, batch, &trained.inputs, notes)?;
+            let text = tokens::text(batch, &trained.inputs, notes)?;
+            let (run_dir, kept) = (self.run_dir.clone(), self.config.token_records);
+            self.records.write(move || tokens::write(&run_dir, step, kept, &text))?;
         }
         let mut line = MetricRecord::default();
         line.count(metrics::STEP, step).count(metrics::TOTAL_STEPS, self.state.total_steps);
@@ -415,6 +436,7 @@ impl<'a> Run<'a> {
         }
         heartbeat::beat(Phase::Save);
         let limit = self.config.save_total_limit;
+        self.records.settle()?;
         self.metrics.sync()?;
         self.ledger.sync()?;
         checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;

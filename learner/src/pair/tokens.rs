@@ -10,14 +10,19 @@ use crate::step::{StepBatch, StepInputs, TokenNotes};
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write(
-    run_dir: &RunDir,
-    step: u64,
-    kept: u64,
-    batch: &StepBatch<'_>,
-    inputs: &StepInputs,
-    notes: &TokenNotes,
-) -> io::Result<()> {
+pub fn write(run_dir: &RunDir, step: u64, kept: u64, text: &[u8]) -> io::Result<()> {
+    atomic::write(&run_dir.step_tokens(step), text)?;
+    for old in run_dir.steps_with_tokens()?.into_iter().filter(|old| old + kept <= step) {
+        fs::remove_file(run_dir.step_tokens(old))?;
+    }
+    Ok(())
+}
+
+/// A line for each completion of a step.
+///
+/// # Errors
+/// Values that JSON cannot hold.
+pub fn text(batch: &StepBatch<'_>, inputs: &StepInputs, notes: &TokenNotes) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     for (index, row) in batch.rows.iter().enumerate() {
         let marked = |marks: &crate::ragged::Ragged<bool>| -> Vec<u32> {
@@ -40,9 +45,5 @@ pub fn write(
         serde_json::to_writer(&mut text, &record)?;
         text.push(b'\n');
     }
-    atomic::write(&run_dir.step_tokens(step), &text)?;
-    for old in run_dir.steps_with_tokens()?.into_iter().filter(|old| old + kept <= step) {
-        fs::remove_file(run_dir.step_tokens(old))?;
-    }
-    Ok(())
+    Ok(text)
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use exporters::{Adapter, ExportError, Inspected, VersionDir};
+use memmap2::Mmap;
 use ndarray::Array2;
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
@@ -51,6 +52,8 @@ pub(super) struct Rounding {
 pub(super) struct Examined {
     version: PolicyVersion,
     canaries: Option<Canaries>,
+    /// The weights as they are mapped, where they were: what was looked at need not be mapped once more.
+    data: Option<Mmap>,
     time: Duration,
 }
 
@@ -84,7 +87,7 @@ impl Gate {
     pub fn examine(&self, source: &WeightSource, manifest: &WeightManifest) -> Result<Examined, EngineError> {
         let (version, begun) = (source.version, Instant::now());
         if !self.on {
-            return Ok(Examined { version, canaries: None, time: Duration::ZERO });
+            return Ok(Examined { version, canaries: None, data: None, time: Duration::ZERO });
         }
         let refuse = |reason: String| Err(EngineError::Refused { version, reason });
         let canaries = match Canaries::read(&source.dir) {
@@ -94,17 +97,20 @@ impl Gate {
         if let Some(found) = canaries.as_ref().map(|canaries| canaries.version).filter(|found| *found != version) {
             return refuse(format!("the canaries beside it are those of v{found}"));
         }
-        let wrong = match &manifest.adapter {
-            None => wrong_tensors(&source.dir, canaries.as_ref()),
-            Some(entry) => self.wrong_in_adapter(&source.dir, manifest, entry, canaries.as_ref()),
+        let looked_at = match &manifest.adapter {
+            None => look_at(&source.dir, canaries.as_ref()).map(|(wrong, data)| (wrong, Some(data))),
+            Some(entry) => {
+                let wrong = self.wrong_in_adapter(&source.dir, manifest, entry, canaries.as_ref());
+                wrong.map(|wrong| (wrong, None))
+            }
         };
-        match wrong.map_err(|error| of_files(version, &source.dir, &error))? {
-            Some(reason) => refuse(reason),
-            None => Ok(Examined { version, canaries, time: begun.elapsed() }),
+        match looked_at.map_err(|error| of_files(version, &source.dir, &error))? {
+            (Some(reason), _) => refuse(reason),
+            (None, data) => Ok(Examined { version, canaries, data, time: begun.elapsed() }),
         }
     }
 
-    /// As [`wrong_tensors`], for an adapter. Its base is looked at once.
+    /// As [`look_at`], for an adapter. Its base is looked at once.
     fn wrong_in_adapter(
         &self,
         dir: &Path,
@@ -114,7 +120,7 @@ impl Gate {
     ) -> Result<Option<String>, ExportError> {
         let mut base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
         if base.as_ref() != Some(&manifest.data_blake3) {
-            if let Some(reason) = wrong_tensors(&entry.base, None)? {
+            if let (Some(reason), _) = look_at(&entry.base, None)? {
                 return Ok(Some(format!("its base {}: {reason}", entry.base.display())));
             }
             *base = Some(manifest.data_blake3.clone());
@@ -134,16 +140,21 @@ impl Gate {
     }
 }
 
-/// What is wrong with the files of an export or of a version that is one.
-fn wrong_tensors(dir: &Path, canaries: Option<&Canaries>) -> Result<Option<String>, ExportError> {
+/// What is wrong with the files of an export or of a version that is one, if anything, and its weights.
+fn look_at(dir: &Path, canaries: Option<&Canaries>) -> Result<(Option<String>, Mmap), ExportError> {
     let version = VersionDir::open(dir)?;
+    let wrong = wrong_tensors(&version, canaries);
+    Ok((wrong, version.into_data()))
+}
+
+fn wrong_tensors(version: &VersionDir, canaries: Option<&Canaries>) -> Option<String> {
     let tensors = version.inspect();
     let names = |wrong: &dyn Fn(&Inspected<'_>) -> bool| -> Vec<&str> {
         tensors.iter().filter(|tensor| wrong(tensor)).map(|tensor| tensor.entry.name.as_str()).collect()
     };
     let damaged = names(&|tensor| !tensor.intact);
     if !damaged.is_empty() {
-        return Ok(Some(format!("bytes that are not those of the manifest: {}", list(&damaged))));
+        return Some(format!("bytes that are not those of the manifest: {}", list(&damaged)));
     }
     let unlike = names(&|Inspected { entry, norm, .. }| {
         let elements = entry.length as f64 / entry.dtype.size() as f64;
@@ -152,7 +163,7 @@ fn wrong_tensors(dir: &Path, canaries: Option<&Canaries>) -> Result<Option<Strin
         let is_unlike = |canaries| is_unlike(canaries, &entry.name, *norm, slack);
         entry.role == TensorRole::Parameter && canaries.is_some_and(is_unlike)
     });
-    Ok((!unlike.is_empty()).then(|| format!("not what the learner has, by the norms: {}", list(&unlike))))
+    (!unlike.is_empty()).then(|| format!("not what the learner has, by the norms: {}", list(&unlike)))
 }
 
 /// Whether the learner's tensor of that name has another norm, or there is none. The norms of equal values are equal.
@@ -179,6 +190,11 @@ fn unreadable(dir: &Path, message: String) -> EngineError {
 }
 
 impl Examined {
+    /// The weights that were looked at, once.
+    pub fn take_data(&mut self) -> Option<Mmap> {
+        self.data.take()
+    }
+
     /// Tokens that are to be scored.
     fn token_ids(&self) -> &[u32] {
         self.canaries.as_ref().map_or(&PROBE, |canaries| &canaries.token_ids)

@@ -30,7 +30,7 @@ use super::{
     page_shape,
     session::{PackedOptions, PackedSession},
     supports,
-    weights::{Legacy, PackedWeights},
+    weights::{PackedWeights, Provided},
 };
 
 /// Short prompts are computed together: products of few rows are slow, and the weights are read once for all. From some
@@ -114,7 +114,7 @@ impl PackedBackend {
             format: engine.format(),
         };
         let gate = Gate::new(engine.conformity_gate);
-        let (weights, _) = load(&gate, source, config, manifest, options, Legacy::default())?;
+        let (weights, _) = load(&gate, source, config, manifest, options, Provided::default())?;
         let spare = if options.session.hot_swap { Spare::new(weights.own_words()) } else { None };
         Ok(Self {
             session: PackedSession::new(Arc::new(weights), config, options)?,
@@ -274,8 +274,8 @@ impl Backend for PackedBackend {
         let (spare, kept) = (self.spare.take(), self.session.kept());
         let (gate, options) = (self.gate.clone(), self.options);
         self.loaded.to_fill(move || {
-            let legacy = Legacy { memory: spare.and_then(Spare::get), kept };
-            load(&gate, &source, &config, &manifest, options, legacy)
+            let provided = Provided { memory: spare.and_then(Spare::get), kept, data: None };
+            load(&gate, &source, &config, &manifest, options, provided)
         })
     }
 
@@ -293,15 +293,16 @@ fn load(
     config: &ModelConfig,
     manifest: &WeightManifest,
     options: PackedOptions,
-    legacy: Legacy,
+    provided: Provided,
 ) -> Result<(PackedWeights, Duration), EngineError> {
-    let examined = gate.examine(source, manifest)?;
+    let mut examined = gate.examine(source, manifest)?;
+    let provided = Provided { data: examined.take_data(), ..provided };
     if gate.is_on() && !supports(source, config, manifest)? {
         let (version, reason) = (source.version, "its graph is not the one that the packed kernels stand for".into());
         return Err(EngineError::Refused { version, reason });
     }
     let threads = options.session.threads;
-    let weights = Arc::new(PackedWeights::load(source, config, manifest, options.format, legacy, threads)?);
+    let weights = Arc::new(PackedWeights::load(source, config, manifest, options.format, provided, threads)?);
     let time = pass(examined, Arc::clone(&weights), config, manifest, options)?;
     Ok((Arc::into_inner(weights).expect("the session that scored has ended"), time))
 }
@@ -442,7 +443,7 @@ mod tests {
         let gate = Gate::new(true);
         let passes = |spoil: &dyn Fn(&mut PackedWeights)| {
             let mut weights =
-                PackedWeights::load(&source, model.config(), &manifest, Format::Int8, Legacy::default(), 1).unwrap();
+                PackedWeights::load(&source, model.config(), &manifest, Format::Int8, Provided::default(), 1).unwrap();
             spoil(&mut weights);
             let examined = gate.examine(&source, &manifest).unwrap();
             pass(examined, Arc::new(weights), model.config(), &manifest, options)

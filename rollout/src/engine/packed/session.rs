@@ -159,7 +159,7 @@ mod tests {
     use rollout_kernels::{element::KvFormat, pages::PAGE};
     use shared::{ModelDir, PolicyVersion, config::Device};
 
-    use super::{super::weights::Legacy, *};
+    use super::{super::weights::Provided, *};
     use crate::engine::{WeightSource, packed::page_shape, session::read_manifest};
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &source.dir, &ExportOptions::default()).unwrap();
         let (config, manifest) = (model.config(), read_manifest(&source, model.config()).unwrap());
-        let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, Legacy::default(), 1).unwrap();
+        let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, Provided::default(), 1).unwrap();
         let session =
             SessionOptions { device: Device::Cpu, threads: 2, spinning: false, hot_swap: false, cuda_graphs: false };
         let options =

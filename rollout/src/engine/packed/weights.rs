@@ -47,13 +47,15 @@ pub(in super::super) struct Kept {
     panels: Panels,
 }
 
-/// What a version takes over from those before it.
+/// What need not be made anew for a version.
 #[derive(Default)]
-pub(in super::super) struct Legacy {
-    /// Memory of one that nobody needs any more.
+pub(in super::super) struct Provided {
+    /// Memory of a version that nobody needs any more.
     pub memory: Option<LargeBuffer>,
-    /// Products that may be the same.
+    /// Products of the version before, which may be the same.
     pub kept: Option<Arc<Kept>>,
+    /// Its weights, where they are mapped already.
+    pub data: Option<Mmap>,
 }
 
 /// A packed version.
@@ -88,15 +90,20 @@ impl PackedWeights {
         config: &ModelConfig,
         manifest: &WeightManifest,
         format: Format,
-        legacy: Legacy,
+        provided: Provided,
         threads: usize,
     ) -> Result<Self, EngineError> {
         let threads = start_threads(threads, Duration::ZERO)?;
         let path = manifest.export_dir(&source.dir).join(DATA_FILE);
         let failed = |message: String| EngineError::Weights { path: path.display().to_string(), message };
-        let file = File::open(&path).map_err(|e| failed(e.to_string()))?;
-        // SAFETY: versions are written under another name and renamed, and never changed afterwards.
-        let data = unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))?;
+        let data = match provided.data {
+            Some(data) => data,
+            None => {
+                let file = File::open(&path).map_err(|e| failed(e.to_string()))?;
+                // SAFETY: versions are written under another name and renamed, and never changed afterwards.
+                unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))?
+            }
+        };
         let stored = Stored { data: &data, manifest };
         stored.check(config).map_err(failed)?;
         let adapter = Adapter::of_version(&source.dir, manifest)
@@ -106,7 +113,7 @@ impl PackedWeights {
         let packing = Packing { products: &products, stored: &stored, adapter: adapter.as_ref(), threads: &threads };
         let kept = match &adapter {
             None => None,
-            Some(_) => Some(match legacy.kept.filter(|kept| packing.leaves(kept)) {
+            Some(_) => Some(match provided.kept.filter(|kept| packing.leaves(kept)) {
                 Some(kept) => kept,
                 None => Arc::new(Kept {
                     base: manifest.data_blake3.clone(),
@@ -114,7 +121,7 @@ impl PackedWeights {
                 }),
             }),
         };
-        let own = packing.pack(|product| packing.is_own(product), legacy.memory).map_err(failed)?;
+        let own = packing.pack(|product| packing.is_own(product), provided.memory).map_err(failed)?;
         let gamma = |name: &str| stored.floats(name).iter().map(|x| x + config.norm_offset()).collect::<Vec<f32>>();
         let linears = products.iter().map(|Product { names, norm, shape, bias }| LinearWeights {
             shape: *shape,
@@ -427,10 +434,10 @@ mod tests {
 
     use super::*;
 
-    fn load(dir: &Path, config: &ModelConfig, legacy: Legacy) -> PackedWeights {
+    fn load(dir: &Path, config: &ModelConfig, provided: Provided) -> PackedWeights {
         let source = WeightSource { dir: dir.to_path_buf(), version: PolicyVersion(0) };
         let manifest = WeightManifest::read(dir).unwrap();
-        PackedWeights::load(&source, config, &manifest, Format::Fp32, legacy, 1).unwrap()
+        PackedWeights::load(&source, config, &manifest, Format::Fp32, provided, 1).unwrap()
     }
 
     #[test]
@@ -459,18 +466,21 @@ mod tests {
             let mut read = |name: &str| Ok(vec![0.5; shapes[name].iter().product()].into());
             write_adapter_version(&path(base), &path(name), PolicyVersion(1), &config, &mut read).unwrap();
         }
-        let first = load(&path("a"), model.config(), Legacy::default());
+        let first = load(&path("a"), model.config(), Provided::default());
         let kept = first.kept().unwrap();
         // Of two layers with four products each, and the head, those with queries are changed.
         assert_eq!(kept.panels.places.iter().map(Option::is_some).filter(|is_kept| !is_kept).count(), 2);
         for (name, same) in [("b", true), ("c", false), ("d", false)] {
-            let next = load(&path(name), model.config(), Legacy { memory: None, kept: Some(Arc::clone(&kept)) });
+            let next =
+                load(&path(name), model.config(), Provided { kept: Some(Arc::clone(&kept)), ..Provided::default() });
             assert_eq!(Arc::ptr_eq(&next.kept().unwrap(), &kept), same, "{name}");
-            let alone = load(&path(name), model.config(), Legacy::default());
+            let alone = load(&path(name), model.config(), Provided::default());
             for index in 0..=alone.head() {
                 assert!(next.linear(index).panels == alone.linear(index).panels, "{name}: product {index}");
             }
         }
-        assert!(load(&path("v0"), model.config(), Legacy { memory: None, kept: Some(kept) }).kept().is_none());
+        assert!(
+            load(&path("v0"), model.config(), Provided { kept: Some(kept), ..Provided::default() }).kept().is_none()
+        );
     }
 }

@@ -38,7 +38,8 @@ section! {
     /// Far below 1 % of the step.
     metric PERF_GUARD_S = "perf/guard_s" { unit: Seconds, source: "Tandem" }
 
-    /// Writing the ledger, the completions of the step and what the loss did with their tokens.
+    /// Accounting for every completion of the step: the ledger, the completions and what the loss did with their tokens. The files
+    /// go to disk beside the next step.
     ///
     /// Below 1 % of the step.
     metric PERF_LEDGER_S = "perf/ledger_s" { unit: Seconds, source: "Tandem" }
