@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
     flag,
     iterator::Signals,
 };
@@ -46,6 +46,8 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     for &signal in &signals {
         flag::register(signal, Arc::clone(&asked))?;
     }
+    // Where files may not become larger (`ulimit -f`), what cannot be written is then an error, which names the file.
+    flag::register(SIGXFSZ, Arc::default())?;
     let mut signals = Signals::new(signals)?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         if signals.forever().next().is_some() {

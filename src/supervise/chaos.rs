@@ -10,12 +10,13 @@ const DEED: u64 = 1;
 const VICTIM: u64 = 2;
 const LENGTH: u64 = 3;
 
-/// How often something is done to a process: `seed=7,kill=0.02,stop=0.01`, the probabilities per step.
+/// How often something is done to a process: `seed=7,kill=0.02,stop=0.01,disk=0.01`, the probabilities per step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chaos {
     seed: u64,
     kill: f64,
     stop: f64,
+    disk: f64,
 }
 
 /// To whom.
@@ -36,6 +37,8 @@ pub enum Deed {
     Kill(Victim),
     /// SIGSTOP, and SIGCONT after a while.
     Stop(Victim, Duration),
+    /// For a while no file can be written, as where the disk is full.
+    FillDisk(Victim, Duration),
 }
 
 impl Victim {
@@ -53,13 +56,13 @@ impl FromStr for Chaos {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut chaos = Self { seed: 0, kill: 0.0, stop: 0.0 };
+        let mut chaos = Self { seed: 0, kill: 0.0, stop: 0.0, disk: 0.0 };
         for part in text.split(',') {
             let read = || part.split_once('=').context("not of the form key=value");
             let set = read().and_then(|(key, value)| chaos.set(key.trim(), value.trim()));
             set.with_context(|| format!("--chaos: `{part}`"))?;
         }
-        ensure!(chaos.kill + chaos.stop <= 1.0, "--chaos: `kill` and `stop` together must be at most 1");
+        ensure!(chaos.kill + chaos.stop + chaos.disk <= 1.0, "--chaos: the probabilities together must be at most 1");
         Ok(chaos)
     }
 }
@@ -75,7 +78,8 @@ impl Chaos {
             "seed" => self.seed = value.parse()?,
             "kill" => self.kill = share()?,
             "stop" => self.stop = share()?,
-            _ => bail!("unknown key; there are seed, kill and stop"),
+            "disk" => self.disk = share()?,
+            _ => bail!("unknown key; there are seed, kill, stop and disk"),
         }
         Ok(())
     }
@@ -84,11 +88,18 @@ impl Chaos {
     pub fn after(&self, step: u64) -> Option<Deed> {
         let draw = |key| uniform(&[self.seed, step, key]);
         let victim = [Victim::Learner, Victim::Sampler, Victim::Both][(draw(VICTIM) * 3.0) as usize];
-        let deed = draw(DEED);
-        if deed < self.kill {
-            return Some(Deed::Kill(victim));
-        }
-        (deed < self.kill + self.stop).then(|| Deed::Stop(victim, Duration::from_secs_f64(1.0 + 3.0 * draw(LENGTH))))
+        let time = Duration::from_secs_f64(1.0 + 3.0 * draw(LENGTH));
+        let deeds = [
+            (self.kill, Deed::Kill(victim)),
+            (self.stop, Deed::Stop(victim, time)),
+            (self.disk, Deed::FillDisk(victim, time)),
+        ];
+        let mut below = 0.0;
+        let drawn = draw(DEED);
+        deeds.into_iter().find_map(|(share, deed)| {
+            below += share;
+            (drawn < below).then_some(deed)
+        })
     }
 }
 
@@ -98,12 +109,16 @@ mod tests {
 
     #[test]
     fn deeds_come_as_often_as_asked_for_and_are_the_same_for_a_seed() {
-        let chaos: Chaos = "seed=7,kill=0.2,stop=0.1".parse().unwrap();
+        let chaos: Chaos = "seed=7,kill=0.2,stop=0.1,disk=0.05".parse().unwrap();
         let deeds: Vec<_> = (1..=3000).map(|step| chaos.after(step)).collect();
         let count = |wanted: fn(&Deed) -> bool| deeds.iter().flatten().filter(|deed| wanted(deed)).count();
-        let (kills, stops) =
-            (count(|deed| matches!(deed, Deed::Kill(_))), count(|deed| matches!(deed, Deed::Stop(..))));
-        assert!((500..700).contains(&kills) && (230..370).contains(&stops), "{kills} {stops}");
+        let found = [
+            count(|deed| matches!(deed, Deed::Kill(_))),
+            count(|deed| matches!(deed, Deed::Stop(..))),
+            count(|deed| matches!(deed, Deed::FillDisk(..))),
+        ];
+        let expected = [500..700, 230..370, 100..200];
+        assert!(expected.iter().zip(&found).all(|(range, count)| range.contains(count)), "{found:?}");
         assert!((150..250).contains(&count(|deed| *deed == Deed::Kill(Victim::Both))));
         assert!(deeds.iter().enumerate().all(|(i, deed)| chaos.after(i as u64 + 1) == *deed));
         let other: Chaos = "seed=8,kill=0.2,stop=0.1".parse().unwrap();
@@ -116,7 +131,7 @@ mod tests {
             ("kill", "`kill`: not of the form"),
             ("seed=1,kill=2", "`kill=2`: a probability"),
             ("kill=NaN", "between 0 and 1"),
-            ("disk=0.1", "there are seed, kill and stop"),
+            ("fire=0.1", "there are seed, kill, stop and disk"),
             ("kill=0.6,stop=0.6", "together"),
         ] {
             let error = format!("{:#}", text.parse::<Chaos>().unwrap_err());

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Error, Result, bail};
+use rustix::process::Rlimit;
 use shared::{
     config::TrainConfig,
     exit::{ENDED_BY_SIGNAL, HOPELESS},
@@ -94,6 +95,8 @@ const IDLE_FAREWELL: Duration = Duration::from_secs(10);
 /// How long the user is left without a word while the sampler ends.
 const QUIET: Duration = Duration::from_secs(2);
 const SHOWN_LINES: usize = 5;
+/// Bytes of a file where chaos has filled the disk: the memory that a process shows its progress in is one as well.
+const FULL_DISK: u64 = 4096;
 
 /// Starts learner and sampler and stays until the run is over.
 pub fn supervise(learner: Spec, sampler: Spec, limits: Limits, watch: &mut dyn Watch) -> Result<Outcome> {
@@ -184,7 +187,7 @@ impl Pair<'_> {
             return;
         };
         self.mischief_until = step;
-        let (Deed::Kill(victim) | Deed::Stop(victim, _)) = deed;
+        let (Deed::Kill(victim) | Deed::Stop(victim, _) | Deed::FillDisk(victim, _)) = deed;
         for member in [&mut self.learner, &mut self.sampler] {
             if !victim.is(member.spec.name) {
                 continue;
@@ -192,8 +195,9 @@ impl Pair<'_> {
             let what = match deed {
                 Deed::Kill(_) => member.kill_for_fun(),
                 Deed::Stop(_, time) => member.stop_for(time),
+                Deed::FillDisk(_, time) => member.fill_disk_for(time),
             };
-            self.watch.say(&format!("chaos after step {step}: {} is {what}", member.spec.name));
+            self.watch.say(&format!("chaos after step {step}: {} {what}", member.spec.name));
         }
     }
 
@@ -350,10 +354,14 @@ struct Member {
     last_error: Option<String>,
     /// Why the process was killed from here.
     ended_for: Option<String>,
-    /// It was killed by chaos, which is no fault of its own.
+    /// Chaos has ended it, which is no fault of its own.
     for_fun: bool,
     /// Until when chaos has stopped it.
     stopped_until: Option<Instant>,
+    /// Until when chaos lets it write no files, and what limit there was before.
+    disk_full_until: Option<(Instant, Rlimit)>,
+    /// Chaos has let it write no files at some time of its life: an error of it may come from that.
+    had_full_disk: bool,
 }
 
 impl Member {
@@ -368,6 +376,8 @@ impl Member {
             ended_for: None,
             for_fun: false,
             stopped_until: None,
+            disk_full_until: None,
+            had_full_disk: false,
         })
     }
 
@@ -382,7 +392,7 @@ impl Member {
     fn kill_for_fun(&mut self) -> &'static str {
         self.for_fun = self.process.is_some();
         self.kill();
-        "killed"
+        "is killed"
     }
 
     fn stop_for(&mut self, time: Duration) -> &'static str {
@@ -390,7 +400,18 @@ impl Member {
             process.stop();
             self.stopped_until = Some(Instant::now() + time);
         }
-        "stopped"
+        "is stopped"
+    }
+
+    fn fill_disk_for(&mut self, time: Duration) -> &'static str {
+        let limit = Rlimit { current: Some(FULL_DISK), maximum: None };
+        if self.disk_full_until.is_none()
+            && let Some(before) = self.process.as_ref().and_then(|process| process.limit_files(limit))
+        {
+            self.disk_full_until = Some((Instant::now() + time, before));
+            self.had_full_disk = true;
+        }
+        "finds the disk full"
     }
 
     fn go_on_in_time(&mut self) {
@@ -398,6 +419,11 @@ impl Member {
             && let Some(process) = &mut self.process
         {
             process.go_on();
+        }
+        if let Some((_, before)) = self.disk_full_until.take_if(|(until, _)| Instant::now() >= *until)
+            && let Some(process) = &self.process
+        {
+            process.limit_files(before);
         }
     }
 
@@ -419,6 +445,8 @@ impl Member {
         self.process = Some(Process::start(&self.spec)?);
         self.steps_at_start = steps;
         self.ended_for = None;
+        self.disk_full_until = None;
+        self.had_full_disk = false;
         Ok(())
     }
 
@@ -460,7 +488,8 @@ impl Member {
 
     /// Decides whether a process that died is worth a restart; the error says why not.
     fn bury(&mut self, status: ExitStatus, steps: u64, limits: &Limits, watch: &mut dyn Watch) -> Result<()> {
-        if self.for_fun && status.signal() == Some(libc::SIGKILL) {
+        self.for_fun = self.is_due_to_chaos(status);
+        if self.for_fun {
             return Ok(());
         }
         let name = self.spec.name;
@@ -494,6 +523,10 @@ impl Member {
         }
         watch.say(&format!("restarting {name} ({} of {} restarts)", self.restarts + 1, limits.max_restarts));
         Ok(())
+    }
+
+    fn is_due_to_chaos(&self, status: ExitStatus) -> bool {
+        self.for_fun && status.signal() == Some(libc::SIGKILL) || self.had_full_disk && self.ended_for.is_none()
     }
 
     /// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status. One that was

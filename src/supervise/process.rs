@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
 
 use shared::heartbeat::{self, Deadlines};
 
@@ -110,6 +110,12 @@ impl Process {
     /// Lets a child that is stopped go on.
     pub fn go_on(&mut self) {
         self.signal(|child| kill_process(child, Signal::CONT));
+    }
+
+    /// Sets how large the files may become that the child writes from now on; returns what the limit was before. Nothing where
+    /// the child has ended.
+    pub fn limit_files(&self, limit: Rlimit) -> Option<Rlimit> {
+        prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, limit).ok()
     }
 
     /// Kills the child and everything in its process group.

@@ -372,3 +372,20 @@ fn chaos_kills_each_process_without_counting() {
     }
     assert!(!said.contains("restarting"), "{said}");
 }
+
+/// A process that cannot write while chaos has filled the disk is started again, as often as that takes.
+#[test]
+fn chaos_fills_the_disk_of_each_process_without_counting() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut watch = Scripted::new(dir.path());
+    let learner = "n=$(cat steps 2>/dev/null || echo 0)\n\
+                   while [ $n -lt 12 ]; do n=$((n+1)); echo $n > tmp; mv tmp steps; sleep 0.15\n\
+                   head -c 8192 /dev/zero > large || exit 1; done; touch done";
+    let chaos = Some("seed=1,disk=1".parse().unwrap());
+    let (learner, sampler) = (script(dir.path(), "learner", learner), script(dir.path(), "rollout", UNTIL_DONE));
+    let outcome = supervise(learner, sampler, Limits { chaos, max_restarts: 0, ..limits() }, &mut watch);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    let (said, log) = (watch.all(), fs::read_to_string(dir.path().join("learner.log")).unwrap_or_default());
+    assert!(said.matches("learner finds the disk full").count() >= 3, "{said}");
+    assert!(!said.contains("restarting") && !log.is_empty(), "{said} {log}");
+}

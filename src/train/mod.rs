@@ -159,7 +159,7 @@ fn every_option() -> StyledStr {
     };
     let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the file.\n\
                     --dry-run makes every check, prints the resolved configuration and does nothing else.\n\
-                    --chaos seed=7,kill=0.02,stop=0.01 kills and stops processes on purpose (docs/runs.md).\n\
+                    --chaos seed=7,kill=0.02,stop=0.01,disk=0.01 brings faults on purpose (docs/runs.md).\n\
                     docs/configuration.md describes the options in full.\n\n{all-args}";
     let mut options = clap::Command::new("options").disable_help_flag(true).help_template(template);
     options = options.args(OPTIONS.iter().map(flag));

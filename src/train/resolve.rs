@@ -177,7 +177,7 @@ fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
     match word.split_once('=') {
         Some((_, value)) => Ok(Some(value.to_owned())),
         None if at < words.len() => Ok(Some(words.remove(at))),
-        None => bail!("{name} needs a value, as in {name} seed=7,kill=0.02,stop=0.01"),
+        None => bail!("{name} needs a value, as in {name} seed=7,kill=0.02,stop=0.01,disk=0.01"),
     }
 }
 

@@ -334,10 +334,11 @@ fn fifty_kills_of_one_run_leave_its_weights_as_they_are() {
     let bench = Bench::new();
     let long = ["--max_steps", "56", "--save_steps", "1"];
     let _ = cli::finish(bench.command("undisturbed", &long)).success();
-    let more = [&long[..], &["--max_restarts", "0", "--chaos", "seed=7,kill=0.95,stop=0.02"]].concat();
+    let more = [&long[..], &["--max_restarts", "0", "--chaos", "seed=7,kill=0.9,stop=0.02,disk=0.06"]].concat();
     let said = cli::finish(bench.command("chaos", &more)).success().stderr;
     let kills = ["learner", "rollout"].map(|name| said.matches(&format!(": {name} is killed")).count());
     assert!(kills[0] + kills[1] >= 50 && kills[0] >= 15 && kills[1] >= 15, "{kills:?}: {said}");
+    assert!(said.contains("finds the disk full"), "{said}");
     let results = ["undisturbed", "chaos"].map(|run| bench.result_of(run, LONG));
     assert!(results[0] == results[1], "the weights differ from those of the undisturbed run");
 }
