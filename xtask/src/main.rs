@@ -13,6 +13,7 @@ mod methods;
 mod model;
 mod prerequisites;
 mod setup;
+mod soak;
 mod steps;
 mod tidy;
 
@@ -81,6 +82,8 @@ enum Command {
     /// Needs neither Rust nor a network. Each result is a line of results.jsonl as soon as it is there, and a call goes on where
     /// the last one ended. What fails or is missing is named, and the rest goes on. table.md says what all of it means.
     GpuProofRun(gpu_proof::RunArgs),
+    /// Set up, build, and train the demo's task for an hour, asynchronously and with chaos: what it takes must not grow.
+    Soak(soak::SoakArgs),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
     /// Check the house rules that no other tool checks.
@@ -113,6 +116,7 @@ fn run(command: Command) -> Result<()> {
         Command::Ci => steps::ci(&host),
         Command::Bench { model } => bench::run_matrix(&host, model),
         Command::Methods { only } => methods::run(&host, only.as_deref()),
+        Command::Soak(args) => soak::soak(&host, &args),
         Command::Docs => docs::write(&host),
         Command::Tidy => tidy::check(&host.root),
     }

@@ -106,7 +106,7 @@ mod tests {
         records.write(slowly("a")).unwrap();
         records.settle().unwrap();
         assert!(path("a").exists());
-        ["b", "c"].map(|name| records.write(slowly(name)).unwrap());
+        ["b", "c"].iter().for_each(|name| records.write(slowly(name)).unwrap());
         drop(records);
         assert!(path("b").exists() && path("c").exists());
     }
