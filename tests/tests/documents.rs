@@ -1,6 +1,10 @@
 //! What the documents tell users to write is what the programs accept.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use harness::cli;
 use shared::{
@@ -143,4 +147,44 @@ fn every_recipe_is_a_valid_run() {
         config.validate().unwrap_or_else(|error| panic!("{recipe}: {error}"));
         assert_eq!(config.options_without_effect(), Vec::<&str>::new(), "{recipe}");
     }
+}
+
+/// Every line of the page of faults ends with tests that exist, as `file::function`.
+#[test]
+fn the_page_of_faults_names_tests_that_exist() {
+    let text = document("docs/faults.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let sources: Vec<PathBuf> = ["src", "rollout", "learner", "shared", "exporters", "tests"]
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder)))
+        .collect();
+    let exists = |file: &str, function: &str| {
+        let named = sources.iter().filter(|path| path.file_stem().is_some_and(|stem| stem == file));
+        let declared = format!("#[test]\nfn {function}() {{");
+        named.into_iter().any(|path| {
+            let text = fs::read_to_string(path).unwrap();
+            text.lines().map(str::trim).collect::<Vec<_>>().join("\n").contains(&declared)
+        })
+    };
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| fault")).collect();
+    assert!(rows.len() > 30);
+    for row in rows {
+        let cell = row.trim_end_matches('|').rsplit('|').next().unwrap();
+        for test in cell.split(',') {
+            let (file, function) = test.trim().trim_matches('`').split_once("::").unwrap_or_else(|| panic!("{row}"));
+            assert!(exists(file, function), "{test}");
+        }
+    }
+}
+
+/// The Rust files below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| match path.is_dir() {
+            true => sources(&path),
+            false => vec![path],
+        })
+        .filter(|path| path.extension().is_some_and(|end| end == "rs"))
+        .collect()
 }
