@@ -401,8 +401,8 @@ options! {
         /// versions.
         weight_swap: WeightSwap = WeightSwap::Drain;
         /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a few tokens,
-        /// must be the learner's (docs/runs.md has what is checked). Costs one to two per cent of a step on the CPU, less the longer
-        /// completions are.
+        /// must be the learner's (docs/runs.md has what is checked). Costs less than one per cent of a usual step on the
+        /// CPU, and two to four where few short completions are made with a large model.
         conformity_gate: bool = true, keeps_results;
         /// With `conformity_gate`: a version that was refused is published again, and after so many refusals in a row the run
         /// ends with an error.
