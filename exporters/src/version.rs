@@ -99,6 +99,11 @@ impl VersionDir {
         &self.manifest
     }
 
+    /// The serialised graph.
+    pub(crate) fn graph(&self) -> &[u8] {
+        &self.graph
+    }
+
     /// The values of a tensor, row-major, with what an adapter adds to it.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 
 mod bench;
 mod docs;
+mod fuzz;
 mod gpu_proof;
 mod host;
 mod methods;
@@ -83,6 +84,8 @@ enum Command {
     GpuProofRun(gpu_proof::RunArgs),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
+    /// Try everything that is parsed with bytes that nobody meant, guided by coverage (libFuzzer, on stable Rust).
+    Fuzz(fuzz::Args),
     /// Check the house rules that no other tool checks.
     Tidy,
 }
@@ -114,6 +117,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench { model } => bench::run_matrix(&host, model),
         Command::Methods { only } => methods::run(&host, only.as_deref()),
         Command::Docs => docs::write(&host),
+        Command::Fuzz(args) => fuzz::fuzz(&host, &args),
         Command::Tidy => tidy::check(&host.root),
     }
 }
