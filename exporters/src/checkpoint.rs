@@ -143,11 +143,11 @@ impl Checkpoint {
         }
     }
 
-    /// Says it in one sentence where the configuration has other layers than the weights.
+    /// Before anything is made for each layer: that the weights have as many.
     fn check_layers(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
         let layer = |name: &String| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
         let layers = self.tensors.keys().filter_map(layer).max().map_or(0, |last| last.saturating_add(1));
-        if layers == config.num_hidden_layers {
+        if config.num_hidden_layers <= layers {
             return Ok(());
         }
         let message = format!(

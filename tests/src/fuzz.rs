@@ -18,8 +18,8 @@ pub const SECONDS: &str = "TANDEM_FUZZ_SECONDS";
 const DEFAULT_SECONDS: f64 = 10.0;
 /// Longest time for one input, on a machine that does other things as well.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// Memory for one input.
-pub const MOST_MEMORY: u64 = 2 << 30;
+/// Memory for one input, asked for and maybe not touched.
+pub const MOST_MEMORY: u64 = 8 << 30;
 /// Longest input that grows.
 const LONGEST: usize = 1 << 16;
 

@@ -358,6 +358,8 @@ fn what_a_file_says_does_not_reach_the_terminal_as_it_is() {
     let said = bench.refusal(GENERATE.0, GENERATE.1);
     assert_named(std::slice::from_ref(&said), &["gone\\u{1b}[2J\\nerror: everything is fine"]);
 
+    fs::remove_file(bench.path("model/chat_template.jinja")).unwrap();
+    fs::write(bench.path("prompts.jsonl"), "{\"prompt\": \"2+2=\"}\n").unwrap();
     let header = json!({"evil\u{1b}[31m\ntensor": {"dtype": "I8", "shape": [0], "data_offsets": [0, 0]}}).to_string();
     let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     fs::write(bench.path("model/model.safetensors"), bytes).unwrap();

@@ -3,23 +3,26 @@
 use std::{
     fs::OpenOptions,
     io::{self, ErrorKind, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
 };
 
 /// Reads a file of at most `most` bytes. What is no file, such as a pipe or `/dev/zero`, may never end, and is not opened
-/// for longer than it takes to see that.
+/// for longer than it takes to see that; only what was handed to the process itself, such as `/dev/stdin` or `<(...)` of a
+/// shell, may be a pipe.
 ///
 /// # Errors
 /// Those of the file system; that it is no file; that it is longer.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let handed_over = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     // Without this, opening a pipe waits for whoever may write into it.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let flags = if handed_over { 0 } else { libc::O_NONBLOCK };
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
-    if !metadata.is_file() {
+    if !metadata.is_file() && !(handed_over && metadata.file_type().is_fifo()) {
         return Err(io::Error::new(ErrorKind::InvalidInput, "is a pipe or device, not a file"));
     }
     let mut bytes = Vec::new();
@@ -45,9 +48,18 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, io::Write, os::fd::AsRawFd};
 
     use super::*;
+
+    #[test]
+    fn a_pipe_that_the_process_was_given_is_read_to_its_end() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"abc").unwrap();
+        drop(writer);
+        let path = format!("/dev/fd/{}", reader.as_raw_fd());
+        assert_eq!(read_text(Path::new(&path), 3).unwrap(), "abc");
+    }
 
     #[test]
     fn a_file_is_read_up_to_its_bound_and_what_is_no_file_is_not() {

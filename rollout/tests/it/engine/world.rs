@@ -8,7 +8,7 @@ use std::{
 
 use exporters::Checkpoint;
 use proptest::prelude::*;
-use rollout::engine::{Engine, EngineOptions, GroupRequest, WeightSource};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, StopCriterion, WeightSource};
 use shared::{FinishReason, ModelDir, SamplingParams};
 
 use super::support::{Nth, Outcome, exported, finish, golden_model, group, options, outcome, wait_swap, write};
@@ -60,7 +60,10 @@ fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) 
     let mut stream = shared::rng::Stream::new(&[tag]);
     let prompt: Vec<u32> = (0..prompt).map(|_| stream.below(500) as u32 + 3).collect();
     let sampling = SamplingParams { max_completion_length: most, ..SamplingParams::default() };
-    let stop_criterion = stop.map(|n| Arc::new(move || Box::new(Nth(n)) as Box<_>) as Arc<_>);
+    let stop_criterion = stop.map(|n| {
+        let criterion = move || Box::new(Nth(n)) as Box<dyn StopCriterion>;
+        Arc::new(criterion) as Arc<dyn Fn() -> _ + Send + Sync>
+    });
     GroupRequest { stop_criterion, ..group(tag, &prompt, samples, sampling) }
 }
 
