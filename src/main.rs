@@ -28,6 +28,7 @@ use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use shared::{exit::NOTHING_LEARNED, notices::NothingLearned};
+use shared_bounds::{Metered, OneLine};
 use signals::Interrupted;
 
 /// GRPO post-training of language models in two processes: an ONNX Runtime sampler and a libtorch learner.
@@ -72,6 +73,10 @@ enum Command {
     Doctor(doctor::Args),
 }
 
+/// Counts what parsers of foreign files take.
+#[global_allocator]
+static MEMORY: Metered = Metered;
+
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
     unsafe { shared::native::disable_telemetry() };
@@ -81,9 +86,9 @@ fn main() -> ExitCode {
             return ExitCode::from(interrupted.exit_code());
         }
         for problem in error.downcast_ref().and_then(train::Problems::list).iter().flatten() {
-            output::tell(format_args!("- {problem}"));
+            output::tell(format_args!("- {}", OneLine(problem)));
         }
-        output::tell(format_args!("error: {error:#}"));
+        shared::command_line::tell_error(&error);
         if error.is::<NothingLearned>() { ExitCode::from(NOTHING_LEARNED) } else { ExitCode::FAILURE }
     })
 }

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use prost::Message as _;
 use shared::{
     ModelDir, TensorRole, atomic, disk_room,
     manifest::{MANIFEST_FILE, MODEL_FILE},
@@ -13,7 +14,7 @@ use shared::{
 use crate::{
     Checkpoint, ExportError, ExportOptions, VersionDir,
     export::{refuse_unsupported, write_export},
-    onnx::decoder::ROTARY_COS,
+    onnx::{decoder::ROTARY_COS, decoder_graph},
     values,
 };
 
@@ -108,6 +109,12 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Exp
     }
     if let Some(other) = tensors.iter().find(|t| t.dtype != options.dtype) {
         return unfit(format!("the export is {}, not {}", other.dtype, options.dtype));
+    }
+    // ONNX Runtime is given no graph of a stranger: its parser and its kernels trust what they read.
+    if *export.graph() != *decoder_graph(model.config(), tensors, options.dtype).encode_to_vec() {
+        return unfit(format!(
+            "the export's {MODEL_FILE} is not the graph that this program writes; export the model again"
+        ));
     }
     let (rows, needed) =
         (export.manifest().tensor(ROTARY_COS).map_or(0, |t| t.shape[0]), options.positions(model.config())?);

@@ -2,12 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
-use shared::{ModelConfig, ModelDir, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{
+    ModelConfig, ModelDir,
+    model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
+};
 
 use crate::{
     Adapter, ExportError,
@@ -128,6 +130,7 @@ impl Checkpoint {
             self.drop_redundant_head(dir)?;
         }
         self.tensors.retain(|name, _| !is_inverse_frequencies(name));
+        self.check_layers(config, dir)?;
         let parameters = config.parameters();
         parameters.iter().try_for_each(|(name, shape)| self.check_parameter(name, shape, dir))?;
         let known: BTreeSet<&String> = parameters.iter().map(|(name, _)| name).collect();
@@ -138,6 +141,20 @@ impl Checkpoint {
                 format!("the weights have a tensor {extra} that a model with this config.json does not have"),
             )),
         }
+    }
+
+    /// Before anything is made for each layer: that the weights have as many.
+    fn check_layers(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
+        let layer = |name: &String| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
+        let layers = self.tensors.keys().filter_map(layer).max().map_or(0, |last| last.saturating_add(1));
+        if config.num_hidden_layers <= layers {
+            return Ok(());
+        }
+        let message = format!(
+            "config.json: `num_hidden_layers` = {}, but the weights have {layers} layers",
+            config.num_hidden_layers
+        );
+        Err(ExportError::content(dir, message))
     }
 
     fn check_parameter(&self, name: &str, shape: &[usize], dir: &Path) -> Result<(), ExportError> {
@@ -200,7 +217,7 @@ fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), 
         );
         return Err(ExportError::content(dir, message));
     }
-    let text = fs::read(&index).map_err(|e| ExportError::io(&index, e))?;
+    let text = shared_bounds::read(&index, MOST_BYTES).map_err(|e| ExportError::io(&index, e))?;
     let ShardIndex { weight_map } = serde_json::from_slice(&text)
         .map_err(|e| ExportError::content(&index, format!("not a safetensors index: {e}")))?;
     let shards: BTreeSet<&String> = weight_map.values().collect();

@@ -105,6 +105,11 @@ impl VersionDir {
         self.data
     }
 
+    /// The serialised graph.
+    pub(crate) fn graph(&self) -> &[u8] {
+        &self.graph
+    }
+
     /// The values of a tensor, row-major, with what an adapter adds to it.
     ///
     /// # Errors

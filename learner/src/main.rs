@@ -10,7 +10,8 @@ use learner::{
     commands::{bench, init, logprobs, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
-use shared::{command_line, exit::HOPELESS, logging, tell};
+use shared::{command_line, exit::HOPELESS, logging};
+use shared_bounds::Metered;
 
 /// Trains language models over libtorch.
 #[derive(Debug, Parser)]
@@ -42,6 +43,10 @@ enum Command {
     Init(init::Args),
 }
 
+/// Counts what parsers of foreign files take.
+#[global_allocator]
+static MEMORY: Metered = Metered;
+
 fn main() -> ExitCode {
     learner::refusal::catch(program)
 }
@@ -66,7 +71,7 @@ fn program() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            tell!("error: {error:#}");
+            command_line::tell_error(&error);
             match error.downcast_ref() {
                 Some(LearnerError::Reward(_) | LearnerError::Guard(_) | LearnerError::Conformity(_)) => {
                     ExitCode::from(HOPELESS)

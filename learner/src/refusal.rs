@@ -21,7 +21,7 @@ pub fn catch(program: impl FnOnce() -> ExitCode) -> ExitCode {
     }));
     panic::catch_unwind(AssertUnwindSafe(program)).unwrap_or_else(|payload| match refusal(payload.as_ref()) {
         Some(message) => {
-            shared::tell!("error: {message}");
+            shared::command_line::tell_error(message);
             ExitCode::FAILURE
         }
         None => panic::resume_unwind(payload),

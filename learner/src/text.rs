@@ -7,7 +7,7 @@ use serde_json::Value;
 use shared::ModelDir;
 use shared_data::{DataError, Row};
 use shared_hub::locate_dataset;
-use tokenizers::Tokenizer;
+use shared_tokenizer::TextTokenizer;
 
 use crate::error::LearnerError;
 
@@ -35,7 +35,7 @@ const TRAIN: &str = "train";
 /// Turns fields of rows into token ids.
 #[derive(Debug)]
 pub struct TextIds {
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<TextTokenizer>,
     vocabulary: u32,
 }
 
@@ -48,7 +48,7 @@ impl TextIds {
         let tokenizer = model
             .tokenizer()
             .ok()
-            .map(|path| Tokenizer::from_file(&path).map_err(|e| LearnerError::content(&path, e.to_string())))
+            .map(|path| TextTokenizer::open(&path).map_err(|e| LearnerError::content(&path, e)))
             .transpose()?;
         Ok(Self { tokenizer, vocabulary: model.config().vocab_size as u32 })
     }
@@ -66,10 +66,7 @@ impl TextIds {
     ) -> Result<Vec<u32>, String> {
         let ids = match (ids, text, &self.tokenizer) {
             (Some(ids), _, _) => ids,
-            (None, Some(text), Some(tokenizer)) => {
-                let encoding = tokenizer.encode_fast(text, special).map_err(|e| e.to_string())?;
-                encoding.get_ids().to_vec()
-            }
+            (None, Some(text), Some(tokenizer)) => tokenizer.encode(&text, special)?,
             (None, Some(_), None) => return Err(format!("`{key}` is text and the model has no tokenizer.json")),
             (None, None, _) => return Err(format!("neither `{key}` nor `{key}_ids`")),
         };

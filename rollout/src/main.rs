@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rollout::commands::{bench, check, check_rewards, eval, explain, generate, rewards, run, tune};
 use rollout_rewards::contain;
-use shared::{command_line, logging, native, tell};
+use shared::{command_line, logging, native};
+use shared_bounds::Metered;
 
 /// Samples groups of completions from a language model over ONNX Runtime.
 #[derive(Debug, Parser)]
@@ -46,6 +47,10 @@ enum Command {
     CheckRewards(check_rewards::Args),
 }
 
+/// Counts what parsers of foreign files take.
+#[global_allocator]
+static MEMORY: Metered = Metered;
+
 fn main() -> ExitCode {
     if let Some(code) = contain::run_if_asked() {
         return code;
@@ -71,7 +76,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            tell!("error: {error:#}");
+            command_line::tell_error(&error);
             ExitCode::FAILURE
         }
     }

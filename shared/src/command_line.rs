@@ -7,6 +7,8 @@ use std::{
     io::{self, Write},
 };
 
+use shared_bounds::{OneLine, Shown};
+
 /// The command line of this process with its options spelt as clap knows them.
 #[must_use]
 pub fn words() -> Vec<OsString> {
@@ -33,10 +35,15 @@ fn spell(word: &OsStr) -> Option<OsString> {
     Some(value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into())
 }
 
-/// Tells the user something, on stderr. Whoever reads along may be gone and the disk may be full: `eprintln!` would panic
-/// then, so words that nobody can read are dropped.
-pub fn tell(line: impl Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+/// Tells the user something, on stderr, with control characters escaped. Whoever reads along may be gone and the disk may be
+/// full: `eprintln!` would panic then, so words that nobody can read are dropped.
+pub fn tell(lines: impl Display) {
+    let _ = writeln!(io::stderr(), "{}", Shown(lines));
+}
+
+/// Tells the user why the program ends: one line, whatever the error quotes.
+pub fn tell_error(error: impl Display) {
+    let _ = writeln!(io::stderr(), "error: {:#}", OneLine(error));
 }
 
 /// [`tell`](crate::command_line::tell) with the arguments of `format!`, in place of `eprintln!`.

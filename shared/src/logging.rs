@@ -1,7 +1,11 @@
 //! Log output of the binaries: plain lines on stderr, from level info up unless `TANDEM_LOG` says otherwise.
 
-use std::env;
+use std::{
+    env,
+    io::{self, Write},
+};
 
+use shared_bounds::OneLine;
 use tracing_subscriber::{EnvFilter, fmt};
 
 /// Environment variable with a `tracing` filter, for instance `debug` or `rollout::engine=trace`.
@@ -17,11 +21,26 @@ pub fn init_from(level: &str) {
     let asked = env::var_os(LOG_VARIABLE).unwrap_or_default();
     let asked = if asked.is_empty() { level.into() } else { asked.to_string_lossy() };
     let (filter, remark) = filter(&asked);
-    let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).with_target(false);
+    let lines = fmt().with_env_filter(filter).with_writer(|| Lines(io::stderr())).with_ansi(false).with_target(false);
     // A line that cannot be written, since the disk is full, would be complained about with `eprintln!`, which panics.
     let _ = lines.log_internal_errors(false).try_init();
     if let Some(remark) = remark {
         tracing::warn!("{remark}");
+    }
+}
+
+/// Writes records, each of which arrives whole, as one line each: names of files and words of programs may hold anything.
+struct Lines<W>(W);
+
+impl<W: Write> Write for Lines<W> {
+    fn write(&mut self, record: &[u8]) -> io::Result<usize> {
+        let line = String::from_utf8_lossy(record);
+        self.0.write_all(format!("{}\n", OneLine(line.strip_suffix('\n').unwrap_or(&line))).as_bytes())?;
+        Ok(record.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 
@@ -46,6 +65,13 @@ fn filter(asked: &str) -> (EnvFilter, Option<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_is_one_line_whatever_it_quotes() {
+        let mut out = Vec::new();
+        Lines(&mut out).write_all("INFO a\nb\x1b[2J\n".as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "INFO a\\nb\\u{1b}[2J\n");
+    }
 
     #[test]
     fn a_filter_that_cannot_be_read_is_remarked_on() {

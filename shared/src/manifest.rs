@@ -16,6 +16,8 @@ pub const MODEL_FILE: &str = "model.onnx";
 pub const DATA_FILE: &str = "weights.data";
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "manifest.json";
+/// Most bytes of a manifest: a model of a thousand layers has a tenth of that.
+const MOST_BYTES: u64 = 64 << 20;
 /// Version of the manifest's own format.
 pub const MANIFEST_FORMAT: u32 = 3;
 /// The same, of a version that is an adapter on an export: programs that know no adapters refuse it.
@@ -159,7 +161,7 @@ impl WeightManifest {
     /// A [`ManifestError`] that names the file.
     pub fn read(dir: &Path) -> Result<Self, ManifestError> {
         let path = dir.join(MANIFEST_FILE);
-        let text = fs::read(&path).map_err(named(&path))?;
+        let text = shared_bounds::read(&path, MOST_BYTES).map_err(named(&path))?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|e| refused(&path, format!("not a weight manifest: {e}")))?;
         let (found, known) = (manifest.format, manifest.own_format());

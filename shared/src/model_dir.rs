@@ -7,11 +7,15 @@ use std::{
 };
 
 use serde_json::Value;
+use shared_bounds::read_text as read_bounded;
 
 use crate::model_config::{ConfigJsonError, ModelConfig};
 
 /// File name by which a folder is known as a LoRA adapter of PEFT.
 pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
+
+/// Most bytes of the JSON files and templates of a model directory, tokenizer and weights apart.
+pub const MOST_BYTES: u64 = 16 << 20;
 
 /// A model directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +84,7 @@ impl ModelDir {
                 format!("the base of {} is an adapter itself; merge it first: tandem merge", adapter.display());
             return Err(ModelDirError::File { path: base.display().to_string(), message });
         }
+        refuse_links_out(adapter)?;
         Ok(Self { adapter: Some(adapter.to_path_buf()), ..Self::open_whole(base.to_path_buf())? })
     }
 
@@ -92,6 +97,7 @@ impl ModelDir {
                         .into(),
             });
         }
+        refuse_links_out(&path)?;
         let config_path = path.join("config.json");
         let config_text = read_text(&config_path)?;
         let config = ModelConfig::from_json(&config_text)
@@ -216,6 +222,29 @@ impl ModelDir {
     }
 }
 
+/// Refuses a directory in which a name leads elsewhere: what is read would be copied into checkpoints and shown in prompts,
+/// whatever it is. The Hub's cache links the files of a model to its folder of blobs, two above.
+fn refuse_links_out(dir: &Path) -> Result<(), ModelDirError> {
+    let failed = |path: &Path, message: String| ModelDirError::File { path: path.display().to_string(), message };
+    let unreadable = |e: std::io::Error| failed(dir, format!("cannot be read: {e}"));
+    let own = dir.canonicalize().map_err(unreadable)?;
+    let in_cache = own.parent().is_some_and(|folder| folder.ends_with("snapshots"));
+    let blobs = own.ancestors().nth(2).filter(|_| in_cache).map(|repository| repository.join("blobs"));
+    for entry in fs::read_dir(dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if !path.is_symlink() || !path.is_file() {
+            continue;
+        }
+        let target = path.canonicalize().map_err(unreadable)?;
+        if !target.starts_with(&own) && !blobs.as_ref().is_some_and(|blobs| target.starts_with(blobs)) {
+            let message =
+                format!("is a link to {}, outside of the model; copy the file in its place", target.display());
+            return Err(failed(&path, message));
+        }
+    }
+    Ok(())
+}
+
 /// The base that `adapter_config.json` of a folder names.
 fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
     let path = adapter.join(ADAPTER_CONFIG_FILE);
@@ -257,7 +286,7 @@ impl SpecialIds<'_> {
 }
 
 fn read_text(path: &Path) -> Result<String, ModelDirError> {
-    fs::read_to_string(path)
+    read_bounded(path, MOST_BYTES)
         .map_err(|e| ModelDirError::File { path: path.display().to_string(), message: format!("cannot be read: {e}") })
 }
 
@@ -320,6 +349,35 @@ mod tests {
         assert!(error.contains("generation_config.json: is not valid JSON"), "{error}");
         let error = ModelDir::open(directory(&[]).path()).unwrap().tokenizer().unwrap_err().to_string();
         assert!(error.contains("tokenizer.json: no such file"), "{error}");
+    }
+
+    #[test]
+    fn a_name_does_not_lead_out_of_the_directory() {
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        let dir = directory(&[("chat_template.jinja", "own")]);
+        std::os::unix::fs::symlink("chat_template.jinja", dir.path().join("merges.txt")).unwrap();
+        ModelDir::open(dir.path()).unwrap();
+        std::os::unix::fs::symlink(secret.path(), dir.path().join("vocab.json")).unwrap();
+        let error = ModelDir::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("vocab.json: is a link to ") && error.contains("copy the file in its place"), "{error}");
+
+        // As the Hub's cache has it.
+        let cache = tempfile::tempdir().unwrap();
+        let (snapshot, blobs) = (cache.path().join("snapshots/abc"), cache.path().join("blobs"));
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::create_dir(&blobs).unwrap();
+        fs::write(blobs.join("1"), CONFIG).unwrap();
+        std::os::unix::fs::symlink("../../blobs/1", snapshot.join("config.json")).unwrap();
+        ModelDir::open(&snapshot).unwrap();
+    }
+
+    #[test]
+    fn files_without_end_are_refused() {
+        let dir = directory(&[]);
+        fs::remove_file(dir.path().join("config.json")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("config.json"), rustix::fs::Mode::RUSR).unwrap();
+        let error = ModelDir::open(dir.path()).unwrap_err().to_string();
+        assert!(error.ends_with("config.json: cannot be read: is a pipe or device, not a file"), "{error}");
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! Reading a foreign configuration: YAML, JSON, a command of TRL or a list of Hydra overrides, as dotted keys with values.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
+use shared_bounds::read_text;
 
 use super::{command, shell};
+
+/// Most bytes of a configuration.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// A dotted key and its value.
 pub type Entry = (String, Value);
@@ -15,7 +19,7 @@ pub type Entry = (String, Value);
 /// # Errors
 /// When it cannot be read, or is neither a mapping, nor a command of TRL, nor a list of overrides.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
-    let text = fs::read_to_string(path).context("cannot be read")?;
+    let text = read_text(path, MOST_BYTES).context("cannot be read")?;
     let mapped = mapping(&text);
     let entries = match mapped {
         Ok(entries) if is_named_as_mapping(path) => entries,
@@ -39,7 +43,7 @@ pub fn read(path: &Path) -> Result<Vec<Entry>> {
 /// # Errors
 /// When it cannot be read or is none.
 pub fn file(path: &Path) -> Result<Vec<Entry>> {
-    mapping(&fs::read_to_string(path).context("cannot be read")?)
+    mapping(&read_text(path, MOST_BYTES).context("cannot be read")?)
 }
 
 fn is_named_as_mapping(path: &Path) -> bool {
@@ -113,6 +117,8 @@ fn resolved(entries: Vec<Entry>) -> Vec<Entry> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::json;
 
     use super::*;
@@ -133,6 +139,25 @@ mod tests {
         let expected = [entry("a", json!(1e-6)), entry("b.c", json!([1, 2])), entry("b.d", json!(1e-6))];
         assert_eq!(of("a: 1e-6\nb:\n  c: [1, 2]\n  d: ${a}\n").unwrap(), expected);
         assert_eq!(of(r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#).unwrap(), expected);
+    }
+
+    /// Spoilt files, as the targets of `tests/fuzz` are.
+    #[test]
+    fn whatever_a_file_holds_its_keys_are_found_or_refused_in_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let seeds = [
+            "a: 1e-6\nb:\n  c: [1, 2]\n  d: ${a}\nx: &x {y: |\n  text\n}\nz: *x\n",
+            r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#,
+            "trl grpo --model_name_or_path m --learning_rate 1e-6 \\\n  --flag --list a b # words\n",
+            "python3 -m verl.trainer.main_ppo a.b=grpo +data.files=\"['a b.parquet']\" x.y=$HOME/z q.r='\"s t\"' $@\n",
+        ];
+        harness::fuzz::explore("import_config", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {
+            fs::write(&path, bytes).unwrap();
+            if let Err(error) = read(&path) {
+                assert!(!error.to_string().contains('\n'), "{error:?}");
+            }
+        });
     }
 
     #[test]

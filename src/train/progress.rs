@@ -14,6 +14,7 @@ use shared::{
     metrics::{self, MetricRecord},
     prompts::LongPrompts,
 };
+use shared_bounds::Shown;
 
 use crate::{notices::Board, output, signals, summary, supervise::Watch, tail::Tail};
 
@@ -137,7 +138,7 @@ impl Watch for Progress {
 
     fn say(&mut self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(line),
+            Some(bar) => bar.println(Shown(line).to_string()),
             None => output::tell(line),
         }
     }

@@ -1,10 +1,11 @@
 //! Support for tests: where the golden figures, the optional data folder and the built binaries are, how to run a
-//! binary, a model made on the spot, and a channel within one process.
+//! binary, spoilt inputs, a model made on the spot, and a channel within one process.
 
 #![forbid(unsafe_code)]
 
 pub mod bench;
 pub mod cli;
+pub mod fuzz;
 pub mod golden;
 pub mod hub;
 pub mod memory;

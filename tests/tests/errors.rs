@@ -1,6 +1,13 @@
 //! What a user gets wrong is refused with one clear line and a non-zero exit, by every binary that can notice it.
 
-use std::{fs, os::unix::process::CommandExt, path::PathBuf, process::Command, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use harness::{
     binary,
@@ -301,4 +308,61 @@ fn a_model_too_large_for_memory_is_refused_with_figures() {
         let finished = with_full_disk(bench.command(name, args), 1 << 30);
         assert_named(&[finished.refusal().to_owned()], &["memory", "GiB"]);
     }
+}
+
+/// Each would take all memory that there is; a program that starts takes a second at most.
+#[test]
+fn sizes_that_no_model_has_are_refused_before_memory_is_asked_for() {
+    let bench = Bench::new();
+    for (changes, words) in [
+        (json!({"num_hidden_layers": 1_000_000_000_000_u64}), "`num_hidden_layers` must be at most"),
+        (json!({"vocab_size": 1_000_000_000_000_u64}), "`vocab_size` must be at most"),
+        (json!({"hidden_size": 1 << 30, "intermediate_size": 1 << 30}), "a model of about"),
+    ] {
+        bench.place.change_config(&changes);
+        let begin = Instant::now();
+        assert_named(&bench.refusals_of_the_model(), &["config.json: ", words]);
+        assert!(begin.elapsed() < Duration::from_secs(30), "{changes}: {:?}", begin.elapsed());
+    }
+    bench.place.change_config(&json!({"num_hidden_layers": 1000}));
+    let messages = [EXPORT, GENERATE, LOGPROBS].map(|(name, args)| bench.refusal(name, args));
+    assert_named(&messages, &["`num_hidden_layers` = 1000, but the weights have 1 layers"]);
+}
+
+#[test]
+fn a_chat_template_that_fills_memory_ends_the_program_with_one_line() {
+    let bench = Bench::new();
+    fs::write(bench.path("prompts.jsonl"), "{\"prompt\": [{\"role\": \"user\", \"content\": \"2+2=\"}]}\n").unwrap();
+    let doubling = format!("{{% set s = 'ab' %}}{}{{{{ s | length }}}}", "{% set s = s ~ s %}".repeat(60));
+    for template in [
+        doubling.as_str(),
+        "{{ 'a' | indent(100000000000) }}",
+        "{{ '%100000000000s' | format('a') }}",
+        "{{ 'a'.center(100000000000) }}",
+        "{{ range(100000) | list * 100000 | list }}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    ] {
+        fs::write(bench.path("model/chat_template.jinja"), template).unwrap();
+        let begin = Instant::now();
+        assert_named(&[bench.refusal(GENERATE.0, GENERATE.1)], &["chat template"]);
+        assert!(begin.elapsed() < Duration::from_secs(60), "{template}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn what_a_file_says_does_not_reach_the_terminal_as_it_is() {
+    let bench = Bench::new();
+    fs::write(bench.path("prompts.jsonl"), "{\"prompt\": [{\"role\": \"user\", \"content\": \"2+2=\"}]}\n").unwrap();
+    let raising = r#"{{ raise_exception("gone\u001b[2J\nerror: everything is fine") }}"#;
+    fs::write(bench.path("model/chat_template.jinja"), raising).unwrap();
+    let said = bench.refusal(GENERATE.0, GENERATE.1);
+    assert_named(std::slice::from_ref(&said), &["gone\\u{1b}[2J\\nerror: everything is fine"]);
+
+    fs::remove_file(bench.path("model/chat_template.jinja")).unwrap();
+    fs::write(bench.path("prompts.jsonl"), "{\"prompt\": \"2+2=\"}\n").unwrap();
+    let header = json!({"evil\u{1b}[31m\ntensor": {"dtype": "I8", "shape": [0], "data_offsets": [0, 0]}}).to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(bench.path("model/model.safetensors"), bytes).unwrap();
+    let messages = [EXPORT, GENERATE, LOGPROBS].map(|(name, args)| bench.refusal(name, args));
+    assert_named(&messages, &["tensor evil\\u{1b}[31m\\ntensor has element type I8"]);
 }

@@ -7,6 +7,7 @@
 
 mod bench;
 mod docs;
+mod fuzz;
 mod gpu_proof;
 mod host;
 mod methods;
@@ -86,6 +87,8 @@ enum Command {
     Soak(soak::SoakArgs),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
+    /// Try everything that is parsed with bytes that nobody meant, guided by coverage (libFuzzer, on stable Rust).
+    Fuzz(fuzz::Args),
     /// Check the house rules that no other tool checks.
     Tidy,
 }
@@ -118,6 +121,7 @@ fn run(command: Command) -> Result<()> {
         Command::Methods { only } => methods::run(&host, only.as_deref()),
         Command::Soak(args) => soak::soak(&host, &args),
         Command::Docs => docs::write(&host),
+        Command::Fuzz(args) => fuzz::fuzz(&host, &args),
         Command::Tidy => tidy::check(&host.root),
     }
 }

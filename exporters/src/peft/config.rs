@@ -1,10 +1,14 @@
 //! `adapter_config.json`.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shared::{ModelDir, config::TrainConfig, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{
+    ModelDir,
+    config::TrainConfig,
+    model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
+};
 
 use crate::ExportError;
 
@@ -89,7 +93,7 @@ impl AdapterConfig {
     pub fn read(dir: &Path) -> Result<Self, ExportError> {
         let path = dir.join(ADAPTER_CONFIG_FILE);
         let refused = |message: String| ExportError::content(&path, message);
-        let text = fs::read(&path).map_err(|e| ExportError::io(&path, e))?;
+        let text = shared_bounds::read(&path, MOST_BYTES).map_err(|e| ExportError::io(&path, e))?;
         let json: Value = serde_json::from_slice(&text).map_err(|e| refused(format!("is not valid JSON: {e}")))?;
         if let Some((key, value, hint)) = first_refused(&json) {
             return Err(refused(format!("`{key}` = {value} is not supported ({hint})")));

@@ -8,10 +8,12 @@ use std::{
 
 use exporters::{
     AdapterConfig, Checkpoint, ExportOptions, VersionDir, ensure_export_in, export, fill_hf, fill_version,
+    onnx::proto::ModelProto,
 };
+use prost::Message as _;
 use safetensors::Dtype;
 use serde_json::json;
-use shared::{ModelDir, PolicyVersion};
+use shared::{ModelDir, PolicyVersion, WeightManifest};
 
 use crate::{
     adapter::{config, write},
@@ -149,4 +151,24 @@ fn an_export_without_safetensors_is_used_or_refused_with_the_reason() {
     let fp16 = ExportOptions { dtype: shared::Dtype::Fp16, ..FP32 };
     let error = ensure_export_in(cache.path(), &dir, &fp16).unwrap_err().to_string();
     assert!(error.ends_with("the export is fp32, not fp16"), "{error}");
+}
+
+/// The manifest fits it, and so nothing else would tell.
+#[test]
+fn a_foreign_graph_beside_the_weights_is_not_used() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let checkpoint = checkpoint_of(&model);
+    let ensure = || ensure_export_in(cache.path(), &ModelDir::open(checkpoint.path()).unwrap(), &FP32).unwrap();
+    assert_eq!(ensure(), checkpoint.path());
+    let path = checkpoint.path().join("model.onnx");
+    let mut graph = ModelProto::decode(fs::read(&path).unwrap().as_slice()).unwrap();
+    graph.producer_name = "another".into();
+    let graph = graph.encode_to_vec();
+    fs::write(&path, &graph).unwrap();
+    let mut manifest = WeightManifest::read(checkpoint.path()).unwrap();
+    manifest.model_blake3 = blake3::hash(&graph).to_hex().to_string();
+    manifest.write(checkpoint.path()).unwrap();
+    assert!(VersionDir::open(checkpoint.path()).is_ok());
+    assert!(ensure().starts_with(cache.path()));
 }

@@ -1,6 +1,6 @@
 //! Where a run is, beside its models.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shared::config::TrainConfig;
@@ -8,6 +8,8 @@ use shared::config::TrainConfig;
 use super::{Origin, STATE_FILE};
 use crate::{error::LearnerError, guard::GuardState, step::Carried};
 
+/// Most bytes of it: a configuration and some counters.
+const MOST_BYTES: u64 = 64 << 20;
 /// Version of the format of [`STATE_FILE`].
 const STATE_FORMAT: u32 = 1;
 
@@ -61,7 +63,8 @@ impl TrainerState {
     /// A missing or damaged file, by name.
     pub fn read(checkpoint: &Path) -> Result<Self, LearnerError> {
         let path = checkpoint.join(STATE_FILE);
-        let text = fs::read(&path).map_err(|e| LearnerError::content(&path, format!("cannot be read: {e}")))?;
+        let text = shared_bounds::read(&path, MOST_BYTES)
+            .map_err(|e| LearnerError::content(&path, format!("cannot be read: {e}")))?;
         let state: Self = serde_json::from_slice(&text)
             .map_err(|e| LearnerError::content(&path, format!("is no trainer state: {e}")))?;
         if state.format != STATE_FORMAT {
@@ -69,5 +72,31 @@ impl TrainerState {
             return Err(LearnerError::content(&path, message));
         }
         Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Spoilt states, as the targets of `tests/fuzz` are.
+    #[test]
+    fn a_state_is_read_as_it_was_written_or_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = TrainerState { cursor: 12, ..TrainerState::start(&TrainConfig::default(), 5) };
+        let seed = serde_json::to_vec_pretty(&state).unwrap();
+        harness::fuzz::explore("trainer_state", &[seed], |bytes| {
+            fs::write(dir.path().join(STATE_FILE), bytes).unwrap();
+            match TrainerState::read(dir.path()) {
+                Ok(state) => {
+                    let written = serde_json::to_string(&state).unwrap();
+                    let again: TrainerState = serde_json::from_str(&written).unwrap();
+                    assert_eq!(serde_json::to_string(&again).unwrap(), written);
+                }
+                Err(error) => assert!(error.to_string().contains(STATE_FILE), "{error}"),
+            }
+        });
     }
 }

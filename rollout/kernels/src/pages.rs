@@ -186,7 +186,44 @@ impl FreePages {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Sequences that grow, end and share, in any order: no page has two owners, none is lost, and what is free is counted.
+        #[test]
+        fn no_page_is_lost_or_given_twice(
+            pages in 1_usize..40,
+            events in prop::collection::vec((0_usize..6, 0_usize..9, any::<bool>()), 1..200),
+        ) {
+            let mut free = FreePages::new(pages);
+            let mut sequences = vec![Vec::new(); 6];
+            for (sequence, count, ends) in events {
+                if ends {
+                    free.give_back(&std::mem::take(&mut sequences[sequence]));
+                } else {
+                    let (left, had) = (free.count(), sequences[sequence].len());
+                    let given = free.extend(&mut sequences[sequence], count);
+                    prop_assert_eq!(given.is_some(), count.saturating_sub(had) <= left);
+                    let grown = if given.is_some() { count.max(had) } else { had + left };
+                    prop_assert_eq!(sequences[sequence].len(), grown, "what is left is given");
+                }
+                let owned: Vec<u32> = sequences.iter().flatten().copied().collect();
+                let distinct: BTreeSet<u32> = owned.iter().copied().collect();
+                prop_assert_eq!(distinct.len(), owned.len(), "a page has two owners");
+                prop_assert_eq!(owned.len() + free.count(), pages);
+                prop_assert!(owned.iter().all(|&page| (page as usize) < pages));
+            }
+            sequences.iter().for_each(|own| free.give_back(own));
+            let mut all = Vec::new();
+            prop_assert_eq!(free.extend(&mut all, pages), Some(()));
+            let after_neighbour = |(i, &page): (usize, &u32)| page as usize % RUN == 0 || all[i - 1] + 1 == page;
+            prop_assert!(all.iter().enumerate().all(after_neighbour), "runs are whole again");
+        }
+    }
 
     #[test]
     fn neighbours_are_given_to_one_sequence_until_pages_run_out() {

@@ -14,6 +14,7 @@ use shared::{
     config::layers,
     ledger::{self, LedgerLine, TokenRecord, states_now},
 };
+use shared_bounds::OneLine;
 
 use crate::data::Tokenizer;
 
@@ -199,14 +200,14 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
     };
     let _ = writeln!(text, "rewards: {}; together {}", pairs("rewards").join(", "), shown("reward"));
     for error in pairs("reward_errors") {
-        let _ = writeln!(text, "reward error: {}", printable(&error));
+        let _ = writeln!(text, "reward error: {}", OneLine(&error));
     }
     let finish = row.get("finish_reason").and_then(Value::as_str).unwrap_or_default();
     let _ = writeln!(text, "advantage: {}; {} tokens, ended by {finish}", shown("advantage"), shown("tokens"));
     for (title, key) in [("prompt", "prompt"), ("completion", "completion")] {
         let _ = writeln!(text, "\n{title}:");
         for line in row.get(key).and_then(Value::as_str).unwrap_or_default().lines() {
-            let _ = writeln!(text, "  {}", printable(line));
+            let _ = writeln!(text, "  {}", OneLine(line));
         }
     }
 }
@@ -240,7 +241,7 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             (_, []) => "nothing".to_owned(),
             (_, marks) => format!("counted in {}", marks.join(", ")),
         };
-        let shown = format!("{token} {}", printable(&format!("{piece:?}")));
+        let shown = format!("{token} {}", OneLine(format!("{piece:?}")));
         let _ = writeln!(
             text,
             "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {weight:>7.4}  {done}",
@@ -249,11 +250,6 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             of(&record.advantages),
         );
     }
-}
-
-/// Control characters would move the cursor or worse.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 #[cfg(test)]
@@ -275,10 +271,5 @@ mod tests {
         ] {
             assert_eq!(Id::parse(text), id, "{text}");
         }
-    }
-
-    #[test]
-    fn control_characters_are_shown_as_what_they_are() {
-        assert_eq!(printable("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
     }
 }

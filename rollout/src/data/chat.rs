@@ -7,6 +7,7 @@ use minijinja::{
 };
 use serde::Serialize;
 use serde_json::{Map, Value, ser};
+use shared_bounds::{OneLine, guarded};
 use time::OffsetDateTime;
 
 /// A chat template that does not compile, or messages it cannot render.
@@ -26,6 +27,12 @@ pub enum TemplateError {
 /// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and a loop
 /// that does not end is ended within a second.
 const FUEL: u64 = 10_000_000;
+
+/// Bytes of memory that a template may take for one prompt: steps can each double a text.
+const MOST_MEMORY: u64 = 1 << 30;
+
+/// Whose memory it is, for the message.
+const WHAT: &str = "the chat template of the model";
 
 /// Most spaces that JSON may be indented by.
 const MOST_INDENT: usize = 64;
@@ -61,8 +68,9 @@ impl ChatTemplate {
         environment.add_test("iterable", |value: &TemplateValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
+        let source = without_generation_tags(source);
+        guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(NAME, source))
+            .map_err(TemplateError::Compile)?
             .map_err(|e| TemplateError::Compile(message(&e)))?;
         Ok(Self { environment, special_tokens: special_tokens(tokenizer_config) })
     }
@@ -114,7 +122,9 @@ impl ChatTemplate {
         all.insert("messages".into(), messages.into());
         all.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let template = self.environment.get_template(NAME).expect("the template was added at construction");
-        template.render(TemplateValue::from(Serde(all))).map_err(|e| TemplateError::Render(message(&e)))
+        guarded(WHAT, MOST_MEMORY, || template.render(TemplateValue::from(Serde(all))))
+            .map_err(TemplateError::Render)?
+            .map_err(|e| TemplateError::Render(message(&e)))
     }
 }
 
@@ -158,7 +168,7 @@ fn strftime(now: OffsetDateTime, format: &str) -> Result<String, Error> {
 fn message(error: &Error) -> String {
     let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    format!("{detail}{place}")
+    format!("{}{place}", OneLine(detail))
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False)`: `", "` and `": "` between items, nothing escaped for HTML.

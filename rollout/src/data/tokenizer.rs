@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
 use shared::{ModelDir, model_dir::ModelDirError};
+use shared_tokenizer::TextTokenizer;
 use time::OffsetDateTime;
 
 use super::{
@@ -46,17 +47,15 @@ pub enum TokenizerError {
 /// Text to token ids and back. Cheap to clone; two of them are equal when their `tokenizer.json` is the same.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    inner: Arc<TextTokenizer>,
     template: Option<Arc<ChatTemplate>>,
     /// Token ids that the model has an embedding for; the tokenizer may know more or fewer.
     model_vocab_size: usize,
-    /// blake3 of `tokenizer.json`.
-    content: [u8; 32],
 }
 
 impl PartialEq for Tokenizer {
     fn eq(&self, other: &Self) -> bool {
-        self.content == other.content
+        self.content() == other.content()
     }
 }
 
@@ -78,7 +77,7 @@ impl PolicyTokenizer for Tokenizer {
     }
 
     fn content(&self) -> [u8; 32] {
-        self.content
+        self.inner.content()
     }
 }
 
@@ -117,17 +116,13 @@ impl Tokenizer {
         let now = now.unwrap_or_else(OffsetDateTime::now_utc);
         let path = model.tokenizer()?;
         let fail = |message: String| TokenizerError::File { path: path.display().to_string(), message };
-        let bytes = std::fs::read(&path).map_err(|e| fail(e.to_string()))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| fail(e.to_string()))?;
-        // Settings that were saved with the tokenizer must not cut or fill prompts behind the user's back.
-        inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
-        inner.with_padding(None);
+        let inner = TextTokenizer::open(&path).map_err(fail)?;
         let template = match model.chat_template()? {
             Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?, now)?)),
             None => None,
         };
         let model_vocab_size = model.config().vocab_size;
-        Ok(Self { inner: Arc::new(inner), template, model_vocab_size, content: *blake3::hash(&bytes).as_bytes() })
+        Ok(Self { inner: Arc::new(inner), template, model_vocab_size })
     }
 
     /// Token ids of a text. `add_special_tokens` is for plain text; a rendered chat template brings its own.
@@ -135,9 +130,7 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer's model cannot represent the text.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding =
-            self.inner.encode_fast(text, add_special_tokens).map_err(|e| TokenizerError::Encode(e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.inner.encode(text, add_special_tokens).map_err(TokenizerError::Encode)
     }
 
     /// Tokens of a text, without special tokens around it, and where in the text they are.
@@ -145,7 +138,7 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer's model cannot represent the text.
     pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<TextToken>, TokenizerError> {
-        let encoding = self.inner.encode(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        let encoding = self.inner.encode_with_offsets(text).map_err(TokenizerError::Encode)?;
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
         Ok(tokens.map(|(&id, &(start, end))| TextToken { id, start, end }).collect())
     }
@@ -155,18 +148,18 @@ impl Tokenizer {
     /// # Errors
     /// When the decoder of the tokenizer fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
-        self.inner.decode(ids, true).map_err(|e| TokenizerError::Decode(e.to_string()))
+        self.inner.decode(ids).map_err(TokenizerError::Decode)
     }
 
     /// Whether [`Tokenizer::decode`] leaves a token out: it is special, or not one of the tokenizer's.
     pub(super) fn leaves_out(&self, id: u32) -> bool {
-        self.inner.id_to_token(id).is_none_or(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+        self.inner.leaves_out(id)
     }
 
     /// Number of token ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.vocab_size()
     }
 
     /// Number of token ids that the model takes.

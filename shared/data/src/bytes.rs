@@ -1,11 +1,17 @@
 //! The bytes of a file, unpacked.
 
-use std::{fs, io::Read, path::Path};
+use std::{
+    io::{self, ErrorKind, Read},
+    path::Path,
+};
 
 use crate::DataError;
 
 /// UTF-8's byte order mark, which some editors and spreadsheets put first.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Most bytes of a file, unpacked. Rows are held in memory, where they take several times as much.
+const MOST_BYTES: u64 = 64 << 30;
 
 /// What a file holds.
 #[derive(Debug)]
@@ -18,14 +24,12 @@ pub struct Content {
 
 /// Reads and unpacks a file.
 pub fn read(path: &Path) -> Result<Content, DataError> {
-    let raw = fs::read(path).map_err(DataError::file(path))?;
+    let raw = shared_bounds::read(path, MOST_BYTES).map_err(DataError::file(path))?;
     let (mut bytes, compression) = match raw.as_slice() {
-        [0x1f, 0x8b, ..] => {
-            let mut unpacked = Vec::new();
-            let result = flate2::read::MultiGzDecoder::new(&*raw).read_to_end(&mut unpacked);
-            (result.map(|_| unpacked), Some("gzip"))
+        [0x1f, 0x8b, ..] => (unpacked(flate2::read::MultiGzDecoder::new(&*raw), raw.len()), Some("gzip")),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            (zstd::Decoder::new(&*raw).and_then(|decoder| unpacked(decoder, raw.len())), Some("zstd"))
         }
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => (zstd::decode_all(&*raw), Some("zstd")),
         _ => (Ok(raw), None),
     };
     if let (Err(error), Some(name)) = (&bytes, compression) {
@@ -41,6 +45,24 @@ pub fn read(path: &Path) -> Result<Content, DataError> {
     }
     bytes.map(|bytes| Content { bytes, compression }).map_err(DataError::file(path))
 }
+
+/// What a decoder makes of `packed` bytes. Text shrinks to a tenth, and to a hundredth where rows repeat one another; a file
+/// that unpacks to a thousand times its length was made to fill memory.
+fn unpacked(decoder: impl Read, packed: usize) -> io::Result<Vec<u8>> {
+    let most = MOST_BYTES.min(MOST_RATIO * packed as u64 + SMALL);
+    let mut bytes = Vec::new();
+    decoder.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let reason = format!("its {packed} bytes unpack to more than {most}, as no rows do");
+        return Err(io::Error::new(ErrorKind::InvalidData, reason));
+    }
+    Ok(bytes)
+}
+
+/// Bytes that one byte may unpack to, in the long run.
+const MOST_RATIO: u64 = 500;
+/// What a file may unpack to however short it is.
+const SMALL: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -74,6 +96,21 @@ mod tests {
             assert_eq!(read_bytes("rows.jsonl", &bytes).unwrap().about, about);
             assert_eq!(values_of("rows.jsonl", &bytes), rows);
         }
+    }
+
+    #[test]
+    fn a_file_that_unpacks_to_a_thousand_times_its_length_is_refused() {
+        let blanks = vec![b' '; 64 << 20];
+        for bytes in [gzip(&blanks), zstd::encode_all(&*blanks, 0).unwrap()] {
+            let found = error_of("rows.jsonl", &bytes);
+            assert!(found.contains(" bytes unpack to more than "), "{found}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let error = crate::read(std::path::Path::new("/dev/zero"), "train").unwrap_err().to_string();
+        assert_eq!(error, "/dev/zero: cannot be read: is a pipe or device, not a file");
     }
 
     #[test]

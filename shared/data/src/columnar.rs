@@ -1,9 +1,9 @@
 //! Parquet and Arrow: columns become JSON as Arrow's own writer makes it, nested ones included.
 
-use std::{io::Cursor, path::Path};
+use std::path::Path;
 
 use arrow_array::RecordBatch;
-use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_ipc::{reader::StreamReader, root_as_message};
 use arrow_json::{WriterBuilder, writer::LineDelimited};
 use arrow_schema::ArrowError;
 use bytes::Bytes;
@@ -11,6 +11,11 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
 use crate::{DataError, Row, json, table::numbered};
+
+/// `ARROW1` and what fills it up.
+const FILE_MARK: usize = 8;
+/// Bytes that one byte of a compressed column may unpack to: more than zstd makes of a column of zeros.
+const MOST_RATIO: u64 = 20_000;
 
 type Batches<'a> = &'a mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>;
 
@@ -32,18 +37,45 @@ fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBui
     ParquetRecordBatchReaderBuilder::try_new(bytes).map_err(|error| damaged(&error))
 }
 
-/// Rows of Arrow's file format.
+/// Rows of Arrow's file format: a stream between a mark of eight bytes and a footer that says where its parts are. As a
+/// stream, it is read without asking for memory that a damaged footer names.
 pub fn read_file(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
-    let damaged = damaged(path, "Arrow");
-    let mut batches = FileReader::try_new(Cursor::new(bytes), None).map_err(|error| damaged(&error))?;
-    rows(path, "Arrow", &mut batches)
+    read_stream(path, bytes.get(FILE_MARK..).unwrap_or_default())
 }
 
 /// Rows of Arrow's stream format.
 pub fn read_stream(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
     let damaged = damaged(path, "Arrow");
+    check_packed_lengths(bytes).map_err(|error| damaged(&error))?;
     let mut batches = StreamReader::try_new(bytes, None).map_err(|error| damaged(&error))?;
     rows(path, "Arrow", &mut batches)
+}
+
+/// Checks that no compressed column states a length that its bytes cannot have: that much memory would be asked for. What is
+/// damaged otherwise is left to the reader.
+fn check_packed_lengths(mut stream: &[u8]) -> Result<(), String> {
+    // A marker, which very old files do without, and the length of the message.
+    while let Some((length, rest)) = stream.strip_prefix(&[0xff; 4]).unwrap_or(stream).split_first_chunk() {
+        let Some((message, body)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else { break };
+        // A copy begins at an address that the parser can do with.
+        let message = message.to_vec();
+        let Ok(message) = root_as_message(&message) else { break };
+        let batch = message.header_as_record_batch().or(message.header_as_dictionary_batch().and_then(|d| d.data()));
+        let packed = batch.filter(|batch| batch.compression().is_some()).and_then(|batch| batch.buffers());
+        for buffer in packed.into_iter().flatten() {
+            let (start, length) = (buffer.offset() as usize, buffer.length() as usize);
+            let column = start.checked_add(length).and_then(|end| body.get(start..end)).unwrap_or_default();
+            let stated = column.first_chunk::<8>().map_or(0, |length| i64::from_le_bytes(*length));
+            if stated > 0 && stated as u64 > MOST_RATIO * length as u64 {
+                return Err(format!("a column of {length} bytes states that it unpacks to {stated}"));
+            }
+        }
+        let Some(next) = usize::try_from(message.bodyLength()).ok().and_then(|length| body.get(length..)) else {
+            break;
+        };
+        stream = next;
+    }
+    Ok(())
 }
 
 fn rows(path: &Path, format: &'static str, batches: Batches<'_>) -> Result<Vec<Row>, DataError> {

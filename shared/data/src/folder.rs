@@ -6,8 +6,16 @@ use std::{
 };
 
 use serde::Deserialize;
+use shared_bounds::OneLine;
 
 use crate::{DataError, Part, choice, split, table::Files};
+
+/// Most bytes of a file that says what the others are.
+const MOST_BYTES: u64 = 16 << 20;
+/// Folders within folders.
+const MOST_DEPTH: usize = 16;
+/// Files in a folder and below.
+const MOST_FILES: usize = 100_000;
 
 /// `state.json` of a dataset that was saved.
 #[derive(Deserialize)]
@@ -45,44 +53,58 @@ pub fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
             "is the directory of a model (it has config.json); name a file or folder of rows",
         ));
     }
-    let card = fs::read_to_string(folder.join(choice::CARD)).ok();
-    let (paths, split) = choice::choose(folder, &below(folder, "")?, card.as_deref(), part)?;
+    let card = shared_bounds::read_text(&folder.join(choice::CARD), MOST_BYTES).ok();
+    let mut found = Vec::new();
+    below(folder, "", 0, &mut found)?;
+    let (paths, split) = choice::choose(folder, &found, card.as_deref(), part)?;
     Ok(Files { paths: paths.iter().map(|path| folder.join(path)).collect(), split, kind: None })
 }
 
 fn saved_to_disk(folder: &Path) -> Result<Files, DataError> {
     let state: State = parsed(&folder.join("state.json"))?;
+    let beside = |file: &DataFile| Path::new(&file.filename).file_name() == Some(file.filename.as_ref());
+    if let Some(file) = state.data_files.iter().find(|file| !beside(file)) {
+        let reason = format!("names `{}`, which is not the name of a file beside it", OneLine(&file.filename));
+        return Err(DataError::content(&folder.join("state.json"), reason));
+    }
     let paths = state.data_files.iter().map(|file| folder.join(&file.filename)).collect();
     Ok(Files { paths, split: None, kind: Some("saved by `save_to_disk`") })
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
-    let text = fs::read(path).map_err(DataError::file(path))?;
+    let text = shared_bounds::read(path, MOST_BYTES).map_err(DataError::file(path))?;
     serde_json::from_slice(&text).map_err(|error| {
         DataError::content(path, format!("is not what `save_to_disk` of Hugging Face's datasets writes: {error}"))
     })
 }
 
 /// The files in a folder and in the folders below it, as seen from it, in the order of their names; hidden ones are left out.
-fn below(folder: &Path, within: &str) -> Result<Vec<String>, DataError> {
+/// Links may make a circle, in which there is no end of folders.
+fn below(folder: &Path, within: &str, depth: usize, found: &mut Vec<String>) -> Result<(), DataError> {
     let here = folder.join(within);
     let entries =
         fs::read_dir(&here).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(DataError::file(&here))?;
     let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
     paths.sort();
-    let mut found = Vec::new();
     for path in paths {
         let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.starts_with('.')) else {
             continue;
         };
         let name = if within.is_empty() { name.to_owned() } else { format!("{within}/{name}") };
         if path.is_dir() {
-            found.extend(below(folder, &name)?);
+            if depth == MOST_DEPTH {
+                let reason = format!("is {MOST_DEPTH} folders deep, as with a link to a folder above");
+                return Err(DataError::content(&folder.join(&name), reason));
+            }
+            below(folder, &name, depth + 1, found)?;
         } else {
             found.push(name);
         }
+        if found.len() > MOST_FILES {
+            return Err(DataError::content(folder, format!("holds more than {MOST_FILES} files; name a folder in it")));
+        }
     }
-    Ok(found)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -125,6 +147,27 @@ mod tests {
         let error = prompts(dir.path(), "validation").unwrap_err();
         assert!(error.contains("has no split `validation`, but `test`, `train`; `dataset_train_split`"), "{error}");
         assert_eq!(crate::count(dir.path(), "train").unwrap(), 2);
+    }
+
+    #[test]
+    fn folders_that_go_round_in_circles_are_refused() {
+        let dir = folder(&["data/train.jsonl"]);
+        for name in ["a", "b"] {
+            std::os::unix::fs::symlink("..", dir.path().join("data").join(name)).unwrap();
+        }
+        let error = prompts(dir.path(), "train").unwrap_err();
+        assert!(error.ends_with(": is 16 folders deep, as with a link to a folder above"), "{error}");
+    }
+
+    #[test]
+    fn a_saved_dataset_names_files_beside_it_only() {
+        let dir = folder(&["a.arrow"]);
+        fs::write(dir.path().join("state.json"), r#"{"_data_files": [{"filename": "../../etc/passwd"}]}"#).unwrap();
+        let error = prompts(dir.path(), "train").unwrap_err();
+        assert!(
+            error.contains("state.json: names `../../etc/passwd`, which is not the name of a file beside it"),
+            "{error}"
+        );
     }
 
     #[test]

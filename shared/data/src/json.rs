@@ -7,6 +7,11 @@ use serde_json::Value;
 
 use crate::{DataError, Row, Values, table::numbered};
 
+/// Most bytes of a line, and of what is parsed as a whole for each row. A parsed row may take thirty times as much.
+pub const MOST_LINE: usize = 16 << 20;
+/// Most bytes of an array, which is parsed as a whole.
+const MOST_ARRAY: usize = 1 << 30;
+
 /// Lines that hold anything, with their numbers from 1.
 pub fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = bytes.split(|&byte| byte == b'\n').enumerate();
@@ -28,7 +33,7 @@ pub fn read_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
     let rows: Vec<Result<Row, DataError>> = lines.par_iter().map(row).collect();
     let rows: Result<Vec<Row>, DataError> = rows.into_iter().collect();
     match rows {
-        Err(_) if is_one_object(bytes) => Err(one_object(path)),
+        Err(_) if bytes.len() <= MOST_LINE && is_one_object(bytes) => Err(one_object(path)),
         Ok(rows) if rows.len() == 1 && is_columns(&rows[0].values) => Err(one_object(path)),
         rows => rows,
     }
@@ -41,6 +46,9 @@ fn is_columns(values: &Values) -> bool {
 }
 
 fn parse(line: &[u8]) -> Result<Values, String> {
+    if line.len() > MOST_LINE {
+        return Err(format!("is {} bytes long, and a row may have {MOST_LINE}", line.len()));
+    }
     match serde_json::from_slice(line) {
         Ok(Value::Object(row)) => Ok(row),
         Ok(_) => Err("is no JSON object".into()),
@@ -68,6 +76,11 @@ fn one_object(path: &Path) -> DataError {
 
 /// Rows of a JSON array.
 pub fn read_array(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
+    if bytes.len() > MOST_ARRAY {
+        let reason =
+            format!("is an array of {} bytes, and one may have {MOST_ARRAY}; write one object per line", bytes.len());
+        return Err(DataError::content(path, reason));
+    }
     let items: Vec<Value> = serde_json::from_slice(bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         DataError::content(path, format!("is not valid JSON: {} (line {line}, column {column})", what(&error)))
@@ -93,6 +106,13 @@ mod tests {
         assert_eq!(values_of("rows.jsonl", lines.as_bytes()), rows);
         let array = serde_json::to_string_pretty(&rows).unwrap();
         assert_eq!(values_of("rows.json", format!("\u{feff}\n{array}").as_bytes()), rows);
+    }
+
+    #[test]
+    fn a_line_without_end_is_named_before_it_is_parsed() {
+        let text = format!("{{\"prompt\": 1}}\n{{\"prompt\": [{}]}}\n", "0,".repeat(super::MOST_LINE / 2));
+        let found = error_of("a.jsonl", text.as_bytes());
+        assert_eq!(found, "a.jsonl, line 2: is 16777229 bytes long, and a row may have 16777216");
     }
 
     #[test]

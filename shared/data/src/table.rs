@@ -6,7 +6,14 @@ use std::{
     sync::Arc,
 };
 
+use shared_bounds::guarded;
+
 use crate::{DataError, Part, Values, bytes, columnar, csv, folder, format::Format, json};
+
+/// Memory that a byte of a columnar file may take as rows, in the long run.
+const MOST_RATIO: u64 = 200;
+/// What a file may take however short it is.
+const SMALL: u64 = 4 << 30;
 
 /// Where a row stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,7 +117,7 @@ pub fn count<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<u64, DataErro
         let content = bytes::read(file)?;
         match Format::of(file, &content)? {
             Format::JsonLines => Ok(json::lines(&content.bytes).count() as u64),
-            Format::Parquet => columnar::parquet_rows(file, content.bytes.into()),
+            Format::Parquet => columnar(file, content.bytes, |bytes| columnar::parquet_rows(file, bytes.into())),
             format => Ok(parse(file, format, content.bytes)?.len() as u64),
         }
     };
@@ -122,10 +129,20 @@ fn parse(path: &Path, format: Format, bytes: Vec<u8>) -> Result<Vec<Row>, DataEr
         Format::JsonLines => json::read_lines(path, &bytes),
         Format::JsonArray => json::read_array(path, &bytes),
         Format::Csv { delimiter } => csv::read(path, &bytes, delimiter),
-        Format::Parquet => columnar::read_parquet(path, bytes.into()),
-        Format::ArrowFile => columnar::read_file(path, &bytes),
-        Format::ArrowStream => columnar::read_stream(path, &bytes),
+        Format::Parquet => columnar(path, bytes, |bytes| columnar::read_parquet(path, bytes.into())),
+        Format::ArrowFile => columnar(path, bytes, |bytes| columnar::read_file(path, &bytes)),
+        Format::ArrowStream => columnar(path, bytes, |bytes| columnar::read_stream(path, &bytes)),
     }
+}
+
+/// Reads what is parsed by code of others, some of which trusts what it reads.
+fn columnar<T>(
+    path: &Path,
+    bytes: Vec<u8>,
+    read: impl FnOnce(Vec<u8>) -> Result<T, DataError>,
+) -> Result<T, DataError> {
+    let most = MOST_RATIO * bytes.len() as u64 + SMALL;
+    guarded(&path.display().to_string(), most, || read(bytes)).map_err(|reason| DataError::content(path, reason))?
 }
 
 fn about(files: &Files, written_in: &str, rows: usize) -> String {

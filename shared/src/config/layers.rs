@@ -4,16 +4,19 @@ mod text;
 
 use std::{
     collections::HashSet,
-    fs,
     path::{self, Path},
 };
 
+use shared_bounds::read_text;
 use toml::{Table, Value};
 
 use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, hub, option};
 
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
+
+/// Most bytes of a file of options.
+const MOST_BYTES: u64 = 1 << 20;
 
 const COMMAND_LINE: &str = "command line";
 
@@ -115,7 +118,7 @@ pub fn to_toml(config: &TrainConfig) -> String {
 
 fn read_file(path: &Path) -> Result<Table, ConfigError> {
     let fail = |message: String| ConfigError::File { path: path.display().to_string(), message };
-    values_of(&fs::read_to_string(path).map_err(|e| fail(text::unreadable(path, &e)))?, path)
+    values_of(&read_text(path, MOST_BYTES).map_err(|e| fail(text::unreadable(path, &e)))?, path)
 }
 
 /// A file's values by the keys of their options, with paths made relative to the working directory.

@@ -1,6 +1,6 @@
 //! File and command line: who wins, and what is refused.
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use super::*;
 use crate::config::{LossType, LrSchedulerType, Paths, ScaleRewards};

@@ -23,6 +23,13 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
     Reader { section: "", fields: &map }.read()
 }
 
+/// Most layers of a model; the deepest that are published have some hundred.
+const MOST_LAYERS: usize = 1024;
+/// Largest of all other sizes, so that no product of two overflows.
+const MOST: u64 = 1 << 31;
+/// Most parameters: a thousand times those of the largest models.
+const MOST_PARAMETERS: u128 = 1 << 50;
+
 /// Families whose configurations leave out other things than those before them.
 fn newer(architecture: Architecture) -> bool {
     matches!(architecture, Architecture::SmolLm3 | Architecture::Gemma3)
@@ -51,7 +58,8 @@ impl Reader<'_> {
     fn size(&self, key: &str) -> Result<Option<usize>, ConfigJsonError> {
         self.get(key)
             .map(|v| match v.as_u64() {
-                Some(n) if n > 0 => Ok(n as usize),
+                Some(n) if (1..=MOST).contains(&n) => Ok(n as usize),
+                Some(n) if n > MOST => Err(self.bad(key, format!("must be at most {MOST}, found {n}"))),
                 _ => Err(self.bad(key, format!("must be a positive whole number, found {v}"))),
             })
             .transpose()
@@ -182,6 +190,11 @@ impl Reader<'_> {
         let hidden_size = self.required_size("hidden_size")?;
         let num_attention_heads = self.required_size("num_attention_heads")?;
         let num_hidden_layers = self.required_size("num_hidden_layers")?;
+        // Before anything is made for each of them.
+        if num_hidden_layers > MOST_LAYERS {
+            let problem = format!("must be at most {MOST_LAYERS}, found {num_hidden_layers}");
+            return Err(self.bad("num_hidden_layers", problem));
+        }
         let num_key_value_heads = self
             .size("num_key_value_heads")?
             .unwrap_or(self.default_key_value_heads(architecture, num_attention_heads));
@@ -195,7 +208,7 @@ impl Reader<'_> {
         let ((rope_theta, rope_scaling), rope_local_theta) = self.ropes(architecture)?;
         self.refuse_unsupported(architecture)?;
         let attention_bias = self.flag("attention_bias", false)?;
-        Ok(ModelConfig {
+        let config = ModelConfig {
             architecture,
             hidden_size,
             intermediate_size: self.required_size("intermediate_size")?,
@@ -218,7 +231,19 @@ impl Reader<'_> {
             // PreTrainedConfig's default is true, and Llama and Qwen override it.
             tie_word_embeddings: self.flag("tie_word_embeddings", newer(architecture))?,
             head: self.head()?,
-        })
+        };
+        // Without products that overflow: the matrices of a layer, and those around the layers.
+        let [hidden, inner, heads, width, vocabulary] =
+            [config.hidden_size, config.intermediate_size, num_attention_heads, head_dim, config.vocab_size]
+                .map(|size| size as u128);
+        let labels = if let Head::Score { labels } = config.head { labels as u128 } else { 0 };
+        let layer = hidden.saturating_mul(4 * heads * width + 3 * inner);
+        let parameters = layer.saturating_mul(num_hidden_layers as u128) + hidden * (2 * vocabulary + labels);
+        if parameters > MOST_PARAMETERS {
+            let problem = format!("and the other sizes make a model of about {parameters} parameters");
+            return Err(self.bad("hidden_size", problem));
+        }
+        Ok(config)
     }
 
     /// Refuses every key that would change the mathematics.

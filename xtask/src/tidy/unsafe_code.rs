@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/src/engine/stock/graph.rs", "binds the cache to both ends of the graph by pointer"),
     ("rollout/src/main.rs", "changes the environment before there are threads"),
     ("rollout/src/sampling/stats.rs", "compiles a pass for each instruction set"),
+    ("shared/bounds/src/memory.rs", "is an allocator"),
     ("shared/src/native.rs", "changes the environment, which C libraries read without a lock"),
     ("src/binaries.rs", "makes a child end with its parent, between fork and exec"),
     ("src/doctor/libraries.rs", "asks ONNX Runtime for its version through its C interface"),

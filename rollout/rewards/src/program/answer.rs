@@ -86,3 +86,26 @@ fn shortened(text: &str) -> String {
         None => text.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spoilt lines, as the targets of `tests/fuzz` are.
+    #[test]
+    fn whatever_a_line_says_there_is_an_outcome_for_each_completion_or_a_reason() {
+        let lines = [
+            r#"[1.5, null, {"error": "no", "traceback": "line 1\nline 2"}]"#,
+            "[NaN, -Infinity, Infinity]",
+            "[[[0, 0.5], [3, 1e300]], [], [[4294967296, 1]]]",
+            "Traceback (most recent call last):",
+        ];
+        harness::fuzz::explore("reward_answers", &lines.map(|line| line.as_bytes().to_vec()), |bytes| {
+            match read(&String::from_utf8_lossy(bytes), 3) {
+                Ok(answer) => assert_eq!(answer.outcomes.len(), 3),
+                // However long the line is.
+                Err(reason) => assert!(reason.len() < 1000, "{reason}"),
+            }
+        });
+    }
+}

@@ -8,3 +8,4 @@ mod reference;
 mod support;
 mod swaps;
 mod ways;
+mod world;

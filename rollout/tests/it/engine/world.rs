@@ -1,0 +1,141 @@
+//! Random arrivals, lengths, stops, pauses, new versions and aborts: whatever happens around it, a completion is the one that
+//! its prompt has alone, it comes once, and every page comes back.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use exporters::Checkpoint;
+use proptest::prelude::*;
+use rollout::engine::{Engine, EngineOptions, GroupRequest, StopCriterion, WeightSource};
+use shared::{FinishReason, ModelDir, SamplingParams};
+
+use super::support::{Nth, Outcome, exported, finish, golden_model, group, options, outcome, wait_swap, write};
+
+/// A model, and its weights under two numbers.
+struct World {
+    _folder: tempfile::TempDir,
+    model: ModelDir,
+    versions: [WeightSource; 2],
+}
+
+static WORLD: LazyLock<World> = LazyLock::new(|| {
+    let (folder, model) = (tempfile::tempdir().unwrap(), golden_model("llama"));
+    let v0 = exported(&model, folder.path());
+    let weights = Checkpoint::open(&model).unwrap();
+    let v1 = write(&v0, folder.path(), 1, |name| weights.read_f32(name).unwrap());
+    World { _folder: folder, model, versions: [v0, v1] }
+});
+
+/// What happens next.
+#[derive(Debug, Clone)]
+enum Event {
+    /// A group arrives: tokens of its prompt, completions, their longest, and the token at which each stops.
+    Group {
+        prompt: usize,
+        samples: u32,
+        most: u32,
+        stop: Option<u32>,
+    },
+    Steps(usize),
+    Swap,
+    Admission(bool),
+    Abort,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let group = (1_usize..70, 1_u32..7, 1_u32..26, prop::option::of(1_u32..20));
+    prop_oneof![
+        6 => group.prop_map(|(prompt, samples, most, stop)| Event::Group { prompt, samples, most, stop }),
+        8 => (1_usize..12).prop_map(Event::Steps),
+        2 => Just(Event::Swap),
+        1 => any::<bool>().prop_map(Event::Admission),
+        1 => Just(Event::Abort),
+    ]
+}
+
+/// Groups with the same tag have the same prompt, and so share no randomness with others.
+fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) -> GroupRequest {
+    let mut stream = shared::rng::Stream::new(&[tag]);
+    let prompt: Vec<u32> = (0..prompt).map(|_| stream.below(500) as u32 + 3).collect();
+    let sampling = SamplingParams { max_completion_length: most, ..SamplingParams::default() };
+    let stop_criterion = stop.map(|n| {
+        let criterion = move || Box::new(Nth(n)) as Box<dyn StopCriterion>;
+        Arc::new(criterion) as Arc<dyn Fn() -> _ + Send + Sync>
+    });
+    GroupRequest { stop_criterion, ..group(tag, &prompt, samples, sampling) }
+}
+
+/// What becomes of groups one after the other.
+fn alone(groups: &[GroupRequest]) -> BTreeMap<(u64, u32), Outcome> {
+    let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, options(8, 1)).unwrap();
+    let of_group = |group: &GroupRequest| {
+        engine.add_group(group.clone()).unwrap();
+        finish(&mut engine)
+    };
+    groups.iter().flat_map(of_group).map(outcome).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn nothing_is_lost_shared_or_mixed_up(
+        slots in 1_usize..7,
+        batched in 8_usize..80,
+        drafts in 0_usize..4,
+        events in prop::collection::vec(event(), 1..40),
+    ) {
+        let own = EngineOptions {
+            max_num_batched_tokens: batched,
+            speculative_tokens: drafts,
+            hot_swap: true,
+            ..options(slots, 1)
+        };
+        let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, own).unwrap();
+        let (mut groups, mut ended, mut aborted) = (Vec::new(), Vec::new(), Vec::new());
+        for event in events {
+            match event {
+                Event::Group { prompt, samples, most, stop } => {
+                    let group = request(groups.len() as u64, prompt, samples, most, stop);
+                    engine.add_group(group.clone()).unwrap();
+                    groups.push(group);
+                }
+                Event::Steps(steps) => (0..steps).for_each(|_| ended.extend(engine.step().unwrap())),
+                Event::Swap => {
+                    let other = WORLD.versions.iter().find(|version| version.version != engine.version()).unwrap();
+                    engine.begin_swap(other.clone()).unwrap();
+                    ended.extend(engine.step().unwrap());
+                    wait_swap(&mut engine).unwrap();
+                }
+                Event::Admission(admit) => engine.set_admission(admit),
+                Event::Abort => aborted.extend(engine.abort_all()),
+            }
+            prop_assert!(engine.running() <= slots);
+        }
+        engine.set_admission(true);
+        ended.extend(finish(&mut engine));
+
+        let expected = alone(&groups);
+        prop_assert_eq!(ended.len() + aborted.len(), expected.len());
+        let mut seen = BTreeMap::new();
+        for sequence in aborted {
+            let ((tag, sample), (tokens, logprobs, reason)) = outcome(sequence);
+            let (whole, whole_logprobs, _) = &expected[&(tag, sample)];
+            prop_assert!(whole.starts_with(&tokens) && whole_logprobs.starts_with(&logprobs));
+            prop_assert_eq!(reason, FinishReason::Aborted);
+            prop_assert!(seen.insert((tag, sample), ()).is_none());
+        }
+        for sequence in ended {
+            let (id, outcome) = outcome(sequence);
+            prop_assert!(outcome == expected[&id], "{:?} is another one than alone", id);
+            prop_assert!(seen.insert(id, ()).is_none());
+        }
+
+        // A pool that has lost a page has not enough for this.
+        for tag in 0..3 {
+            engine.add_group(request(1000 + tag, 70, slots as u32, 25, None)).unwrap();
+        }
+        finish(&mut engine);
+    }
+}

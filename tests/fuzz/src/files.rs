@@ -1,0 +1,162 @@
+//! Frames of the channel, weights, and what describes them. ONNX Runtime parses graphs in C++: it is given those only that
+//! are, node for node, what the exporter writes (the packed backend) or whose hash is in the manifest, so what is tried here is
+//! the manifest, and our own reading of a graph.
+
+use std::{cell::OnceCell, fs, path::Path};
+
+use exporters::{Checkpoint, ExportOptions, VersionDir, export, onnx::proto::ModelProto};
+use harness::tiny_model::Place;
+use prost::Message as _;
+use shared::{
+    ModelDir, RolloutGroup, WeightManifest,
+    channel::{
+        LearnerStatus, SamplerStatus,
+        frame::{self, FRAME_VERSION, HEADER_LEN, Kind, MAGIC},
+    },
+    manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
+    testing,
+};
+
+/// The first byte chooses the kind of message, the rest is a body.
+pub fn frame_seeds() -> Vec<Vec<u8>> {
+    let completion = testing::completion(0, vec![5, 6, 7]);
+    let group = testing::group(shared::GroupId { step: shared::Step(3), index: 1 }, vec![completion]);
+    let group = RolloutGroup { prompt_text: "2+2=".into(), reward_names: vec![("format".into(), 1.0)], ..group };
+    let body = |kind: u8, frame: Vec<u8>| [&[kind], &frame[HEADER_LEN..]].concat();
+    let group = frame::encode(&group);
+    let small = |kind: u8| [&[kind][..], &[1; 40]].concat();
+    // As it arrives, too.
+    vec![body(0, group.clone()), small(1), small(2), [&[3], &group[..]].concat()]
+}
+
+/// Bodies that get past the checksum, and whole frames. What is read is written again as something that is read as the same.
+pub fn frame(bytes: &[u8]) {
+    let Some((kind, body)) = bytes.split_first() else { return };
+    match kind % 4 {
+        0 => check::<RolloutGroup>(&framed(Kind::Group, body)),
+        1 => check::<LearnerStatus>(&framed(Kind::LearnerStatus, body)),
+        2 => check::<SamplerStatus>(&framed(Kind::SamplerStatus, body)),
+        _ => check::<RolloutGroup>(body),
+    }
+}
+
+fn check<M: frame::Message>(bytes: &[u8]) {
+    if let Ok(message) = frame::decode::<M>(bytes) {
+        let written = frame::encode(&message);
+        let again: M = frame::decode(&written).expect("what was written is read");
+        assert_eq!(frame::encode(&again), written);
+    }
+}
+
+/// A frame whose header is right.
+fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
+    let length = body.len() as u64;
+    let start =
+        [&MAGIC[..], &FRAME_VERSION.to_le_bytes(), &(kind as u16).to_le_bytes(), &length.to_le_bytes()].concat();
+    let sum = blake3::hash(&[&start, body].concat());
+    [&start, &sum.as_bytes()[..8], body].concat()
+}
+
+thread_local! {
+    /// A model, and its export.
+    static PLACE: OnceCell<Place> = const { OnceCell::new() };
+}
+
+fn in_place<T>(work: impl FnOnce(&Place) -> T) -> T {
+    PLACE.with(|place| {
+        work(place.get_or_init(|| {
+            let place = Place::new();
+            let model = ModelDir::open(place.path("model")).expect("a tiny model");
+            export(&model, &place.path("export"), &ExportOptions::default()).expect("a tiny export");
+            fs::create_dir(place.path("sharded")).expect("a writable folder");
+            for (from, to) in [("config.json", "config.json"), ("model.safetensors", "model-1.safetensors")] {
+                fs::copy(place.path("model").join(from), place.path("sharded").join(to)).expect("a writable folder");
+            }
+            place
+        }))
+    })
+}
+
+fn file(path: &str) -> Vec<u8> {
+    in_place(|place| fs::read(place.path(path)).expect("a file of a tiny model"))
+}
+
+pub fn manifest_seeds() -> Vec<Vec<u8>> {
+    vec![file(&format!("export/{MANIFEST_FILE}"))]
+}
+
+/// What is accepted lies within the data.
+pub fn manifest(bytes: &[u8]) {
+    with_changed("export", MANIFEST_FILE, bytes, |dir| {
+        if let Ok(manifest) = WeightManifest::read(dir) {
+            let data = fs::metadata(manifest.export_dir(dir).join(DATA_FILE)).expect("it was looked at").len();
+            assert!(manifest.tensors.iter().all(|tensor| tensor.offset + tensor.length <= data));
+            let _ = VersionDir::open(dir).map(|version| version.damaged().count());
+        }
+    });
+}
+
+pub fn graph_seeds() -> Vec<Vec<u8>> {
+    vec![file(&format!("export/{MODEL_FILE}"))]
+}
+
+/// A graph that the manifest does not know is refused, and what our own reader makes of it is written again as the same.
+pub fn graph(bytes: &[u8]) {
+    if let Ok(model) = ModelProto::decode(bytes) {
+        let written = model.encode_to_vec();
+        let again = ModelProto::decode(written.as_slice()).expect("what was written is read");
+        assert_eq!(again.encode_to_vec(), written);
+    }
+    let own = in_place(|place| fs::read(place.path("export").join(MODEL_FILE)).expect("a tiny export"));
+    with_changed("export", MODEL_FILE, bytes, |dir| {
+        assert!(VersionDir::open(dir).is_err() || own == bytes, "another graph is taken for the one of the manifest");
+    });
+}
+
+pub fn safetensors_seeds() -> Vec<Vec<u8>> {
+    vec![file("model/model.safetensors")]
+}
+
+/// What is accepted has every parameter of the model, in its size.
+pub fn safetensors(bytes: &[u8]) {
+    with_changed("model", "model.safetensors", bytes, read_all);
+}
+
+pub fn index_seeds() -> Vec<Vec<u8>> {
+    let model = in_place(|place| ModelDir::open(place.path("model")).expect("a tiny model"));
+    let names = model.config().parameters().into_iter().map(|(name, _)| (name, "model-1.safetensors".into()));
+    let map: serde_json::Map<_, _> = names.collect();
+    vec![serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string().into_bytes()]
+}
+
+/// As [`safetensors`], of weights in shards.
+pub fn index(bytes: &[u8]) {
+    with_changed("sharded", "model.safetensors.index.json", bytes, read_all);
+}
+
+fn read_all(dir: &Path) {
+    let model = ModelDir::open(dir).expect("its config.json is whole");
+    if let Ok(checkpoint) = Checkpoint::open(&model) {
+        for (name, shape) in model.config().parameters() {
+            let values = checkpoint.read_f32(&name).expect("it was looked for");
+            assert_eq!(values.len(), shape.iter().product::<usize>());
+        }
+    }
+}
+
+/// Puts a file in the place of one of the folder, for as long as `work` takes.
+fn with_changed(folder: &str, name: &str, bytes: &[u8], work: impl FnOnce(&Path)) {
+    in_place(|place| {
+        let dir = place.path(folder);
+        let path = dir.join(name);
+        let before = fs::read(&path).ok();
+        // A new file each time: the old one may still be mapped.
+        let _ = fs::remove_file(&path);
+        fs::write(&path, bytes).expect("a writable folder");
+        work(&dir);
+        let _ = fs::remove_file(&path);
+        if let Some(before) = before {
+            fs::write(&path, before).expect("a writable folder");
+        }
+    });
+}

@@ -1,0 +1,60 @@
+//! A target for everything that is parsed: what reads it, what it must keep to besides not panicking, and seeds.
+//!
+//! `tests/targets.rs` runs each for ten seconds as part of the suite, with [`harness::fuzz`]; `cargo xtask fuzz` runs one for
+//! as long as is asked, with libFuzzer and coverage. An input that was once found lies in `found/`, in the folder of its
+//! target, and is tried first. Parsers that no other crate can call are tried in the same way by the tests beside them:
+//! answers of reward programs, foreign configurations, and the state of a trainer.
+
+mod data;
+mod files;
+mod models;
+mod words;
+
+use std::{fs, path::Path};
+
+/// Something that is parsed.
+#[derive(Debug)]
+pub struct Target {
+    /// Its name.
+    pub name: &'static str,
+    /// Inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Parses an input and checks what came of it.
+    pub parse: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: [Target; 13] = [
+    Target { name: "frames", seeds: files::frame_seeds, parse: files::frame },
+    Target { name: "manifest", seeds: files::manifest_seeds, parse: files::manifest },
+    Target { name: "graph", seeds: files::graph_seeds, parse: files::graph },
+    Target { name: "safetensors", seeds: files::safetensors_seeds, parse: files::safetensors },
+    Target { name: "index", seeds: files::index_seeds, parse: files::index },
+    Target { name: "config_json", seeds: models::config_seeds, parse: models::config },
+    Target { name: "model_directory", seeds: models::directory_seeds, parse: models::directory },
+    Target { name: "tokenizer", seeds: models::tokenizer_seeds, parse: models::tokenizer },
+    Target { name: "template", seeds: models::template_seeds, parse: models::template },
+    Target { name: "dataset", seeds: data::dataset_seeds, parse: data::dataset },
+    Target { name: "dataset_card", seeds: data::card_seeds, parse: data::card },
+    Target { name: "run_toml", seeds: words::run_toml_seeds, parse: words::run_toml },
+    Target { name: "answers", seeds: words::answer_seeds, parse: words::answer },
+];
+
+/// Inputs of a target: those that were once found, then its seeds.
+///
+/// # Panics
+/// When a file of `found/` cannot be read.
+#[must_use]
+pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("found").join(target.name);
+    let files = fs::read_dir(folder).into_iter().flatten();
+    let mut paths: Vec<_> = files.map(|entry| entry.expect("an entry of a folder").path()).collect();
+    paths.sort();
+    let found = paths.iter().map(|path| fs::read(path).expect("a readable file"));
+    found.chain((target.seeds)()).collect()
+}
+
+/// Bytes as a parser of text gets them.
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}
