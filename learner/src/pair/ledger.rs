@@ -1,7 +1,8 @@
 //! What became of every completion of a step, for the ledger.
 
 use shared::{
-    DroppedGroup, LedgerGroup, LedgerState, RolloutGroup,
+    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RolloutGroup,
+    ledger::{Completions, LedgerEvent, LedgerLine},
     metrics::{self, MetricRecord},
 };
 
@@ -25,6 +26,38 @@ pub fn groups(batch: &StepBatch<'_>, inputs: &StepInputs, step: u64, skipped: bo
 #[must_use]
 pub fn in_flight(group: &RolloutGroup) -> Vec<LedgerGroup> {
     placed(group, group.id.step.0 + 1, vec![LedgerState::InFlight; group.completions.len()])
+}
+
+/// A group that the sampler had in flight when the run ended, for a step that was not begun.
+#[must_use]
+pub fn in_flight_at_sampler(group: &RolloutGroup, step: u64, num_generations: usize) -> LedgerGroup {
+    LedgerGroup {
+        step,
+        group: None,
+        position: group.cursor - 1,
+        prompt_id: group.prompt_id.0,
+        epoch: group.epoch,
+        states: vec![LedgerState::InFlight; num_generations],
+        filler: false,
+    }
+}
+
+/// How the completions of a group, and of those that were dropped on the way to it, came through a death of both processes, where
+/// there was one.
+pub fn survivals(group: &RolloutGroup, step: u64) -> impl Iterator<Item = LedgerLine> {
+    let dropped = (group.begin()..).zip(&group.dropped).map(|(at, dropped)| (at, None, &dropped.completions));
+    let all = dropped.chain([(group.cursor - 1, Some(group.id.index), &group.completions)]);
+    all.flat_map(move |(position, group, completions)| {
+        let of = |provenance, event: fn(Completions) -> LedgerEvent| {
+            let has = |completion: &&Completion| completion.provenance == provenance;
+            let samples: Vec<u32> = completions.iter().filter(has).map(|completion| completion.sample).collect();
+            let event = || event(Completions { position, group, samples: samples.clone() });
+            (!samples.is_empty()).then(|| LedgerLine::Event { step, event: event() })
+        };
+        let found =
+            [of(Provenance::CarriedOver, LedgerEvent::CarriedOver), of(Provenance::MadeAgain, LedgerEvent::MadeAgain)];
+        found.into_iter().flatten()
+    })
 }
 
 /// A group behind those that were dropped on the way to it.

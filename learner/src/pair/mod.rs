@@ -5,20 +5,26 @@ mod completions;
 mod dynamic_sampling;
 mod failures;
 mod gate;
+mod in_flight;
 mod ledger;
 mod link;
 mod notices;
 mod tokens;
 
 use std::{
-    path::PathBuf,
+    collections::BTreeSet,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest,
-    channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
+    LedgerGroup, ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
+    channel::{
+        LearnerEnd, LearnerStatus, SamplerStatus,
+        in_flight::{IN_FLIGHT_FILE, read_groups},
+        incarnation,
+    },
     checkpoints::{self, Depth},
     config::TrainConfig,
     disk_room,
@@ -31,6 +37,7 @@ use tch::Device;
 pub use collector::Collector;
 use failures::Failures;
 use gate::Gate;
+use in_flight::Request;
 pub use link::Link;
 use notices::{Notices, Seen};
 
@@ -81,6 +88,8 @@ struct Run<'a> {
     prompts: u64,
     /// Steps whose state is in a checkpoint.
     durable: u64,
+    /// Whether that checkpoint has what was in flight at the sampler, and that fits the run.
+    in_flight: bool,
     /// The sampler's counters at the last record.
     sampler: SamplerStatus,
 }
@@ -116,12 +125,13 @@ pub fn run(
     if run.durable < run.state.step {
         run.save(&link)?;
     }
-    let left: Vec<LedgerLine> = collector.left().flat_map(ledger::in_flight).map(LedgerLine::Group).collect();
-    run.ledger.append(&left)?;
+    run.record_left(&collector)?;
     if outcome == Outcome::Finished {
         LearnerStatus { finished: true, ..link.status() }.leave(run_dir)?;
     }
     link.finish();
+    // An answer that came too late for its checkpoint.
+    atomic::remove_file(&run_dir.in_flight())?;
     Ok(outcome)
 }
 
@@ -148,8 +158,10 @@ impl<'a> Run<'a> {
             tracing::info!("going on from {} after step {}", path.display(), state.step);
         }
         let guard = Guard::new(config, state.guard.clone())?;
+        let in_flight = found.as_ref().is_some_and(|path| in_flight::fits(run_dir, path, &state, config, &origin));
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
         Ok(Self {
+            in_flight,
             metrics,
             ledger,
             notices,
@@ -184,6 +196,7 @@ impl<'a> Run<'a> {
             total_steps: self.state.total_steps,
             next_cursor: self.state.cursor,
             given_up,
+            in_flight: self.in_flight,
             ..LearnerStatus::default()
         }
     }
@@ -290,7 +303,7 @@ impl<'a> Run<'a> {
             let first = checkpoint::find_first(config.resume_from_checkpoint.as_deref())?;
             let (trainer, _) = checkpoint::open_trainer(config, &model, first.as_deref(), device)?;
             state.carried = trainer.carried().at(&state.carried);
-            checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None)?;
+            checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None, |_| Ok(()))?;
         }
         Ok(Self { sampler, ..Self::open(run_dir, config, device)? })
     }
@@ -381,7 +394,8 @@ impl<'a> Run<'a> {
         self.guard.record(self.state.carried.rate_factor.unwrap_or(1.0), &mut line);
         line.extend(dynamic_sampling::record(batch, self.config, step));
         ledger::record(&groups, &mut line);
-        self.ledger.append(&groups.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?;
+        let survivals = batch.groups().flat_map(|group| ledger::survivals(group, step));
+        self.ledger.append(&groups.into_iter().map(LedgerLine::Group).chain(survivals).collect::<Vec<_>>())?;
         line.set(metrics::PERF_LEDGER_S, began.elapsed().as_secs_f64());
         line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
         line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
@@ -415,13 +429,41 @@ impl<'a> Run<'a> {
         }
         heartbeat::beat(Phase::Save);
         let limit = self.config.save_total_limit;
+        // A synchronous run samples lost completions again as they were.
+        let request = (self.config.max_staleness > 0).then(|| Request::make(self.run_dir, link)).transpose()?;
         self.metrics.sync()?;
         self.ledger.sync()?;
-        checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;
-        self.durable = self.state.step;
-        link.announce(|status| status.durable_step = Step(self.durable));
+        let mut in_flight = false;
+        let more = |dir: &Path| {
+            in_flight = request.map_or(Ok(false), |request| request.take(self.run_dir, link, dir))?;
+            Ok(())
+        };
+        checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit, more)?;
+        (self.durable, self.in_flight) = (self.state.step, in_flight);
+        link.announce(|status| {
+            status.durable_step = Step(self.durable);
+            status.in_flight = in_flight;
+            status.saving = false;
+        });
         tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
         Ok(())
+    }
+
+    /// Puts into the ledger what is on its way when the run ends: what has reached the learner, and what the last checkpoint has of
+    /// the sampler.
+    fn record_left(&mut self, collector: &Collector) -> Result<(), LearnerError> {
+        let mut left: Vec<LedgerGroup> = collector.left().flat_map(ledger::in_flight).collect();
+        let known: BTreeSet<u64> = left.iter().map(|group| group.position).collect();
+        let more = |group: &RolloutGroup| group.cursor > self.state.cursor && !known.contains(&(group.cursor - 1));
+        let at_sampler = if self.in_flight && self.durable == self.state.step {
+            read_groups(&self.run_dir.checkpoint(self.durable).join(IN_FLIGHT_FILE)).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let num_generations = self.config.num_generations as usize;
+        let line = |group| ledger::in_flight_at_sampler(group, self.state.step + 1, num_generations);
+        left.extend(at_sampler.iter().filter(|group| more(group)).map(line));
+        Ok(self.ledger.append(&left.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?)
     }
 }
 

@@ -1,0 +1,194 @@
+//! What is in flight when the learner writes a checkpoint: written for that ([`Keeper`]), and taken up again by the sampler of a
+//! run that goes on from there ([`Kept`]).
+//!
+//! It is kept by position, that is, by prompt, and without a place in the run. The plan begins positions as ever and gives them
+//! their places as ever; whatever is kept of a position that it begins need not be sampled. So nothing of what the plan holds
+//! true, `max_staleness` above all, depends on what a file says.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    thread::{self, JoinHandle},
+};
+
+use shared::{
+    Completion, PolicyVersion, Provenance, RolloutGroup, RunDir, Step,
+    channel::{
+        InFlight, LearnerStatus,
+        in_flight::{IN_FLIGHT_FILE, read_groups, write_groups},
+    },
+};
+
+use super::{
+    link::Link,
+    plan::{newest_of, size},
+};
+use crate::data::PromptRow;
+
+/// Memory of the groups that are written for a checkpoint. What does not fit is sampled again if the run goes on from there.
+const MOST_BYTES: usize = 256 << 20;
+
+/// Answers the learner's requests, on a thread of its own.
+#[derive(Debug)]
+pub struct Keeper {
+    run_dir: RunDir,
+    /// The learner's incarnation and the step of the last request.
+    asked: Option<(u64, Step)>,
+    writer: Option<JoinHandle<InFlight>>,
+}
+
+impl Keeper {
+    /// One that writes into a run directory.
+    #[must_use]
+    pub fn new(run_dir: RunDir) -> Self {
+        Self { run_dir, asked: None, writer: None }
+    }
+
+    /// Whether the learner asks for what is in flight, and nobody has begun to write it.
+    #[must_use]
+    pub fn is_wanted(&self, learner: &LearnerStatus) -> bool {
+        learner.saving && self.writer.is_none() && self.asked != Some((learner.incarnation, learner.step))
+    }
+
+    /// Begins to write what is in flight now.
+    pub fn write(&mut self, learner: &LearnerStatus, groups: Vec<RolloutGroup>) {
+        let (learner, step) = (learner.incarnation, learner.step);
+        self.asked = Some((learner, step));
+        let path = self.run_dir.in_flight();
+        let write = move || {
+            let groups = first_that_fit(groups, MOST_BYTES);
+            let result = write_groups(&path, &groups);
+            let blake3 = result.inspect_err(|e| tracing::warn!("what is in flight is not kept: {e}")).ok();
+            InFlight { learner, step, blake3 }
+        };
+        self.writer = thread::Builder::new().name("in flight".into()).spawn(write).ok();
+    }
+
+    /// Tells the learner when it is written.
+    pub fn answer(&mut self, link: &Link) {
+        if let Some(writer) = self.writer.take_if(|writer| writer.is_finished())
+            && let Ok(answer) = writer.join()
+        {
+            link.announce(|status| status.in_flight = Some(answer));
+        }
+    }
+
+    /// Whether something is being written.
+    #[must_use]
+    pub fn at_work(&self) -> bool {
+        self.writer.is_some()
+    }
+}
+
+/// In the order of their prompts, as many as have room.
+fn first_that_fit(mut groups: Vec<RolloutGroup>, bytes: usize) -> Vec<RolloutGroup> {
+    groups.sort_unstable_by_key(|group| group.cursor);
+    let mut room = bytes;
+    let fit = groups.iter().take_while(|group| {
+        let rest = room.checked_sub(size(group));
+        room = rest.unwrap_or(0);
+        rest.is_some()
+    });
+    let fit = fit.count();
+    if fit < groups.len() {
+        tracing::info!("{} of {} groups in flight are kept: more have no room", fit, groups.len());
+    }
+    groups.truncate(fit);
+    groups
+}
+
+/// What was in flight when the checkpoint was written that the learner has gone on from, by position.
+#[derive(Debug, Default)]
+pub struct Kept {
+    groups: BTreeMap<u64, RolloutGroup>,
+}
+
+impl Kept {
+    /// What the learner's newest checkpoint has, if the learner says that it is of use. A file that cannot be read is none.
+    #[must_use]
+    pub fn open(run_dir: &RunDir, learner: &LearnerStatus, num_generations: u32) -> Self {
+        let step = learner.durable_step;
+        if !learner.in_flight || learner.finished {
+            return Self::default();
+        }
+        let path = run_dir.checkpoint(step.0).join(IN_FLIGHT_FILE);
+        let groups = match read_groups(&path) {
+            Ok(groups) => groups,
+            Err(problem) => {
+                tracing::warn!("{} {problem}: what was in flight is sampled again", path.display());
+                return Self::default();
+            }
+        };
+        let kept = Self::new(groups, learner, num_generations);
+        let useful = || kept.groups.range(learner.next_cursor..).map(|(_, group)| group.completions.len());
+        let (groups, completions) = (useful().filter(|&count| count > 0).count(), useful().sum::<usize>());
+        let whole = useful().filter(|&count| count == num_generations as usize).count();
+        tracing::info!(
+            "{completions} completions of {groups} groups are kept from checkpoint-{step}; {whole} groups are whole"
+        );
+        kept
+    }
+
+    /// What is sound of some groups: of versions that the learner has, and complete in itself.
+    pub(super) fn new(groups: Vec<RolloutGroup>, learner: &LearnerStatus, num_generations: u32) -> Self {
+        let newest = PolicyVersion(learner.durable_step.0);
+        let given_up = |version: PolicyVersion| {
+            learner.given_up.is_some_and(|(after, through)| version > after && version <= through)
+        };
+        let mut kept = BTreeMap::new();
+        for mut group in groups {
+            let mut samples = BTreeSet::new();
+            group.completions.retain(|completion| {
+                completion.sample < num_generations
+                    && !completion.versions.is_empty()
+                    && completion.logprobs.len() == completion.token_ids.len()
+                    && completion.versions.iter().all(|(_, version)| *version <= newest && !given_up(*version))
+                    && samples.insert(completion.sample)
+            });
+            group.completions.iter_mut().for_each(|completion| completion.provenance = Provenance::CarriedOver);
+            if let Some(position) = group.cursor.checked_sub(1) {
+                kept.insert(position, group);
+            }
+        }
+        Self { groups: kept }
+    }
+
+    /// The versions after `newest` are lost, and what was sampled from them.
+    pub fn forget(&mut self, newest: PolicyVersion) {
+        for group in self.groups.values_mut() {
+            group.completions.retain(|completion| newest_of(completion) <= newest);
+        }
+    }
+
+    /// What is kept of a position that is begun now, as far as its weights are `oldest` or newer.
+    pub fn take(&mut self, position: u64, oldest: PolicyVersion) -> Option<RolloutGroup> {
+        let mut group = self.groups.remove(&position)?;
+        group.completions.retain(|completion| oldest_of(completion) >= oldest);
+        group.completions.sort_unstable_by_key(|completion| completion.sample);
+        group.policy_version = group.completions.iter().map(oldest_of).min().unwrap_or_default();
+        Some(group)
+    }
+
+    /// What has not been taken from a position on.
+    pub fn from(&self, position: u64) -> impl Iterator<Item = &RolloutGroup> {
+        self.groups.range(position..).map(|(_, group)| group)
+    }
+}
+
+/// Whether a group is of the prompt that its position has now.
+#[must_use]
+pub fn is_of(group: &RolloutGroup, row: &PromptRow, epoch: u32) -> bool {
+    (group.prompt_id, group.epoch, &group.prompt_text) == (row.prompt_id, epoch, &row.prompt_text)
+}
+
+/// Whether nothing of a group is missing, rewards included.
+#[must_use]
+pub fn is_whole(group: &RolloutGroup, num_generations: u32) -> bool {
+    let scored = |completion: &Completion| completion.rewards.len() == group.reward_names.len();
+    group.completions.len() == num_generations as usize
+        && !group.reward_names.is_empty()
+        && group.completions.iter().all(scored)
+}
+
+fn oldest_of(completion: &Completion) -> PolicyVersion {
+    completion.versions.iter().map(|(_, version)| *version).min().unwrap_or_default()
+}
