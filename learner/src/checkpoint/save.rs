@@ -101,3 +101,27 @@ fn fill_policy(dir: &Path, model: &ModelDir, policy: &Decoder) -> Result<(), Lea
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::config::TrainConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_roll_back_does_not_bring_back_what_was_in_flight() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(dir.path());
+        let state = |step| TrainerState { step, ..TrainerState::start(&TrainConfig::default(), 9) };
+        let earlier = run_dir.checkpoint(3);
+        fs::create_dir(&earlier).unwrap();
+        write_state(&earlier, &state(3)).unwrap();
+        for file in [IN_FLIGHT_FILE, OPTIMIZER_FILE] {
+            fs::write(earlier.join(file), file).unwrap();
+        }
+        go_back(&run_dir, &earlier, state(5)).unwrap();
+        let found = [IN_FLIGHT_FILE, OPTIMIZER_FILE].map(|file| run_dir.checkpoint(5).join(file).exists());
+        assert_eq!(found, [false, true]);
+        checkpoints::check(&run_dir.checkpoint(5), checkpoints::Depth::Contents).unwrap();
+    }
+}

@@ -192,3 +192,132 @@ pub fn is_whole(group: &RolloutGroup, num_generations: u32) -> bool {
 fn oldest_of(completion: &Completion) -> PolicyVersion {
     completion.versions.iter().map(|(_, version)| *version).min().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use harness::memory;
+    use shared::{
+        RewardOutcome,
+        channel::{LearnerEnd, SamplerStatus},
+        testing,
+    };
+
+    use super::*;
+    use crate::pair::plan::UNPLACED;
+
+    /// A completion that was sampled from these versions.
+    fn completion(sample: u32, versions: &[u64]) -> Completion {
+        let runs = (0..).zip(versions).map(|(token, version)| (token, PolicyVersion(*version)));
+        Completion { versions: runs.collect(), ..testing::completion(sample, vec![1; versions.len()]) }
+    }
+
+    fn group(position: u64, completions: Vec<Completion>) -> RolloutGroup {
+        RolloutGroup { cursor: position + 1, ..testing::group(UNPLACED, completions) }
+    }
+
+    fn learner() -> LearnerStatus {
+        LearnerStatus {
+            incarnation: 3,
+            step: Step(8),
+            durable_step: Step(8),
+            in_flight: true,
+            ..LearnerStatus::default()
+        }
+    }
+
+    fn samples(group: &RolloutGroup) -> Vec<u32> {
+        group.completions.iter().map(|completion| completion.sample).collect()
+    }
+
+    #[test]
+    fn what_is_unsound_lost_or_given_up_is_not_taken_up() {
+        let crooked = Completion { logprobs: Vec::new(), ..completion(3, &[8]) };
+        let groups = vec![
+            group(4, vec![completion(1, &[8]), completion(0, &[6, 7])]),
+            group(
+                5,
+                vec![completion(0, &[8, 9]), completion(1, &[8]), completion(1, &[7]), completion(4, &[8]), crooked],
+            ),
+            group(6, vec![completion(0, &[5, 6]), completion(1, &[4, 8]), completion(2, &[])]),
+        ];
+        let status = LearnerStatus { given_up: Some((PolicyVersion(4), PolicyVersion(5))), ..learner() };
+        let mut kept = Kept::new(groups, &status, 4);
+        let whole = kept.take(4, PolicyVersion(6)).unwrap();
+        assert_eq!((samples(&whole), whole.policy_version), (vec![0, 1], PolicyVersion(6)));
+        assert!(whole.completions.iter().all(|completion| completion.provenance == Provenance::CarriedOver));
+        assert!(kept.take(4, PolicyVersion(6)).is_none(), "once");
+        assert_eq!(kept.from(5).map(samples).collect::<Vec<_>>(), [vec![1], vec![1]]);
+        assert_eq!(samples(&kept.take(6, PolicyVersion(5)).unwrap()), [0; 0], "too old");
+        kept.forget(PolicyVersion(7));
+        assert_eq!(samples(&kept.take(5, PolicyVersion(0)).unwrap()), [0; 0]);
+    }
+
+    #[test]
+    fn a_group_is_whole_with_all_its_rewards() {
+        let scored = |sample| Completion { rewards: vec![RewardOutcome::NotApplicable], ..completion(sample, &[1]) };
+        let names = vec![("a".to_owned(), 1.0)];
+        let whole = RolloutGroup { reward_names: names.clone(), ..group(0, vec![scored(0), scored(1)]) };
+        assert!(is_whole(&whole, 2) && !is_whole(&whole, 3));
+        let unscored = RolloutGroup { reward_names: names, ..group(0, vec![scored(0), completion(1, &[1])]) };
+        assert!(!is_whole(&unscored, 2) && !is_whole(&group(0, vec![completion(0, &[1])]), 1));
+    }
+
+    #[test]
+    fn a_file_that_is_damaged_missing_or_of_no_use_is_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(dir.path());
+        fs::create_dir(run_dir.checkpoint(8)).unwrap();
+        let path = run_dir.checkpoint(8).join(IN_FLIGHT_FILE);
+        let found = |status: &LearnerStatus| Kept::open(&run_dir, status, 4).from(0).count();
+        assert_eq!(found(&learner()), 0, "missing");
+        write_groups(&path, &[group(2, vec![completion(0, &[8])])]).unwrap();
+        assert_eq!(found(&learner()), 1);
+        assert_eq!(found(&LearnerStatus { in_flight: false, ..learner() }), 0, "of no use");
+        let mut bytes = fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(found(&learner()), 0, "damaged");
+        fs::write(&path, "of something else").unwrap();
+        assert_eq!(found(&learner()), 0, "foreign");
+    }
+
+    #[test]
+    fn what_has_no_room_is_that_of_later_prompts() {
+        let groups = || [7, 2, 5].map(|position| group(position, vec![completion(0, &[1; 9])])).to_vec();
+        let one = size(&groups()[0]);
+        let positions =
+            |bytes| first_that_fit(groups(), bytes).iter().map(|group| group.cursor - 1).collect::<Vec<_>>();
+        assert_eq!(positions(3 * one), [2, 5, 7]);
+        assert_eq!(positions(3 * one - 1), [2, 5]);
+        assert_eq!(positions(0), [0; 0]);
+    }
+
+    #[test]
+    fn each_request_is_answered_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(dir.path());
+        let (end, mut learner_end) = memory::pair(1);
+        let link = Link::start(end, SamplerStatus::default(), Duration::from_secs(60), run_dir.clone()).unwrap();
+        let mut keeper = Keeper::new(run_dir.clone());
+        let asks = LearnerStatus { saving: true, ..learner() };
+        assert!(!keeper.is_wanted(&learner()));
+        for asks in [asks.clone(), LearnerStatus { incarnation: 4, ..asks }] {
+            assert!(keeper.is_wanted(&asks));
+            keeper.write(&asks, vec![group(2, vec![completion(0, &[8])])]);
+            assert!(keeper.at_work() && !keeper.is_wanted(&asks));
+            let answer = loop {
+                keeper.answer(&link);
+                let heard = learner_end.sampler_status().unwrap().and_then(|status| status.in_flight);
+                if let Some(answer) = heard.filter(|answer| answer.learner == asks.incarnation) {
+                    break answer;
+                }
+                thread::sleep(Duration::from_millis(1));
+            };
+            assert!(!keeper.is_wanted(&asks) && !keeper.at_work());
+            let hash = *blake3::hash(&fs::read(run_dir.in_flight()).unwrap()).as_bytes();
+            assert_eq!(answer, InFlight { learner: asks.incarnation, step: Step(8), blake3: Some(hash) });
+        }
+    }
+}
