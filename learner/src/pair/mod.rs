@@ -9,22 +9,18 @@ mod in_flight;
 mod ledger;
 mod link;
 mod notices;
+mod save;
 mod tokens;
 
 use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
 use shared::{
-    LedgerGroup, ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
-    channel::{
-        LearnerEnd, LearnerStatus, SamplerStatus,
-        in_flight::{IN_FLIGHT_FILE, read_groups},
-        incarnation,
-    },
+    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
+    channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::TrainConfig,
     disk_room,
@@ -37,7 +33,6 @@ use tch::Device;
 pub use collector::Collector;
 use failures::Failures;
 use gate::Gate;
-use in_flight::Request;
 pub use link::Link;
 use notices::{Notices, Seen};
 
@@ -420,50 +415,6 @@ impl<'a> Run<'a> {
             shown(metrics::STEP_TIME),
         );
         Ok(line)
-    }
-
-    fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
-        if self.guard.is_calm() {
-            self.guard.state.healthy = Some(self.state.step);
-            self.state.guard.healthy = self.guard.state.healthy;
-        }
-        heartbeat::beat(Phase::Save);
-        let limit = self.config.save_total_limit;
-        // A synchronous run samples lost completions again as they were.
-        let request = (self.config.max_staleness > 0).then(|| Request::make(self.run_dir, link)).transpose()?;
-        self.metrics.sync()?;
-        self.ledger.sync()?;
-        let mut in_flight = false;
-        let more = |dir: &Path| {
-            in_flight = request.map_or(Ok(false), |request| request.take(self.run_dir, link, dir))?;
-            Ok(())
-        };
-        checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit, more)?;
-        (self.durable, self.in_flight) = (self.state.step, in_flight);
-        link.announce(|status| {
-            status.durable_step = Step(self.durable);
-            status.in_flight = in_flight;
-            status.saving = false;
-        });
-        tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
-        Ok(())
-    }
-
-    /// Puts into the ledger what is on its way when the run ends: what has reached the learner, and what the last checkpoint has of
-    /// the sampler.
-    fn record_left(&mut self, collector: &Collector) -> Result<(), LearnerError> {
-        let mut left: Vec<LedgerGroup> = collector.left().flat_map(ledger::in_flight).collect();
-        let known: BTreeSet<u64> = left.iter().map(|group| group.position).collect();
-        let more = |group: &RolloutGroup| group.cursor > self.state.cursor && !known.contains(&(group.cursor - 1));
-        let at_sampler = if self.in_flight && self.durable == self.state.step {
-            read_groups(&self.run_dir.checkpoint(self.durable).join(IN_FLIGHT_FILE)).unwrap_or_default()
-        } else {
-            Vec::new()
-        };
-        let num_generations = self.config.num_generations as usize;
-        let line = |group| ledger::in_flight_at_sampler(group, self.state.step + 1, num_generations);
-        left.extend(at_sampler.iter().filter(|group| more(group)).map(line));
-        Ok(self.ledger.append(&left.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?)
     }
 }
 
