@@ -168,9 +168,14 @@ impl Kept {
         Some(group)
     }
 
-    /// What has not been taken from a position on.
-    pub fn from(&self, position: u64) -> impl Iterator<Item = &RolloutGroup> {
-        self.groups.range(position..).map(|(_, group)| group)
+    /// Positions before this one are used up.
+    pub fn release(&mut self, cursor: u64) {
+        self.groups = self.groups.split_off(&cursor);
+    }
+
+    /// What has not been taken.
+    pub fn groups(&self) -> impl Iterator<Item = &RolloutGroup> {
+        self.groups.values()
     }
 }
 
@@ -248,10 +253,13 @@ mod tests {
         assert_eq!((samples(&whole), whole.policy_version), (vec![0, 1], PolicyVersion(6)));
         assert!(whole.completions.iter().all(|completion| completion.provenance == Provenance::CarriedOver));
         assert!(kept.take(4, PolicyVersion(6)).is_none(), "once");
-        assert_eq!(kept.from(5).map(samples).collect::<Vec<_>>(), [vec![1], vec![1]]);
+        assert_eq!(kept.groups().map(samples).collect::<Vec<_>>(), [vec![1], vec![1]]);
         assert_eq!(samples(&kept.take(6, PolicyVersion(5)).unwrap()), [0; 0], "too old");
+        kept.release(5);
         kept.forget(PolicyVersion(7));
-        assert_eq!(samples(&kept.take(5, PolicyVersion(0)).unwrap()), [0; 0]);
+        assert_eq!(kept.groups().map(samples).collect::<Vec<_>>(), [[0; 0]]);
+        kept.release(6);
+        assert!(kept.take(5, PolicyVersion(0)).is_none(), "used up");
     }
 
     #[test]
@@ -270,7 +278,7 @@ mod tests {
         let run_dir = RunDir::new(dir.path());
         fs::create_dir(run_dir.checkpoint(8)).unwrap();
         let path = run_dir.checkpoint(8).join(IN_FLIGHT_FILE);
-        let found = |status: &LearnerStatus| Kept::open(&run_dir, status, 4).from(0).count();
+        let found = |status: &LearnerStatus| Kept::open(&run_dir, status, 4).groups().count();
         assert_eq!(found(&learner()), 0, "missing");
         write_groups(&path, &[group(2, vec![completion(0, &[8])])]).unwrap();
         assert_eq!(found(&learner()), 1);

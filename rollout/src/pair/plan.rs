@@ -202,6 +202,13 @@ impl Plan {
         placed.chain(self.candidates.finished().cloned())
     }
 
+    /// The oldest version that a group of the learner's step may be of.
+    #[must_use]
+    pub fn oldest(&self) -> PolicyVersion {
+        let step = self.learner.as_ref().map_or(0, |status| status.step.0);
+        PolicyVersion(step.saturating_sub(self.options.max_staleness))
+    }
+
     /// The newest version whose tokens count of a position that is in work and still needed.
     #[must_use]
     pub fn counts(&self, position: u64) -> Option<PolicyVersion> {

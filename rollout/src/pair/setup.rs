@@ -163,7 +163,6 @@ impl Inputs {
         plan.observe(first);
         Ok(Some(StepLoop {
             plan,
-            max_staleness: config.max_staleness,
             kept,
             keeper: Keeper::new(run_dir.clone()),
             order: self.order(config)?,

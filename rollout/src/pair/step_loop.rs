@@ -55,8 +55,6 @@ pub struct StepLoop {
     pub dataset: Dataset,
     /// Completions per prompt.
     pub num_generations: u32,
-    /// How many versions older than its step a group's weights may be.
-    pub max_staleness: u64,
     /// Groups in the making.
     pub assembly: Assembly,
     /// What was in flight when the run went on from a checkpoint, as far as it has not been taken up.
@@ -119,6 +117,7 @@ impl StepLoop {
         }
         self.keeper.answer(&self.link);
         if self.keeper.is_wanted(self.learner()) {
+            self.kept.release(self.learner().cursor);
             let groups = self.in_flight();
             let learner = self.plan.learner().expect("the loop starts with the learner's first status");
             self.keeper.write(learner, groups);
@@ -135,8 +134,7 @@ impl StepLoop {
             group.completions.retain(|completion| newest_of(completion) <= newest);
             Some(group)
         });
-        let kept = self.kept.from(self.learner().cursor).cloned();
-        self.plan.untrained().chain(in_the_making).chain(kept).collect()
+        self.plan.untrained().chain(in_the_making).chain(self.kept.groups().cloned()).collect()
     }
 
     fn learner(&self) -> &LearnerStatus {
@@ -237,8 +235,7 @@ impl StepLoop {
     fn begin(&mut self, position: u64) -> anyhow::Result<()> {
         let (epoch, row) = self.order.at(position);
         let row = &self.dataset.rows()[row];
-        let oldest = PolicyVersion(self.learner().step.0.saturating_sub(self.max_staleness));
-        let request = match self.kept.take(position, oldest).filter(|kept| is_of(kept, row, epoch)) {
+        let request = match self.kept.take(position, self.plan.oldest()).filter(|kept| is_of(kept, row, epoch)) {
             None => Some(self.assembly.begin(UNPLACED, row, epoch, position + 1)),
             Some(kept) if is_whole(&kept, self.num_generations) => {
                 self.plan.finish(RolloutGroup { prompt_ids: row.prompt_ids.to_vec(), ..kept });

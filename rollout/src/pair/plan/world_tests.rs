@@ -250,8 +250,7 @@ impl World {
         };
         assert!(self.in_work.iter().all(|other| other.position != position), "made twice at once");
         self.begun += 1;
-        let oldest = PolicyVersion(self.learner.step.0.saturating_sub(self.options.max_staleness));
-        match self.kept.take(position, oldest) {
+        match self.kept.take(position, self.plan.oldest()) {
             Some(kept) if is_whole(&kept, GENERATIONS) => self.plan.finish(kept),
             kept => {
                 let kept = kept.map(|kept| kept.completions).unwrap_or_default();
@@ -268,14 +267,15 @@ impl World {
     }
 
     /// What the step loop writes for a checkpoint: of groups in the making, one completion is finished.
-    fn in_flight(&self) -> Vec<RolloutGroup> {
+    fn in_flight(&mut self) -> Vec<RolloutGroup> {
+        self.kept.release(self.learner.cursor);
         let in_the_making = self.in_work.iter().filter_map(|making| {
             let newest = self.plan.counts(making.position)?;
             let mut group = making.group(self.prompts, 1);
             group.completions.retain(|completion| newest_of(completion) <= newest);
             Some(group)
         });
-        let kept = self.kept.from(self.learner.cursor).cloned();
+        let kept = self.kept.groups().cloned();
         let all: Vec<RolloutGroup> = self.plan.untrained().chain(in_the_making).chain(kept).collect();
         let mut positions: Vec<u64> = all.iter().map(|group| group.cursor).collect();
         positions.sort_unstable();
