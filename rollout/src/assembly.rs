@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 use rollout_rewards::{RewardPool, ScoredGroup};
-use shared::{Completion, GroupId, PolicyVersion, RolloutGroup, SamplingParams};
+use shared::{Completion, GroupId, PolicyVersion, Provenance, RolloutGroup, SamplingParams};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
@@ -39,6 +39,8 @@ pub struct Assembly {
 struct Open {
     group: RolloutGroup,
     row: PromptRow,
+    /// Of the completions that are still to come.
+    provenance: Provenance,
 }
 
 impl Assembly {
@@ -61,6 +63,30 @@ impl Assembly {
     /// Begins a group of a prompt drawn in `epoch`; `cursor` are the dataset positions used up once it is consumed. The
     /// request is for the engine.
     pub fn begin(&mut self, id: GroupId, row: &PromptRow, epoch: u32, cursor: u64) -> GroupRequest {
+        let (tag, samples) = (self.open(id, row, epoch, cursor, Provenance::New), (0..self.num_generations).collect());
+        self.request(tag, row, epoch, samples)
+    }
+
+    /// As [`Assembly::begin`], of a group that was begun before and of which these completions are there, each once. The request
+    /// is for the others; none where all are there.
+    pub fn go_on(
+        &mut self,
+        id: GroupId,
+        row: &PromptRow,
+        epoch: u32,
+        cursor: u64,
+        completions: Vec<Completion>,
+    ) -> Option<GroupRequest> {
+        let tag = self.open(id, row, epoch, cursor, Provenance::MadeAgain);
+        let is_there = |sample: &u32| completions.iter().any(|completion| completion.sample == *sample);
+        let samples: Arc<[u32]> = (0..self.num_generations).filter(|sample| !is_there(sample)).collect();
+        for completion in completions {
+            self.take_in(tag, completion);
+        }
+        (!samples.is_empty()).then(|| self.request(tag, row, epoch, samples))
+    }
+
+    fn open(&mut self, id: GroupId, row: &PromptRow, epoch: u32, cursor: u64, provenance: Provenance) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
         let group = RolloutGroup {
@@ -77,13 +103,17 @@ impl Assembly {
             filler: false,
             generation_seconds: 0.0,
         };
-        self.open.insert(tag, Open { group, row: row.clone() });
+        self.open.insert(tag, Open { group, row: row.clone(), provenance });
+        tag
+    }
+
+    fn request(&self, tag: u64, row: &PromptRow, epoch: u32, samples: Arc<[u32]>) -> GroupRequest {
         GroupRequest {
             tag,
             prompt_id: row.prompt_id,
             epoch,
             prompt_ids: row.prompt_ids.clone(),
-            num_generations: self.num_generations,
+            samples,
             sampling: self.sampling.clone(),
             lengths: None,
             stop_criterion: self.stop_criterion.clone(),
@@ -95,34 +125,45 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
-        let Open { group, row } =
+        let Open { group, provenance, .. } =
             self.open.get_mut(&sequence.tag).context("the engine returned a sequence that nobody asked for")?;
-        let text = self.tokenizer.decode(&sequence.token_ids)?;
-        let oldest = sequence.versions.iter().map(|(_, version)| *version).min();
-        group.policy_version = oldest.map_or(group.policy_version, |v| v.min(group.policy_version));
         group.generation_seconds = group.generation_seconds.max(sequence.total_seconds);
-        group.completions.push(Completion {
+        let completion = Completion {
             sample: sequence.sample,
+            text: self.tokenizer.decode(&sequence.token_ids)?,
             token_ids: sequence.token_ids,
             logprobs: sequence.logprobs,
             versions: sequence.versions,
-            text,
             finish_reason: sequence.finish_reason,
             rewards: Vec::new(),
-        });
+            provenance: *provenance,
+        };
+        self.take_in(sequence.tag, completion);
+        Ok(())
+    }
+
+    fn take_in(&mut self, tag: u64, completion: Completion) {
+        let Open { group, row, .. } = self.open.get_mut(&tag).expect("the group is open");
+        let oldest = completion.versions.iter().map(|(_, version)| *version).min();
+        group.policy_version = oldest.map_or(group.policy_version, |v| v.min(group.policy_version));
+        group.completions.push(completion);
         if group.completions.len() < self.num_generations as usize {
-            return Ok(());
+            return;
         }
         group.completions.sort_unstable_by_key(|completion| completion.sample);
         match &mut self.scoring {
             Some(Scoring { pool, .. }) => {
                 let completions = group.completions.iter();
                 let seen = completions.map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
-                pool.submit(sequence.tag, row.reward_input(seen));
+                pool.submit(tag, row.reward_input(seen));
             }
-            None => self.unscored.push_back(sequence.tag),
+            None => self.unscored.push_back(tag),
         }
-        Ok(())
+    }
+
+    /// Groups in the making, with the completions that are finished.
+    pub fn in_the_making(&self) -> impl Iterator<Item = &RolloutGroup> {
+        self.open.values().map(|open| &open.group)
     }
 
     /// A group that is complete, rewards included, if there is one.

@@ -97,6 +97,17 @@ pub fn remove_dir(path: &Path) -> io::Result<()> {
     fs::rename(path, &temporary).and_then(|()| fs::remove_dir_all(&temporary)).map_err(named(path))
 }
 
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// Any error of the file system, with the path in its message.
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(path)(e)),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that the file system of `path` has room for that many bytes.
 ///
 /// # Errors

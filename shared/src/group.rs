@@ -112,6 +112,18 @@ pub fn weighted_sum(
     scored.reduce(|sum, next| sum + next)
 }
 
+/// How a completion came through the last death of the sampler.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Provenance {
+    /// Nothing of it was known before.
+    #[default]
+    New,
+    /// It was finished when the newest checkpoint was written, which has kept it.
+    CarriedOver,
+    /// It had been begun by then, or finished and has become too old, and was made again.
+    MadeAgain,
+}
+
 /// One sampled continuation of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
@@ -129,6 +141,8 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     /// One outcome per reward function, in the order of [`RolloutGroup::reward_names`].
     pub rewards: Vec<RewardOutcome>,
+    /// Whether a checkpoint has kept it.
+    pub provenance: Provenance,
 }
 
 /// A group that dynamic sampling replaced, because its completions all earn the same or its weights were too old.

@@ -39,7 +39,7 @@ pub mod versions;
 
 pub use canaries::Canaries;
 pub use group::{
-    Completion, Contrast, DroppedGroup, FinishReason, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
+    Completion, Contrast, DroppedGroup, FinishReason, Provenance, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
     weighted_sum,
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     atomic::{self, named},
+    channel::in_flight::IN_FLIGHT_FILE,
     ids::PolicyVersion,
 };
 
@@ -194,6 +195,12 @@ impl RunDir {
         self.root.join("finished.json")
     }
 
+    /// What the sampler has in flight, on its way into a checkpoint ([`crate::channel::in_flight`]).
+    #[must_use]
+    pub fn in_flight(&self) -> PathBuf {
+        self.root.join(IN_FLIGHT_FILE)
+    }
+
     /// Timeline of the sampler, with `rollout_trace`; written when it ends.
     #[must_use]
     pub fn trace(&self) -> PathBuf {
@@ -211,10 +218,7 @@ impl RunDir {
     /// # Errors
     /// When the file cannot be removed.
     pub fn reopen(&self) -> io::Result<()> {
-        match fs::remove_file(self.finished()) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(&self.finished())(e)),
-            _ => Ok(()),
-        }
+        atomic::remove_file(&self.finished())
     }
 
     /// Removes what a killed process left half-written; for whoever holds the run.

@@ -1,7 +1,7 @@
 //! Groups as small as the channel carries them, for tests, examples and benchmarks of all crates. Whatever a case is about
 //! is said by struct update: `RolloutGroup { cursor: 5, ..group(id, completions) }`.
 
-use crate::{Completion, FinishReason, GroupId, PolicyVersion, PromptId, RolloutGroup, TokenLogprob};
+use crate::{Completion, FinishReason, GroupId, PolicyVersion, PromptId, Provenance, RolloutGroup, TokenLogprob};
 
 /// A group of version 0 with a prompt of one token and no reward functions, at the begin of the dataset.
 #[must_use]
@@ -32,6 +32,7 @@ pub fn completion(sample: u32, token_ids: Vec<u32>) -> Completion {
         text: String::new(),
         finish_reason: FinishReason::Stop,
         rewards: Vec::new(),
+        provenance: Provenance::New,
         token_ids,
     }
 }

@@ -3,14 +3,16 @@
 use std::{fs, path::Path};
 
 use exporters::ExportError;
-use shared::{ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, checkpoints};
+use shared::{
+    ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, channel::in_flight::IN_FLIGHT_FILE, checkpoints,
+};
 use tch::Tensor;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
 /// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond `limit`,
-/// but for the one that the guard would go back to.
+/// but for the one that the guard would go back to. `more` adds what others have for it, when everything else is written.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
@@ -21,10 +23,12 @@ pub fn save(
     trainer: &Trainer,
     state: &TrainerState,
     limit: Option<u32>,
+    more: impl FnOnce(&Path) -> Result<(), LearnerError>,
 ) -> Result<(), LearnerError> {
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
         fill(dir, model, trainer, state)?;
         publisher.fill(dir, PolicyVersion(state.step), trainer.policy().model().weights())?;
+        more(dir)?;
         Ok::<_, LearnerError>(checkpoints::seal(dir)?)
     })?;
     let Some(limit) = limit else {
@@ -48,6 +52,8 @@ pub fn go_back(run_dir: &RunDir, earlier: &Path, state: TrainerState) -> Result<
     let state = TrainerState { carried, ..state };
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
         atomic::copy_files(earlier, dir)?;
+        // What was in flight then has been trained on since.
+        atomic::remove_file(&dir.join(IN_FLIGHT_FILE))?;
         if let Ok(manifest) = WeightManifest::read(earlier) {
             let version = PolicyVersion(state.step);
             WeightManifest { version, ..manifest }.write(dir).map_err(ExportError::from)?;
@@ -94,4 +100,28 @@ fn fill_policy(dir: &Path, model: &ModelDir, policy: &Decoder) -> Result<(), Lea
         None => exporters::fill_hf(model, dir, &mut read)?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::config::TrainConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_roll_back_does_not_bring_back_what_was_in_flight() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(dir.path());
+        let state = |step| TrainerState { step, ..TrainerState::start(&TrainConfig::default(), 9) };
+        let earlier = run_dir.checkpoint(3);
+        fs::create_dir(&earlier).unwrap();
+        write_state(&earlier, &state(3)).unwrap();
+        for file in [IN_FLIGHT_FILE, OPTIMIZER_FILE] {
+            fs::write(earlier.join(file), file).unwrap();
+        }
+        go_back(&run_dir, &earlier, state(5)).unwrap();
+        let found = [IN_FLIGHT_FILE, OPTIMIZER_FILE].map(|file| run_dir.checkpoint(5).join(file).exists());
+        assert_eq!(found, [false, true]);
+        checkpoints::check(&run_dir.checkpoint(5), checkpoints::Depth::Contents).unwrap();
+    }
 }

@@ -1,10 +1,14 @@
 //! What became of every completion of a step, for the ledger.
 
+use std::collections::BTreeSet;
+
 use shared::{
-    DroppedGroup, LedgerGroup, LedgerState, RolloutGroup,
+    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RolloutGroup,
+    ledger::{Completions, LedgerEvent, LedgerLine},
     metrics::{self, MetricRecord},
 };
 
+use super::Collector;
 use crate::step::{Row, StepBatch, StepInputs};
 
 /// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step, `skipped` whether none
@@ -21,10 +25,47 @@ pub fn groups(batch: &StepBatch<'_>, inputs: &StepInputs, step: u64, skipped: bo
     found
 }
 
-/// A group that has arrived for a step that is not made, and those that were dropped on the way to it.
+/// What is in flight when a run ends before step number `step`, which would begin at the position `cursor`: groups that have
+/// reached the learner, and those that the sampler had, whole or in the making.
 #[must_use]
-pub fn in_flight(group: &RolloutGroup) -> Vec<LedgerGroup> {
-    placed(group, group.id.step.0 + 1, vec![LedgerState::InFlight; group.completions.len()])
+pub fn left(
+    collector: &Collector,
+    at_sampler: &[RolloutGroup],
+    (step, cursor): (u64, u64),
+    num_generations: usize,
+) -> Vec<LedgerGroup> {
+    let in_flight = vec![LedgerState::InFlight; num_generations];
+    let arrived = |group: &RolloutGroup| placed(group, group.id.step.0 + 1, in_flight.clone());
+    let mut left: Vec<LedgerGroup> = collector.left().flat_map(arrived).collect();
+    let known: BTreeSet<u64> = left.iter().map(|group| group.position).collect();
+    let more = at_sampler.iter().filter(|group| group.cursor > cursor && !known.contains(&(group.cursor - 1)));
+    left.extend(more.map(|group| LedgerGroup {
+        step,
+        group: None,
+        position: group.cursor - 1,
+        prompt_id: group.prompt_id.0,
+        epoch: group.epoch,
+        states: in_flight.clone(),
+        filler: false,
+    }));
+    left
+}
+
+/// How the completions of a group, and of those that were dropped on the way to it, came through a death of the sampler, where
+/// there was one.
+pub fn survivals(group: &RolloutGroup, step: u64) -> impl Iterator<Item = LedgerLine> {
+    let dropped = (group.begin()..).zip(&group.dropped).map(|(at, dropped)| (at, None, &dropped.completions));
+    let all = dropped.chain([(group.cursor - 1, Some(group.id.index), &group.completions)]);
+    all.flat_map(move |(position, group, completions)| {
+        let of = |provenance| {
+            let has = |completion: &&Completion| completion.provenance == provenance;
+            let samples: Vec<u32> = completions.iter().filter(has).map(|completion| completion.sample).collect();
+            (!samples.is_empty()).then_some(Completions { position, group, samples })
+        };
+        let carried = of(Provenance::CarriedOver).map(LedgerEvent::CarriedOver);
+        let again = of(Provenance::MadeAgain).map(LedgerEvent::MadeAgain);
+        carried.into_iter().chain(again).map(move |event| LedgerLine::Event { step, event })
+    })
 }
 
 /// A group behind those that were dropped on the way to it.

@@ -112,6 +112,12 @@ impl Link {
         lock(&self.shared.heard).status.clone()
     }
 
+    /// How long the sampler has given no sign of life.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        lock(&self.shared.heard).silence
+    }
+
     /// The next group, or none within `wait`.
     ///
     /// # Errors

@@ -5,10 +5,12 @@ mod completions;
 mod dynamic_sampling;
 mod failures;
 mod gate;
+mod in_flight;
 mod ledger;
 mod link;
 mod notices;
 mod records;
+mod save;
 mod tokens;
 
 use std::{
@@ -85,6 +87,8 @@ struct Run<'a> {
     prompts: u64,
     /// Steps whose state is in a checkpoint.
     durable: u64,
+    /// Whether that checkpoint has what was in flight at the sampler, and that fits the run.
+    in_flight: bool,
     /// The sampler's counters at the last record.
     sampler: SamplerStatus,
 }
@@ -120,12 +124,13 @@ pub fn run(
     if run.durable < run.state.step {
         run.save(&link)?;
     }
-    let left: Vec<LedgerLine> = collector.left().flat_map(ledger::in_flight).map(LedgerLine::Group).collect();
-    run.ledger.append(&left)?;
+    run.record_left(&collector)?;
     if outcome == Outcome::Finished {
         LearnerStatus { finished: true, ..link.status() }.leave(run_dir)?;
     }
     link.finish();
+    // An answer that came too late for its checkpoint.
+    atomic::remove_file(&run_dir.in_flight())?;
     Ok(outcome)
 }
 
@@ -152,8 +157,10 @@ impl<'a> Run<'a> {
             tracing::info!("going on from {} after step {}", path.display(), state.step);
         }
         let guard = Guard::new(config, state.guard.clone())?;
+        let in_flight = found.as_ref().is_some_and(|path| in_flight::fits(run_dir, path, &state, config, &origin));
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
         Ok(Self {
+            in_flight,
             metrics,
             ledger,
             records: Records::start()?,
@@ -189,6 +196,7 @@ impl<'a> Run<'a> {
             total_steps: self.state.total_steps,
             next_cursor: self.state.cursor,
             given_up,
+            in_flight: self.in_flight,
             ..LearnerStatus::default()
         }
     }
@@ -308,7 +316,7 @@ impl<'a> Run<'a> {
             let first = checkpoint::find_first(config.resume_from_checkpoint.as_deref())?;
             let (trainer, _) = checkpoint::open_trainer(config, &model, first.as_deref(), device)?;
             state.carried = trainer.carried().at(&state.carried);
-            checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None)?;
+            checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None, |_| Ok(()))?;
         }
         Ok(Self { sampler, ..Self::open(run_dir, config, device)? })
     }
@@ -402,7 +410,8 @@ impl<'a> Run<'a> {
         self.guard.record(self.state.carried.rate_factor.unwrap_or(1.0), &mut line);
         line.extend(dynamic_sampling::record(batch, self.config, step));
         ledger::record(&groups, &mut line);
-        self.ledger.append(&groups.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?;
+        let survivals = batch.groups().flat_map(|group| ledger::survivals(group, step));
+        self.ledger.append(&groups.into_iter().map(LedgerLine::Group).chain(survivals).collect::<Vec<_>>())?;
         line.set(metrics::PERF_LEDGER_S, began.elapsed().as_secs_f64());
         line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
         line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
@@ -427,23 +436,6 @@ impl<'a> Run<'a> {
             shown(metrics::STEP_TIME),
         );
         Ok(line)
-    }
-
-    fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
-        if self.guard.is_calm() {
-            self.guard.state.healthy = Some(self.state.step);
-            self.state.guard.healthy = self.guard.state.healthy;
-        }
-        heartbeat::beat(Phase::Save);
-        let limit = self.config.save_total_limit;
-        self.records.settle()?;
-        self.metrics.sync()?;
-        self.ledger.sync()?;
-        checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit)?;
-        self.durable = self.state.step;
-        link.announce(|status| status.durable_step = Step(self.durable));
-        tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
-        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use shared::{
     LedgerGroup, LedgerState, ModelDir, RunDir,
     config::layers,
-    ledger::{self, LedgerLine, TokenRecord, states_now},
+    ledger::{self, LedgerEvent, LedgerLine, TokenRecord, states_now},
 };
 use shared_bounds::OneLine;
 
@@ -133,6 +133,9 @@ fn explain(
     let LedgerGroup { step, position, prompt_id, epoch, .. } = group;
     let _ = writeln!(text, "{}.{sample}: {state}, {}", name(group), meaning(*state));
     let _ = writeln!(text, "step {step}, prompt {prompt_id} of the dataset, epoch {epoch}, position {position}");
+    if let Some(survival) = survival(group, sample, lines) {
+        let _ = writeln!(text, "{survival}");
+    }
     if group.filler {
         text.push_str("its group has no contrast; it is there because dynamic sampling had spent its attempts\n");
     }
@@ -153,6 +156,24 @@ fn explain(
     Ok(())
 }
 
+/// How a completion came through a death of the sampler.
+fn survival(group: &LedgerGroup, sample: usize, lines: &[LedgerLine]) -> Option<&'static str> {
+    lines.iter().find_map(|line| {
+        let LedgerLine::Event { step, event } = line else { return None };
+        let (completions, meaning) = match event {
+            LedgerEvent::CarriedOver(completions) => {
+                (completions, "carried over: a checkpoint kept it when both processes, or the sampler, died")
+            }
+            LedgerEvent::MadeAgain(completions) => {
+                (completions, "made again: it had been begun when both processes, or the sampler, died")
+            }
+            LedgerEvent::Resumed | LedgerEvent::RolledBack { .. } => return None,
+        };
+        let is_of = *step == group.step && completions.position == group.position;
+        (is_of && completions.samples.iter().any(|known| *known as usize == sample)).then_some(meaning)
+    })
+}
+
 fn meaning(state: LedgerState) -> &'static str {
     match state {
         LedgerState::Trained => "it was in the loss",
@@ -168,7 +189,7 @@ fn meaning(state: LedgerState) -> &'static str {
         LedgerState::StepSkipped => "the guard left out the updates of its step",
         LedgerState::RolledBack => "it was in the loss of a step that a roll-back has given up",
         LedgerState::Aborted => "the sampler gave it up",
-        LedgerState::InFlight => "it had reached the learner when the run ended",
+        LedgerState::InFlight => "it was made, or in the making, when the run ended before its step",
     }
 }
 
@@ -254,6 +275,8 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
 
 #[cfg(test)]
 mod tests {
+    use shared::ledger::Completions;
+
     use super::*;
 
     #[test]
@@ -271,5 +294,28 @@ mod tests {
         ] {
             assert_eq!(Id::parse(text), id, "{text}");
         }
+    }
+
+    #[test]
+    fn what_outlived_a_crash_is_said() {
+        let group = LedgerGroup {
+            step: 4,
+            group: Some(1),
+            position: 10,
+            prompt_id: 3,
+            epoch: 0,
+            states: vec![LedgerState::Trained; 3],
+            filler: false,
+        };
+        let of = |samples| Completions { position: 10, group: Some(1), samples };
+        let lines = [
+            LedgerLine::Event { step: 4, event: LedgerEvent::CarriedOver(of(vec![2])) },
+            LedgerLine::Event { step: 4, event: LedgerEvent::MadeAgain(of(vec![0])) },
+        ];
+        let said = |group: &LedgerGroup| {
+            [0, 1, 2].map(|sample| survival(group, sample, &lines).map(|text| text.split_once(':').unwrap().0))
+        };
+        assert_eq!(said(&group), [Some("made again"), None, Some("carried over")]);
+        assert_eq!(said(&LedgerGroup { position: 11, ..group }), [None; 3]);
     }
 }

@@ -19,7 +19,8 @@ use shared::FinishReason;
 struct WaitingGroup {
     request: Arc<GroupRequest>,
     arrived: Instant,
-    next_sample: u32,
+    /// How many samples have started.
+    started: usize,
     /// When its prompt, or the first piece of it, began to be computed.
     admitted: Option<Instant>,
     history: Option<SharedHistory>,
@@ -28,7 +29,7 @@ struct WaitingGroup {
 impl WaitingGroup {
     /// How many have not started.
     fn samples(&self) -> usize {
-        (self.request.num_generations - self.next_sample) as usize
+        self.request.samples.len() - self.started
     }
 }
 
@@ -64,7 +65,7 @@ impl Scheduler {
 
     pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) {
         let (request, arrived) = (Arc::new(request), Instant::now());
-        self.waiting.push_back(WaitingGroup { request, arrived, next_sample: 0, admitted: None, history });
+        self.waiting.push_back(WaitingGroup { request, arrived, started: 0, admitted: None, history });
     }
 
     pub fn running(&self) -> usize {
@@ -138,9 +139,10 @@ impl Scheduler {
         let group = self.waiting.front_mut()?;
         let admitted = group.admitted.expect("a prefilled group was admitted");
         let times = [group.arrived, admitted];
-        let sequence = Sequence::new(&group.request, group.next_sample, times, limits, group.history.as_ref());
-        group.next_sample += 1;
-        if group.next_sample == group.request.num_generations {
+        let sample = group.request.samples[group.started];
+        let sequence = Sequence::new(&group.request, sample, times, limits, group.history.as_ref());
+        group.started += 1;
+        if group.samples() == 0 {
             self.waiting.pop_front();
             self.prefixes.start += 1;
         }
@@ -203,7 +205,7 @@ impl Scheduler {
         let mut aborted: Vec<_> = running.map(|sequence| sequence.finish(FinishReason::Aborted)).collect();
         for group in self.waiting.drain(..) {
             let admitted = group.admitted.unwrap_or_else(Instant::now);
-            for sample in group.next_sample..group.request.num_generations {
+            for &sample in &group.request.samples[group.started..] {
                 let sequence = Sequence::new(&group.request, sample, [group.arrived, admitted], limits, None);
                 aborted.push(sequence.finish(FinishReason::Aborted));
             }
@@ -223,13 +225,13 @@ mod tests {
 
     use crate::sampling::Scratch;
 
-    fn request(tag: u64, num_generations: u32) -> GroupRequest {
+    fn request(tag: u64, samples: u32) -> GroupRequest {
         GroupRequest {
             tag,
             prompt_id: PromptId(tag),
             epoch: 0,
             prompt_ids: Arc::from([1, 2]),
-            num_generations,
+            samples: (0..samples).collect(),
             sampling: Arc::new(SamplingParams::default()),
             lengths: None,
             stop_criterion: None,
@@ -312,6 +314,18 @@ mod tests {
         let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
         assert_eq!(started, [(0, 2), (1, 2), (2, 2)]);
         assert_eq!(scheduler.prompts_to_prefill(padded(8), 100), 1);
+    }
+
+    #[test]
+    fn only_the_samples_that_are_wanted_start() {
+        let mut scheduler = Scheduler::new(4);
+        scheduler.push(GroupRequest { samples: Arc::from([1, 4]), ..request(0, 0) }, None);
+        assert_eq!(scheduler.waiting(), 2);
+        scheduler.admit(1);
+        scheduler.prefixes_are_ready(1);
+        while scheduler.start_next(&limits()).is_some() {}
+        let started: Vec<_> = scheduler.abort_all(&limits()).iter().map(|sequence| sequence.sample).collect();
+        assert_eq!(started, [1, 4]);
     }
 
     #[test]

@@ -216,7 +216,7 @@ mod tests {
             prompt_id: PromptId(3),
             epoch: 0,
             prompt_ids: Arc::from([1, 2, 3]),
-            num_generations: 2,
+            samples: Arc::from([0, 1]),
             sampling: Arc::new(sampling),
             lengths: None,
             stop_criterion: None,

@@ -117,13 +117,13 @@ impl Engine {
         if let Some(id) = request.prompt_ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
             return refuse(format!("token {id} is not in the vocabulary of {} tokens", self.config.vocab_size));
         }
-        if request.num_generations == 0 {
-            return refuse("num_generations must be at least 1".into());
-        }
+        let Some(&last) = request.samples.last() else {
+            return refuse("at least one completion must be wanted".into());
+        };
         if let Some(lengths) = &request.lengths
-            && (lengths.len() != request.num_generations as usize || lengths.contains(&0))
+            && (lengths.len() <= last as usize || lengths.contains(&0))
         {
-            return refuse("lengths must be one positive number per generation".into());
+            return refuse("lengths must be one positive number per completion".into());
         }
         if let Err(message) = request.sampling.validate() {
             return refuse(message);

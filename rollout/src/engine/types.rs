@@ -99,7 +99,7 @@ pub trait StopCriterion: Send {
     fn push(&mut self, token: u32) -> bool;
 }
 
-/// One prompt to be completed `num_generations` times.
+/// One prompt to be completed several times.
 #[derive(Clone)]
 pub struct GroupRequest {
     /// The caller's name for the group; comes back with every sequence.
@@ -110,11 +110,11 @@ pub struct GroupRequest {
     pub epoch: u32,
     /// The prompt.
     pub prompt_ids: Arc<[u32]>,
-    /// Number of completions; sample indices are `0..num_generations`.
-    pub num_generations: u32,
+    /// Indices of the completions within their group, ascending; keys of the randomness.
+    pub samples: Arc<[u32]>,
     /// How tokens are drawn.
     pub sampling: Arc<SamplingParams>,
-    /// Own completion lengths per sample, for benchmarks with ragged lengths; wins over `max_completion_length`.
+    /// Own completion lengths by the index of the sample, for benchmarks with ragged lengths; wins over `max_completion_length`.
     pub lengths: Option<Arc<[u32]>>,
     /// Makes a criterion for each completion; absent without stop strings.
     pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,

@@ -46,6 +46,8 @@ pub struct Link {
     stop: Arc<AtomicBool>,
     events: Receiver<LinkEvent>,
     status: Arc<Mutex<SamplerStatus>>,
+    /// The status is to be sent at once.
+    news: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,11 +66,12 @@ impl Link {
         let (groups, to_send) = bounded(QUEUE);
         let (report, events) = unbounded();
         let status = Arc::new(Mutex::new(status));
-        let stop = Arc::new(AtomicBool::new(false));
+        let [stop, news] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let mut worker = Worker {
             end,
             stop: stop.clone(),
             own: status.clone(),
+            news: news.clone(),
             to_send,
             report,
             timeout,
@@ -80,7 +83,7 @@ impl Link {
             spoken: 0,
         };
         let thread = thread::Builder::new().name("channel".into()).spawn(move || worker.run())?;
-        Ok(Self { groups, stop, events, status, thread: Some(thread) })
+        Ok(Self { groups, stop, events, status, news, thread: Some(thread) })
     }
 
     /// What has happened since the last call.
@@ -105,6 +108,12 @@ impl Link {
     pub fn update(&self, change: impl FnOnce(&mut SamplerStatus)) {
         change(&mut self.status.lock().expect("no holder of the lock panics"));
     }
+
+    /// As [`Link::update`], for what the learner waits for.
+    pub fn announce(&self, change: impl FnOnce(&mut SamplerStatus)) {
+        self.update(change);
+        self.news.store(true, Ordering::Release);
+    }
 }
 
 impl Drop for Link {
@@ -120,6 +129,7 @@ struct Worker<E> {
     end: E,
     stop: Arc<AtomicBool>,
     own: Arc<Mutex<SamplerStatus>>,
+    news: Arc<AtomicBool>,
     to_send: Receiver<Arc<RolloutGroup>>,
     report: Sender<LinkEvent>,
     timeout: Duration,
@@ -146,7 +156,7 @@ impl<E: SamplerEnd> Worker<E> {
     }
 
     fn turn(&mut self) -> Result<(), ChannelError> {
-        if Instant::now() >= self.next_status {
+        if self.news.swap(false, Ordering::Acquire) || Instant::now() >= self.next_status {
             self.speak()?;
         }
         self.listen()?;

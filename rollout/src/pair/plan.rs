@@ -9,10 +9,13 @@ mod candidates;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use shared::{GroupId, PolicyVersion, RolloutGroup, Step, channel::LearnerStatus};
+use shared::{Completion, DroppedGroup, GroupId, PolicyVersion, RolloutGroup, Step, channel::LearnerStatus};
 
 pub use candidates::DynamicSampling;
 use candidates::{Candidates, Place};
+
+/// The id of a group until the plan gives it its place.
+pub const UNPLACED: GroupId = GroupId { step: Step(u64::MAX), index: u32::MAX };
 
 /// Sizes that a plan works with.
 #[derive(Debug, Clone, Copy)]
@@ -191,6 +194,27 @@ impl Plan {
         self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }
 
+    /// Groups that the learner has not trained on, with a place or without, and those that were dropped on the way to them: each
+    /// as it was before it had a place.
+    pub fn untrained(&self) -> impl Iterator<Item = RolloutGroup> {
+        let first = GroupId { step: self.learner.as_ref().map_or(Step(0), |status| status.step), index: 0 };
+        let placed = self.placed.range(first..).flat_map(|(_, placed)| unplaced(&placed.group));
+        placed.chain(self.candidates.finished().cloned())
+    }
+
+    /// The oldest version that a group of the learner's step may be of.
+    #[must_use]
+    pub fn oldest(&self) -> PolicyVersion {
+        let step = self.learner.as_ref().map_or(0, |status| status.step.0);
+        PolicyVersion(step.saturating_sub(self.options.max_staleness))
+    }
+
+    /// The newest version whose tokens count of a position that is in work and still needed.
+    #[must_use]
+    pub fn counts(&self, position: u64) -> Option<PolicyVersion> {
+        self.candidates.counts(position)
+    }
+
     fn release(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {
         let kept_bytes = &mut self.kept_bytes;
         self.placed.retain(|_, placed| {
@@ -218,12 +242,37 @@ impl Plan {
 
 /// Whether any of a group's tokens were sampled from weights after `newest`.
 fn newer_than(group: &RolloutGroup, newest: PolicyVersion) -> bool {
-    let tokens = group.completions.iter().flat_map(|completion| &completion.versions);
-    group.policy_version > newest || tokens.into_iter().any(|(_, version)| *version > newest)
+    group.policy_version > newest || group.completions.iter().any(|completion| newest_of(completion) > newest)
+}
+
+/// The newest version that any token of a completion was sampled from.
+pub(super) fn newest_of(completion: &Completion) -> PolicyVersion {
+    completion.versions.iter().map(|(_, version)| *version).max().unwrap_or_default()
+}
+
+/// A group and those that were dropped on the way to it, as if nothing were known of its place.
+fn unplaced(group: &RolloutGroup) -> Vec<RolloutGroup> {
+    let of = |(position, dropped): (u64, &DroppedGroup)| RolloutGroup {
+        id: UNPLACED,
+        prompt_id: dropped.prompt_id,
+        epoch: dropped.epoch,
+        prompt_ids: Vec::new(),
+        prompt_text: dropped.prompt_text.clone(),
+        completions: dropped.completions.clone(),
+        reward_names: group.reward_names.clone(),
+        policy_version: PolicyVersion::default(),
+        cursor: position + 1,
+        dropped: Vec::new(),
+        filler: false,
+        generation_seconds: 0.0,
+    };
+    let mut all: Vec<RolloutGroup> = (group.begin()..).zip(&group.dropped).map(of).collect();
+    all.push(RolloutGroup { id: UNPLACED, dropped: Vec::new(), filler: false, ..group.clone() });
+    all
 }
 
 /// Memory of a group, near enough for a budget.
-fn size(group: &RolloutGroup) -> usize {
+pub(super) fn size(group: &RolloutGroup) -> usize {
     let dropped = group.dropped.iter().flat_map(|dropped| &dropped.completions);
     let completions: usize = group
         .completions

@@ -26,6 +26,7 @@ use shared_data::Columns;
 
 use super::{
     evaluation::Evaluation,
+    in_flight::{Keeper, Kept},
     link::{Link, LinkEvent},
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
@@ -158,9 +159,12 @@ impl Inputs {
             kept_bytes: KEPT_BYTES,
             dynamic_sampling: self.dynamic_sampling(config)?,
         });
+        let kept = Kept::open(run_dir, &first, config.num_generations);
         plan.observe(first);
         Ok(Some(StepLoop {
             plan,
+            kept,
+            keeper: Keeper::new(run_dir.clone()),
             order: self.order(config)?,
             num_generations: config.num_generations,
             assembly: self.assembly(config, config.sampling(), config.num_generations)?,

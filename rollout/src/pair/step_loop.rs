@@ -11,16 +11,17 @@ use std::{
 use anyhow::Context;
 use crossbeam::channel::Select;
 use shared::{
-    GroupId, PolicyVersion, Step,
+    PolicyVersion, RolloutGroup,
     channel::LearnerStatus,
     heartbeat::{self, Phase},
 };
 
 use super::{
     evaluation::Evaluation,
+    in_flight::{Keeper, Kept, is_of, is_whole},
     link::{Link, LinkEvent},
     order::PromptOrder,
-    plan::Plan,
+    plan::{Plan, UNPLACED, newest_of},
     weights::WeightFollower,
 };
 use crate::{
@@ -32,11 +33,8 @@ use crate::{
 
 /// Longest wait when nothing can be done: how long a signal may take to be noticed.
 const IDLE_WAIT: Duration = Duration::from_millis(20);
-/// Wait while a session is being built or rewards are being computed, which wake nobody up.
+/// Wait while a session is being built, rewards are being computed or something is being written, which wake nobody up.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
-
-/// The id of a group until the plan gives it its place.
-const UNPLACED: GroupId = GroupId { step: Step(u64::MAX), index: u32::MAX };
 
 /// Why a sampler has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +57,10 @@ pub struct StepLoop {
     pub num_generations: u32,
     /// Groups in the making.
     pub assembly: Assembly,
+    /// What was in flight when the run went on from a checkpoint, as far as it has not been taken up.
+    pub kept: Kept,
+    /// Writes what is in flight for checkpoints.
+    pub keeper: Keeper,
     /// Evaluation between the steps, if it is wanted.
     pub evaluation: Option<Evaluation>,
     /// The engine.
@@ -104,6 +106,7 @@ impl StepLoop {
                     // them up. What was measured of the latter stays true.
                     if let Some(newest) = self.plan.observe(status) {
                         self.weights.forget(&self.engine, newest);
+                        self.kept.forget(newest);
                         self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(durable))?;
                     }
                 }
@@ -112,7 +115,26 @@ impl StepLoop {
                 LinkEvent::Failed(error) => return Err(error).context("hand-over to the learner"),
             }
         }
+        self.keeper.answer(&self.link);
+        if self.keeper.is_wanted(self.learner()) {
+            self.kept.release(self.learner().cursor);
+            let groups = self.in_flight();
+            let learner = self.plan.learner().expect("the loop starts with the learner's first status");
+            self.keeper.write(learner, groups);
+        }
         Ok(())
+    }
+
+    /// Everything that the learner has not trained on: groups that wait for their step or their place, and the finished
+    /// completions of those in the making.
+    fn in_flight(&self) -> Vec<RolloutGroup> {
+        let in_the_making = self.assembly.in_the_making().filter_map(|group| {
+            let newest = self.plan.counts(group.cursor - 1)?;
+            let mut group = group.clone();
+            group.completions.retain(|completion| newest_of(completion) <= newest);
+            Some(group)
+        });
+        self.plan.untrained().chain(in_the_making).chain(self.kept.groups().cloned()).collect()
     }
 
     fn learner(&self) -> &LearnerStatus {
@@ -204,11 +226,24 @@ impl StepLoop {
             let Some(position) = self.plan.admit(self.engine.version()) else {
                 return Ok(());
             };
-            let (epoch, row) = self.order.at(position);
-            let row = &self.dataset.rows()[row];
-            self.engine.add_group(self.assembly.begin(UNPLACED, row, epoch, position + 1))?;
+            self.begin(position)?;
         }
         Ok(())
+    }
+
+    /// Begins the group of a position, or goes on with what is kept of it.
+    fn begin(&mut self, position: u64) -> anyhow::Result<()> {
+        let (epoch, row) = self.order.at(position);
+        let row = &self.dataset.rows()[row];
+        let request = match self.kept.take(position, self.plan.oldest()).filter(|kept| is_of(kept, row, epoch)) {
+            None => Some(self.assembly.begin(UNPLACED, row, epoch, position + 1)),
+            Some(kept) if is_whole(&kept, self.num_generations) => {
+                self.plan.finish(RolloutGroup { prompt_ids: row.prompt_ids.to_vec(), ..kept });
+                None
+            }
+            Some(kept) => self.assembly.go_on(UNPLACED, row, epoch, position + 1, kept.completions),
+        };
+        request.map_or(Ok(()), |request| Ok(self.engine.add_group(request)?))
     }
 
     /// One step of the engine, or a wait when it has nothing to do.
@@ -256,7 +291,7 @@ impl StepLoop {
         } else {
             heartbeat::beat(Phase::Wait);
         }
-        let wait = if scoring || self.weights.pending() { SHORT_WAIT } else { IDLE_WAIT };
+        let wait = if scoring || self.weights.pending() || self.keeper.at_work() { SHORT_WAIT } else { IDLE_WAIT };
         let mut select = Select::new();
         select.recv(self.link.events());
         let _ = select.ready_timeout(wait);

@@ -80,7 +80,7 @@ fn greedy(engine: &mut Engine) -> Completions {
                 prompt_id: PromptId(tag),
                 epoch: 0,
                 prompt_ids: prompt.into(),
-                num_generations: 4,
+                samples: (0..4).collect(),
                 sampling: Arc::new(sampling.clone()),
                 lengths: Some(Arc::from([24, 5, 17, 9])),
                 stop_criterion: None,

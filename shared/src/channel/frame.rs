@@ -21,7 +21,7 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 5;
+pub const FRAME_VERSION: u16 = 6;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 24;
 
@@ -176,8 +176,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        channel::Refusal,
-        group::{Completion, DroppedGroup, FinishReason, RewardOutcome, StepScore, TokenLogprob},
+        channel::{InFlight, Refusal},
+        group::{Completion, DroppedGroup, FinishReason, Provenance, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
     };
 
@@ -204,6 +204,7 @@ mod tests {
                     RewardOutcome::Failed("timeout".into()),
                     RewardOutcome::Steps(vec![StepScore { end: 1, score: 0.5 }]),
                 ],
+                provenance: Provenance::CarriedOver,
             }],
             reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
             policy_version: PolicyVersion(299),
@@ -228,7 +229,6 @@ mod tests {
 
     #[test]
     fn golden_bytes_of_every_message() {
-        assert_eq!(hex(&encode(&sample_group())), GROUP);
         let learner = LearnerStatus {
             incarnation: 0x0123_4567_89ab_cdef,
             version: PolicyVersion(5),
@@ -240,9 +240,10 @@ mod tests {
             next_cursor: 42,
             total_steps: 1000,
             given_up: Some((PolicyVersion(2), PolicyVersion(4))),
+            saving: true,
+            in_flight: true,
             finished: true,
         };
-        assert_eq!(hex(&encode(&learner)), LEARNER);
         let sampler = SamplerStatus {
             incarnation: 9,
             version: PolicyVersion(5),
@@ -255,19 +256,23 @@ mod tests {
             busy_micros: 7,
             idle_micros: 8,
             waiting: true,
+            in_flight: Some(InFlight { learner: 300, step: Step(5), blake3: Some([7; 32]) }),
         };
-        assert_eq!(hex(&encode(&sampler)), SAMPLER);
+        let frames = [encode(&sample_group()), encode(&learner), encode(&sampler)];
+        assert_eq!(frames.map(|frame| hex(&frame)), [GROUP, LEARNER, SAMPLER]);
     }
 
     const GROUP: &str = "\
-        544e444d05000100af00000000000000901049fe9cdc82dfac020207010201dba00904322b323d01000213dda009020\
-        00000bf000080be000000be03000000000000000000000000000200ab0201ac02013400040000000000000000400203\
-        0774696d656f7574010101000000000000e03f030b636f72726563746e657373000000000000f03f06666f726d61740\
-        00000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d0001000000000000f03fac0200\
-        01000000000000e83f";
+        544e444d06000100b0000000000000008471943b53de4c4aac020207010201dba00904322b323d01000213dda0090\
+        2000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000040\
+        02030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f7\
+        26d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d0001000000000000\
+        f03fac020001000000000000e83f";
     const LEARNER: &str =
-        "544e444d050002001900000000000000c1b8efad61686c95ef9bafcdf8acd1910105010528040200c8012ae80701020401";
-    const SAMPLER: &str = "544e444d050003001500000000000000f6d96b5f329886b4090504c0843dac02c801010601026e6fb960070801";
+        "544e444d060002001b0000000000000017d131eae0c6f597ef9bafcdf8acd1910105010528040200c8012ae807010204010101";
+    const SAMPLER: &str = "\
+        544e444d060003003a000000000000005e7904fe7a7d9348090504c0843dac02c801010601026e6fb96007080101a\
+        c0205010707070707070707070707070707070707070707070707070707070707070707";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {
@@ -329,11 +334,12 @@ mod tests {
             any::<String>(),
             prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length), Just(FinishReason::Aborted)],
             prop::collection::vec(outcome(), 0..4),
+            prop_oneof![Just(Provenance::New), Just(Provenance::CarriedOver), Just(Provenance::MadeAgain)],
         )
-            .prop_map(|(sample, tokens, versions, text, finish_reason, rewards)| {
+            .prop_map(|(sample, tokens, versions, text, finish_reason, rewards, provenance)| {
                 let (token_ids, logprobs) = tokens.into_iter().unzip();
                 let versions = versions.into_iter().map(|(i, v)| (i, PolicyVersion(v))).collect();
-                Completion { sample, token_ids, logprobs, versions, text, finish_reason, rewards }
+                Completion { sample, token_ids, logprobs, versions, text, finish_reason, rewards, provenance }
             })
     }
 

@@ -9,6 +9,7 @@
 //! transport between hosts would implement the same traits with the same frames.
 
 pub mod frame;
+pub mod in_flight;
 pub mod iox;
 mod silence;
 
@@ -61,6 +62,10 @@ pub struct LearnerStatus {
     /// Versions that a roll-back has given up: those after the first and up to the second. What was sampled from them
     /// counts for nothing.
     pub given_up: Option<(PolicyVersion, PolicyVersion)>,
+    /// A checkpoint of `step` is being written: the sampler adds what it has in flight ([`in_flight`]).
+    pub saving: bool,
+    /// The newest checkpoint has what was in flight at the sampler, and that still fits the run.
+    pub in_flight: bool,
     /// The run is over: the sampler finishes.
     pub finished: bool,
 }
@@ -93,6 +98,17 @@ pub struct Refusal {
     pub reason: String,
 }
 
+/// The sampler's answer to [`LearnerStatus::saving`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InFlight {
+    /// The learner's incarnation that has asked.
+    pub learner: u64,
+    /// The step of the checkpoint.
+    pub step: Step,
+    /// Hash of the file that was written for it; none where it could not be written.
+    pub blake3: Option<[u8; 32]>,
+}
+
 /// What the sampler tells the learner, again and again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerStatus {
@@ -118,6 +134,8 @@ pub struct SamplerStatus {
     pub idle_micros: u64,
     /// Whether it waits right now, and needs none of its cores.
     pub waiting: bool,
+    /// The last checkpoint for which it has written what was in flight.
+    pub in_flight: Option<InFlight>,
 }
 
 /// A hand-over that failed.

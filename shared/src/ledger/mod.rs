@@ -39,7 +39,7 @@ choices! {
         RolledBack = "rolled_back",
         /// The sampler gave it up.
         Aborted = "aborted",
-        /// It had reached the learner when the run ended, for a step that was not made.
+        /// It was made, or in the making, when the run ended before its step.
         InFlight = "in_flight",
     }
 }
@@ -65,6 +65,18 @@ pub struct LedgerGroup {
     pub filler: bool,
 }
 
+/// Completions of a group.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Completions {
+    /// The group's place in the endless order of prompts.
+    pub position: u64,
+    /// Its index within the step's batch, if it is in that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// Their indices in the group, ascending.
+    pub samples: Vec<u32>,
+}
+
 /// Something that happened to steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,6 +88,11 @@ pub enum LedgerEvent {
         /// The first step whose result was given up.
         from: u64,
     },
+    /// Completions of a group of the step outlived both processes in the checkpoint that the run went on from.
+    CarriedOver(Completions),
+    /// Completions of a group of the step had been begun when that checkpoint was written, and were made again, under the same
+    /// ids.
+    MadeAgain(Completions),
 }
 
 /// A line of `ledger.jsonl`.
@@ -180,7 +197,10 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_written() {
+        let completions = |group| Completions { position: 10, group, samples: vec![0, 3] };
         let lines = [
+            LedgerLine::Event { step: 5, event: LedgerEvent::CarriedOver(completions(Some(1))) },
+            LedgerLine::Event { step: 5, event: LedgerEvent::MadeAgain(completions(None)) },
             LedgerLine::Group(LedgerGroup { group: None, filler: true, ..group(4, 10) }),
             LedgerLine::Event { step: 4, event: LedgerEvent::RolledBack { from: 3 } },
             LedgerLine::Event { step: 4, event: LedgerEvent::Resumed },

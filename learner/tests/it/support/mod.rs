@@ -11,7 +11,7 @@ use std::{
 use harness::memory::MemorySampler;
 use shared::{
     Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
-    channel::{LearnerStatus, Refusal, SamplerEnd, SamplerStatus},
+    channel::{InFlight, LearnerStatus, Refusal, SamplerEnd, SamplerStatus},
     config::{LrSchedulerType, TrainConfig},
     rng::Stream,
     testing,
@@ -135,6 +135,11 @@ pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) ->
                 version: newest.version,
                 oldest_in_use: PolicyVersion(oldest),
                 refusal,
+                in_flight: newest.saving.then_some(InFlight {
+                    learner: newest.incarnation,
+                    step: newest.step,
+                    blake3: None,
+                }),
                 ..SamplerStatus::default()
             };
             end.publish_status(&status).unwrap();

@@ -66,7 +66,7 @@ impl Workload {
             prompt_id: PromptId(prompt as u64),
             epoch: 0,
             prompt_ids: self.prompts[prompt].clone(),
-            num_generations: lengths.len() as u32,
+            samples: (0..lengths.len() as u32).collect(),
             sampling: Arc::new(SamplingParams { ignore_eos: true, seed: self.seed, ..SamplingParams::default() }),
             lengths: Some(lengths.into()),
             stop_criterion: None,

@@ -102,6 +102,22 @@ impl Candidates {
         });
     }
 
+    /// Groups without a place that are finished.
+    pub(super) fn finished(&self) -> impl Iterator<Item = &RolloutGroup> {
+        self.pool.range(self.next.cursor..).filter_map(|(_, candidate)| match candidate {
+            Candidate::Finished { group, .. } => Some(group),
+            Candidate::InWork(_) => None,
+        })
+    }
+
+    /// The newest version whose tokens count of a position in work that is still needed.
+    pub(super) fn counts(&self, position: u64) -> Option<PolicyVersion> {
+        match self.pool.get(&position)? {
+            Candidate::InWork(newest) if position >= self.next.cursor => Some(*newest),
+            _ => None,
+        }
+    }
+
     /// The position to begin next, if one is needed for the places of the steps before `end`.
     pub(super) fn wanted(&self, end: Step) -> Option<u64> {
         let position = (self.next.cursor..).find(|position| !self.pool.contains_key(position))?;

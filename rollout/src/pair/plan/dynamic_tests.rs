@@ -3,7 +3,7 @@
 use shared::{Contrast, config::RewardFailure};
 
 use super::{
-    world_tests::{ATTEMPTS, Prompts, TOTAL, Taken, World, options},
+    world_tests::{ATTEMPTS, Making, Prompts, TOTAL, Taken, World, options},
     *,
 };
 
@@ -18,7 +18,7 @@ fn the_engine_stays_busy_while_failures_are_replaced() {
     }
     assert_eq!(world.plan.admit(PolicyVersion(0)), None, "as many as the step needs");
     // Every failure leads to one replacement, a usable group to none, whatever is still in work.
-    while let Some((position, version, _)) = world.in_work.pop() {
+    while let Some(Making { position, version, .. }) = world.in_work.pop() {
         world.plan.finish(prompts.group(position, version));
         let before = world.in_work.len();
         world.admit();
@@ -58,7 +58,7 @@ fn usable_groups_made_ahead_are_carried_to_the_next_step() {
     assert_eq!(world.status().received, [0, 1], "the second step is there already");
     world.loaded = 1;
     world.admit();
-    assert_eq!(world.in_work[0].0, 4);
+    assert_eq!(world.in_work[0].position, 4);
 }
 
 #[test]

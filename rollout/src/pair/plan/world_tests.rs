@@ -2,9 +2,13 @@
 //! whoever dies, a synchronous run goes on with the same groups.
 
 use proptest::prelude::*;
-use shared::{Completion, Contrast, PromptId, RewardOutcome, config::RewardFailure, rng, testing};
+use shared::{Completion, Contrast, PromptId, Provenance, RewardOutcome, config::RewardFailure, rng, testing};
 
 use super::*;
+use crate::pair::in_flight::{Kept, is_whole};
+
+/// Completions of a group.
+const GENERATIONS: u32 = 2;
 
 pub(super) const ATTEMPTS: u32 = 3;
 pub(super) const TOTAL: u64 = 6;
@@ -45,6 +49,7 @@ impl Prompts {
         let usable = self.usable(position, version);
         let completion = |sample: u32| Completion {
             versions: vec![(0, PolicyVersion(version))],
+            text: version.to_string(),
             rewards: vec![RewardOutcome::Score(if usable { f64::from(sample) } else { 0.5 })],
             ..testing::completion(sample, vec![1; 5])
         };
@@ -55,7 +60,7 @@ impl Prompts {
             reward_names: vec![("a".into(), 1.0)],
             policy_version: PolicyVersion(version),
             cursor: position + 1,
-            ..testing::group(id, (0..2).map(completion).collect())
+            ..testing::group(id, (0..GENERATIONS).map(completion).collect())
         }
     }
 
@@ -102,6 +107,31 @@ impl From<&RolloutGroup> for Taken {
     }
 }
 
+/// A group that is being sampled.
+pub(super) struct Making {
+    pub position: u64,
+    pub version: u64,
+    /// What that version really is.
+    tag: u64,
+    /// Completions that were kept.
+    kept: Vec<Completion>,
+}
+
+impl Making {
+    /// The group, with the completions that were kept and as many others as are said.
+    fn group(&self, prompts: Prompts, others: usize) -> RolloutGroup {
+        let mut group = prompts.group(self.position, self.version);
+        group.completions.iter_mut().for_each(|completion| completion.text = self.tag.to_string());
+        group.completions.retain(|completion| self.kept.iter().all(|kept| kept.sample != completion.sample));
+        group.completions.truncate(others);
+        group.completions.extend(self.kept.iter().cloned());
+        group.completions.sort_by_key(|completion| completion.sample);
+        let versions = group.completions.iter().flat_map(|completion| &completion.versions);
+        group.policy_version = versions.map(|(_, version)| *version).min().unwrap_or(PolicyVersion(self.version));
+        group
+    }
+}
+
 /// A learner and a sampler around a plan, which may both die.
 pub(super) struct World {
     options: PlanOptions,
@@ -110,9 +140,14 @@ pub(super) struct World {
     pub loaded: u64,
     /// What the loaded weights really are; see `tags`.
     loaded_tag: u64,
-    /// Position, version and what that version really is.
-    pub in_work: Vec<(u64, u64, u64)>,
+    pub in_work: Vec<Making>,
     pub begun: u64,
+    /// Completions that were carried over and trained on.
+    carried_over: u64,
+    /// What was in flight and has not been taken up.
+    kept: Kept,
+    /// What the newest checkpoint has.
+    saved: Option<Vec<RolloutGroup>>,
     sending: Option<Arc<RolloutGroup>>,
     queue: Vec<RolloutGroup>,
     pub arrived: BTreeMap<GroupId, RolloutGroup>,
@@ -142,6 +177,9 @@ impl World {
             loaded_tag: 0,
             in_work: Vec::new(),
             begun: 0,
+            carried_over: 0,
+            kept: Kept::default(),
+            saved: None,
             sending: None,
             queue: Vec::new(),
             arrived: BTreeMap::new(),
@@ -189,6 +227,7 @@ impl World {
             12 => self.observe(),
             13 => self.follow(),
             14 if event < 64 => self.kill_sampler(),
+            14 if event < 128 => self.kill_both(),
             15 if event < 64 => self.kill_learner(),
             _ => self.observe(),
         }
@@ -196,26 +235,52 @@ impl World {
 
     fn observe(&mut self) {
         let newest = self.plan.observe(self.status());
-        self.outdated |= newest.is_some_and(|newest| self.loaded > newest.0);
+        if let Some(newest) = newest {
+            self.outdated |= self.loaded > newest.0;
+            self.kept.forget(newest);
+        }
     }
 
     pub(super) fn admit(&mut self) {
         if self.outdated {
             return;
         }
-        if let Some(position) = self.plan.admit(PolicyVersion(self.loaded)) {
-            assert!(self.in_work.iter().all(|(other, ..)| *other != position), "made twice at once");
-            self.in_work.push((position, self.loaded, self.loaded_tag));
-            self.begun += 1;
+        let Some(position) = self.plan.admit(PolicyVersion(self.loaded)) else {
+            return;
+        };
+        assert!(self.in_work.iter().all(|other| other.position != position), "made twice at once");
+        self.begun += 1;
+        match self.kept.take(position, self.plan.oldest()) {
+            Some(kept) if is_whole(&kept, GENERATIONS) => self.plan.finish(kept),
+            kept => {
+                let kept = kept.map(|kept| kept.completions).unwrap_or_default();
+                self.in_work.push(Making { position, version: self.loaded, tag: self.loaded_tag, kept });
+            }
         }
     }
 
     fn complete(&mut self, which: usize) {
         if !self.in_work.is_empty() {
-            let (position, version, tag) = self.in_work.remove(which % self.in_work.len());
-            let group = self.prompts.group(position, version);
-            self.plan.finish(RolloutGroup { generation_seconds: tag as f64, ..group });
+            let making = self.in_work.remove(which % self.in_work.len());
+            self.plan.finish(making.group(self.prompts, GENERATIONS as usize));
         }
+    }
+
+    /// What the step loop writes for a checkpoint: of groups in the making, one completion is finished.
+    fn in_flight(&mut self) -> Vec<RolloutGroup> {
+        self.kept.release(self.learner.cursor);
+        let in_the_making = self.in_work.iter().filter_map(|making| {
+            let newest = self.plan.counts(making.position)?;
+            let mut group = making.group(self.prompts, 1);
+            group.completions.retain(|completion| newest_of(completion) <= newest);
+            Some(group)
+        });
+        let kept = self.kept.groups().cloned();
+        let all: Vec<RolloutGroup> = self.plan.untrained().chain(in_the_making).chain(kept).collect();
+        let mut positions: Vec<u64> = all.iter().map(|group| group.cursor).collect();
+        positions.sort_unstable();
+        assert!(positions.windows(2).all(|pair| pair[0] < pair[1]), "a position is there twice");
+        all
     }
 
     fn send(&mut self) {
@@ -256,12 +321,13 @@ impl World {
         for group in &chain {
             let age = step.0.checked_sub(group.policy_version.0).expect("no version is newer than its step");
             assert!(age <= self.options.max_staleness, "stale group trained on");
-            if self.options.max_staleness > 0 {
-                let tag = self.tags[group.policy_version.0 as usize];
-                assert_eq!(group.generation_seconds, tag as f64, "made with lost weights");
+            for completion in group.completions.iter().filter(|_| self.options.max_staleness > 0) {
+                let tag = self.tags[newest_of(completion).0 as usize];
+                assert_eq!(completion.text, tag.to_string(), "made with lost weights");
+                self.carried_over += u64::from(completion.provenance == Provenance::CarriedOver);
             }
-            let usable = self.prompts.usable(group.prompt_id.0, group.policy_version.0);
-            assert_eq!(group.filler, !usable);
+            assert_eq!(group.completions.len(), GENERATIONS as usize);
+            assert_eq!(group.filler, !group.has_contrast(Contrast::Total, RewardFailure::Exclude));
         }
         let cursor = chain.last().unwrap().cursor;
         if self.deaths == 0 {
@@ -285,6 +351,10 @@ impl World {
         self.cursors.truncate(step.0 as usize + 1);
         self.cursors.push(cursor);
         if step.0 % 3 == 1 {
+            if self.options.max_staleness > 0 {
+                self.observe();
+                self.saved = Some(self.in_flight());
+            }
             self.learner.durable_step = step.next();
         }
         self.learner.finished = self.learner.step.0 == TOTAL;
@@ -303,6 +373,7 @@ impl World {
         self.plan = Plan::new(self.options);
         self.in_work.clear();
         self.sending = None;
+        self.kept = Kept::new(self.saved.clone().unwrap_or_default(), &self.learner, GENERATIONS);
         self.observe();
         self.loaded = self.learner.version.0;
         self.loaded_tag = self.tags[self.loaded as usize];
@@ -322,6 +393,11 @@ impl World {
         self.learner.version = PolicyVersion(step.0);
         self.tags.truncate(step.0 as usize + 1);
         self.learner.cursor = self.cursors[step.0 as usize];
+    }
+
+    fn kill_both(&mut self) {
+        self.kill_learner();
+        self.kill_sampler();
     }
 
     /// Left in peace, the pair comes to its end.
@@ -361,6 +437,41 @@ proptest! {
             world.happen(event);
         }
         prop_assert!(world.end(), "stuck at {:?} with {:?}", world.status(), world.plan);
+    }
+
+    #[test]
+    fn what_was_in_flight_is_not_made_again(
+        max_staleness in 1..4u64,
+        groups_per_step in 1..5u32,
+        flat in 0..60u64,
+        dynamic in any::<bool>(),
+        seed in any::<u64>(),
+        events in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let sizes = if dynamic { options } else { plain };
+        let mut world =
+            World::new(sizes(groups_per_step, max_staleness), Prompts { seed, flat: if dynamic { flat } else { 0 } });
+        while world.learner.durable_step.0 == 0 {
+            for event in events.iter().chain(&[12, 13, 0, 4, 7, 9, 11]) {
+                // Nobody dies.
+                if world.learner.durable_step.0 == 0 && event % 16 < 14 {
+                    world.happen(*event);
+                }
+            }
+        }
+        let saved: Vec<RolloutGroup> = world.saved.clone().unwrap();
+        world.kill_both();
+        while world.learner.step.0 < 4 {
+            for event in [12, 13, 0, 4, 7, 9, 7, 9, 11] {
+                world.happen(event);
+            }
+        }
+        let is_useful =
+            |group: &&RolloutGroup| group.cursor <= world.cursors[4] && group.policy_version.0 + max_staleness >= 4;
+        let useful: u64 = saved.iter().filter(is_useful).map(|group| group.completions.len() as u64).sum();
+        prop_assert!(dynamic || world.carried_over >= useful, "{} of {useful}", world.carried_over);
+        let all = (world.cursors[4] - world.cursors[2]) * u64::from(GENERATIONS);
+        prop_assert!(dynamic || world.carried_over <= all);
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn requests_and_options_out_of_range_are_refused() {
     refused(group(7, &[], 1, greedy(1)), "no tokens");
     refused(group(7, &[1; 96], 1, greedy(1)), "max_model_len (96)");
     refused(group(7, &[1, 512], 1, greedy(1)), "token 512");
-    refused(group(7, &[1], 0, greedy(1)), "num_generations");
+    refused(group(7, &[1], 0, greedy(1)), "at least one completion");
     refused(GroupRequest { lengths: Some(Arc::from([3, 0])), ..group(7, &[1], 2, greedy(1)) }, "lengths");
     refused(group(7, &[1], 1, SamplingParams { top_p: 0.0, ..greedy(1) }), "top_p");
     assert!(engine.is_idle());

@@ -91,7 +91,7 @@ pub fn group(tag: u64, prompt_ids: &[u32], num_generations: u32, sampling: Sampl
         prompt_id: PromptId(tag),
         epoch: 0,
         prompt_ids: Arc::from(prompt_ids),
-        num_generations,
+        samples: (0..num_generations).collect(),
         sampling: Arc::new(sampling),
         lengths: None,
         stop_criterion: None,

@@ -1,0 +1,54 @@
+//! What a run leaves behind: checkpoints, and at its end an account of what is in flight.
+
+use std::path::Path;
+
+use shared::{
+    Step,
+    channel::in_flight::{IN_FLIGHT_FILE, read_groups},
+    heartbeat::{self, Phase},
+    ledger::LedgerLine,
+};
+
+use super::{Collector, Link, Run, in_flight::Request, ledger};
+use crate::{checkpoint, error::LearnerError};
+
+impl Run<'_> {
+    /// Writes a checkpoint of where the run is.
+    pub(super) fn save(&mut self, link: &Link) -> Result<(), LearnerError> {
+        if self.guard.is_calm() {
+            self.guard.state.healthy = Some(self.state.step);
+            self.state.guard.healthy = self.guard.state.healthy;
+        }
+        heartbeat::beat(Phase::Save);
+        let limit = self.config.save_total_limit;
+        // A synchronous run samples lost completions again as they were.
+        let request = (self.config.max_staleness > 0).then(|| Request::make(self.run_dir, link)).transpose()?;
+        self.records.settle()?;
+        self.metrics.sync()?;
+        self.ledger.sync()?;
+        let mut in_flight = false;
+        let more = |dir: &Path| {
+            in_flight = request.map_or(Ok(false), |request| request.take(self.run_dir, link, dir))?;
+            Ok(())
+        };
+        checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit, more)?;
+        (self.durable, self.in_flight) = (self.state.step, in_flight);
+        link.announce(|status| {
+            status.durable_step = Step(self.durable);
+            status.in_flight = in_flight;
+            status.saving = false;
+        });
+        tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
+        Ok(())
+    }
+
+    /// Puts into the ledger what is in flight when the run ends.
+    pub(super) fn record_left(&mut self, collector: &Collector) -> Result<(), LearnerError> {
+        let is_last = self.in_flight && self.durable == self.state.step;
+        let path = self.run_dir.checkpoint(self.durable).join(IN_FLIGHT_FILE);
+        let at_sampler = if is_last { read_groups(&path).unwrap_or_default() } else { Vec::new() };
+        let from = (self.state.step + 1, self.state.cursor);
+        let left = ledger::left(collector, &at_sampler, from, self.config.num_generations as usize);
+        Ok(self.ledger.append(&left.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?)
+    }
+}
