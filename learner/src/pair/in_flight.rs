@@ -191,8 +191,11 @@ mod tests {
             if changed {
                 hash(&[]);
             }
-            sampler.publish_status(&SamplerStatus { in_flight: Some(answer), ..SamplerStatus::default() }).unwrap();
-            while link.sampler().is_none_or(|status| status.in_flight.unwrap().step != Step(step)) {
+            let in_flight = Some(answer);
+            sampler
+                .publish_status(&SamplerStatus { in_flight: in_flight.clone(), ..SamplerStatus::default() })
+                .unwrap();
+            while link.sampler().is_none_or(|status| status.in_flight != in_flight) {
                 thread::sleep(POLL);
             }
             assert_eq!(request.take(&run_dir, &link, &checkpoint).unwrap(), taken);
