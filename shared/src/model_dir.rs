@@ -229,7 +229,8 @@ fn refuse_links_out(dir: &Path) -> Result<(), ModelDirError> {
     let unreadable = |e: std::io::Error| failed(dir, format!("cannot be read: {e}"));
     let own = dir.canonicalize().map_err(unreadable)?;
     let in_cache = own.parent().is_some_and(|folder| folder.ends_with("snapshots"));
-    let blobs = own.ancestors().nth(2).filter(|_| in_cache).map(|repository| repository.join("blobs"));
+    let repository = own.ancestors().nth(2).filter(|_| in_cache);
+    let blobs = repository.and_then(|repository| repository.join("blobs").canonicalize().ok());
     for entry in fs::read_dir(dir).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
         if !path.is_symlink() || !path.is_file() {

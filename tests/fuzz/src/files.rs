@@ -1,6 +1,6 @@
-//! Frames of the channel, weights, and what describes them. ONNX Runtime parses graphs in C++: it is given those only that
-//! are, node for node, what the exporter writes (the packed backend) or whose hash is in the manifest, so what is tried here is
-//! the manifest, and our own reading of a graph.
+//! Frames of the channel, weights, and what describes them. ONNX Runtime parses graphs in C++, and is given those of a model
+//! directory only if they are, byte for byte, what the exporter writes. So what is tried here is the manifest, and our own
+//! reading of a graph.
 
 use std::{cell::OnceCell, fs, path::Path};
 
