@@ -22,7 +22,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if metadata.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
-    if !metadata.is_file() && !(handed_over && metadata.file_type().is_fifo()) {
+    if !(metadata.is_file() || handed_over && metadata.file_type().is_fifo()) {
         return Err(io::Error::new(ErrorKind::InvalidInput, "is a pipe or device, not a file"));
     }
     let mut bytes = Vec::new();
