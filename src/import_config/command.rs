@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use shared_bounds::OneLine;
 
 use super::{
     accelerate,
@@ -67,7 +68,7 @@ impl<'a> Command<'a> {
                 },
                 _ => continue,
             };
-            put(&mut entries, of_file.with_context(|| format!("--{key} {name}"))?);
+            put(&mut entries, of_file.with_context(|| format!("--{key} {}", OneLine(name)))?);
         }
         put(&mut entries, given);
         let environment = self.environment.iter().map(|&(name, value)| (format!("env.{name}"), value.into()));
@@ -114,6 +115,7 @@ fn flags<'a>(words: impl Iterator<Item = &'a String>) -> Result<Vec<Entry>> {
     let mut words = words.map(String::as_str).filter(|word| !["$@", "$*"].contains(word)).peekable();
     while let Some(word) = words.next() {
         let Some((key, value)) = flag(word) else {
+            let word = OneLine(word);
             bail!("`{word}` is no --option value; where it stands for several words, write them out");
         };
         let mut values: Vec<Value> = value.into_iter().map(read::scalar).collect();

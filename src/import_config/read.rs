@@ -150,6 +150,7 @@ mod tests {
             "a: 1e-6\nb:\n  c: [1, 2]\n  d: ${a}\nx: &x {y: |\n  text\n}\nz: *x\n",
             r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#,
             "trl grpo --model_name_or_path m --learning_rate 1e-6 \\\n  --flag --list a b # words\n",
+            "trl grpo \"a\nb\" --flag # a word of two lines, once shown as such\n",
             "python3 -m verl.trainer.main_ppo a.b=grpo +data.files=\"['a b.parquet']\" x.y=$HOME/z q.r='\"s t\"' $@\n",
         ];
         harness::fuzz::explore("import_config", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {

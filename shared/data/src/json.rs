@@ -112,7 +112,7 @@ mod tests {
     fn a_line_without_end_is_named_before_it_is_parsed() {
         let text = format!("{{\"prompt\": 1}}\n{{\"prompt\": [{}]}}\n", "0,".repeat(super::MOST_LINE / 2));
         let found = error_of("a.jsonl", text.as_bytes());
-        assert_eq!(found, "a.jsonl, line 2: is 16777229 bytes long, and a row may have 16777216");
+        assert_eq!(found, "a.jsonl, line 2: is 16777230 bytes long, and a row may have 16777216");
     }
 
     #[test]
