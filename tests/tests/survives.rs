@@ -327,7 +327,7 @@ fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
     }
 }
 
-/// The launcher kills by itself: the sampler, the learner, or both.
+/// The launcher kills by itself: the sampler, the learner, or both. It is killed as well.
 #[test]
 fn fifty_kills_of_one_run_leave_its_weights_as_they_are() {
     const LONG: u64 = 56;
@@ -335,7 +335,16 @@ fn fifty_kills_of_one_run_leave_its_weights_as_they_are() {
     let long = ["--max_steps", "56", "--save_steps", "1"];
     let _ = cli::finish(bench.command("undisturbed", &long)).success();
     let more = [&long[..], &["--max_restarts", "0", "--chaos", "seed=7,kill=0.9,stop=0.02,disk=0.06"]].concat();
-    let said = cli::finish(bench.command("chaos", &more)).success().stderr;
+    let resumed = [&more[..], &["--resume_from_checkpoint", "latest"]].concat();
+    let mut said = String::new();
+    for (options, until) in [(&more, 15), (&resumed, 35)] {
+        let mut run = bench.start("chaos", options);
+        bench.wait_for_step("chaos", until);
+        run.kill().unwrap();
+        run.wait().unwrap();
+        said += &bench.said();
+    }
+    said += &cli::finish(bench.command("chaos", &resumed)).success().stderr;
     let kills = ["learner", "rollout"].map(|name| said.matches(&format!(": {name} is killed")).count());
     assert!(kills[0] + kills[1] >= 50 && kills[0] >= 15 && kills[1] >= 15, "{kills:?}: {said}");
     assert!(said.contains("finds the disk full"), "{said}");
