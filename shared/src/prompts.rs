@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic;
 
+/// Most prompts that are named.
+pub const NAMED: usize = 10_000;
+
 /// Prompts of a dataset that the model does not get, or not whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongPrompts {
@@ -15,6 +18,9 @@ pub struct LongPrompts {
     pub rows: u64,
     /// Rows that are left out because their prompt leaves no room for a completion.
     pub left_out: u64,
+    /// Their ids (`prompt_id` of completions and ledger), ascending; of many, the first [`NAMED`].
+    #[serde(default)]
+    pub left_out_ids: Vec<u64>,
     /// Tokens of prompt and completion together, at most.
     pub max_model_len: u64,
     /// Rows whose prompt lost its beginning to `max_prompt_length`.
@@ -47,7 +53,7 @@ impl LongPrompts {
 /// What is said about them, in a line.
 impl fmt::Display for LongPrompts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dataset, rows, left_out, max_model_len, shortened } = self;
+        let Self { dataset, rows, left_out, max_model_len, shortened, .. } = self;
         let mut parts = Vec::new();
         if *left_out > 0 {
             parts.push(format!("{left_out} left out ({max_model_len} tokens or more leave no room for a completion)"));
@@ -66,7 +72,7 @@ mod tests {
     #[test]
     fn long_prompts_are_told_in_a_line_and_none_in_none() {
         let none = LongPrompts { dataset: "a.jsonl".into(), rows: 9, max_model_len: 64, ..LongPrompts::default() };
-        let out = LongPrompts { left_out: 2, ..none.clone() };
+        let out = LongPrompts { left_out: 2, left_out_ids: vec![3, 7], ..none.clone() };
         let both = LongPrompts { shortened: 3, ..out.clone() };
         let left_out = "a.jsonl: of 9 prompts 2 left out (64 tokens or more leave no room for a completion)";
         assert_eq!(out.to_string(), left_out);

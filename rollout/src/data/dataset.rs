@@ -5,7 +5,10 @@ use std::{path::PathBuf, sync::Arc};
 use rayon::prelude::*;
 use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Map, Value};
-use shared::{FinishReason, PromptId, prompts::LongPrompts};
+use shared::{
+    FinishReason, PromptId,
+    prompts::{LongPrompts, NAMED},
+};
 use shared_data::{Columns, DataError, Part, Row};
 
 use super::{
@@ -185,11 +188,14 @@ impl Dataset {
                 return Err(DatasetError::NoRoom { path: source.path.clone(), rows, shortest, max_model_len });
             }
         }
-        self.rows.retain(|row| row.prompt_ids.len() < max_model_len);
+        let fits = |row: &PromptRow| row.prompt_ids.len() < max_model_len;
+        let left_out_ids = self.rows.iter().filter(|row| !fits(row)).map(|row| row.prompt_id.0).take(NAMED).collect();
+        self.rows.retain(fits);
         Ok(LongPrompts {
             dataset: self.name(),
             rows: rows as u64,
             left_out: (rows - self.rows.len()) as u64,
+            left_out_ids,
             max_model_len: max_model_len as u64,
             shortened,
         })

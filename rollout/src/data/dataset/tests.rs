@@ -157,6 +157,7 @@ fn prompts_without_room_for_a_completion_are_counted_and_left_out_and_the_others
     assert_eq!(dataset.sizes(), [4, 4]);
     let long = dataset.leave_out_long(3).unwrap();
     assert_eq!((long.rows, long.left_out, long.shortened, long.max_model_len), (8, 4, 0, 3));
+    assert_eq!(long.left_out_ids, [2, 3, 6, 7]);
     assert_eq!(dataset.sizes(), [2, 2]);
     assert_eq!(dataset.rows().iter().map(|row| row.prompt_id.0).collect::<Vec<_>>(), [0, 1, 4, 5]);
     assert!(dataset.leave_out_long(3).unwrap().is_empty());
