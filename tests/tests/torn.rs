@@ -55,7 +55,7 @@ impl Bench {
         let bench = Self(bench::Bench::new(&format!(
             "dataset = \"prompts.jsonl\"\nmax_steps = {STEPS}\nsave_steps = 1\nnum_generations = 4\n\
              generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
-             learning_rate = 1e-3\nmax_restarts = 0\n"
+             learning_rate = 1e-3\nmax_restarts = 0\npeer_timeout = 3\nlearner_threads = 1\nrollout_threads = 1\n"
         )));
         let bin = bench.path(BIN);
         fs::create_dir_all(&bin).unwrap();
