@@ -404,13 +404,15 @@ impl Member {
     }
 
     fn fill_disk_for(&mut self, time: Duration) -> &'static str {
-        let limit = Rlimit { current: Some(FULL_DISK), maximum: None };
-        if self.disk_full_until.is_none()
-            && let Some(before) = self.process.as_ref().and_then(|process| process.limit_files(limit))
-        {
-            self.disk_full_until = Some((Instant::now() + time, before));
-            self.had_full_disk = true;
+        if self.disk_full_until.is_some() {
+            return "finds the disk full still";
         }
+        let limit = Rlimit { current: Some(FULL_DISK), maximum: None };
+        let Some(before) = self.process.as_ref().and_then(|process| process.limit_files(limit)) else {
+            return "is left alone: the size of its files cannot be limited";
+        };
+        self.disk_full_until = Some((Instant::now() + time, before));
+        self.had_full_disk = true;
         "finds the disk full"
     }
 

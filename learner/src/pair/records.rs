@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    panic::{self, AssertUnwindSafe},
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
 };
@@ -33,7 +34,9 @@ impl Records {
         let found = Arc::clone(&failure);
         let write = move || {
             for job in given {
-                if let Err(error) = job() {
+                // A thread that ended here would leave those waiting who have handed over their job already.
+                let done = panic::catch_unwind(AssertUnwindSafe(job));
+                if let Err(error) = done.unwrap_or_else(|_| Err(io::Error::other("the writer of records has panicked"))) {
                     found.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
             }
@@ -109,6 +112,14 @@ mod tests {
         ["b", "c"].iter().for_each(|name| records.write(slowly(name)).unwrap());
         drop(records);
         assert!(path("b").exists() && path("c").exists());
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_nobody_waits_for_it() {
+        let records = Records::start().unwrap();
+        let _ = records.write(|| panic!("of the test's own making"));
+        assert!(records.settle().is_err());
+        records.settle().unwrap();
     }
 
     #[test]
