@@ -36,7 +36,8 @@ impl Records {
             for job in given {
                 // A thread that ended here would leave those waiting who have handed over their job already.
                 let done = panic::catch_unwind(AssertUnwindSafe(job));
-                if let Err(error) = done.unwrap_or_else(|_| Err(io::Error::other("the writer of records has panicked"))) {
+                if let Err(error) = done.unwrap_or_else(|_| Err(io::Error::other("the writer of records has panicked")))
+                {
                     found.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
             }

@@ -1,5 +1,9 @@
 //! Chat templates, rendered the way transformers' `apply_chat_template` renders them.
 
+mod nesting;
+
+use std::{io, thread};
+
 use minijinja::{
     Environment, Error, ErrorKind, Value as TemplateValue,
     syntax::SyntaxConfig,
@@ -37,6 +41,10 @@ const WHAT: &str = "the chat template of the model";
 /// Most spaces that JSON may be indented by.
 const MOST_INDENT: usize = 64;
 
+/// Bytes of the stack on which a template is rendered, taken as they are used: macros may call themselves a hundred times
+/// with values that grow, and values are dropped and printed by recursion.
+const STACK: usize = 64 << 20;
+
 /// Name of the one template of an environment.
 const NAME: &str = "chat";
 /// Marks the end of the message to be continued while the template renders it (transformers does the same).
@@ -60,7 +68,8 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         // Jinja2 as transformers sets it up: trim_blocks, lstrip_blocks, a final newline removed, no escaping.
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|e| TemplateError::Compile(message(&e)))?);
+        let syntax = syntax.map_err(|e| TemplateError::Compile(message(&e)))?;
+        environment.set_syntax(syntax.clone());
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
@@ -68,7 +77,8 @@ impl ChatTemplate {
         environment.add_test("iterable", |value: &TemplateValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
-        let source = without_generation_tags(source);
+        nesting::add_to(&mut environment);
+        let source = nesting::bounded(&without_generation_tags(source), &syntax);
         guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(NAME, source))
             .map_err(TemplateError::Compile)?
             .map_err(|e| TemplateError::Compile(message(&e)))?;
@@ -122,7 +132,9 @@ impl ChatTemplate {
         all.insert("messages".into(), messages.into());
         all.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let template = self.environment.get_template(NAME).expect("the template was added at construction");
-        guarded(WHAT, MOST_MEMORY, || template.render(TemplateValue::from(Serde(all))))
+        let render = || guarded(WHAT, MOST_MEMORY, || template.render(TemplateValue::from(Serde(all))));
+        on_large_stack(render)
+            .map_err(|e| TemplateError::Render(format!("no thread for it: {e}")))?
             .map_err(TemplateError::Render)?
             .map_err(|e| TemplateError::Render(message(&e)))
     }
@@ -152,6 +164,13 @@ fn without_generation_tags(source: &str) -> String {
     let closing = regex::Regex::new(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}").expect("a valid pattern");
     let source = opening.replace_all(source, "{%$1 if true $2%}");
     closing.replace_all(&source, "{%$1 endif $2%}").into_owned()
+}
+
+fn on_large_stack<T: Send>(render: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render)?;
+        Ok(thread.join().expect("panics of templates are caught within"))
+    })
 }
 
 fn raise_exception(message: String) -> Result<String, Error> {

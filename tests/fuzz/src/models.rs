@@ -128,6 +128,10 @@ pub fn template_seeds() -> Vec<Vec<u8>> {
 /// What a template says is one line, whatever it is made of.
 pub fn template(bytes: &[u8]) {
     let Some(source) = text(bytes) else { return };
+    // Widths and factors that take gigabytes end the program, as they should (`shared_bounds::within`), and with it the search.
+    if source.as_bytes().windows(6).any(|window| window.iter().all(u8::is_ascii_digit)) {
+        return;
+    }
     let messages =
         [json!({"role": "user", "content": "2+2= <think> \u{1f600}"}), json!({"role": "assistant", "content": "so"})];
     let variables: Map<_, _> = [("tools".to_owned(), json!([{"name": "f", "x": 1.5}]))].into_iter().collect();

@@ -58,6 +58,52 @@ fn a_template_cannot_go_on_for_ever() {
 }
 
 #[test]
+fn values_do_not_nest_without_end() {
+    let refused = |source: &str, why: &str| {
+        let refused = prompt(source, &[("user", "a")]).unwrap_err().to_string();
+        assert!(refused.contains("cannot render the messages: ") && refused.contains(why), "{source}: {refused}");
+    };
+    let set = "{% set n = namespace(x=1, y=[2]) %}";
+    let itself = "a namespace cannot be put into a namespace";
+    for value in ["n", "[n]", "{'a': n}", "[namespace()]", "{'a': [1, (2, n)]}"] {
+        refused(&format!("{set}{{% set n.x = {value} %}}{{{{ n.x }}}}"), itself);
+        refused(&format!("{set}{{% set y, n.x = 1, {value} %}}{{{{ n.x }}}}"), itself);
+        refused(&format!("{set}{{% set v = {value} %}}{{% set n.x = v %}}{{{{ n.x }}}}"), itself);
+        refused(&format!("{set}{{%- set n.x | default({value}, true) -%}}{{% endset %}}{{{{ n.x }}}}"), itself);
+    }
+    let deep = "nested more than 64 deep";
+    refused(&format!("{set}{{% for i in range(99) %}}{{%- set n.x = [n.x] -%}}{{% endfor %}}{{{{ n.x }}}}"), deep);
+    refused(&format!("{{% set a = 1 %}}{}{{{{ a }}}}", "{% set a = {'a': a} %}".repeat(65)), deep);
+    // What is lazy is taken as it is when it is assigned, and does not hold the namespace.
+    for lazy in ["n | items", "n | items | reverse", "dict(n, z=3)", "n.items()", "n | chain({'z': 3})"] {
+        let source = format!(
+            "{set}{{% for i in range(9) %}}{{% set n.x = {lazy} %}}{{% endfor %}}{{{{ n.x | string | length > 9 }}}}"
+        );
+        assert_eq!(prompt(&source, &[("user", "a")]).unwrap(), "True", "{lazy}");
+    }
+    // A macro that calls itself with what grows is ended by the bound of its depth, on a stack that holds what has grown.
+    let literal = format!("{}x{}", "[".repeat(40), "]".repeat(40));
+    refused(
+        &format!("{{% macro m(x) %}}{{{{ x }}}}{{{{ m({literal}) }}}}{{% endmacro %}}{{{{ m(1) }}}}"),
+        "recursion limit",
+    );
+}
+
+#[test]
+fn assignments_mean_what_they_meant() {
+    let same = "{% set n = namespace(a='', b=none) %}{% set x = 1, %}{% set y, n.a = 'if', messages[0].content ~ '%}' %}\
+                {% set z = 'p' if y == 'if' else 'q' %}{% set u = nobody %}{% set d = {'k': [1, {'l': (2,)}], 'j': none} %}\
+                {% set n.b = d %}{% set n.c = messages[1:] %}{% set s %}<{{ z }}>{% endset %}\
+                {% set t | upper | trim %} {{ z }} {% endset %}{% set n.t | upper %}{{ z }}{% endset %}{# {% set n.q = #}\
+                {% raw %}{% set n.a = 1 %}{% endraw %}{{ x[0] }}{{ y }}{{ n.a }}{{ z }}{{ u is defined }}{{ d }}{{ n.b == d }}{{ n.b }}\
+                {{ n.c[0].role }}{{ s }}{{ t }}{{ n.t }}{{ n.b.k | length }}{{ n.b | tojson }}";
+    let text = prompt(same, &[("user", "a"), ("user", "b")]).unwrap();
+    let dict = "{'k': [1, {'l': (2,)}], 'j': None}";
+    let rest = "{\"k\": [1, {\"l\": [2]}], \"j\": null}";
+    assert_eq!(text, format!("{{% set n.a = 1 %}}1ifa%}}pFalse{dict}True{dict}user<p>PP2{rest}"));
+}
+
+#[test]
 fn json_is_written_as_python_writes_it() {
     let variables = json!({"tools": [{"name": "f", "b": {"x": 1.5, "a": [true, null]}, "é": "<'&'>"}]});
     let text = |source: &str| {

@@ -1,0 +1,131 @@
+//! How deep a template may nest values.
+//!
+//! minijinja prints, compares and drops values by recursion, and its namespaces can be changed: one that holds itself, or a
+//! list that a loop puts into itself again and again, overflows the stack, which ends the process. Neither is of use in a
+//! chat template. So each `{% set %}` looks at what it assigns, and what goes into a namespace is copied, since a lazy
+//! value could still refer to the namespace.
+
+use minijinja::{
+    Environment, Error, ErrorKind, State, Value,
+    machinery::{Token, tokenize},
+    syntax::SyntaxConfig,
+    value::{Tuple, ValueKind},
+};
+
+/// Most lists and maps in each other.
+const MOST_NESTED: usize = 64;
+/// Values that all assignments of one rendering may look at together: a list that grows by a message at a time is copied each
+/// time.
+const MOST_LOOKED_AT: usize = 10_000_000;
+
+/// Filter of what is assigned to a variable.
+const TO_VARIABLE: &str = "__nested";
+/// Filter of what is assigned to an attribute, which is one of a namespace.
+const TO_NAMESPACE: &str = "__copied";
+
+/// Makes the filters known that [`bounded`] puts into a template.
+pub fn add_to(environment: &mut Environment<'_>) {
+    environment.add_filter(TO_VARIABLE, |state: &mut State, value: Value| {
+        copy(&value, 0, Namespaces::AreVariables, looked_at(state)).map(|_| value)
+    });
+    environment.add_filter(TO_NAMESPACE, |state: &mut State, value: Value| {
+        copy(&value, 0, Namespaces::AreRefused, looked_at(state))
+    });
+}
+
+/// The template with a filter after each expression that is assigned. One that cannot be read stays as it is: compiling it
+/// says why.
+pub fn bounded(source: &str, syntax: &SyntaxConfig) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut copied = 0;
+    let mut insert = |at: u32, words: &str| {
+        result.push_str(&source[copied..at as usize]);
+        result.push_str(words);
+        copied = at as usize;
+    };
+    let mut place = Place::Elsewhere;
+    let mut open = 0_usize;
+    for token in tokenize(source, false, syntax.clone()) {
+        let Ok((token, span)) = token else { return source.to_owned() };
+        match token {
+            Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => open += 1,
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => open = open.saturating_sub(1),
+            _ => {}
+        }
+        place = match (place, token) {
+            (_, Token::BlockStart) => Place::Begun,
+            (Place::Begun, Token::Ident("set")) => Place::Target(TO_VARIABLE),
+            (Place::Target(_), Token::Dot) => Place::Target(TO_NAMESPACE),
+            (Place::Target(filter), Token::Assign) if open == 0 => {
+                insert(span.end_offset, "(");
+                Place::Assigned(filter, ")|")
+            }
+            (Place::Target(filter), Token::Pipe) => Place::Assigned(filter, "|"),
+            (Place::Assigned(filter, before), Token::BlockEnd) => {
+                insert(span.start_offset, &format!("{before}{filter} "));
+                Place::Elsewhere
+            }
+            (Place::Begun, _) | (_, Token::BlockEnd) => Place::Elsewhere,
+            (place, _) => place,
+        };
+    }
+    result.push_str(&source[copied..]);
+    result
+}
+
+/// Where in a template a token is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Outside of `{% set %}`.
+    Elsewhere,
+    /// Behind `{%`.
+    Begun,
+    /// Behind `set`; the filter for what was seen of the target.
+    Target(&'static str),
+    /// In the expression, or the filters of a block; the filter, and what goes before it.
+    Assigned(&'static str, &'static str),
+}
+
+/// What becomes of a namespace in a value.
+#[derive(Clone, Copy, PartialEq)]
+enum Namespaces {
+    AreVariables,
+    AreRefused,
+}
+
+/// Values looked at in this rendering.
+#[derive(Default)]
+struct LookedAt(usize);
+
+fn looked_at<'a>(state: &'a mut State<'_, '_>) -> &'a mut usize {
+    &mut state.get_or_insert_extension(LookedAt::default()).0
+}
+
+fn copy(value: &Value, depth: usize, namespaces: Namespaces, looked_at: &mut usize) -> Result<Value, Error> {
+    let refuse = |reason: String| Err(Error::new(ErrorKind::InvalidOperation, reason));
+    *looked_at += 1;
+    if *looked_at > MOST_LOOKED_AT {
+        return refuse(format!("its assignments hold more than {MOST_LOOKED_AT} values together"));
+    }
+    // Its type is private.
+    if value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
+        return match namespaces {
+            Namespaces::AreVariables => Ok(value.clone()),
+            Namespaces::AreRefused => refuse("a namespace cannot be put into a namespace".into()),
+        };
+    }
+    let kind = value.kind();
+    if !matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+        return Ok(value.clone());
+    }
+    if depth == MOST_NESTED {
+        return refuse(format!("a value is nested more than {MOST_NESTED} deep"));
+    }
+    let mut inner = |value: &Value| copy(value, depth + 1, namespaces, looked_at);
+    if kind == ValueKind::Map {
+        let pairs = value.try_iter()?.map(|key| Ok((inner(&key)?, inner(&value.get_item(&key)?)?)));
+        return Ok(Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?));
+    }
+    let items = value.try_iter()?.map(|item| inner(&item)).collect::<Result<Vec<_>, Error>>()?;
+    Ok(if value.is_tuple() { Value::from_object(Tuple::new(items)) } else { Value::from(items) })
+}
