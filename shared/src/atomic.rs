@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -44,6 +44,29 @@ pub fn write_with<E: From<io::Error>>(
         let _ = fs::remove_file(&temporary);
     }
     result
+}
+
+/// Cuts lines out of a file that need not exist: what `keep` does not want, and a last one without its end. It holds one line
+/// at a time: a long run has a long past.
+///
+/// # Errors
+/// Any error of the file system, naming the file.
+pub fn keep_lines(path: &Path, keep: impl Fn(&[u8]) -> bool) -> io::Result<()> {
+    let mut lines = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return write(path, b""),
+        Err(e) => return Err(named(path)(e)),
+    };
+    write_with(path, |file| {
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).map_err(named(path))? > 0 {
+            if line.ends_with(b"\n") && keep(&line) {
+                file.write_all(&line).map_err(named(path))?;
+            }
+            line.clear();
+        }
+        Ok(())
+    })
 }
 
 /// Whether something is there that is neither a file nor a folder: a device or a pipe.
@@ -296,6 +319,17 @@ mod tests {
         assert_eq!(failed.unwrap_err().to_string(), "disk full");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn lines_that_are_not_kept_are_cut_out_and_so_is_a_torn_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        keep_lines(&path, |_| true).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"", "who opens it finds a file");
+        fs::write(&path, b"one\n\xfftwo\nthree\nfour").unwrap();
+        keep_lines(&path, |line| line != b"three\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one\n\xfftwo\n".as_slice());
     }
 
     #[test]

@@ -145,8 +145,8 @@ impl<'a> Run<'a> {
         let gate = Gate::new(config, PolicyVersion(state.step), model.config().vocab_size);
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model(), gate.token_ids())?;
         let metrics = MetricsFile::open(&run_dir.metrics(), state.step)?;
-        let records = metrics::read(&run_dir.metrics())?;
-        let mut notices = Notices::open(&run_dir.notices(), config, state.step, &records)?;
+        let mut notices = Notices::open(&run_dir.notices(), config, state.step)?;
+        metrics::for_each(&run_dir.metrics(), |record| notices.recall(config, &record))?;
         notices.tell(shared::notices::learning_rate(config, model.config().parameter_count()))?;
         let origin = Origin::of(config);
         let mut ledger = LedgerFile::open(&run_dir.ledger(), state.step)?;

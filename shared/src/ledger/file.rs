@@ -20,8 +20,8 @@ impl LedgerFile {
     /// # Errors
     /// Any error of the file system.
     pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        let kept = read(path)?.into_iter().filter(|line| line.step() <= completed_steps);
-        atomic::write(path, kept.map(|line| text(&line)).collect::<String>().as_bytes())?;
+        let is_known = |line: LedgerLine| line.step() <= completed_steps;
+        atomic::keep_lines(path, |line| serde_json::from_slice(line).is_ok_and(is_known))?;
         Ok(Self(OpenOptions::new().append(true).open(path).map_err(named(path))?))
     }
 

@@ -1,12 +1,13 @@
 //! The files of metric records, one JSON object per line.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, Write},
     path::Path,
 };
 
 use super::{MetricRecord, STEP};
+use crate::atomic;
 
 /// Appends records to `metrics.jsonl`.
 #[derive(Debug)]
@@ -19,13 +20,8 @@ impl MetricsFile {
     /// # Errors
     /// Any error of the file system.
     pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        let known = if path.exists() { read(path)? } else { Vec::new() };
-        let kept: Vec<u8> = known
-            .into_iter()
-            .filter(|r| r.get(STEP).is_some_and(|s| s <= completed_steps as f64))
-            .flat_map(|r| r.to_line())
-            .collect();
-        crate::atomic::write(path, &kept)?;
+        let is_known = |record: MetricRecord| record.get(STEP).is_some_and(|step| step <= completed_steps as f64);
+        atomic::keep_lines(path, |line| MetricRecord::from_line(line).is_some_and(is_known))?;
         Ok(Self(OpenOptions::new().append(true).open(path)?))
     }
 
@@ -46,16 +42,31 @@ impl MetricsFile {
     }
 }
 
+/// Shows every whole record, one at a time: a long run has a long past. A torn last line is left out.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn for_each(path: &Path, mut show: impl FnMut(MetricRecord)) -> io::Result<()> {
+    for line in BufReader::new(File::open(path)?).split(b'\n') {
+        MetricRecord::from_line(&line?).into_iter().for_each(&mut show);
+    }
+    Ok(())
+}
+
 /// Reads every whole record; a torn last line is left out.
 ///
 /// # Errors
 /// Any error of the file system.
 pub fn read(path: &Path) -> io::Result<Vec<MetricRecord>> {
-    Ok(fs::read(path)?.split(|byte| *byte == b'\n').filter_map(MetricRecord::from_line).collect())
+    let mut records = Vec::new();
+    for_each(path, |record| records.push(record))?;
+    Ok(records)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::metrics::REWARD;
 

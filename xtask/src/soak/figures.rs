@@ -73,8 +73,8 @@ impl Figures {
         let (mut kept_bytes, mut record_bytes) = (0, 0);
         for (path, bytes) in files(run) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let is_record =
-                ["metrics.jsonl", "ledger.jsonl", "notices.jsonl"].contains(&&*name) || name.starts_with("step-");
+            let is_record = ["metrics.jsonl", "eval.jsonl", "ledger.jsonl", "notices.jsonl"].contains(&&*name)
+                || ["step-", "events."].iter().any(|kind| name.starts_with(kind));
             *(if is_record { &mut record_bytes } else { &mut kept_bytes }) += bytes;
         }
         let steps = metrics.lines().count() as u64;

@@ -57,18 +57,13 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// The notices of a run that goes on after `completed_steps` steps, of which `records` are those that this directory
-    /// has; what was found in later ones is cut off.
+    /// The notices of a run that goes on after `completed_steps` steps; what was found in later ones is cut off. The records
+    /// of its steps are then to be shown, with [`Notices::recall`].
     ///
     /// # Errors
     /// A file that cannot be read or written.
-    pub fn open(
-        path: &Path,
-        config: &TrainConfig,
-        completed_steps: u64,
-        records: &[MetricRecord],
-    ) -> Result<Self, LearnerError> {
-        let mut detectors: Vec<Box<dyn Detector>> = vec![
+    pub fn open(path: &Path, config: &TrainConfig, completed_steps: u64) -> Result<Self, LearnerError> {
+        let detectors: Vec<Box<dyn Detector>> = vec![
             Box::new(rewards::Failing),
             Box::new(rewards::Constant::default()),
             Box::new(groups::Equal::new(config)),
@@ -79,11 +74,13 @@ impl Notices {
             Box::new(mismatch::Apart::new(config)),
             Box::new(loss::NearZero::default()),
         ];
-        for record in records {
-            let seen = Seen { config, record, failures: &[] };
-            detectors.iter_mut().for_each(|detector| drop(detector.look(&seen)));
-        }
         Ok(Self { file: NoticesFile::open(path, completed_steps)?, detectors })
+    }
+
+    /// Looks at a step that has been told of.
+    pub fn recall(&mut self, config: &TrainConfig, record: &MetricRecord) {
+        let seen = Seen { config, record, failures: &[] };
+        self.detectors.iter_mut().for_each(|detector| drop(detector.look(&seen)));
     }
 
     /// Looks at a step, and tells what is new.
@@ -138,7 +135,7 @@ mod tests {
     #[test]
     fn each_notice_is_told_once() {
         let dir = tempfile::tempdir().unwrap();
-        let mut notices = Notices::open(&path(&dir), &TrainConfig::default(), 0, &[]).unwrap();
+        let mut notices = Notices::open(&path(&dir), &TrainConfig::default(), 0).unwrap();
         records().iter().for_each(|record| look(&mut notices, record));
         let told: Vec<_> = notices::read(&path(&dir)).unwrap().iter().map(|n| (n.kind, n.step)).collect();
         assert_eq!(told, [(NoticeKind::EqualGroups, 3), (NoticeKind::Truncated, 4)]);
@@ -149,14 +146,15 @@ mod tests {
     fn a_run_that_goes_on_tells_what_it_would_have_told() {
         let whole = tempfile::tempdir().unwrap();
         let (records, config) = (records(), TrainConfig::default());
-        let mut notices = Notices::open(&path(&whole), &config, 0, &[]).unwrap();
+        let mut notices = Notices::open(&path(&whole), &config, 0).unwrap();
         records.iter().for_each(|record| look(&mut notices, record));
         let expected = std::fs::read(path(&whole)).unwrap();
         for (stopped, checkpoint) in (0..=6usize).flat_map(|stopped| (0..=stopped).map(move |at| (stopped, at))) {
             let dir = tempfile::tempdir().unwrap();
-            let mut notices = Notices::open(&path(&dir), &config, 0, &[]).unwrap();
+            let mut notices = Notices::open(&path(&dir), &config, 0).unwrap();
             records[..stopped].iter().for_each(|record| look(&mut notices, record));
-            let mut notices = Notices::open(&path(&dir), &config, checkpoint as u64, &records[..checkpoint]).unwrap();
+            let mut notices = Notices::open(&path(&dir), &config, checkpoint as u64).unwrap();
+            records[..checkpoint].iter().for_each(|record| notices.recall(&config, record));
             records[checkpoint..].iter().for_each(|record| look(&mut notices, record));
             assert_eq!(std::fs::read(path(&dir)).unwrap(), expected, "{stopped}, {checkpoint}");
         }
