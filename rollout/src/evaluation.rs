@@ -1,5 +1,7 @@
 //! What an evaluation measures: one set of metrics, for `rollout eval` and for `eval.jsonl`.
 
+pub mod paired;
+
 use shared::{
     Completion, FinishReason, RewardOutcome, RolloutGroup,
     config::RewardFailure,

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{bench, check, check_rewards, eval, explain, generate, rewards, run, tune};
+use rollout::commands::{bench, check, check_rewards, compare, eval, explain, generate, rewards, run, tune};
 use rollout_rewards::contain;
 use shared::{command_line, logging, native};
 use shared_bounds::Metered;
@@ -36,6 +36,10 @@ enum Command {
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),
+    /// Say whether one model does better than another, or only by chance.
+    ///
+    /// Both complete the same prompts; shares of right completions and mean rewards are compared prompt by prompt.
+    Compare(compare::Args),
     /// What became of a completion of a run, and why.
     Explain(explain::Args),
     /// List the reward functions.
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
         Command::Eval(args) => eval::run(&args).map(done),
+        Command::Compare(args) => compare::run(&args).map(done),
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
         Command::CheckRewards(args) => check_rewards::run(&args),

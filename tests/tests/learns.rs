@@ -1,10 +1,10 @@
 //! On a real pretrained model: the sampler reproduces its reference, sampler and learner agree, and a run of the pair
 //! raises its reward.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use harness::{
-    cli, data_dir,
+    binary, cli, data_dir,
     training::{Training, json_lines, train},
 };
 use serde_json::{Value, json};
@@ -75,6 +75,14 @@ fn thirty_steps(data: &Path, options: &str) -> Training {
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     let (first, last) = (mean(&reward[..5]), mean(&reward[25..]));
     assert!(last > first + 0.2, "reward {first:.3} before, {last:.3} after: {reward:?}");
+
+    let mut compare = Command::new(binary("tandem"));
+    compare.arg("compare").arg(data.join("stories260K")).arg(&training.run).arg("--dataset").arg(&dataset);
+    compare.args(["--reward-funcs", "sentence_share:word=she", "--num-generations", "16"]);
+    compare.args(["--max-completion-length", "64", "--seed", "8"]).env("TANDEM_CACHE_DIR", dir.path().join("cache"));
+    let answer = cli::finish(compare).success().stdout;
+    let answer: Value = serde_json::from_str(answer.lines().last().unwrap()).unwrap();
+    assert_eq!(answer["reward"]["verdict"], "better", "{answer}");
     training
 }
 

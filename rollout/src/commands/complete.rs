@@ -8,7 +8,7 @@ use shared::{GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Ste
 
 use super::{
     bench::export,
-    flags::{BatchingFlags, PromptFlags, RewardFlags, SamplingFlags, TraceFlags},
+    flags::{BatchingFlags, RewardFlags, RowFlags, SamplingFlags, TraceFlags},
     progress::Progress,
 };
 use crate::{
@@ -52,19 +52,19 @@ impl GenerationFlags {
     /// A model, tokenizer or dataset that cannot be used, flags out of range, too little memory, what the engine reports.
     pub fn complete(
         &self,
-        prompt: &PromptFlags,
+        model: &ModelDir,
+        rows: &RowFlags,
         (dataset, split): (&Path, &str),
         functions: Vec<RewardFunction>,
         sampling: SamplingParams,
         num_generations: u32,
     ) -> anyhow::Result<Completed> {
-        let model = prompt.model()?;
-        let tokenizer = Tokenizer::open(&model)?;
-        let dataset = prompt.dataset(dataset, split, &tokenizer)?;
+        let tokenizer = Tokenizer::open(model)?;
+        let dataset = rows.dataset(dataset, split, &tokenizer)?;
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
         let mut generation = Generation { dataset, sampling, num_generations };
         self.trace.start()?;
-        let mut engine = generation.engine(&model, &self.batching)?;
+        let mut engine = generation.engine(model, &self.batching)?;
         let completed = generation.complete(&mut engine, tokenizer, scoring)?;
         self.trace.write()?;
         Ok(completed)

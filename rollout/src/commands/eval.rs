@@ -18,6 +18,20 @@ pub struct Args {
     /// The dataset: rows as `rollout generate --prompts` takes them
     #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
     pub dataset: PathBuf,
+    /// What counts as correct.
+    #[command(flatten)]
+    pub judging: JudgingFlags,
+    /// Also write the completions, as `rollout generate` does: some kilobytes each
+    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// How they are made and scored.
+    #[command(flatten)]
+    pub generation: GenerationFlags,
+}
+
+/// How often a model tries, and what counts as correct.
+#[derive(Debug, clap::Args)]
+pub struct JudgingFlags {
     /// Completions per prompt (k of avg@k): more give a firmer figure and cost time. With one, tokens are chosen
     /// greedily unless --temperature says otherwise; with more, they are drawn at temperature 1
     #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "K", default_value_t = 1,
@@ -27,12 +41,35 @@ pub struct Args {
     /// right number, however written), the full score of every other function]
     #[arg(long, env = "TANDEM_CORRECT_AT", value_name = "SCORE", allow_negative_numbers = true)]
     pub correct_at: Option<f64>,
-    /// Also write the completions, as `rollout generate` does: some kilobytes each
-    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// How they are made and scored.
-    #[command(flatten)]
-    pub generation: GenerationFlags,
+}
+
+impl JudgingFlags {
+    /// How tokens are drawn.
+    ///
+    /// # Errors
+    /// A value out of range, and several completions that would all be the same.
+    pub fn sampling(&self, generation: &GenerationFlags) -> anyhow::Result<SamplingParams> {
+        let greedy = self.num_generations == 1;
+        let sampling = generation.sampling.params(if greedy { 0.0 } else { SamplingParams::default().temperature })?;
+        ensure!(
+            greedy || !sampling.greedy(),
+            "--temperature 0 makes all {} completions of a prompt the same; leave --num-generations at 1",
+            self.num_generations
+        );
+        Ok(sampling)
+    }
+
+    /// How scores are read.
+    ///
+    /// # Errors
+    /// Missing reward functions, and a threshold that is no number.
+    pub fn judging(&self, generation: &GenerationFlags) -> anyhow::Result<Judging> {
+        let functions = generation.rewards.functions()?;
+        let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
+        let correct_at = self.correct_at.unwrap_or_else(|| first.reward().correct_at());
+        ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
+        Ok(Judging { correct_at, failure: RewardFailure::Exclude })
+    }
 }
 
 /// Runs the subcommand.
@@ -40,30 +77,28 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let greedy = args.num_generations == 1;
-    let sampling = args.generation.sampling.params(if greedy { 0.0 } else { SamplingParams::default().temperature })?;
+    let sampling = args.judging.sampling(&args.generation)?;
     let (temperature, seed) = (sampling.temperature, sampling.seed);
-    ensure!(
-        greedy || !sampling.greedy(),
-        "--temperature 0 makes all {} completions of a prompt the same; leave --num-generations at 1",
-        args.num_generations
-    );
+    let judging = args.judging.judging(&args.generation)?;
     let functions = args.generation.rewards.functions()?;
-    let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
-    let correct_at = args.correct_at.unwrap_or_else(|| first.reward().correct_at());
-    ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
-    let judging = Judging { correct_at, failure: RewardFailure::Exclude };
     if let Some(output) = &args.output {
         rows::check_output(output, "--dataset", &args.dataset)?;
     }
-    let completed =
-        args.generation.complete(&args.prompt, (&args.dataset, "test"), functions, sampling, args.num_generations)?;
+    let model = args.prompt.model()?;
+    let completed = args.generation.complete(
+        &model,
+        &args.prompt.rows,
+        (&args.dataset, "test"),
+        functions,
+        sampling,
+        args.judging.num_generations,
+    )?;
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
     }
     let record = evaluation::record(&completed.groups, judging, completed.seconds);
     let mut answer = record.values().clone();
-    answer.insert("num_generations".into(), args.num_generations.into());
+    answer.insert("num_generations".into(), args.judging.num_generations.into());
     answer.insert("temperature".into(), temperature.into());
     answer.insert("seed".into(), seed.into());
     let failures = rows::failures(&completed.groups);

@@ -265,6 +265,14 @@ pub struct PromptFlags {
     /// Hugging Face model directory (config.json, model.safetensors, tokenizer.json)
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
+    /// How prompts are made.
+    #[command(flatten)]
+    pub rows: RowFlags,
+}
+
+/// How prompts are made of rows.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RowFlags {
     #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT", help = help("system_prompt"))]
     pub(super) system_prompt: Option<String>,
     #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
@@ -292,7 +300,9 @@ impl PromptFlags {
     pub fn model(&self) -> anyhow::Result<ModelDir> {
         ModelDir::open(locate_model(&self.model)?).context("--model")
     }
+}
 
+impl RowFlags {
     /// Reads prompts, those of `split` unless --split names another one.
     ///
     /// # Errors

@@ -36,8 +36,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.generation.sampling.params(SamplingParams::default().temperature)?;
     let functions = args.generation.rewards.functions()?;
     rows::check_output(&args.output, "--prompts", &args.prompts)?;
-    let completed =
-        args.generation.complete(&args.prompt, (&args.prompts, "train"), functions, sampling, args.num_generations)?;
+    let model = args.prompt.model()?;
+    let completed = args.generation.complete(
+        &model,
+        &args.prompt.rows,
+        (&args.prompts, "train"),
+        functions,
+        sampling,
+        args.num_generations,
+    )?;
     rows::write(&args.output, &completed.groups)?;
     for failure in rows::failures(&completed.groups) {
         shared::tell!("warning: {failure}");

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod check;
 pub mod check_rewards;
+pub mod compare;
 mod complete;
 pub mod eval;
 pub mod explain;

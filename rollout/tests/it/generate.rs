@@ -187,6 +187,35 @@ fn eval_prints_one_flat_object_that_agrees_with_its_rows() {
     assert_eq!(greedy(1), greedy(2));
 }
 
+/// One model under pairs of seeds, whose completions differ by chance alone.
+#[test]
+fn compare_takes_chance_for_what_it_is() {
+    let prompts: Vec<Value> = (1..=40).map(|n| json!({"prompt": format!("{n} + {n} =")})).collect();
+    let place = Place::new(&prompts);
+    let compare = |words: &str| -> (Value, String) {
+        let finished = place
+            .run(&format!("compare {words} --dataset prompts.jsonl --num-generations 2 --max-completion-length 12"))
+            .success();
+        (serde_json::from_str(finished.stdout.lines().last().unwrap()).unwrap(), finished.stderr)
+    };
+    let rewards = "--reward-funcs length:target=12 --correct-at 0";
+    let verdicts: Vec<Value> = (1..=20)
+        .map(|seed| compare(&format!("model model {rewards} --seed {seed} --seed-b {}", seed + 100)).0)
+        .collect();
+    for figure in ["accuracy", "reward"] {
+        let same = verdicts.iter().filter(|verdict| verdict[figure]["verdict"] == "no_difference").count();
+        assert!(same >= 17, "{figure}: {same} of 20");
+    }
+    let (same, said) = compare(&format!("model model {rewards} --seed 1"));
+    assert_eq!((&same["reward"]["difference"], &same["reward"]["prompts"]), (&json!(0.0), &json!(40)));
+    assert!(
+        said.contains("reward: no difference: ") && said.contains(" over 40 prompts; no more than chance"),
+        "{said}"
+    );
+    let refused = place.run("compare model nowhere --dataset prompts.jsonl --reward-funcs finished");
+    assert!(refused.refusal().contains("nowhere"), "{}", refused.stderr);
+}
+
 #[test]
 fn what_is_wrong_is_said_in_one_line() {
     let place = three_prompts();

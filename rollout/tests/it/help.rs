@@ -1,10 +1,10 @@
 //! What the help says of every flag: not only what it does, but what one pays for it.
 
 use clap::{Args, Command};
-use rollout::commands::{bench, eval, generate, rewards, run, tune};
+use rollout::commands::{bench, compare, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 21] = [
+const NOTHING_TO_WEIGH: [&str; 22] = [
     "answer-column",
     "compare-binary",
     "correct-at",
@@ -22,6 +22,7 @@ const NOTHING_TO_WEIGH: [&str; 21] = [
     "reward-writable",
     "run-dir",
     "seed",
+    "seed-b",
     "split",
     "stop",
     "system-prompt",
@@ -57,6 +58,7 @@ const COMPARING: [&str; 22] = [
 fn commands() -> Vec<Command> {
     vec![
         bench::Args::augment_args(Command::new("bench")),
+        compare::Args::augment_args(Command::new("compare")),
         eval::Args::augment_args(Command::new("eval")),
         generate::Args::augment_args(Command::new("generate")),
         rewards::Args::augment_args(Command::new("rewards")),
@@ -69,7 +71,7 @@ fn commands() -> Vec<Command> {
 fn every_flag_says_what_it_trades() {
     let mut seen = 0;
     for command in commands() {
-        for flag in command.get_arguments() {
+        for flag in command.get_arguments().filter(|argument| !argument.is_positional()) {
             let name = flag.get_long().expect("flags have long names");
             let help = flag.get_long_help().or(flag.get_help()).map(ToString::to_string).unwrap_or_default();
             assert!(help.len() > 20, "{} --{name}: `{help}` does not say what it does", command.get_name());

@@ -1,0 +1,163 @@
+//! `rollout compare`: whether one model does better than another on the same prompts.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use serde::Serialize;
+use shared::{
+    ModelDir, RolloutGroup, RunDir, SamplingParams,
+    checkpoints::{self, Depth},
+};
+use shared_hub::locate_model;
+
+use super::{complete::GenerationFlags, eval::JudgingFlags, flags::RowFlags, print, rows};
+use crate::evaluation::paired::{self, Difference, Verdict};
+
+/// Flags of `rollout compare`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A model, a checkpoint, or a run, of which the newest checkpoint is taken
+    #[arg(value_name = "A")]
+    pub a: PathBuf,
+    /// What is compared with it
+    #[arg(value_name = "B")]
+    pub b: PathBuf,
+    /// The prompts: rows as `rollout generate --prompts` takes them
+    #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
+    pub dataset: PathBuf,
+    /// Seed of B's completions, where they are not greedy [default: --seed; another one shows what chance does]
+    #[arg(long, value_name = "N")]
+    pub seed_b: Option<u64>,
+    /// How prompts are made.
+    #[command(flatten)]
+    pub rows: RowFlags,
+    /// What counts as correct.
+    #[command(flatten)]
+    pub judging: JudgingFlags,
+    /// How they are made and scored.
+    #[command(flatten)]
+    pub generation: GenerationFlags,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Answer {
+    a: PathBuf,
+    b: PathBuf,
+    num_generations: u32,
+    temperature: f32,
+    seed: u64,
+    seed_b: u64,
+    /// Of the shares of right completions.
+    accuracy: Option<Difference>,
+    /// Of the mean rewards.
+    reward: Option<Difference>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let sampling = args.judging.sampling(&args.generation)?;
+    let judging = args.judging.judging(&args.generation)?;
+    let seed_b = args.seed_b.unwrap_or(sampling.seed);
+    let models = [model_of(&args.a)?, model_of(&args.b)?];
+    let answers = |model: &ModelDir, seed: u64| -> anyhow::Result<Vec<RolloutGroup>> {
+        shared::tell!("completing the prompts with {}", model.path().display());
+        let sampling = SamplingParams { seed, ..sampling.clone() };
+        let functions = args.generation.rewards.functions()?;
+        let place = (&*args.dataset, "test");
+        let generations = args.judging.num_generations;
+        let completed = args.generation.complete(model, &args.rows, place, functions, sampling, generations)?;
+        let failures = rows::failures(&completed.groups);
+        failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
+        Ok(completed.groups)
+    };
+    let (a, b) = both(answers(&models[0], sampling.seed)?, answers(&models[1], seed_b)?);
+    let answer = Answer {
+        a: models[0].path().to_owned(),
+        b: models[1].path().to_owned(),
+        num_generations: args.judging.num_generations,
+        temperature: sampling.temperature,
+        seed: sampling.seed,
+        seed_b,
+        accuracy: paired::compare(&paired::accuracies(&a, &b, judging)),
+        reward: paired::compare(&paired::rewards(&a, &b, judging)),
+    };
+    for (name, difference) in [("accuracy", &answer.accuracy), ("reward", &answer.reward)] {
+        if let Some(difference) = difference {
+            shared::tell!("{}", sentence(name, difference));
+        }
+    }
+    ensure!(
+        answer.accuracy.is_some() || answer.reward.is_some(),
+        "no two prompts could be scored with both models, and fewer say nothing"
+    );
+    print(&serde_json::to_value(answer)?)
+}
+
+/// A model by its folder or name; of a run, its newest checkpoint.
+fn model_of(path: &Path) -> anyhow::Result<ModelDir> {
+    let run = RunDir::new(path);
+    if !run.config().is_file() {
+        return ModelDir::open(locate_model(path)?).with_context(|| path.display().to_string());
+    }
+    let newest = checkpoints::newest(&run, Depth::Lengths).with_context(|| path.display().to_string())?;
+    let step = newest.usable(&run).map_err(anyhow::Error::msg)?;
+    let step = step.with_context(|| format!("the run {} has no checkpoint yet", path.display()))?;
+    Ok(ModelDir::open(run.checkpoint(step))?)
+}
+
+/// The groups of the prompts that both models have answered: one may have left a prompt out for its length.
+fn both(a: Vec<RolloutGroup>, b: Vec<RolloutGroup>) -> (Vec<RolloutGroup>, Vec<RolloutGroup>) {
+    let mut b = b.into_iter().peekable();
+    let of_both = |a: RolloutGroup| {
+        while b.next_if(|group| group.prompt_id < a.prompt_id).is_some() {}
+        Some((b.next_if(|group| group.prompt_id == a.prompt_id)?, a))
+    };
+    a.into_iter().filter_map(of_both).map(|(b, a)| (a, b)).unzip()
+}
+
+fn sentence(name: &str, difference: &Difference) -> String {
+    let Difference { prompts, a, b, difference: by, interval: [low, high], p_value, verdict } = difference;
+    let (words, chance) = match verdict {
+        Verdict::Better => ("B is better", "more than chance"),
+        Verdict::Worse => ("B is worse", "more than chance"),
+        Verdict::NoDifference => ("no difference", "no more than chance"),
+    };
+    format!(
+        "{name}: {words}: {a:.4} -> {b:.4}, by {by:+.4} (95 % interval {low:+.4} to {high:+.4}, p = {p_value:.2}) over \
+         {prompts} prompts; {chance}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{GroupId, PromptId, Step, testing};
+
+    use super::*;
+
+    #[test]
+    fn prompts_that_one_model_has_left_out_are_left_out() {
+        let groups = |ids: &[u64]| -> Vec<RolloutGroup> {
+            let group = |(prompt_id, index)| RolloutGroup {
+                prompt_id: PromptId(prompt_id),
+                ..testing::group(GroupId { step: Step(0), index }, vec![testing::completion(0, vec![1])])
+            };
+            ids.iter().copied().zip(0..).map(group).collect()
+        };
+        let (a, b) = both(groups(&[1, 2, 4, 7]), groups(&[0, 2, 3, 4, 9]));
+        let ids = |groups: &[RolloutGroup]| groups.iter().map(|group| group.prompt_id.0).collect::<Vec<_>>();
+        assert_eq!((ids(&a), ids(&b)), (vec![2, 4], vec![2, 4]));
+    }
+
+    #[test]
+    fn a_sentence_says_what_the_difference_is_worth() {
+        let difference = paired::compare(&[(0.0, 0.5), (0.25, 0.75), (0.5, 1.0), (0.25, 0.5)]).unwrap();
+        let text = sentence("accuracy", &difference);
+        let expected = "accuracy: B is better: 0.2500 -> 0.6875, by +0.4375 (95 % interval +0.2386 to +0.6364, p = 0.01) \
+                        over 4 prompts; more than chance";
+        assert_eq!(text, expected);
+    }
+}

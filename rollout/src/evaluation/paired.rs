@@ -1,0 +1,158 @@
+//! Whether one model does better than another on the same prompts, or only had luck.
+
+use serde::Serialize;
+use shared::RolloutGroup;
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+use super::{Judging, count_correct, mean, mean_and_error};
+
+/// Share of intervals that hold the true difference.
+const CONFIDENCE: f64 = 0.95;
+
+/// What the difference says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// More than chance, and more of it.
+    Better,
+    /// More than chance, and less of it.
+    Worse,
+    /// No more than chance.
+    NoDifference,
+}
+
+/// Two models on the prompts that both have a figure for.
+///
+/// A prompt is one observation: its figure is the mean over its completions, and the difference of the two means is what is
+/// averaged. That the prompts are the same takes out how hard they are.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// Prompts.
+    pub prompts: usize,
+    /// Mean of the first model.
+    pub a: f64,
+    /// Mean of the second model.
+    pub b: f64,
+    /// Mean of the second less that of the first.
+    pub difference: f64,
+    /// Lower and upper end of the 95 % interval of the difference: Student's t, paired by prompt.
+    pub interval: [f64; 2],
+    /// The chance of a difference as large as this one between models that are as good (two-sided t-test).
+    pub p_value: f64,
+    /// What that says of the second model.
+    pub verdict: Verdict,
+}
+
+/// Compares figures, one of each model for each prompt. Nothing where fewer than two prompts have both.
+#[must_use]
+pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
+    let differences = pairs.iter().map(|(a, b)| b - a);
+    let (difference, error) = mean_and_error(differences);
+    let freedom = StudentsT::new(0.0, 1.0, pairs.len().checked_sub(1)? as f64).ok()?;
+    let half = error * freedom.inverse_cdf(0.5 + CONFIDENCE / 2.0);
+    let p_value = match error {
+        // All differences are the same: none, or one that chance does not make.
+        0.0 if difference == 0.0 => 1.0,
+        0.0 => 0.0,
+        _ => 2.0 * freedom.sf((difference / error).abs()),
+    };
+    let verdict = match p_value <= 1.0 - CONFIDENCE {
+        true if difference > 0.0 => Verdict::Better,
+        true => Verdict::Worse,
+        false => Verdict::NoDifference,
+    };
+    Some(Difference {
+        prompts: pairs.len(),
+        a: mean(pairs.iter().map(|(a, _)| *a)),
+        b: mean(pairs.iter().map(|(_, b)| *b)),
+        difference,
+        interval: [difference - half, difference + half],
+        p_value,
+        verdict,
+    })
+}
+
+/// The share of right completions of each prompt, where all of both models could be scored.
+#[must_use]
+pub fn accuracies(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<(f64, f64)> {
+    let share = |group: &RolloutGroup| {
+        Some(count_correct(&group.completions, judging.correct_at)? as f64 / group.completions.len() as f64)
+    };
+    pairs(a, b, share)
+}
+
+/// The mean reward of each prompt, where each model has a completion with one.
+#[must_use]
+pub fn rewards(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<(f64, f64)> {
+    let reward = |group: &RolloutGroup| {
+        let weights = || group.reward_names.iter().map(|(_, weight)| *weight);
+        let mean = mean(group.completions.iter().filter_map(|c| judging.failure.reward(&c.rewards, weights())));
+        mean.is_finite().then_some(mean)
+    };
+    pairs(a, b, reward)
+}
+
+fn pairs(a: &[RolloutGroup], b: &[RolloutGroup], figure: impl Fn(&RolloutGroup) -> Option<f64>) -> Vec<(f64, f64)> {
+    a.iter().zip(b).filter_map(|(a, b)| Some((figure(a)?, figure(b)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::rng::Stream;
+
+    use super::*;
+
+    /// Shares of `k` completions that are right, of prompts of all kinds of difficulty.
+    fn sampled(random: &mut Stream, prompts: usize, k: usize, advantage: f64) -> Vec<(f64, f64)> {
+        let share =
+            |chance: f64, random: &mut Stream| (0..k).filter(|_| random.next_f64() < chance).count() as f64 / k as f64;
+        (0..prompts)
+            .map(|_| {
+                let chance = random.next_f64() * (1.0 - advantage);
+                (share(chance, random), share(chance + advantage, random))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn equal_models_differ_by_chance_alone_and_better_ones_are_found() {
+        let random = &mut Stream::new(&[7]);
+        let mut verdicts = |advantage: f64| -> Vec<Verdict> {
+            (0..400).map(|_| compare(&sampled(random, 100, 4, advantage)).unwrap().verdict).collect()
+        };
+        let count = |verdicts: &[Verdict], of: Verdict| verdicts.iter().filter(|verdict| **verdict == of).count();
+        let equal = count(&verdicts(0.0), Verdict::NoDifference);
+        // Of 400, 380 on average, give or take 4.4.
+        assert!((365..=395).contains(&equal), "{equal}");
+        assert!(count(&verdicts(0.15), Verdict::Better) > 390);
+    }
+
+    #[test]
+    fn intervals_are_those_of_a_bootstrap() {
+        let random = &mut Stream::new(&[11]);
+        let pairs = sampled(random, 200, 4, 0.1);
+        let found = compare(&pairs).unwrap();
+        let mut means: Vec<f64> = (0..4_000)
+            .map(|_| {
+                let drawn = (0..pairs.len()).map(|_| pairs[(random.next_f64() * pairs.len() as f64) as usize]);
+                mean(drawn.map(|(a, b)| b - a))
+            })
+            .collect();
+        means.sort_by(f64::total_cmp);
+        let width = found.interval[1] - found.interval[0];
+        for (end, at) in found.interval.into_iter().zip([0.025, 0.975]) {
+            let expected = means[(at * means.len() as f64) as usize];
+            assert!((end - expected).abs() < 0.06 * width, "{end} {expected}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_vary_is_no_chance() {
+        let same = compare(&[(0.5, 0.5), (1.0, 1.0)]).unwrap();
+        assert_eq!((same.verdict, same.p_value, same.interval), (Verdict::NoDifference, 1.0, [0.0, 0.0]));
+        let worse = compare(&[(1.0, 0.0), (1.0, 0.0)]).unwrap();
+        assert_eq!((worse.verdict, worse.difference), (Verdict::Worse, -1.0));
+        assert_eq!(compare(&[(1.0, 0.0)]), None, "one prompt says nothing of others");
+        assert_eq!(compare(&[]), None);
+    }
+}
