@@ -19,6 +19,7 @@ mod signals;
 mod summary;
 mod supervise;
 mod tail;
+mod tensorboard;
 mod tool;
 mod train;
 

@@ -1,7 +1,8 @@
-//! How far the main loop of a process of the pair has come, for the launcher: what it is at, and a count that it moves.
+//! How far the main loop of a process of the pair has come, for the launcher: what it is at, a count that it moves, and how
+//! much of that it has done.
 //!
 //! Only the loop itself moves the count, where something has been done: a micro-batch, a decode step, a file. A thread that
-//! merely lives says nothing. What is shown lies in memory of the launcher, as two lines of text, so that neither a full nor
+//! merely lives says nothing. What is shown lies in memory of the launcher, as three lines of text, so that neither a full nor
 //! a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run) shows nothing.
 
 use std::{
@@ -21,8 +22,10 @@ use crate::config::TrainConfig;
 /// Environment variable with the path of the file that a process shows its progress in.
 pub const VARIABLE: &str = "TANDEM_HEARTBEAT";
 
-/// Bytes of each of the two lines.
-pub const LINE: usize = 32;
+/// Bytes of each of the lines.
+pub const LINE: usize = 48;
+/// Lines that a process shows: its main loop, its channel, its part.
+pub const LINES: usize = 3;
 
 /// What a main loop is at. Each has a deadline of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +92,11 @@ pub fn enter(phase: Phase) {
     }
 }
 
+/// So much of what the main loop is at is done: of the groups of a step while it waits, of its completions while it trains.
+pub fn part(done: usize, of: usize) {
+    show(2 * LINE as u64, format_args!("part {done} {of}"));
+}
+
 /// The thread of the channel has looked at it; `count` moves with every look.
 pub fn beat_of_channel(count: u64) {
     show(LINE as u64, format_args!("channel {count}"));
@@ -98,7 +106,7 @@ pub fn beat_of_channel(count: u64) {
 #[must_use]
 pub fn progress() -> Beat {
     let phase = Phase::ALL[usize::from(PHASE.load(Ordering::Relaxed))];
-    Beat { main: Some((phase, COUNT.load(Ordering::Relaxed))), channel: None }
+    Beat { main: Some((phase, COUNT.load(Ordering::Relaxed))), ..Beat::default() }
 }
 
 fn show(offset: u64, text: fmt::Arguments<'_>) {
@@ -117,17 +125,23 @@ pub struct Beat {
     pub main: Option<(Phase, u64)>,
     /// Count of the thread that owns the channel, once there is one.
     pub channel: Option<u64>,
+    /// How much of how much is done.
+    pub part: Option<(u64, u64)>,
 }
 
 impl Beat {
     /// Reads what a process shows; what it is just writing may be missing.
     #[must_use]
     pub fn read(file: &File) -> Self {
-        let mut bytes = [0; 2 * LINE];
+        let mut bytes = [0; LINES * LINE];
         let length = file.read_at(&mut bytes, 0).unwrap_or(0);
         let text = String::from_utf8_lossy(&bytes[..length]);
         let mut beat = Self::default();
         for (name, count) in text.lines().filter_map(|line| line.trim_end().split_once(' ')) {
+            if name == "part" {
+                beat.part = count.split_once(' ').and_then(|(done, of)| Some((done.parse().ok()?, of.parse().ok()?)));
+                continue;
+            }
             let Ok(count) = count.parse() else { continue };
             match Phase::ALL.iter().find(|phase| phase.name() == name) {
                 Some(&phase) => beat.main = Some((phase, count)),
@@ -204,8 +218,11 @@ mod tests {
         assert_eq!(second.channel, Some(u64::MAX));
         let (phase, count) = second.main.unwrap();
         assert!(phase == Phase::Step && count > first.main.unwrap().1);
+        assert_eq!(second.part, None);
+        part(3, usize::MAX);
+        assert_eq!(Beat::read(&file), Beat { part: Some((3, u64::MAX)), ..second });
         // A script writes shorter lines.
         std::fs::write(&path, "save 7\n").unwrap();
-        assert_eq!(Beat::read(&file), Beat { main: Some((Phase::Save, 7)), channel: None });
+        assert_eq!(Beat::read(&file), Beat { main: Some((Phase::Save, 7)), ..Beat::default() });
     }
 }

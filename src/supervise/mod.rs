@@ -18,7 +18,7 @@ use rustix::process::Rlimit;
 use shared::{
     config::TrainConfig,
     exit::{ENDED_BY_SIGNAL, HOPELESS},
-    heartbeat::Deadlines,
+    heartbeat::{Beat, Deadlines},
     memory::Shortage,
 };
 
@@ -81,6 +81,8 @@ impl Limits {
 pub trait Watch {
     /// Looks at the progress; returns the number of completed steps.
     fn tick(&mut self) -> u64;
+    /// Shows what the main loops of learner and sampler are at.
+    fn at_work(&mut self, learner: Beat, sampler: Beat);
     /// Requests of the user to end the run since the last call.
     fn interrupts(&mut self) -> usize;
     /// Tells the user something.
@@ -164,6 +166,7 @@ impl Pair<'_> {
         for member in [&mut self.learner, &mut self.sampler] {
             member.look(deadlines, self.watch);
         }
+        self.watch.at_work(self.learner.beat(), self.sampler.beat());
         // Each waits for the other, so something between them was lost. The sampler has no state of its own to lose.
         let both = self.learner.waiting().min(self.sampler.waiting());
         if both >= deadlines.peer {
@@ -379,6 +382,10 @@ impl Member {
             disk_full_until: None,
             had_full_disk: false,
         })
+    }
+
+    fn beat(&self) -> Beat {
+        self.process.as_ref().map_or_else(Beat::default, Process::beat)
     }
 
     fn look(&mut self, deadlines: &Deadlines, watch: &mut dyn Watch) {

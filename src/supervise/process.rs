@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
 
-use shared::heartbeat::{self, Deadlines};
+use shared::heartbeat::{self, Beat, Deadlines};
 
 use super::pulse::{Pulse, Verdict};
 use crate::binaries;
@@ -90,6 +90,11 @@ impl Process {
     pub fn look(&mut self, deadlines: &Deadlines) -> Verdict {
         let process = self.child.id();
         self.pulse.as_mut().map_or(Verdict::Fine, |pulse| pulse.look(process, deadlines))
+    }
+
+    /// What it last showed.
+    pub fn beat(&self) -> Beat {
+        self.pulse.as_ref().map_or_else(Beat::default, Pulse::beat)
     }
 
     /// How long it has had nothing to do but wait for the other process.

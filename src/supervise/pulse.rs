@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
 use shared::{
     channel::Silence,
-    heartbeat::{Beat, Deadlines, LINE, Phase},
+    heartbeat::{Beat, Deadlines, LINE, LINES, Phase},
 };
 
 /// Silence after which it is looked whether a process is stopped.
@@ -55,7 +55,7 @@ impl Pulse {
         // Without the flag that closes it, the process inherits it.
         let shown = File::from(memfd_create("tandem-heartbeat", MemfdFlags::empty()).context(what)?);
         // From here on there is a page, so that writing does not fail.
-        fs::write(path(&shown), [b' '; 2 * LINE]).context(what)?;
+        fs::write(path(&shown), [b' '; LINES * LINE]).context(what)?;
         let [main, channel, waiting, stopped] = [(); 4].map(|()| Silence::default());
         Ok(Self { shown, beat: Beat::default(), main, channel, waiting, stopped, longest: Duration::ZERO, told: false })
     }
@@ -63,6 +63,11 @@ impl Pulse {
     /// Where the process finds the memory, for [`shared::heartbeat::VARIABLE`].
     pub fn path(&self) -> PathBuf {
         path(&self.shown)
+    }
+
+    /// What it last showed.
+    pub fn beat(&self) -> Beat {
+        self.beat
     }
 
     /// How long it has had nothing to do but wait for the other one.

@@ -30,6 +30,8 @@ impl Watch for Scripted {
         fs::read_to_string(self.dir.join("steps")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
     }
 
+    fn at_work(&mut self, _: Beat, _: Beat) {}
+
     fn interrupts(&mut self) -> usize {
         let wanted = (1..=2).filter(|n| self.dir.join(format!("interrupt{n}")).exists()).count();
         let new = wanted - self.sent;

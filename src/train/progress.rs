@@ -3,29 +3,42 @@
 use std::{
     io::{self, IsTerminal},
     path::PathBuf,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared::{
     RunDir,
     config::TrainConfig,
+    heartbeat::{Beat, Phase},
     memory::{Kills, Shortage},
     metrics::{self, MetricRecord},
     prompts::LongPrompts,
 };
 use shared_bounds::Shown;
 
-use crate::{notices::Board, output, signals, summary, supervise::Watch, tail::Tail};
+use crate::{notices::Board, output, signals, summary, supervise::Watch, tail::Tail, tensorboard::Follower};
+
+/// Where there is no bar, what a step is at is told when nothing else was for so long.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// Follows the metrics and shows them.
 pub struct Progress {
     tail: Tail,
+    /// As long as it can be written.
+    tensorboard: Option<Follower>,
     board: Board,
     bar: Option<ProgressBar>,
     total: u64,
     every: u64,
     shown: u64,
+    /// When something about the steps was last said.
+    said: Instant,
+    /// What the two halves are at, in words.
+    work: String,
+    evaluations: Tail,
+    /// Evaluations up to this step have been told.
+    evaluated: Option<u64>,
     /// Processes that had been killed for lack of memory when that was last asked.
     memory_kills: Kills,
     /// Where the sampler tells of prompts that are too long, until that is said.
@@ -39,21 +52,33 @@ impl Progress {
     pub fn new(config: &TrainConfig, dir: &RunDir) -> Self {
         let mut tail = Tail::new(dir.metrics());
         tail.poll();
+        let mut evaluations = Tail::new(dir.eval());
+        evaluations.poll();
         let total = config.max_steps.unwrap_or(0);
         let shown = tail.steps();
         let bar = io::stderr().is_terminal().then(|| bar(total, shown));
         let memory_kills = Kills::now();
-        Self {
+        let mut progress = Self {
             tail,
+            tensorboard: None,
             board: Board::new(dir.notices()),
             bar,
             total,
             every: config.logging_steps.max(1),
             shown,
+            said: Instant::now(),
+            work: String::new(),
+            evaluated: evaluations.records().last().map(|_| evaluations.steps()),
+            evaluations,
             memory_kills,
             long_prompts: Some(dir.prompts()),
             overlaps: config.max_staleness > 0,
+        };
+        match Follower::new(dir.clone(), shown, total) {
+            Ok(follower) => progress.tensorboard = Some(follower),
+            Err(error) => progress.tell_of_lost_events(&error),
         }
+        progress
     }
 
     /// Completed steps.
@@ -73,6 +98,11 @@ impl Progress {
         ));
     }
 
+    /// The run goes on: everything that events are made of is in its records.
+    fn tell_of_lost_events(&mut self, error: &io::Error) {
+        self.say(&format!("warning: TensorBoard's events are not written any more: {error}"));
+    }
+
     /// Says once which prompts the model does not get.
     fn tell_of_long_prompts(&mut self) {
         let Some(path) = self.long_prompts.take_if(|path| path.exists()) else { return };
@@ -87,15 +117,30 @@ impl Progress {
         }
     }
 
+    /// What was measured since the last look; a run that goes on says again what it measures again.
+    fn tell_of_evaluations(&mut self) {
+        self.evaluations.poll();
+        let steps = self.evaluations.steps();
+        self.evaluated =
+            self.evaluated.map(|known| known.min(steps)).filter(|_| !self.evaluations.records().is_empty());
+        let is_new = |record: &&MetricRecord| {
+            let step = record.get(metrics::STEP).unwrap_or(0.0) as u64;
+            self.evaluated.is_none_or(|known| step > known)
+        };
+        let lines: Vec<String> = self.evaluations.records().iter().filter(is_new).map(evaluation_line).collect();
+        self.evaluated = self.evaluations.records().last().map(|_| steps);
+        lines.iter().for_each(|line| self.say(line));
+    }
+
     fn show(&mut self) {
         let records = self.tail.records();
         let steps = self.tail.steps();
         if let Some(bar) = &self.bar {
             bar.set_position(steps);
-            bar.set_message(figures(records, self.overlaps));
             self.shown = steps;
             return;
         }
+        self.said = Instant::now();
         // After a restart from an earlier checkpoint the steps go back, and are shown again as they are made again.
         self.shown = self.shown.min(steps);
         let from = records.partition_point(|r| r.get(metrics::STEP).is_some_and(|s| s as u64 <= self.shown));
@@ -115,9 +160,16 @@ impl Watch for Progress {
     fn tick(&mut self) -> u64 {
         self.tell_of_long_prompts();
         self.tail.poll();
+        if let Some(follower) = &mut self.tensorboard
+            && let Err(error) = follower.poll(self.tail.records())
+        {
+            self.tensorboard = None;
+            self.tell_of_lost_events(&error);
+        }
         if self.tail.steps() != self.shown {
             self.show();
         }
+        self.tell_of_evaluations();
         for notice in self.board.news() {
             self.say(&format!("notice: {notice}"));
         }
@@ -125,6 +177,23 @@ impl Watch for Progress {
             bar.tick();
         }
         self.tail.steps()
+    }
+
+    fn at_work(&mut self, learner: Beat, sampler: Beat) {
+        self.work = work(learner, sampler);
+        let steps = self.tail.steps();
+        match &self.bar {
+            Some(bar) => {
+                let figures = figures(self.tail.records(), self.overlaps);
+                let gap = if figures.is_empty() { "" } else { "  " };
+                bar.set_message(format!("{figures}{gap}{}", self.work));
+            }
+            None if self.said.elapsed() > QUIET && steps < self.total => {
+                output::tell(format_args!("step {}/{}  {}", steps + 1, self.total, self.work));
+                self.said = Instant::now();
+            }
+            None => (),
+        }
     }
 
     fn interrupts(&mut self) -> usize {
@@ -146,7 +215,8 @@ impl Watch for Progress {
 
 fn bar(total: u64, done: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len}  {elapsed} < {eta}  {msg}")
+    // What does not fit into the line is cut off.
+    let style = ProgressStyle::with_template("{bar:12.cyan/blue} {pos}/{len}  {elapsed} < {eta}  {wide_msg}")
         .expect("the template is valid")
         .progress_chars("━╸─");
     bar.set_style(style);
@@ -154,6 +224,41 @@ fn bar(total: u64, done: u64) -> ProgressBar {
     bar.set_position(done);
     bar.reset_eta();
     bar
+}
+
+/// What a step is at: who waits says how much there is of what it waits for.
+fn work(learner: Beat, sampler: Beat) -> String {
+    let part = |what: &str| learner.part.map_or_else(String::new, |(done, of)| format!(" {done} of {of} {what}"));
+    match (learner.main.map(|(phase, _)| phase), sampler.main.map(|(phase, _)| phase)) {
+        (Some(Phase::Step), _) => format!("training{}", part("completions")),
+        (Some(Phase::Save), _) => "saving".to_owned(),
+        (Some(Phase::Wait), Some(Phase::Step | Phase::Wait)) => format!("sampling{}", part("groups")),
+        (Some(Phase::Wait), _) => "loading the sampler".to_owned(),
+        (Some(Phase::Load) | None, _) => "loading the learner".to_owned(),
+    }
+}
+
+/// `evaluation of step 50: accuracy 0.61  reward 1.52  length 20.4`.
+fn evaluation_line(record: &MetricRecord) -> String {
+    let mut line = format!("evaluation after step {:.0}:", record.get(metrics::STEP).unwrap_or(0.0));
+    for (name, metric, digits) in [
+        ("accuracy", metrics::EVAL_ACCURACY, 3),
+        ("reward", metrics::EVAL_REWARD, 3),
+        ("tokens", metrics::EVAL_COMPLETIONS_MEAN_LENGTH, 1),
+    ] {
+        if let Some(value) = record.get(metric) {
+            line += &format!("  {name} {value:.digits$}");
+        }
+    }
+    line
+}
+
+/// A name of a reward function that fits a line: without arguments, and without the folders of a file.
+fn short(name: &str) -> &str {
+    let name = name.strip_prefix("command:run=").or_else(|| name.strip_prefix("model:path=")).unwrap_or(name);
+    let name = name.split_whitespace().next().unwrap_or(name).trim_end_matches('/');
+    let name = name.rsplit('/').next().unwrap_or(name);
+    name.rsplit_once(".py:").map_or(name, |(_, function)| function)
 }
 
 /// `step 12/100  reward 1.30  …  ETA 1m 05s`.
@@ -172,10 +277,12 @@ fn figures(records: &[MetricRecord], overlaps: bool) -> String {
     };
     let mut parts = Vec::new();
     let mut push = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name} {v}")));
-    push("reward", record.get(metrics::REWARD).map(|v| format!("{v:.3}")));
-    for (name, value) in record.family(metrics::REWARDS_MEAN) {
-        push(name, value.map(|v| format!("{v:.3}")));
-    }
+    let functions: Vec<String> = record
+        .family(metrics::REWARDS_MEAN)
+        .filter_map(|(name, value)| Some(format!("{} {:.3}", short(name), value?)))
+        .collect();
+    let functions = if functions.len() > 1 { format!(" ({})", functions.join(", ")) } else { String::new() };
+    push("reward", record.get(metrics::REWARD).map(|v| format!("{v:.3}{functions}")));
     push("length", record.get(metrics::COMPLETIONS_MEAN_LENGTH).map(|v| format!("{v:.1}")));
     push("mismatch_kl", record.get(metrics::MISMATCH_KL).map(|v| format!("{v:.1e}")));
     push(
@@ -206,6 +313,45 @@ mod tests {
         assert_eq!(line, "step 2/12  reward 1.250  mismatch_kl 3.0e-13  ETA 20 seconds");
         let line = plain_line(&[record(2)], 2, true);
         assert_eq!(line, "step 2/2  reward 1.250  mismatch_kl 3.0e-13  idle learner 25 %  ETA 0 seconds");
+    }
+
+    #[test]
+    fn a_step_is_seen_at_work() {
+        let beat = |phase, part| Beat { main: Some((phase, 7)), part, ..Beat::default() };
+        let asleep = Beat::default();
+        for (learner, sampler, expected) in [
+            (asleep, asleep, "loading the learner"),
+            (beat(Phase::Wait, Some((0, 8))), beat(Phase::Load, None), "loading the sampler"),
+            (beat(Phase::Wait, Some((3, 8))), beat(Phase::Step, None), "sampling 3 of 8 groups"),
+            (beat(Phase::Step, Some((24, 64))), beat(Phase::Wait, None), "training 24 of 64 completions"),
+            (beat(Phase::Save, Some((24, 64))), beat(Phase::Wait, None), "saving"),
+        ] {
+            assert_eq!(work(learner, sampler), expected);
+        }
+    }
+
+    #[test]
+    fn rewards_have_short_names_beside_their_sum() {
+        for (name, expected) in [
+            ("gsm8k", "gsm8k"),
+            ("my_rewards.py:f", "f"),
+            ("src/my_rewards.py:f", "f"),
+            ("my_lib.rewards.f", "my_lib.rewards.f"),
+            ("command:run=./tools/score --strict", "score"),
+            ("model:path=models/judge/", "judge"),
+        ] {
+            assert_eq!(short(name), expected);
+        }
+        let line = br#"{"step":1,"reward":1.5,"rewards/length/mean":0.5,"rewards/a.py:f/mean":1.0}"#;
+        let text = figures(&[MetricRecord::from_line(line).unwrap()], false);
+        assert_eq!(text, "reward 1.500 (length 0.500, f 1.000)");
+    }
+
+    #[test]
+    fn an_evaluation_is_a_line() {
+        let line = br#"{"step":50,"eval_accuracy":0.61,"eval_reward":1.5,"eval_completions/mean_length":20.4}"#;
+        let text = evaluation_line(&MetricRecord::from_line(line).unwrap());
+        assert_eq!(text, "evaluation after step 50:  accuracy 0.610  reward 1.500  tokens 20.4");
     }
 
     #[test]

@@ -54,9 +54,12 @@ pub struct Forward<'a> {
 impl Forward<'_> {
     /// The rows in micro-batches.
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
-        split(&self.sequences, rows, self.budget).into_iter().map(|rows| {
+        let (mut done, all) = (0, rows.len());
+        split(&self.sequences, rows, self.budget).into_iter().map(move |rows| {
             cores::follow_sampler();
             heartbeat::beat(Phase::Step);
+            heartbeat::part(done, all);
+            done += rows.len();
             MicroBatch::new(&self.sequences, &rows, self.device).with_supports(self.supports.as_ref())
         })
     }

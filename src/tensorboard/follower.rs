@@ -1,0 +1,363 @@
+//! Writes events while the two halves write their records.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs, io,
+    os::unix::fs::MetadataExt,
+};
+
+use serde::Deserialize;
+use shared::{
+    RunDir,
+    metrics::{self, MetricRecord, STEP},
+};
+
+use super::{
+    file::{self, EventFile},
+    histogram,
+    proto::Value,
+};
+
+/// Names of a step's metrics begin with this, as TRL's do.
+const TRAIN: &str = "train/";
+/// Names of an evaluation's metrics begin with this instead of `eval_`, as TRL's do.
+const EVAL: &str = "eval/";
+/// Steps of which texts are shown, over a whole run.
+const STEPS_WITH_TEXTS: u64 = 100;
+/// Most characters of a prompt or a completion.
+const MOST_TEXT: usize = 4_000;
+/// Steps for whose completions is waited: they are written beside the next step.
+const MOST_AWAITED: usize = 4;
+
+/// Turns the records of a run into events, as they come.
+#[derive(Debug)]
+pub struct Follower {
+    run: RunDir,
+    file: EventFile,
+    /// Of these and earlier ones there are events.
+    step: u64,
+    /// The same of evaluations, of which that of step 0 is one.
+    evaluated: Option<u64>,
+    /// Length of the evaluations' file when it was last read.
+    eval_bytes: u64,
+    /// Steps whose completions are not there yet.
+    awaited: VecDeque<u64>,
+    /// Between two steps with texts.
+    every: u64,
+}
+
+/// One line of `completions/step-N.jsonl`, as far as events need it.
+#[derive(Debug, Deserialize)]
+struct Sample {
+    prompt: String,
+    completion: String,
+    rewards: BTreeMap<String, Option<f64>>,
+    reward: Option<f64>,
+    tokens: f64,
+}
+
+impl Follower {
+    /// Follows a run that has made `steps` steps and is to make `total`. What the last launcher has missed, since it was
+    /// killed, is made up for.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn new(run: RunDir, steps: u64, total: u64) -> io::Result<Self> {
+        let (mut step, mut evaluated) = (0, None);
+        for path in file::files(run.root())? {
+            for event in file::read(&path)? {
+                let number = event.step.max(0) as u64;
+                if event.session_log.is_some() {
+                    let kept = number.saturating_sub(1);
+                    (step, evaluated) = (step.min(kept), evaluated.map(|known: u64| known.min(kept)));
+                }
+                let tags = event.summary.iter().flat_map(|summary| &summary.value).map(|value| &value.tag);
+                for tag in tags {
+                    if tag.starts_with(TRAIN) {
+                        step = number;
+                    } else if tag.starts_with(EVAL) {
+                        evaluated = Some(number);
+                    }
+                }
+            }
+        }
+        let step = step.min(steps);
+        let file = EventFile::create(run.root(), step + 1)?;
+        let evaluated = evaluated.map(|known| known.min(step));
+        let every = total.div_ceil(STEPS_WITH_TEXTS).max(1);
+        Ok(Self { run, file, step, evaluated, eval_bytes: 0, awaited: VecDeque::new(), every })
+    }
+
+    /// Writes what is new. `newest` are the newest records of the steps.
+    ///
+    /// # Errors
+    /// Any error of the file system; the file may then end in half an event, and nothing is to be added to it.
+    pub fn poll(&mut self, newest: &[MetricRecord]) -> io::Result<()> {
+        let last = newest.last().map_or(0, step_of);
+        if last < self.step {
+            // The learner was restarted from a checkpoint, or from the beginning.
+            self.step = last;
+            self.evaluated = self.evaluated.map(|known| known.min(last));
+            self.awaited.retain(|step| *step <= last);
+            self.file.restart(last + 1)?;
+        }
+        if newest.first().is_some_and(|record| step_of(record) > self.step + 1) {
+            let mut result = Ok(());
+            metrics::for_each(&self.run.metrics(), |record| {
+                if result.is_ok() {
+                    result = self.add_step(&record);
+                }
+            })?;
+            result?;
+        }
+        newest.iter().try_for_each(|record| self.add_step(record))?;
+        self.add_completions()?;
+        self.add_evaluations()
+    }
+
+    /// Adds a step, unless that has been done.
+    fn add_step(&mut self, record: &MetricRecord) -> io::Result<()> {
+        let step = step_of(record);
+        if step > self.step {
+            self.file.add(step, scalars(record, |key| format!("{TRAIN}{key}")))?;
+            self.step = step;
+            self.awaited.push_back(step);
+        }
+        Ok(())
+    }
+
+    fn add_completions(&mut self) -> io::Result<()> {
+        while let Some(&step) = self.awaited.front() {
+            let samples = match fs::read(self.run.step_completions(step)) {
+                Ok(bytes) => samples(&bytes),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Err(_) if self.awaited.len() <= MOST_AWAITED => break,
+                Err(_) => Vec::new(),
+            };
+            self.awaited.pop_front();
+            let with_texts = step == 1 || step.is_multiple_of(self.every);
+            self.file.add(step, distributions(&samples, with_texts))?;
+        }
+        Ok(())
+    }
+
+    fn add_evaluations(&mut self) -> io::Result<()> {
+        let path = self.run.eval();
+        let Ok(metadata) = fs::metadata(&path) else { return Ok(()) };
+        if metadata.size() == self.eval_bytes {
+            return Ok(());
+        }
+        self.eval_bytes = metadata.size();
+        for record in metrics::read(&path)? {
+            let step = step_of(&record);
+            if self.evaluated.is_none_or(|known| step > known) {
+                let name = |key: &str| format!("{EVAL}{}", key.strip_prefix("eval_").unwrap_or(key));
+                self.file.add(step, scalars(&record, name))?;
+                self.evaluated = Some(step);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn step_of(record: &MetricRecord) -> u64 {
+    record.get(STEP).unwrap_or(0.0) as u64
+}
+
+/// A number for each finite value.
+fn scalars(record: &MetricRecord, name: impl Fn(&str) -> String) -> Vec<Value> {
+    let values = record.values().iter().filter(|(key, _)| *key != STEP.key);
+    values.filter_map(|(key, value)| Some(Value::scalar(name(key), value.as_f64()?))).collect()
+}
+
+/// Lines that are no samples are left out.
+fn samples(bytes: &[u8]) -> Vec<Sample> {
+    bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+fn distributions(samples: &[Sample], with_texts: bool) -> Vec<Value> {
+    let mut values = Vec::new();
+    let mut push = |name: String, numbers: Vec<f64>| {
+        values.extend(histogram::of(numbers).map(|histogram| Value::histogram(name, histogram)));
+    };
+    push("completions/rewards".into(), samples.iter().filter_map(|sample| sample.reward).collect());
+    push("completions/lengths".into(), samples.iter().map(|sample| sample.tokens).collect());
+    for name in samples.first().iter().flat_map(|sample| sample.rewards.keys()) {
+        let scores = samples.iter().filter_map(|sample| sample.rewards.get(name).copied().flatten());
+        push(format!("completions/rewards/{name}"), scores.collect());
+    }
+    if with_texts {
+        let mut ranked: Vec<&Sample> = samples.iter().filter(|sample| sample.reward.is_some()).collect();
+        ranked.sort_by(|a, b| b.reward.partial_cmp(&a.reward).unwrap_or(std::cmp::Ordering::Equal));
+        let (best, worst) = (ranked.first(), ranked.last());
+        let shown = [("best", best), ("worst", worst.filter(|_| ranked.len() > 1))];
+        let texts = shown.into_iter().filter_map(|(which, sample)| Some(markdown(which, sample?))).collect::<Vec<_>>();
+        if !texts.is_empty() {
+            values.push(Value::texts("completions/samples", texts));
+        }
+    }
+    values
+}
+
+/// A completion as Markdown, which takes nothing in it for markup.
+fn markdown(which: &str, sample: &Sample) -> String {
+    let verbatim = |text: &str| -> String {
+        let shown: String = text.chars().take(MOST_TEXT).collect();
+        let more = if shown.len() < text.len() { " […]" } else { "" };
+        // Every kind of line's end is one here, or what is behind it would not be indented.
+        let lines =
+            shown.split(['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}']);
+        lines.map(|line| format!("    {line}\n")).collect::<String>().trim_end().to_owned() + more
+    };
+    let reward = sample.reward.unwrap_or(f64::NAN);
+    format!(
+        "{which} completion of the step: reward {reward:.4}, {} tokens. Prompt:\n\n{}\n\nCompletion:\n\n{}\n",
+        sample.tokens,
+        verbatim(&sample.prompt),
+        verbatim(&sample.completion)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, path::Path};
+
+    use super::*;
+
+    struct Run {
+        folder: tempfile::TempDir,
+        dir: RunDir,
+    }
+
+    impl Run {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let dir = RunDir::new(folder.path());
+            dir.create().unwrap();
+            Self { folder, dir }
+        }
+
+        fn complete(&self, step: u64) {
+            let line = |reward: f64| {
+                format!(
+                    "{{\"prompt\":\"<b>\\n# p\",\"completion\":\"c{step}\",\"rewards\":{{\"f\":{reward}}},\"reward\":{reward},\"tokens\":7}}\n"
+                )
+            };
+            fs::write(self.dir.step_completions(step), line(0.0) + &line(1.0) + "{\"torn").unwrap();
+        }
+
+        fn follow(&self, steps: u64) -> Follower {
+            Follower::new(self.dir.clone(), steps, 100).unwrap()
+        }
+
+        /// Step and name of what TensorBoard keeps, in its order.
+        fn kept(&self) -> Vec<(i64, String)> {
+            let mut kept: Vec<(i64, String)> = Vec::new();
+            for path in file::files(Path::new(self.folder.path())).unwrap() {
+                for event in file::read(&path).unwrap() {
+                    if event.session_log.is_some() {
+                        kept.retain(|(step, _)| *step < event.step);
+                    }
+                    let values = event.summary.into_iter().flat_map(|summary| summary.value);
+                    kept.extend(values.map(|value| (event.step, value.tag)));
+                }
+            }
+            kept
+        }
+
+        fn steps(&self, tag: &str) -> Vec<i64> {
+            self.kept().into_iter().filter(|(_, known)| known == tag).map(|(step, _)| step).collect()
+        }
+    }
+
+    fn records(steps: std::ops::RangeInclusive<u64>) -> Vec<MetricRecord> {
+        let record =
+            |step| MetricRecord::from_line(format!("{{\"step\":{step},\"reward\":0.5,\"kl\":null}}").as_bytes());
+        steps.map(|step| record(step).unwrap()).collect()
+    }
+
+    fn numbers(steps: std::ops::RangeInclusive<i64>) -> Vec<i64> {
+        steps.collect()
+    }
+
+    #[test]
+    fn steps_evaluations_and_completions_become_events_once() {
+        let run = Run::new();
+        let mut follower = run.follow(0);
+        run.complete(1);
+        fs::write(run.dir.eval(), "{\"step\":0,\"eval_accuracy\":0.25}\n").unwrap();
+        follower.poll(&records(1..=2)).unwrap();
+        follower.poll(&records(1..=2)).unwrap();
+        run.complete(2);
+        let mut eval = fs::File::options().append(true).open(run.dir.eval()).unwrap();
+        eval.write_all(b"{\"step\":2,\"eval_accuracy\":0.5}\n").unwrap();
+        follower.poll(&records(1..=3)).unwrap();
+        assert_eq!(run.steps("train/reward"), [1, 2, 3]);
+        assert_eq!(run.steps("eval/accuracy"), [0, 2]);
+        for name in ["completions/rewards", "completions/lengths", "completions/rewards/f", "completions/samples"] {
+            assert_eq!(run.steps(name), [1, 2], "{name}");
+        }
+        assert!(run.steps("train/kl").is_empty() && run.steps("train/step").is_empty());
+    }
+
+    #[test]
+    fn completions_that_never_come_are_not_waited_for() {
+        let run = Run::new();
+        let mut follower = run.follow(0);
+        follower.poll(&records(1..=9)).unwrap();
+        run.complete(1);
+        run.complete(9);
+        follower.poll(&records(1..=9)).unwrap();
+        assert_eq!((run.steps("completions/rewards"), run.steps("train/reward")), (vec![], numbers(1..=9)));
+        (6..9).for_each(|step| run.complete(step));
+        follower.poll(&records(1..=9)).unwrap();
+        assert_eq!(run.steps("completions/rewards"), [6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn steps_that_are_made_again_replace_the_earlier_ones() {
+        let run = Run::new();
+        let mut follower = run.follow(0);
+        fs::write(run.dir.eval(), "{\"step\":0,\"eval_accuracy\":0.25}\n{\"step\":5,\"eval_accuracy\":0.5}\n").unwrap();
+        follower.poll(&records(1..=6)).unwrap();
+        fs::write(run.dir.eval(), "{\"step\":0,\"eval_accuracy\":0.25}\n").unwrap();
+        follower.poll(&records(1..=4)).unwrap();
+        assert_eq!(run.steps("eval/accuracy"), [0]);
+        follower.poll(&records(1..=5)).unwrap();
+        assert_eq!(run.steps("train/reward"), numbers(1..=5));
+        follower.poll(&[]).unwrap();
+        follower.poll(&records(1..=5)).unwrap();
+        assert_eq!(run.steps("train/reward"), numbers(1..=5));
+        let events = file::read(&file::files(run.dir.root()).unwrap()[0]).unwrap();
+        assert_eq!(events.filter(|event| event.session_log.is_some()).count(), 3);
+        // A launcher that goes on from a checkpoint.
+        drop(follower);
+        let mut follower = run.follow(3);
+        follower.poll(&records(1..=4)).unwrap();
+        assert_eq!(run.steps("train/reward"), numbers(1..=4));
+    }
+
+    #[test]
+    fn what_a_killed_launcher_has_missed_is_made_up_for() {
+        let run = Run::new();
+        run.follow(0).poll(&records(1..=2)).unwrap();
+        let lines: String = (1..=90).map(|step| format!("{{\"step\":{step},\"reward\":0.5}}\n")).collect();
+        fs::write(run.dir.metrics(), lines).unwrap();
+        run.follow(90).poll(&records(80..=90)).unwrap();
+        assert_eq!(run.steps("train/reward"), numbers(1..=90));
+    }
+
+    #[test]
+    fn nothing_in_a_text_is_markup() {
+        let sample = Sample {
+            prompt: "a\n# <b>\r*c*\u{2028}- d".into(),
+            completion: "x".repeat(MOST_TEXT + 1),
+            rewards: BTreeMap::new(),
+            reward: Some(1.0),
+            tokens: 3.0,
+        };
+        let text = markdown("best", &sample);
+        assert!(text.contains("Prompt:\n\n    a\n    # <b>\n    *c*\n    - d\n\nCompletion:\n\n    xxx"), "{text}");
+        assert!(text.ends_with("x […]\n"));
+    }
+}
