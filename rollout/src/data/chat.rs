@@ -41,9 +41,8 @@ const WHAT: &str = "the chat template of the model";
 /// Most spaces that JSON may be indented by.
 const MOST_INDENT: usize = 64;
 
-/// Bytes of the stack on which a template is rendered, taken as they are used: macros may call themselves a hundred times
-/// with values that grow, and values are dropped and printed by recursion.
-const STACK: usize = 64 << 20;
+/// Bytes of the stack on which a template is compiled and rendered, taken as they are used: see [`nesting`].
+const STACK: usize = 256 << 20;
 
 /// Name of the one template of an environment.
 const NAME: &str = "chat";
@@ -78,8 +77,10 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
         nesting::add_to(&mut environment);
-        let source = nesting::bounded(&without_generation_tags(source), &syntax);
-        guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(NAME, source))
+        let source = nesting::bounded(&without_generation_tags(source), &syntax).map_err(TemplateError::Compile)?;
+        let compile = || guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(NAME, source));
+        on_large_stack(compile)
+            .map_err(|e| TemplateError::Compile(format!("no thread for it: {e}")))?
             .map_err(TemplateError::Compile)?
             .map_err(|e| TemplateError::Compile(message(&e)))?;
         Ok(Self { environment, special_tokens: special_tokens(tokenizer_config) })
@@ -166,9 +167,9 @@ fn without_generation_tags(source: &str) -> String {
     closing.replace_all(&source, "{%$1 endif $2%}").into_owned()
 }
 
-fn on_large_stack<T: Send>(render: impl FnOnce() -> T + Send) -> io::Result<T> {
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render)?;
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work)?;
         Ok(thread.join().expect("panics of templates are caught within"))
     })
 }

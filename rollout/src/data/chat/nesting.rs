@@ -1,15 +1,16 @@
-//! How deep a template may nest values.
+//! How deep a template may nest values, and itself.
 //!
-//! minijinja prints, compares and drops values by recursion, and its namespaces can be changed: one that holds itself, or a
-//! list that a loop puts into itself again and again, overflows the stack, which ends the process. Neither is of use in a
-//! chat template. So each `{% set %}` looks at what it assigns, and what goes into a namespace is copied, since a lazy
-//! value could still refer to the namespace.
+//! minijinja compiles expressions, and prints, compares and drops values, by recursion, and its namespaces can be changed: one
+//! that holds itself, or a list that a loop puts into itself again and again, overflows the stack, which ends the process.
+//! Neither is of use in a chat template. So what is assigned, and what a namespace begins with, is looked at and copied, since
+//! a lazy value could still refer to something that changes. What one tag can nest is bounded by its length, and recursion by
+//! minijinja itself: the stack that templates have holds the product.
 
 use minijinja::{
     Environment, Error, ErrorKind, State, Value,
     machinery::{Token, tokenize},
     syntax::SyntaxConfig,
-    value::{Tuple, ValueKind},
+    value::{Kwargs, Tuple, ValueKind},
 };
 
 /// Most lists and maps in each other.
@@ -18,15 +19,33 @@ const MOST_NESTED: usize = 64;
 /// time.
 const MOST_LOOKED_AT: usize = 10_000_000;
 
+/// Most words and signs between `{%` and `%}`, or `{{` and `}}`.
+const MOST_TOKENS: usize = 1_000;
+/// Most filters there.
+const MOST_FILTERS: usize = 64;
+/// Most `elif` of a template, each of which is compiled within the one before.
+const MOST_ELIFS: usize = 500;
+
+/// Objects that are more than what they hold, by the ends of their types' names, which are private.
+const THEMSELVES: [&str; 4] = ["::GroupTuple", "::Loop", "::Macro", "::Module"];
+
 /// Filter of what is assigned to a variable.
 const TO_VARIABLE: &str = "__nested";
 /// Filter of what is assigned to an attribute, which is one of a namespace.
 const TO_NAMESPACE: &str = "__copied";
 
-/// Makes the filters known that [`bounded`] puts into a template.
+/// Makes the filters known that [`bounded`] puts into a template, and has `namespace()` look at what it gets.
 pub fn add_to(environment: &mut Environment<'_>) {
+    let namespace = environment.globals().find(|(name, _)| *name == "namespace").expect("a function of minijinja's").1;
+    environment.add_function("namespace", move |state: &mut State, defaults: Option<Value>, named: Kwargs| {
+        let named = named.args().map(|name| Ok((name.to_owned(), named.get::<Value>(name)?)));
+        let named = named.collect::<Result<Vec<_>, Error>>()?;
+        let defaults = defaults.unwrap_or_else(|| Value::from_pairs(named));
+        let defaults = copy(&defaults, 0, Namespaces::AreRefused, looked_at(state))?;
+        namespace.call(state, &[defaults])
+    });
     environment.add_filter(TO_VARIABLE, |state: &mut State, value: Value| {
-        copy(&value, 0, Namespaces::AreVariables, looked_at(state)).map(|_| value)
+        copy(&value, 0, Namespaces::AreVariables, looked_at(state))
     });
     environment.add_filter(TO_NAMESPACE, |state: &mut State, value: Value| {
         copy(&value, 0, Namespaces::AreRefused, looked_at(state))
@@ -35,7 +54,10 @@ pub fn add_to(environment: &mut Environment<'_>) {
 
 /// The template with a filter after each expression that is assigned. One that cannot be read stays as it is: compiling it
 /// says why.
-pub fn bounded(source: &str, syntax: &SyntaxConfig) -> String {
+///
+/// # Errors
+/// A tag that is too long, or too many `elif`.
+pub fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
     let mut result = String::with_capacity(source.len());
     let mut copied = 0;
     let mut insert = |at: u32, words: &str| {
@@ -45,12 +67,26 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> String {
     };
     let mut place = Place::Elsewhere;
     let mut open = 0_usize;
+    let (mut tokens, mut filters, mut elifs) = (0, 0, 0);
     for token in tokenize(source, false, syntax.clone()) {
-        let Ok((token, span)) = token else { return source.to_owned() };
+        let Ok((token, span)) = token else { return Ok(source.to_owned()) };
+        tokens += 1;
         match token {
+            Token::BlockStart | Token::VariableStart => (tokens, filters) = (0, 0),
+            Token::Pipe => filters += 1,
+            Token::Ident("elif") if matches!(place, Place::Begun) => elifs += 1,
             Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => open += 1,
             Token::ParenClose | Token::BracketClose | Token::BraceClose => open = open.saturating_sub(1),
             _ => {}
+        }
+        for (count, most, what) in [
+            (tokens, MOST_TOKENS, "words and signs in one tag"),
+            (filters, MOST_FILTERS, "filters in one tag"),
+            (elifs, MOST_ELIFS, "elif"),
+        ] {
+            if count > most {
+                return Err(format!("more than {most} {what} (line {})", span.start_line));
+            }
         }
         place = match (place, token) {
             (_, Token::BlockStart) => Place::Begun,
@@ -70,7 +106,7 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> String {
         };
     }
     result.push_str(&source[copied..]);
-    result
+    Ok(result)
 }
 
 /// Where in a template a token is.
@@ -107,8 +143,8 @@ fn copy(value: &Value, depth: usize, namespaces: Namespaces, looked_at: &mut usi
     if *looked_at > MOST_LOOKED_AT {
         return refuse(format!("its assignments hold more than {MOST_LOOKED_AT} values together"));
     }
-    // Its type is private.
-    if value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
+    let is = |kind: &str| value.as_object().is_some_and(|object| object.type_name().ends_with(kind));
+    if is("::Namespace") {
         return match namespaces {
             Namespaces::AreVariables => Ok(value.clone()),
             Namespaces::AreRefused => refuse("a namespace cannot be put into a namespace".into()),
@@ -124,8 +160,15 @@ fn copy(value: &Value, depth: usize, namespaces: Namespaces, looked_at: &mut usi
     let mut inner = |value: &Value| copy(value, depth + 1, namespaces, looked_at);
     if kind == ValueKind::Map {
         let pairs = value.try_iter()?.map(|key| Ok((inner(&key)?, inner(&value.get_item(&key)?)?)));
-        return Ok(Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?));
+        let copy = Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?);
+        return Ok(if THEMSELVES.into_iter().any(is) { value.clone() } else { copy });
     }
     let items = value.try_iter()?.map(|item| inner(&item)).collect::<Result<Vec<_>, Error>>()?;
-    Ok(if value.is_tuple() { Value::from_object(Tuple::new(items)) } else { Value::from(items) })
+    Ok(if THEMSELVES.into_iter().any(is) {
+        value.clone()
+    } else if value.is_tuple() {
+        Value::from_object(Tuple::new(items))
+    } else {
+        Value::from(items)
+    })
 }

@@ -74,6 +74,13 @@ fn values_do_not_nest_without_end() {
     let deep = "nested more than 64 deep";
     refused(&format!("{set}{{% for i in range(99) %}}{{%- set n.x = [n.x] -%}}{{% endfor %}}{{{{ n.x }}}}"), deep);
     refused(&format!("{{% set a = 1 %}}{}{{{{ a }}}}", "{% set a = {'a': a} %}".repeat(65)), deep);
+    refused("{{ namespace(x=namespace()) }}", itself);
+    refused("{% set n = namespace(x=1) %}{{ namespace({'a': [n]}) }}", itself);
+    refused(&format!("{{% set n = 1 %}}{}{{{{ n }}}}", "{% set n = namespace(x=[n]) %}".repeat(2)), itself);
+    refused(&format!("{{% set a = [1] %}}{}{{{{ a }}}}", "{% set a = a | batch(1) %}".repeat(65)), deep);
+    // Within the bounds, each level of a loop that calls itself can add as many as a tag has.
+    let batches = "|batch(1)".repeat(64);
+    refused(&format!("{{% for x in [[1]] recursive %}}{{{{ loop(x{batches}) }}}}{{% endfor %}}"), "recursion limit");
     // What is lazy is taken as it is when it is assigned, and does not hold the namespace.
     for lazy in ["n | items", "n | items | reverse", "dict(n, z=3)", "n.items()", "n | chain({'z': 3})"] {
         let source = format!(
@@ -90,17 +97,36 @@ fn values_do_not_nest_without_end() {
 }
 
 #[test]
+fn expressions_do_not_nest_without_end() {
+    let compile = |source: &str| ChatTemplate::new(source, &Value::Null, OffsetDateTime::UNIX_EPOCH);
+    for (many, why) in [
+        (format!("{{{{ {}x }}}}", "not ".repeat(300_000)), "more than 1000 words and signs in one tag (line 1)"),
+        (format!("\n{{{{ x{} }}}}", ".a".repeat(300_000)), "more than 1000 words and signs in one tag (line 2)"),
+        (format!("{{{{ x{} }}}}", "|e".repeat(65)), "more than 64 filters in one tag"),
+        (format!("{{% if x %}}{}{{% endif %}}", "{% elif x %}".repeat(300_000)), "more than 500 elif"),
+    ] {
+        let refused = compile(&many).unwrap_err().to_string();
+        assert!(refused.starts_with("the chat template does not compile: ") && refused.contains(why), "{refused}");
+    }
+    compile(&format!("{{{{ {}x{} }}}}", "not ".repeat(900), "|e".repeat(40))).unwrap();
+    compile(&format!("{{% if x %}}{}{{% endif %}}", "{% elif x %}".repeat(500))).unwrap();
+}
+
+#[test]
 fn assignments_mean_what_they_meant() {
     let same = "{% set n = namespace(a='', b=none) %}{% set x = 1, %}{% set y, n.a = 'if', messages[0].content ~ '%}' %}\
                 {% set z = 'p' if y == 'if' else 'q' %}{% set u = nobody %}{% set d = {'k': [1, {'l': (2,)}], 'j': none} %}\
                 {% set n.b = d %}{% set n.c = messages[1:] %}{% set s %}<{{ z }}>{% endset %}\
                 {% set t | upper | trim %} {{ z }} {% endset %}{% set n.t | upper %}{{ z }}{% endset %}{# {% set n.q = #}\
                 {% raw %}{% set n.a = 1 %}{% endraw %}{{ x[0] }}{{ y }}{{ n.a }}{{ z }}{{ u is defined }}{{ d }}{{ n.b == d }}{{ n.b }}\
+                {% macro f(a) %}({{ a }}){% endmacro %}{% set n.f = f %}{% set g = f %}{{ n.f(1) }}{{ g(2) }}\
+                {% for c, l in messages | groupby('role') %}{% set w = loop %}{{ w.index }}{{ c }}{% endfor %}\
+                {% set p = messages | groupby('role') %}{{ p[0].grouper }}{{ p[0].list | length }}\
                 {{ n.c[0].role }}{{ s }}{{ t }}{{ n.t }}{{ n.b.k | length }}{{ n.b | tojson }}";
     let text = prompt(same, &[("user", "a"), ("user", "b")]).unwrap();
     let dict = "{'k': [1, {'l': (2,)}], 'j': None}";
     let rest = "{\"k\": [1, {\"l\": [2]}], \"j\": null}";
-    assert_eq!(text, format!("{{% set n.a = 1 %}}1ifa%}}pFalse{dict}True{dict}user<p>PP2{rest}"));
+    assert_eq!(text, format!("{{% set n.a = 1 %}}1ifa%}}pFalse{dict}True{dict}(1)(2)1useruser2user<p>PP2{rest}"));
 }
 
 #[test]
