@@ -44,6 +44,13 @@ pub enum Phase {
 impl Phase {
     const ALL: [Self; 4] = [Self::Load, Self::Step, Self::Save, Self::Wait];
 
+    /// `step 3 8`.
+    fn part(text: &str) -> Option<(Self, u64, u64)> {
+        let mut words = text.split(' ');
+        let phase = words.next().and_then(|name| Self::ALL.into_iter().find(|phase| phase.name() == name))?;
+        Some((phase, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    }
+
     fn name(self) -> &'static str {
         ["load", "step", "save", "wait"][self as usize]
     }
@@ -92,9 +99,10 @@ pub fn enter(phase: Phase) {
     }
 }
 
-/// So much of what the main loop is at is done: of the groups of a step while it waits, of its completions while it trains.
-pub fn part(done: usize, of: usize) {
-    show(2 * LINE as u64, format_args!("part {done} {of}"));
+/// So much is done of what the main loop is at in a phase: of the groups of a step while it waits, of the completions of a pass
+/// over them while it trains.
+pub fn part(phase: Phase, done: usize, of: usize) {
+    show(2 * LINE as u64, format_args!("part {phase} {done} {of}"));
 }
 
 /// The thread of the channel has looked at it; `count` moves with every look.
@@ -125,8 +133,8 @@ pub struct Beat {
     pub main: Option<(Phase, u64)>,
     /// Count of the thread that owns the channel, once there is one.
     pub channel: Option<u64>,
-    /// How much of how much is done.
-    pub part: Option<(u64, u64)>,
+    /// How much of how much is done, of what belongs to a phase.
+    pub part: Option<(Phase, u64, u64)>,
 }
 
 impl Beat {
@@ -139,7 +147,7 @@ impl Beat {
         let mut beat = Self::default();
         for (name, count) in text.lines().filter_map(|line| line.trim_end().split_once(' ')) {
             if name == "part" {
-                beat.part = count.split_once(' ').and_then(|(done, of)| Some((done.parse().ok()?, of.parse().ok()?)));
+                beat.part = Phase::part(count);
                 continue;
             }
             let Ok(count) = count.parse() else { continue };
@@ -219,8 +227,8 @@ mod tests {
         let (phase, count) = second.main.unwrap();
         assert!(phase == Phase::Step && count > first.main.unwrap().1);
         assert_eq!(second.part, None);
-        part(3, usize::MAX);
-        assert_eq!(Beat::read(&file), Beat { part: Some((3, u64::MAX)), ..second });
+        part(Phase::Wait, 3, usize::MAX / 8);
+        assert_eq!(Beat::read(&file), Beat { part: Some((Phase::Wait, 3, u64::MAX / 8)), ..second });
         // A script writes shorter lines.
         std::fs::write(&path, "save 7\n").unwrap();
         assert_eq!(Beat::read(&file), Beat { main: Some((Phase::Save, 7)), ..Beat::default() });

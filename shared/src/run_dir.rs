@@ -133,6 +133,20 @@ impl RunDir {
         numbered(&self.completions(), |name| name.strip_prefix("tokens-")?.strip_suffix(".jsonl")?.parse().ok())
     }
 
+    /// Removes the records of completions of later steps, which will be made again.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn remove_completions_after(&self, step: u64) -> io::Result<()> {
+        let [samples, tokens] = [self.logged_steps()?, self.steps_with_tokens()?];
+        let later = |steps: Vec<u64>| steps.into_iter().filter(move |known| *known > step);
+        let paths = later(samples).map(|step| self.step_completions(step));
+        for path in paths.chain(later(tokens).map(|step| self.step_tokens(step))) {
+            atomic::remove_file(&path)?;
+        }
+        Ok(())
+    }
+
     /// Folder of the published weight versions, or a link to it; see [`crate::versions`].
     #[must_use]
     pub fn weights(&self) -> PathBuf {
@@ -277,6 +291,19 @@ mod tests {
         assert!(run.metrics().exists() && run.version(PolicyVersion(2)).exists());
         assert_eq!(fs::read_dir(run.weights()).unwrap().count(), 1);
         assert!(!run.root().join(".tmp-7-metrics.jsonl").exists());
+    }
+
+    #[test]
+    fn completions_of_steps_that_are_made_again_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::new(dir.path());
+        run.create().unwrap();
+        for step in [9, 10, 11] {
+            fs::write(run.step_completions(step), "").unwrap();
+            fs::write(run.step_tokens(step), "").unwrap();
+        }
+        run.remove_completions_after(9).unwrap();
+        assert_eq!((run.logged_steps().unwrap(), run.steps_with_tokens().unwrap()), (vec![9], vec![9]));
     }
 
     #[test]

@@ -127,7 +127,7 @@ mod tests {
         let mut file = EventFile::create(dir.path(), 3).unwrap();
         file.add(3, vec![Value::scalar("train/reward".into(), 0.0)]).unwrap();
         file.add(4, Vec::new()).unwrap();
-        file.add(4, vec![Value::texts("samples", vec!["a".into()])]).unwrap();
+        file.add(4, vec![Value::texts("samples".into(), vec!["a".into()])]).unwrap();
         let path = &files(dir.path()).unwrap()[0];
         let events: Vec<Event> = read(path).unwrap().collect();
         assert_eq!(events.iter().map(|event| event.step).collect::<Vec<_>>(), [0, 3, 3, 4]);

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fs, io,
-    os::unix::fs::MetadataExt,
 };
 
 use serde::Deserialize;
@@ -22,10 +21,14 @@ use super::{
 const TRAIN: &str = "train/";
 /// Names of an evaluation's metrics begin with this instead of `eval_`, as TRL's do.
 const EVAL: &str = "eval/";
+/// Names of what is made of completions begin with this.
+const COMPLETIONS: &str = "completions/";
 /// Steps of which texts are shown, over a whole run.
 const STEPS_WITH_TEXTS: u64 = 100;
 /// Most characters of a prompt or a completion.
 const MOST_TEXT: usize = 4_000;
+/// Longest file of completions that is read.
+const MOST_BYTES: u64 = 256 << 20;
 /// Steps for whose completions is waited: they are written beside the next step.
 const MOST_AWAITED: usize = 4;
 
@@ -38,8 +41,6 @@ pub struct Follower {
     step: u64,
     /// The same of evaluations, of which that of step 0 is one.
     evaluated: Option<u64>,
-    /// Length of the evaluations' file when it was last read.
-    eval_bytes: u64,
     /// Steps whose completions are not there yet.
     awaited: VecDeque<u64>,
     /// Between two steps with texts.
@@ -63,13 +64,14 @@ impl Follower {
     /// # Errors
     /// Any error of the file system.
     pub fn new(run: RunDir, steps: u64, total: u64) -> io::Result<Self> {
-        let (mut step, mut evaluated) = (0, None);
+        let (mut step, mut completed, mut evaluated) = (0, 0, None);
         for path in file::files(run.root())? {
             for event in file::read(&path)? {
                 let number = event.step.max(0) as u64;
                 if event.session_log.is_some() {
                     let kept = number.saturating_sub(1);
-                    (step, evaluated) = (step.min(kept), evaluated.map(|known: u64| known.min(kept)));
+                    (step, completed) = (step.min(kept), completed.min(kept));
+                    evaluated = evaluated.map(|known: u64| known.min(kept));
                 }
                 let tags = event.summary.iter().flat_map(|summary| &summary.value).map(|value| &value.tag);
                 for tag in tags {
@@ -77,6 +79,8 @@ impl Follower {
                         step = number;
                     } else if tag.starts_with(EVAL) {
                         evaluated = Some(number);
+                    } else if tag.starts_with(COMPLETIONS) {
+                        completed = number;
                     }
                 }
             }
@@ -85,14 +89,14 @@ impl Follower {
         let file = EventFile::create(run.root(), step + 1)?;
         let evaluated = evaluated.map(|known| known.min(step));
         let every = total.div_ceil(STEPS_WITH_TEXTS).max(1);
-        Ok(Self { run, file, step, evaluated, eval_bytes: 0, awaited: VecDeque::new(), every })
+        Ok(Self { run, file, step, evaluated, awaited: (completed + 1..=step).collect(), every })
     }
 
-    /// Writes what is new. `newest` are the newest records of the steps.
+    /// Writes what is new. `newest` are the newest records of the steps, `evaluations` those of evaluations.
     ///
     /// # Errors
     /// Any error of the file system; the file may then end in half an event, and nothing is to be added to it.
-    pub fn poll(&mut self, newest: &[MetricRecord]) -> io::Result<()> {
+    pub fn poll(&mut self, newest: &[MetricRecord], evaluations: &[MetricRecord]) -> io::Result<()> {
         let last = newest.last().map_or(0, step_of);
         if last < self.step {
             // The learner was restarted from a checkpoint, or from the beginning.
@@ -112,7 +116,7 @@ impl Follower {
         }
         newest.iter().try_for_each(|record| self.add_step(record))?;
         self.add_completions()?;
-        self.add_evaluations()
+        self.add_evaluations(evaluations)
     }
 
     /// Adds a step, unless that has been done.
@@ -128,11 +132,12 @@ impl Follower {
 
     fn add_completions(&mut self) -> io::Result<()> {
         while let Some(&step) = self.awaited.front() {
-            let samples = match fs::read(self.run.step_completions(step)) {
-                Ok(bytes) => samples(&bytes),
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            let path = self.run.step_completions(step);
+            let samples = match fs::metadata(&path) {
+                // A pipe would hold the launcher up.
+                Ok(what) if what.is_file() && what.len() <= MOST_BYTES => samples(&fs::read(&path).unwrap_or_default()),
                 Err(_) if self.awaited.len() <= MOST_AWAITED => break,
-                Err(_) => Vec::new(),
+                _ => Vec::new(),
             };
             self.awaited.pop_front();
             let with_texts = step == 1 || step.is_multiple_of(self.every);
@@ -141,18 +146,14 @@ impl Follower {
         Ok(())
     }
 
-    fn add_evaluations(&mut self) -> io::Result<()> {
-        let path = self.run.eval();
-        let Ok(metadata) = fs::metadata(&path) else { return Ok(()) };
-        if metadata.size() == self.eval_bytes {
-            return Ok(());
-        }
-        self.eval_bytes = metadata.size();
-        for record in metrics::read(&path)? {
-            let step = step_of(&record);
+    fn add_evaluations(&mut self, newest: &[MetricRecord]) -> io::Result<()> {
+        // A restarted sampler cuts off evaluations of versions that will be made again.
+        self.evaluated = newest.last().and_then(|record| self.evaluated.map(|known| known.min(step_of(record))));
+        for record in newest {
+            let step = step_of(record);
             if self.evaluated.is_none_or(|known| step > known) {
                 let name = |key: &str| format!("{EVAL}{}", key.strip_prefix("eval_").unwrap_or(key));
-                self.file.add(step, scalars(&record, name))?;
+                self.file.add(step, scalars(record, name))?;
                 self.evaluated = Some(step);
             }
         }
@@ -180,11 +181,11 @@ fn distributions(samples: &[Sample], with_texts: bool) -> Vec<Value> {
     let mut push = |name: String, numbers: Vec<f64>| {
         values.extend(histogram::of(numbers).map(|histogram| Value::histogram(name, histogram)));
     };
-    push("completions/rewards".into(), samples.iter().filter_map(|sample| sample.reward).collect());
-    push("completions/lengths".into(), samples.iter().map(|sample| sample.tokens).collect());
+    push(format!("{COMPLETIONS}rewards"), samples.iter().filter_map(|sample| sample.reward).collect());
+    push(format!("{COMPLETIONS}lengths"), samples.iter().map(|sample| sample.tokens).collect());
     for name in samples.first().iter().flat_map(|sample| sample.rewards.keys()) {
         let scores = samples.iter().filter_map(|sample| sample.rewards.get(name).copied().flatten());
-        push(format!("completions/rewards/{name}"), scores.collect());
+        push(format!("{COMPLETIONS}rewards/{name}"), scores.collect());
     }
     if with_texts {
         let mut ranked: Vec<&Sample> = samples.iter().filter(|sample| sample.reward.is_some()).collect();
@@ -193,7 +194,7 @@ fn distributions(samples: &[Sample], with_texts: bool) -> Vec<Value> {
         let shown = [("best", best), ("worst", worst.filter(|_| ranked.len() > 1))];
         let texts = shown.into_iter().filter_map(|(which, sample)| Some(markdown(which, sample?))).collect::<Vec<_>>();
         if !texts.is_empty() {
-            values.push(Value::texts("completions/samples", texts));
+            values.push(Value::texts(format!("{COMPLETIONS}samples"), texts));
         }
     }
     values
@@ -220,7 +221,7 @@ fn markdown(which: &str, sample: &Sample) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write, path::Path};
+    use std::path::Path;
 
     use super::*;
 
@@ -276,6 +277,11 @@ mod tests {
         steps.map(|step| record(step).unwrap()).collect()
     }
 
+    fn evaluations(steps: &[u64]) -> Vec<MetricRecord> {
+        let record = |step| MetricRecord::from_line(format!("{{\"step\":{step},\"eval_accuracy\":0.5}}").as_bytes());
+        steps.iter().map(|step| record(step).unwrap()).collect()
+    }
+
     fn numbers(steps: std::ops::RangeInclusive<i64>) -> Vec<i64> {
         steps.collect()
     }
@@ -285,13 +291,10 @@ mod tests {
         let run = Run::new();
         let mut follower = run.follow(0);
         run.complete(1);
-        fs::write(run.dir.eval(), "{\"step\":0,\"eval_accuracy\":0.25}\n").unwrap();
-        follower.poll(&records(1..=2)).unwrap();
-        follower.poll(&records(1..=2)).unwrap();
+        follower.poll(&records(1..=2), &evaluations(&[0])).unwrap();
+        follower.poll(&records(1..=2), &evaluations(&[0])).unwrap();
         run.complete(2);
-        let mut eval = fs::File::options().append(true).open(run.dir.eval()).unwrap();
-        eval.write_all(b"{\"step\":2,\"eval_accuracy\":0.5}\n").unwrap();
-        follower.poll(&records(1..=3)).unwrap();
+        follower.poll(&records(1..=3), &evaluations(&[0, 2])).unwrap();
         assert_eq!(run.steps("train/reward"), [1, 2, 3]);
         assert_eq!(run.steps("eval/accuracy"), [0, 2]);
         for name in ["completions/rewards", "completions/lengths", "completions/rewards/f", "completions/samples"] {
@@ -304,13 +307,13 @@ mod tests {
     fn completions_that_never_come_are_not_waited_for() {
         let run = Run::new();
         let mut follower = run.follow(0);
-        follower.poll(&records(1..=9)).unwrap();
+        follower.poll(&records(1..=9), &[]).unwrap();
         run.complete(1);
         run.complete(9);
-        follower.poll(&records(1..=9)).unwrap();
+        follower.poll(&records(1..=9), &[]).unwrap();
         assert_eq!((run.steps("completions/rewards"), run.steps("train/reward")), (vec![], numbers(1..=9)));
         (6..9).for_each(|step| run.complete(step));
-        follower.poll(&records(1..=9)).unwrap();
+        follower.poll(&records(1..=9), &[]).unwrap();
         assert_eq!(run.steps("completions/rewards"), [6, 7, 8, 9]);
     }
 
@@ -318,33 +321,33 @@ mod tests {
     fn steps_that_are_made_again_replace_the_earlier_ones() {
         let run = Run::new();
         let mut follower = run.follow(0);
-        fs::write(run.dir.eval(), "{\"step\":0,\"eval_accuracy\":0.25}\n{\"step\":5,\"eval_accuracy\":0.5}\n").unwrap();
-        follower.poll(&records(1..=6)).unwrap();
-        fs::write(run.dir.eval(), "{\"step\":0,\"eval_accuracy\":0.25}\n").unwrap();
-        follower.poll(&records(1..=4)).unwrap();
+        follower.poll(&records(1..=6), &evaluations(&[0, 5])).unwrap();
+        follower.poll(&records(1..=4), &evaluations(&[0])).unwrap();
         assert_eq!(run.steps("eval/accuracy"), [0]);
-        follower.poll(&records(1..=5)).unwrap();
+        follower.poll(&records(1..=5), &[]).unwrap();
         assert_eq!(run.steps("train/reward"), numbers(1..=5));
-        follower.poll(&[]).unwrap();
-        follower.poll(&records(1..=5)).unwrap();
+        follower.poll(&[], &[]).unwrap();
+        follower.poll(&records(1..=5), &[]).unwrap();
         assert_eq!(run.steps("train/reward"), numbers(1..=5));
         let events = file::read(&file::files(run.dir.root()).unwrap()[0]).unwrap();
         assert_eq!(events.filter(|event| event.session_log.is_some()).count(), 3);
         // A launcher that goes on from a checkpoint.
         drop(follower);
         let mut follower = run.follow(3);
-        follower.poll(&records(1..=4)).unwrap();
+        follower.poll(&records(1..=4), &[]).unwrap();
         assert_eq!(run.steps("train/reward"), numbers(1..=4));
     }
 
     #[test]
     fn what_a_killed_launcher_has_missed_is_made_up_for() {
         let run = Run::new();
-        run.follow(0).poll(&records(1..=2)).unwrap();
+        run.follow(0).poll(&records(1..=2), &[]).unwrap();
         let lines: String = (1..=90).map(|step| format!("{{\"step\":{step},\"reward\":0.5}}\n")).collect();
         fs::write(run.dir.metrics(), lines).unwrap();
-        run.follow(90).poll(&records(80..=90)).unwrap();
+        [2, 87, 88, 89, 90].into_iter().for_each(|step| run.complete(step));
+        run.follow(90).poll(&records(80..=90), &[]).unwrap();
         assert_eq!(run.steps("train/reward"), numbers(1..=90));
+        assert_eq!(run.steps("completions/rewards"), [2, 87, 88, 89, 90]);
     }
 
     #[test]

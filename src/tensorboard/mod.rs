@@ -5,4 +5,5 @@ mod follower;
 mod histogram;
 mod proto;
 
+pub use file::files;
 pub use follower::Follower;

@@ -68,11 +68,11 @@ impl Value {
     }
 
     /// Texts in Markdown, which are shown one below the other.
-    pub fn texts(tag: &str, texts: Vec<String>) -> Self {
+    pub fn texts(tag: String, texts: Vec<String>) -> Self {
         let shape = Shape { dim: vec![Dim { size: texts.len() as i64 }] };
         let string_val = texts.into_iter().map(String::into_bytes).collect();
         Self {
-            tag: tag.to_owned(),
+            tag,
             tensor: Some(Tensor { dtype: DT_STRING, tensor_shape: Some(shape), string_val }),
             metadata: Some(Metadata { plugin_data: Some(PluginData { plugin_name: TEXT.to_owned() }) }),
             ..Self::default()

@@ -21,7 +21,7 @@ use shared::{
     resume,
 };
 
-use crate::signals;
+use crate::{signals, tensorboard};
 
 /// A run directory that belongs to this launcher until it is dropped.
 #[derive(Debug)]
@@ -156,6 +156,10 @@ fn clear(dir: &RunDir) -> Result<()> {
     remove_file(&dir.metrics())?;
     remove_file(&dir.eval())?;
     remove_file(&dir.notices())?;
+    tensorboard::files(dir.root())
+        .context("`output_dir` cannot be used")?
+        .iter()
+        .try_for_each(|path| remove_file(path))?;
     dir.create().context("`output_dir` cannot be used")
 }
 
@@ -303,9 +307,11 @@ mod tests {
         let run = prepare(&config(&root, None)).unwrap().dir;
         fs::create_dir(run.weights().join("v000000")).unwrap();
         fs::write(run.eval(), "{\"step\":0}\n").unwrap();
+        drop(tensorboard::Follower::new(run.clone(), 0, 1).unwrap());
         drop(prepare(&config(&root, None)).unwrap());
         assert!(run.versions().unwrap().is_empty(), "weights of another start must not stay");
         assert!(!run.eval().exists(), "nor its evaluation");
+        assert!(tensorboard::files(run.root()).unwrap().is_empty(), "nor the events of it");
 
         let foreign = dir.path().join("foreign");
         fs::create_dir(&foreign).unwrap();

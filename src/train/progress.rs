@@ -1,12 +1,13 @@
 //! What the user sees while the pair works: a bar on a terminal, plain lines elsewhere.
 
 use std::{
+    fmt,
     io::{self, IsTerminal},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use shared::{
     RunDir,
     config::TrainConfig,
@@ -113,13 +114,13 @@ impl Progress {
     pub fn finish(&mut self) {
         self.tick();
         if let Some(bar) = &self.bar {
+            bar.set_message(figures(self.tail.records(), self.overlaps));
             bar.abandon();
         }
     }
 
     /// What was measured since the last look; a run that goes on says again what it measures again.
     fn tell_of_evaluations(&mut self) {
-        self.evaluations.poll();
         let steps = self.evaluations.steps();
         self.evaluated =
             self.evaluated.map(|known| known.min(steps)).filter(|_| !self.evaluations.records().is_empty());
@@ -160,8 +161,9 @@ impl Watch for Progress {
     fn tick(&mut self) -> u64 {
         self.tell_of_long_prompts();
         self.tail.poll();
+        self.evaluations.poll();
         if let Some(follower) = &mut self.tensorboard
-            && let Err(error) = follower.poll(self.tail.records())
+            && let Err(error) = follower.poll(self.tail.records(), self.evaluations.records())
         {
             self.tensorboard = None;
             self.tell_of_lost_events(&error);
@@ -184,9 +186,7 @@ impl Watch for Progress {
         let steps = self.tail.steps();
         match &self.bar {
             Some(bar) => {
-                let figures = figures(self.tail.records(), self.overlaps);
-                let gap = if figures.is_empty() { "" } else { "  " };
-                bar.set_message(format!("{figures}{gap}{}", self.work));
+                bar.set_message(format!("{}  {}", self.work, figures(self.tail.records(), self.overlaps)));
             }
             None if self.said.elapsed() > QUIET && steps < self.total => {
                 output::tell(format_args!("step {}/{}  {}", steps + 1, self.total, self.work));
@@ -216,8 +216,14 @@ impl Watch for Progress {
 fn bar(total: u64, done: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
     // What does not fit into the line is cut off.
-    let style = ProgressStyle::with_template("{bar:12.cyan/blue} {pos}/{len}  {elapsed} < {eta}  {wide_msg}")
+    let style = ProgressStyle::with_template("{bar:12.cyan/blue} {pos}/{len}  {elapsed}{left}  {wide_msg}")
         .expect("the template is valid")
+        // Before a step is made nobody knows how long one takes.
+        .with_key("left", move |state: &ProgressState, text: &mut dyn fmt::Write| {
+            if state.pos() > done {
+                let _ = write!(text, " < {:#}", HumanDuration(state.eta()));
+            }
+        })
         .progress_chars("━╸─");
     bar.set_style(style);
     // Steps of an earlier session say nothing about the speed of this one.
@@ -228,7 +234,10 @@ fn bar(total: u64, done: u64) -> ProgressBar {
 
 /// What a step is at: who waits says how much there is of what it waits for.
 fn work(learner: Beat, sampler: Beat) -> String {
-    let part = |what: &str| learner.part.map_or_else(String::new, |(done, of)| format!(" {done} of {of} {what}"));
+    let part = |what: &str| match (learner.part, learner.main) {
+        (Some((of_phase, done, of)), Some((phase, _))) if phase == of_phase => format!(" {done}/{of} {what}"),
+        _ => String::new(),
+    };
     match (learner.main.map(|(phase, _)| phase), sampler.main.map(|(phase, _)| phase)) {
         (Some(Phase::Step), _) => format!("training{}", part("completions")),
         (Some(Phase::Save), _) => "saving".to_owned(),
@@ -238,7 +247,7 @@ fn work(learner: Beat, sampler: Beat) -> String {
     }
 }
 
-/// `evaluation of step 50: accuracy 0.61  reward 1.52  length 20.4`.
+/// `evaluation after step 50:  accuracy 0.610  reward 1.520  tokens 20.4`.
 fn evaluation_line(record: &MetricRecord) -> String {
     let mut line = format!("evaluation after step {:.0}:", record.get(metrics::STEP).unwrap_or(0.0));
     for (name, metric, digits) in [
@@ -266,7 +275,7 @@ fn plain_line(records: &[MetricRecord], total: u64, overlaps: bool) -> String {
     let step = records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64;
     let eta = summary::recent(records, metrics::STEP_TIME, 20)
         .map(|seconds| Duration::from_secs_f64((seconds * total.saturating_sub(step) as f64).max(0.0)))
-        .map(|left| format!("  ETA {}", indicatif::HumanDuration(left)));
+        .map(|left| format!("  ETA {}", HumanDuration(left)));
     format!("step {step}/{total}  {}{}", figures(records, overlaps), eta.unwrap_or_default())
 }
 
@@ -317,14 +326,19 @@ mod tests {
 
     #[test]
     fn a_step_is_seen_at_work() {
-        let beat = |phase, part| Beat { main: Some((phase, 7)), part, ..Beat::default() };
+        let beat = |phase, shown: Option<(u64, u64)>| Beat {
+            main: Some((phase, 7)),
+            part: shown.map(|(done, of)| (phase, done, of)),
+            ..Beat::default()
+        };
         let asleep = Beat::default();
         for (learner, sampler, expected) in [
             (asleep, asleep, "loading the learner"),
             (beat(Phase::Wait, Some((0, 8))), beat(Phase::Load, None), "loading the sampler"),
-            (beat(Phase::Wait, Some((3, 8))), beat(Phase::Step, None), "sampling 3 of 8 groups"),
-            (beat(Phase::Step, Some((24, 64))), beat(Phase::Wait, None), "training 24 of 64 completions"),
+            (beat(Phase::Wait, Some((3, 8))), beat(Phase::Step, None), "sampling 3/8 groups"),
+            (beat(Phase::Step, Some((24, 64))), beat(Phase::Wait, None), "training 24/64 completions"),
             (beat(Phase::Save, Some((24, 64))), beat(Phase::Wait, None), "saving"),
+            (Beat { part: Some((Phase::Wait, 8, 8)), ..beat(Phase::Step, None) }, beat(Phase::Wait, None), "training"),
         ] {
             assert_eq!(work(learner, sampler), expected);
         }

@@ -294,7 +294,8 @@ fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
     let pipe = bench.path("blocked/completions/step-36.jsonl");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     bench.wait_for_words("and is ended", Duration::from_secs(60));
-    fs::remove_file(&pipe).unwrap();
+    // The learner that goes on may have done so already.
+    let _ = fs::remove_file(&pipe);
     assert!(run.wait().unwrap().success(), "{}", bench.said());
     let said = bench.said();
     assert!(said.contains("learner has made no progress in phase save for 1 s (`save_timeout`)"), "{said}");

@@ -73,7 +73,7 @@ impl Collector {
         self.waiting.retain(|&s, _| s >= step);
         loop {
             let arrived = self.arrived(step, cursor);
-            heartbeat::part(arrived.indices.len(), self.groups_per_step as usize);
+            heartbeat::part(Phase::Wait, arrived.indices.len(), self.groups_per_step as usize);
             if arrived.indices.len() >= self.groups_per_step as usize {
                 return Ok(self.waiting.remove(&step).map(|groups| groups.into_values().collect()));
             }

@@ -145,6 +145,7 @@ impl<'a> Run<'a> {
         let gate = Gate::new(config, PolicyVersion(state.step), model.config().vocab_size);
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model(), gate.token_ids())?;
         let metrics = MetricsFile::open(&run_dir.metrics(), state.step)?;
+        run_dir.remove_completions_after(state.step)?;
         let mut notices = Notices::open(&run_dir.notices(), config, state.step)?;
         metrics::for_each(&run_dir.metrics(), |record| notices.recall(config, &record))?;
         notices.tell(shared::notices::learning_rate(config, model.config().parameter_count()))?;

@@ -58,7 +58,7 @@ impl Forward<'_> {
         split(&self.sequences, rows, self.budget).into_iter().map(move |rows| {
             cores::follow_sampler();
             heartbeat::beat(Phase::Step);
-            heartbeat::part(done, all);
+            heartbeat::part(Phase::Step, done, all);
             done += rows.len();
             MicroBatch::new(&self.sequences, &rows, self.device).with_supports(self.supports.as_ref())
         })

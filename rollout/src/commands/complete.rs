@@ -1,4 +1,4 @@
-//! Completing every prompt of a dataset: what `generate` and `eval` have in common.
+//! Completing every prompt of a dataset: what `generate`, `eval` and `compare` have in common.
 
 use std::{iter, path::Path, time::Instant};
 

@@ -282,7 +282,7 @@ pub struct RowFlags {
     pub(super) prompt_column: Option<String>,
     #[arg(long, env = "TANDEM_ANSWER_COLUMN", value_name = "NAME", help = help("answer_column"))]
     pub(super) answer_column: Option<String>,
-    /// Split of the prompts, where they are a folder with several [default: test for `eval`, else train]
+    /// Split of the prompts, where they are a folder with several [default: test for `eval` and `compare`, else train]
     #[arg(long, env = "TANDEM_SPLIT", value_name = "NAME")]
     pub(super) split: Option<String>,
     #[arg(long, env = "TANDEM_DATASET_CONFIG", value_name = "NAME", help = help("dataset_config"))]

@@ -37,7 +37,8 @@ pub struct Difference {
     pub difference: f64,
     /// Lower and upper end of the 95 % interval of the difference: Student's t, paired by prompt.
     pub interval: [f64; 2],
-    /// The chance of a difference as large as this one between models that are as good (two-sided t-test).
+    /// The chance of a difference as large as this one between models that are as good: two-sided t-test, or where all
+    /// differences are the same a sign test.
     pub p_value: f64,
     /// What that says of the second model.
     pub verdict: Verdict,
@@ -51,9 +52,9 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     let freedom = StudentsT::new(0.0, 1.0, pairs.len().checked_sub(1)? as f64).ok()?;
     let half = error * freedom.inverse_cdf(0.5 + CONFIDENCE / 2.0);
     let p_value = match error {
-        // All differences are the same: none, or one that chance does not make.
         0.0 if difference == 0.0 => 1.0,
-        0.0 => 0.0,
+        // All differences are the same, and say nothing of how they vary: at least all have one sign, as tossed coins may.
+        0.0 => 0.5_f64.powi(pairs.len() as i32 - 1),
         _ => 2.0 * freedom.sf((difference / error).abs()),
     };
     let verdict = match p_value <= 1.0 - CONFIDENCE {
@@ -147,11 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_vary_is_no_chance() {
+    fn what_does_not_vary_has_signs_alone() {
         let same = compare(&[(0.5, 0.5), (1.0, 1.0)]).unwrap();
         assert_eq!((same.verdict, same.p_value, same.interval), (Verdict::NoDifference, 1.0, [0.0, 0.0]));
-        let worse = compare(&[(1.0, 0.0), (1.0, 0.0)]).unwrap();
-        assert_eq!((worse.verdict, worse.difference), (Verdict::Worse, -1.0));
+        let worse = |prompts| compare(&vec![(1.0, 0.0); prompts]).unwrap();
+        assert_eq!((worse(2).verdict, worse(2).p_value), (Verdict::NoDifference, 0.5), "two may be luck");
+        assert_eq!((worse(6).verdict, worse(6).difference), (Verdict::Worse, -1.0));
         assert_eq!(compare(&[(1.0, 0.0)]), None, "one prompt says nothing of others");
         assert_eq!(compare(&[]), None);
     }
