@@ -139,6 +139,6 @@ pub fn template(bytes: &[u8]) {
     let text = ChatTemplate::new(source, &tokens, OffsetDateTime::UNIX_EPOCH)
         .and_then(|template| template.render_prompt(&messages, &variables));
     if let Err(error) = text {
-        assert!(!error.to_string().contains(char::is_control), "{error:?}");
+        assert!(!error.to_string().contains(|c: char| c.is_control() && c != '\t'), "{error:?}");
     }
 }
