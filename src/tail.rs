@@ -14,6 +14,11 @@ const KEPT: usize = 64;
 /// Bytes at the end of a file from which those records are read: a run that goes on may have a long past.
 const WINDOW: u64 = 1 << 20;
 
+/// Completed steps by a record.
+pub fn step_of(record: &MetricRecord) -> u64 {
+    record.get(STEP).unwrap_or(0.0) as u64
+}
+
 /// The newest records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it anew.
 #[derive(Debug)]
 pub struct Tail {
@@ -65,7 +70,7 @@ impl Tail {
 
     /// Completed steps.
     pub fn steps(&self) -> u64 {
-        self.records.last().and_then(|r| r.get(STEP)).map_or(0, |step| step as u64)
+        self.records.last().map_or(0, step_of)
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     histogram,
     proto::Value,
 };
+use crate::tail::step_of;
 
 /// Names of a step's metrics begin with this, as TRL's do.
 const TRAIN: &str = "train/";
@@ -159,10 +160,6 @@ impl Follower {
         }
         Ok(())
     }
-}
-
-fn step_of(record: &MetricRecord) -> u64 {
-    record.get(STEP).unwrap_or(0.0) as u64
 }
 
 /// A number for each finite value.

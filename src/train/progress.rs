@@ -18,7 +18,13 @@ use shared::{
 };
 use shared_bounds::Shown;
 
-use crate::{notices::Board, output, signals, summary, supervise::Watch, tail::Tail, tensorboard::Follower};
+use crate::{
+    notices::Board,
+    output, signals, summary,
+    supervise::Watch,
+    tail::{Tail, step_of},
+    tensorboard::Follower,
+};
 
 /// Where there is no bar, what a step is at is told when nothing else was for so long.
 const QUIET: Duration = Duration::from_secs(60);
@@ -101,7 +107,9 @@ impl Progress {
 
     /// The run goes on: everything that events are made of is in its records.
     fn tell_of_lost_events(&mut self, error: &io::Error) {
-        self.say(&format!("warning: TensorBoard's events are not written any more: {error}"));
+        self.say(&format!(
+            "warning: TensorBoard's events beside metrics.jsonl are not written any more, the run goes on: {error}"
+        ));
     }
 
     /// Says once which prompts the model does not get.
@@ -124,10 +132,7 @@ impl Progress {
         let steps = self.evaluations.steps();
         self.evaluated =
             self.evaluated.map(|known| known.min(steps)).filter(|_| !self.evaluations.records().is_empty());
-        let is_new = |record: &&MetricRecord| {
-            let step = record.get(metrics::STEP).unwrap_or(0.0) as u64;
-            self.evaluated.is_none_or(|known| step > known)
-        };
+        let is_new = |record: &&MetricRecord| self.evaluated.is_none_or(|known| step_of(record) > known);
         let lines: Vec<String> = self.evaluations.records().iter().filter(is_new).map(evaluation_line).collect();
         self.evaluated = self.evaluations.records().last().map(|_| steps);
         lines.iter().for_each(|line| self.say(line));
@@ -147,7 +152,7 @@ impl Progress {
         let from = records.partition_point(|r| r.get(metrics::STEP).is_some_and(|s| s as u64 <= self.shown));
         let lines: Vec<String> = (from..records.len())
             .filter(|i| {
-                let step = records[*i].get(metrics::STEP).unwrap_or(0.0) as u64;
+                let step = step_of(&records[*i]);
                 step.is_multiple_of(self.every) || step == self.total
             })
             .map(|i| plain_line(&records[..=i], self.total, self.overlaps))
@@ -249,7 +254,7 @@ fn work(learner: Beat, sampler: Beat) -> String {
 
 /// `evaluation after step 50:  accuracy 0.610  reward 1.520  tokens 20.4`.
 fn evaluation_line(record: &MetricRecord) -> String {
-    let mut line = format!("evaluation after step {:.0}:", record.get(metrics::STEP).unwrap_or(0.0));
+    let mut line = format!("evaluation after step {}:", step_of(record));
     for (name, metric, digits) in [
         ("accuracy", metrics::EVAL_ACCURACY, 3),
         ("reward", metrics::EVAL_REWARD, 3),
@@ -272,7 +277,7 @@ fn short(name: &str) -> &str {
 
 /// `step 12/100  reward 1.30  …  ETA 1m 05s`.
 fn plain_line(records: &[MetricRecord], total: u64, overlaps: bool) -> String {
-    let step = records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64;
+    let step = records.last().map_or(0, step_of);
     let eta = summary::recent(records, metrics::STEP_TIME, 20)
         .map(|seconds| Duration::from_secs_f64((seconds * total.saturating_sub(step) as f64).max(0.0)))
         .map(|left| format!("  ETA {}", HumanDuration(left)));

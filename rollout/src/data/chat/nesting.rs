@@ -30,9 +30,9 @@ const MOST_ELIFS: usize = 500;
 const THEMSELVES: [&str; 4] = ["::GroupTuple", "::Loop", "::Macro", "::Module"];
 
 /// Filter of what is assigned to a variable.
-const TO_VARIABLE: &str = "__nested";
+const TO_VARIABLE: &str = "__to_variable";
 /// Filter of what is assigned to an attribute, which is one of a namespace.
-const TO_NAMESPACE: &str = "__copied";
+const TO_NAMESPACE: &str = "__to_namespace";
 
 /// Makes the filters known that [`bounded`] puts into a template, and has `namespace()` look at what it gets.
 pub fn add_to(environment: &mut Environment<'_>) {
@@ -123,7 +123,7 @@ enum Place {
 }
 
 /// What becomes of a namespace in a value.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Namespaces {
     AreVariables,
     AreRefused,
