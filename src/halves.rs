@@ -29,7 +29,7 @@ const fn learner(name: &'static str, about: &'static str) -> Delegated {
 pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete the prompts of a JSONL file"),
     rollout("eval", "Score a model on a dataset: avg@k and pass@k"),
-    rollout("compare", "Say whether one model does better than another, or only by chance"),
+    rollout("compare", "Say whether one model does better than another beyond chance"),
     rollout("explain", "What became of a completion of a run, and why"),
     rollout("rewards", "List the reward functions"),
     rollout("check-rewards", "Try the reward functions of a run on sample completions"),

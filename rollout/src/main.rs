@@ -36,7 +36,7 @@ enum Command {
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k and pass@k.
     Eval(eval::Args),
-    /// Say whether one model does better than another, or only by chance.
+    /// Say whether one model does better than another beyond chance.
     ///
     /// Both complete the same prompts; shares of right completions and mean rewards are compared prompt by prompt.
     Compare(compare::Args),
