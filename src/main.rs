@@ -22,6 +22,8 @@ mod tail;
 mod tensorboard;
 mod tool;
 mod train;
+mod ui;
+mod view;
 
 use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 
@@ -52,6 +54,11 @@ enum Command {
     Iterate(iterate::Args),
     /// Watch a tiny model learn arithmetic in a few minutes.
     Demo(demo::Args),
+    /// Show runs on a page, while they go on and after.
+    ///
+    /// Curves of one or several runs, what sampler and learner wait for, notices, options side by side, and every completion
+    /// with its rewards and tokens. The page needs no network and changes nothing.
+    Ui(ui::Args),
     /// Write the report of a run (again).
     Report(report::Args),
     /// Write a model as ONNX, or a published version as Hugging Face.
@@ -122,6 +129,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Train(args) => train::run(&args),
         Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Ui(args) => ui::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Merge(args) => merge::run(&args),

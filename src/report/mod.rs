@@ -1,38 +1,26 @@
-//! `tandem report`: one self-contained HTML page about a run.
+//! `tandem report`: the page of `tandem ui` about one run, as one file that needs nothing else.
 
-mod charts;
+mod held;
 mod page;
-mod samples;
-mod scale;
-mod svg;
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
-use shared::{
-    RunDir, atomic,
-    config::layers,
-    metrics::{self, MetricRecord},
-    notices::{self, NothingLearned, Notice},
-};
+use anyhow::{Result, bail};
+use shared::{RunDir, atomic};
 
-use crate::output;
+use crate::{output, view::found};
 
 /// Flags of `tandem report`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The run directory (`output_dir` of the run).
+    /// The run directory (`output_dir` of the run)
     run_dir: PathBuf,
 }
 
 /// Runs `tandem report`; the path of the page is the only line on stdout.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let dir = RunDir::new(&args.run_dir);
-    if !dir.config().is_file() && !dir.metrics().is_file() {
+    if !dir.config().is_file() && !found::is_run(&args.run_dir) {
         bail!("{} is no run directory: it holds neither config.toml nor metrics.jsonl", args.run_dir.display());
     }
     output::print(write(&dir)?.display());
@@ -41,76 +29,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Writes `report.html` of a run and returns its path.
 pub fn write(dir: &RunDir) -> Result<PathBuf> {
-    let data = RunData::load(dir)?;
     let path = dir.report();
-    atomic::write(&path, page::render(&data).as_bytes())?;
+    atomic::write(&path, page::render(&held::of(dir)?).as_bytes())?;
     Ok(std::path::absolute(&path)?)
-}
-
-/// What a report is made of.
-#[derive(Debug, Default)]
-struct RunData {
-    name: String,
-    model: Option<String>,
-    dataset: Option<String>,
-    configuration: String,
-    records: Vec<MetricRecord>,
-    notices: Vec<Notice>,
-    /// That the run has made all of its steps and learned nothing, if so.
-    nothing: Option<NothingLearned>,
-    evaluations: Vec<MetricRecord>,
-    samples: Vec<samples::Pair>,
-}
-
-impl RunData {
-    fn load(dir: &RunDir) -> Result<Self> {
-        let configuration = optional(fs::read_to_string(dir.config())).context("config.toml")?.unwrap_or_default();
-        let config = layers::load(dir.config().is_file().then(|| dir.config()).as_deref(), &Vec::new()).ok();
-        let root = std::path::absolute(dir.root())?;
-        let records = optional(metrics::read(&dir.metrics())).context("metrics.jsonl")?.unwrap_or_default();
-        let notices = notices::read(&dir.notices())?;
-        let finished = config.as_ref().filter(|_| dir.finished().exists());
-        Ok(Self {
-            nothing: finished.and_then(|config| notices::nothing_learned(&records, &notices, config)),
-            name: short_path(&root),
-            model: config.as_ref().map(|c| short_path(&c.model)),
-            dataset: config.as_ref().map(|c| short_paths(&c.dataset)),
-            configuration,
-            records,
-            notices,
-            evaluations: optional(metrics::read(&dir.eval())).context("eval.jsonl")?.unwrap_or_default(),
-            samples: samples::pairs(dir).context("completions")?,
-        })
-    }
-}
-
-/// The last two parts of a path: enough to know it by.
-fn short_path(path: &Path) -> String {
-    let parts: Vec<_> = path.components().rev().take(2).map(|c| c.as_os_str().to_string_lossy()).collect();
-    parts.into_iter().rev().collect::<Vec<_>>().join("/")
-}
-
-/// As [`short_path`], of several.
-fn short_paths(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| short_path(path)).collect::<Vec<_>>().join(", ")
-}
-
-/// A file that need not be there.
-fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::notices::{NoticeKind, NoticesFile};
+    use std::{fs, path::Path};
+
+    use serde_json::Value;
+    use shared::{
+        config::layers,
+        notices::{Notice, NoticeKind, NoticesFile},
+    };
 
     use super::*;
 
-    const EVIL: &str = "</script><img src=x onerror='alert(\"1\")'>&";
+    const EVIL: &str = "</script><img src=x onerror='alert(\"1\")'><!--<script>&\u{2028}";
 
     fn evil_run(root: &Path) -> RunDir {
         let dir = RunDir::new(root);
@@ -119,17 +55,17 @@ mod tests {
         fs::write(dir.config(), layers::to_toml(&config)).unwrap();
         let mut lines = String::new();
         for step in 1..=30 {
-            let reward = if step % 7 == 0 { serde_json::Value::Null } else { serde_json::json!(0.1 * f64::from(step)) };
             let record = serde_json::json!({
-                "step": step, "reward": reward, format!("rewards/{EVIL}/mean"): 0.5, "rewards/other/mean": 0.2,
-                "mismatch_kl": if step == 3 { 0.0 } else { 1e-13 }, "entropy": null, "step_time": 0.5,
+                "step": step, "reward": 0.1 * f64::from(step), format!("rewards/{EVIL}/mean"): 0.5, "step_time": 0.5,
             });
             lines.push_str(&format!("{record}\n"));
         }
         lines.push_str("{\"step\": 31, \"rew");
         fs::write(dir.metrics(), lines).unwrap();
         for step in [1, 30] {
-            let row = serde_json::json!({"prompt_id": 1, "prompt": EVIL, "text": EVIL, "reward": 1.0});
+            let row = serde_json::json!({
+                "group": 0, "position": step, "prompt_id": 1, "sample": 0, "prompt": EVIL, "completion": EVIL, "reward": 1.0,
+            });
             fs::write(dir.step_completions(step), format!("{row}\n")).unwrap();
         }
         let notice = Notice::new(NoticeKind::EqualGroups, 3, EVIL, "take easier prompts").about(EVIL);
@@ -137,42 +73,43 @@ mod tests {
         dir
     }
 
-    #[test]
-    fn notices_are_shown_with_their_remedies_and_above_them_that_nothing_was_learned() {
-        let root = tempfile::tempdir().unwrap();
-        let dir = evil_run(root.path());
-        let page = || fs::read_to_string(write(&dir).unwrap()).unwrap();
-        let (shown, in_vain) =
-            ("<p>take easier prompts</p>", "<p class=\"vain\">nothing was learned: no update of 1 step");
-        assert!(page().contains(shown) && !page().contains(in_vain));
-        fs::write(dir.metrics(), "{\"step\":1,\"grad_norm\":0.0}\n").unwrap();
-        assert!(!page().contains(in_vain), "it may come to learn");
-        fs::write(dir.finished(), "{}").unwrap();
-        assert!(page().contains(shown) && page().contains(in_vain));
-        fs::remove_file(dir.notices()).unwrap();
-        fs::write(dir.metrics(), "{\"step\":1,\"grad_norm\":0.5}\n").unwrap();
-        assert!(!page().contains("<h2>Notices</h2>"));
+    /// What the page's scripts read.
+    fn held(dir: &RunDir) -> (String, Value) {
+        let html = fs::read_to_string(write(dir).unwrap()).unwrap();
+        let (_, rest) = html.split_once("<script type=\"application/json\" id=\"tandem-data\">").unwrap();
+        let data = serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap();
+        (html, data)
     }
 
     #[test]
-    fn every_value_is_escaped_and_gaps_do_no_harm() {
+    fn a_report_holds_the_run() {
         let root = tempfile::tempdir().unwrap();
-        let html = fs::read_to_string(write(&evil_run(root.path())).unwrap()).unwrap();
-        assert!(!html.contains("<img") && !html.contains("onerror='"), "a value got through");
-        assert_eq!(html.matches("</script>").count(), 1, "only the page's own script ends");
-        assert!(html.contains("&lt;/script&gt;&lt;img src=x"), "the value is shown as text");
-        assert!(!html.contains("NaN"));
-        assert!(html.contains("Reward by function") && html.contains("mismatch_kl"));
-        assert!(!html.contains("<h3>Entropy</h3>"), "a curve without values is left out");
+        let (_, data) = held(&evil_run(root.path()));
+        let run = &data["runs"][0];
+        assert_eq!(run["curves"]["steps"]["step"].as_array().unwrap().len(), 30);
+        assert_eq!(run["notices"]["notices"][0]["remedy"], "take easier prompts");
+        assert_eq!(run["steps"]["30"]["groups"][0]["samples"][0]["completion"], EVIL);
+        assert_eq!(run["samples"]["30/30/0"]["row"]["prompt"], EVIL);
+        assert_eq!(run["pairs"][0]["before"]["text"], EVIL);
+        assert!(run["settings"].as_array().unwrap().iter().any(|one| one["key"] == "model" && one["chosen"] == true));
     }
 
     #[test]
-    fn the_page_needs_nothing_from_outside() {
+    fn no_value_ends_the_script_that_holds_it() {
         let root = tempfile::tempdir().unwrap();
-        let html = fs::read_to_string(write(&evil_run(root.path())).unwrap()).unwrap();
-        for outside in ["http:", "https:", "src=\"", "@import", "url("] {
+        let (html, _) = held(&evil_run(root.path()));
+        assert!(!html.contains("<img") && !html.contains("<!--"), "a value got through");
+        assert_eq!(html.matches("</script>").count(), html.matches("<script").count());
+    }
+
+    #[test]
+    fn the_page_needs_nothing_from_outside_and_runs_no_script_but_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let (html, _) = held(&evil_run(root.path()));
+        for outside in ["src=\"", "href=\"http", "@import", "url("] {
             assert!(!html.contains(outside), "{outside}");
         }
+        assert!(html.contains("default-src 'none'; script-src 'sha256-"));
     }
 
     #[test]

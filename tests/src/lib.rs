@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod browser;
 pub mod cli;
 pub mod fuzz;
 pub mod golden;

@@ -2,11 +2,11 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io::{self, BufRead, BufReader, Write},
     path::Path,
 };
 
-use super::LedgerLine;
+use super::{LedgerEvent, LedgerLine};
 use crate::atomic::{self, named};
 
 /// Appends to `ledger.jsonl`.
@@ -59,6 +59,31 @@ pub fn read(path: &Path) -> io::Result<Vec<LedgerLine>> {
         }
     }
 }
+
+/// Shows every event, one at a time; none where there is no file. Groups, which are most of the lines, are not parsed.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn events(path: &Path, mut show: impl FnMut(u64, LedgerEvent)) -> io::Result<()> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file.map_err(named(path))?,
+    };
+    let mut lines = BufReader::with_capacity(1 << 16, file);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).map_err(named(path))? > 0 {
+        if line.windows(EVENT.len()).any(|part| part == EVENT)
+            && let Ok(LedgerLine::Event { step, event }) = serde_json::from_slice(&line)
+        {
+            show(step, event);
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+/// What a line has that is an event.
+const EVENT: &[u8] = b"\"event\"";
 
 #[cfg(test)]
 mod tests {

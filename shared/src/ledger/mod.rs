@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::declare::choices;
 
-pub use file::{LedgerFile, read};
+pub use file::{LedgerFile, events, read};
 pub use tokens::TokenRecord;
 
 choices! {

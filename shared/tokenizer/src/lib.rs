@@ -17,6 +17,8 @@ pub use growth::MOST_GROWTH;
 
 /// Most bytes of a `tokenizer.json`; the largest known ones have 35 million.
 pub const MOST_BYTES: u64 = 256 << 20;
+/// Most tokens, of a byte each, that a character is made of.
+const LONGEST_CHARACTER: usize = 4;
 /// Memory for parsing one, and for one text.
 const MOST_MEMORY: u64 = 4 << 30;
 
@@ -79,6 +81,28 @@ impl TextTokenizer {
         self.guarded(|| self.inner.decode(ids, true))
     }
 
+    /// What each token adds to the text of those before it; empty for special tokens, and for all but the last of tokens that make
+    /// one character together. A token that cannot be decoded adds nothing.
+    #[must_use]
+    pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
+        let text = |ids: &[u32]| self.decode(ids).unwrap_or_default();
+        // Decoders treat the first token of a text differently, so each is decoded behind the one before it.
+        let (mut before, mut begin) = (0, 0);
+        let mut pieces = Vec::with_capacity(ids.len());
+        for end in 1..=ids.len() {
+            let whole = text(&ids[before..end]);
+            let piece = whole.strip_prefix(&text(&ids[before..begin])).unwrap_or(&whole);
+            // Half a character, unless nothing completes it.
+            if piece.ends_with(char::REPLACEMENT_CHARACTER) && end - begin < LONGEST_CHARACTER && end < ids.len() {
+                pieces.push(String::new());
+                continue;
+            }
+            pieces.push(piece.to_owned());
+            (before, begin) = (begin, end);
+        }
+        pieces
+    }
+
     fn guarded<T>(&self, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
         guarded(&self.path, MOST_MEMORY, work)?.map_err(|e| e.to_string())
     }
@@ -117,6 +141,18 @@ mod tests {
         let cut = r#"{"decoder": {"type": "Sequence", "decoders": ["#;
         let error = TextTokenizer::parse(cut.as_bytes(), "tokenizer.json".into()).unwrap_err();
         assert!(!error.contains('\n') && error.contains("EOF"), "{error}");
+    }
+
+    #[test]
+    fn pieces_make_up_the_text_and_characters_stay_whole() {
+        let model = r#"{"decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "\u0120b": 1, "\u00c3": 2, "\u0137": 3, "\u00a9": 4}, "unk_token": "a"},
+            "added_tokens": [{"id": 5, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true}]}"#;
+        let tokenizer = TextTokenizer::parse(model.as_bytes(), "tokenizer.json".into()).unwrap();
+        assert_eq!(tokenizer.pieces(&[0, 1, 2, 4, 1, 5]), ["a", " b", "", "\u{e9}", " b", ""]);
+        assert_eq!(tokenizer.pieces(&[1, 2]), [" b", "\u{fffd}"]);
+        assert!(tokenizer.pieces(&[]).is_empty());
     }
 
     #[test]

@@ -6,41 +6,34 @@ use std::{
     path::Path,
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use shared::RunDir;
 
-/// One line of `completions/step-N.jsonl`, as far as the report needs it.
-#[derive(Debug, Clone, Deserialize)]
+/// One line of `completions/step-N.jsonl`, as far as a pair needs it.
+#[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct Sample {
     /// Row of the dataset.
     prompt_id: u64,
     /// The prompt as text.
-    pub prompt: String,
+    prompt: String,
     /// The completion as text.
     #[serde(alias = "completion")]
-    pub text: String,
+    text: String,
     /// Weighted reward, if one was given.
     #[serde(default)]
-    pub reward: Option<f64>,
+    reward: Option<f64>,
     /// Completed steps when it was sampled; from the file's name.
-    #[serde(skip)]
-    pub step: u64,
+    #[serde(skip_deserializing)]
+    step: u64,
 }
 
 /// A row of the table: a prompt, and what became of it.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Pair {
     /// Before training, or nearly.
-    pub before: Sample,
+    before: Sample,
     /// After training; of the same prompt if the run drew it again.
-    pub after: Sample,
-}
-
-impl Pair {
-    /// Whether both completions continue the same text.
-    pub fn same_prompt(&self) -> bool {
-        self.before.prompt == self.after.prompt
-    }
+    after: Sample,
 }
 
 /// Rows of the table.

@@ -1,0 +1,150 @@
+//! Who may see the page.
+//!
+//! On this machine alone, whoever can connect; but a page of somebody else's, open in the same browser, must not read ours
+//! through a name of its own that leads here (DNS rebinding), so only names of this machine are answered to. Beyond it, whoever has
+//! the token.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    net::IpAddr,
+};
+
+use axum::http::{HeaderMap, Uri, header};
+
+/// Name of the cookie, and of the parameter of the first address.
+const TOKEN: &str = "token";
+
+/// What a request must have.
+#[derive(Debug)]
+pub struct Access {
+    host: IpAddr,
+    token: Option<String>,
+}
+
+/// What a request has.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is answered.
+    Allowed,
+    /// It has the token in its address, which is to become a cookie.
+    Welcome,
+    /// It calls this machine by a name that is not its own.
+    WrongHost,
+    /// It has no token, or a wrong one.
+    NoToken,
+}
+
+impl Access {
+    /// A token is asked for where others than this machine can connect.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new(host: IpAddr) -> io::Result<Self> {
+        Ok(Self { host, token: if host.is_loopback() { None } else { Some(random()?) } })
+    }
+
+    /// The address to open, token included. A server on all addresses is shown by that of this machine.
+    pub fn address(&self, port: u16) -> String {
+        let host = match self.host {
+            IpAddr::V6(host) => format!("[{host}]"),
+            IpAddr::V4(host) => host.to_string(),
+        };
+        match &self.token {
+            None => format!("http://{host}:{port}/"),
+            Some(token) => format!("http://{host}:{port}/?{TOKEN}={token}"),
+        }
+    }
+
+    /// The cookie of whoever has the token.
+    pub fn cookie(&self) -> Option<String> {
+        self.token.as_ref().map(|token| format!("{TOKEN}={token}; HttpOnly; SameSite=Strict; Path=/"))
+    }
+
+    /// Judges a request.
+    pub fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Verdict {
+        let Some(token) = &self.token else {
+            let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+            return if is_this_machine(host) { Verdict::Allowed } else { Verdict::WrongHost };
+        };
+        let has = |pairs: &str, separator| {
+            pairs
+                .split(separator)
+                .any(|pair| pair.trim().strip_prefix("token=").is_some_and(|given| equal(given, token)))
+        };
+        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookie| cookie.to_str().ok());
+        if cookies.into_iter().any(|cookies| has(cookies, ';')) {
+            Verdict::Allowed
+        } else if uri.query().is_some_and(|query| has(query, '&')) {
+            Verdict::Welcome
+        } else {
+            Verdict::NoToken
+        }
+    }
+}
+
+fn is_this_machine(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Takes as long wherever the two differ.
+fn equal(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+fn random() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: header::HeaderName, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name, value.parse().unwrap())])
+    }
+
+    #[test]
+    fn on_this_machine_only_its_own_names_are_answered_to() {
+        let access = Access::new("127.0.0.1".parse().unwrap()).unwrap();
+        let judged = |host: &str| access.judge(&"/".parse().unwrap(), &headers(header::HOST, host));
+        for host in ["127.0.0.1:7117", "localhost:1", "LOCALHOST", "[::1]:80", "127.0.0.2"] {
+            assert_eq!(judged(host), Verdict::Allowed, "{host}");
+        }
+        for host in [
+            "evil.example",
+            "evil.example:7117",
+            "localhost.evil.example",
+            "192.168.0.1",
+            "",
+            "127.0.0.1.evil.example:1",
+        ] {
+            assert_eq!(judged(host), Verdict::WrongHost, "{host}");
+        }
+        assert_eq!(access.address(7117), "http://127.0.0.1:7117/");
+        assert_eq!(access.cookie(), None);
+    }
+
+    #[test]
+    fn beyond_this_machine_the_token_is_asked_for_and_becomes_a_cookie() {
+        let access = Access::new("0.0.0.0".parse().unwrap()).unwrap();
+        let address = access.address(80);
+        let (_, token) = address.split_once("token=").unwrap();
+        assert_eq!(token.len(), 32);
+        assert_ne!(Access::new("0.0.0.0".parse().unwrap()).unwrap().address(80), address);
+        let uri = |query: &str| format!("/{query}").parse::<Uri>().unwrap();
+        assert_eq!(access.judge(&uri(""), &headers(header::HOST, "localhost")), Verdict::NoToken);
+        assert_eq!(access.judge(&uri("?token=0"), &HeaderMap::new()), Verdict::NoToken);
+        assert_eq!(access.judge(&uri(&format!("?a=b&token={token}")), &HeaderMap::new()), Verdict::Welcome);
+        let cookie = |value: String| access.judge(&uri(""), &headers(header::COOKIE, &value));
+        assert_eq!(cookie(format!("other=1; token={token}")), Verdict::Allowed);
+        assert_eq!(cookie(format!("token={}", "0".repeat(32))), Verdict::NoToken);
+    }
+}

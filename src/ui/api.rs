@@ -1,0 +1,159 @@
+//! What the page asks for.
+
+use std::{
+    io,
+    sync::{Arc, PoisonError},
+};
+
+use axum::{
+    Json, Router,
+    extract::{Path, Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::server::{Run, Shared};
+use crate::view::{
+    catalogue, completions,
+    curves::Part,
+    pairs,
+    run::{self, Overview},
+    search, tokens,
+};
+
+pub fn routes() -> Router<Arc<Shared>> {
+    Router::new()
+        .route("/charts", get(async || Json(catalogue::charts())))
+        .route("/runs", get(runs))
+        .route("/runs/{id}/curves", get(curves))
+        .route(
+            "/runs/{id}/notices",
+            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run::notices(&run.dir)).await),
+        )
+        .route(
+            "/runs/{id}/settings",
+            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| Ok(run::settings(&run.dir))).await),
+        )
+        .route(
+            "/runs/{id}/pairs",
+            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| pairs::pairs(&run.dir)).await),
+        )
+        .route(
+            "/runs/{id}/steps",
+            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run.dir.logged_steps()).await),
+        )
+        .route("/runs/{id}/steps/{step}", get(step))
+        .route("/runs/{id}/steps/{step}/{position}/{sample}", get(sample))
+        .route("/runs/{id}/search", get(find))
+}
+
+/// What cannot be answered, in words for the page.
+enum Failure {
+    NotFound(&'static str),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let (status, error) = match self {
+            Self::NotFound(what) => (StatusCode::NOT_FOUND, what.to_owned()),
+            Self::Io(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        };
+        (status, Json(json!({ "error": error }))).into_response()
+    }
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+/// Reads files beside the server's own thread.
+async fn of_run<T: Serialize + Send + 'static>(
+    shared: Arc<Shared>,
+    id: usize,
+    read: impl FnOnce(&Shared, &Run) -> io::Result<T> + Send + 'static,
+) -> Answer<T> {
+    let run = shared.run(id).ok_or(Failure::NotFound("there is no such run"))?;
+    let read = tokio::task::spawn_blocking(move || read(&shared, &run));
+    Ok(Json(read.await.map_err(io::Error::other)??))
+}
+
+async fn runs(State(shared): State<Arc<Shared>>) -> Answer<Vec<Overview>> {
+    let look = tokio::task::spawn_blocking(move || shared.look().iter().map(|run| Overview::of(&run.dir)).collect());
+    Ok(Json(look.await.map_err(io::Error::other)?))
+}
+
+/// What the page has already.
+#[derive(Deserialize)]
+struct Known {
+    #[serde(default)]
+    steps: usize,
+    #[serde(default)]
+    evaluations: usize,
+    /// The generations that these are of.
+    generation: Option<u64>,
+}
+
+/// What the page has not.
+#[derive(Serialize)]
+struct News {
+    /// Changes when what the page has is no longer true.
+    generation: u64,
+    steps: Part,
+    evaluations: Part,
+}
+
+async fn curves(State(shared): State<Arc<Shared>>, Path(id): Path<usize>, Query(known): Query<Known>) -> Answer<News> {
+    of_run(shared, id, move |_, run| {
+        let mut steps = run.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut evaluations = run.evaluations.lock().unwrap_or_else(PoisonError::into_inner);
+        steps.refresh()?;
+        evaluations.refresh()?;
+        let generation = steps.generation() + evaluations.generation();
+        let goes_on = known.generation == Some(generation);
+        let after = |count: usize| if goes_on { count } else { 0 };
+        let (steps, evaluations) = (steps.part(after(known.steps)), evaluations.part(after(known.evaluations)));
+        Ok(News { generation, steps, evaluations })
+    })
+    .await
+}
+
+async fn step(State(shared): State<Arc<Shared>>, Path((id, step)): Path<(usize, u64)>) -> Answer<completions::Step> {
+    let found = of_run(shared, id, move |_, run| completions::of_step(&run.dir, step)).await?;
+    found.0.map(Json).ok_or(Failure::NotFound("the completions of this step are not kept (`log_completions`)"))
+}
+
+async fn sample(
+    State(shared): State<Arc<Shared>>,
+    Path((id, step, position, sample)): Path<(usize, u64, u64, u64)>,
+) -> Answer<Value> {
+    let found = of_run(shared, id, move |shared, run| {
+        let Some(row) = completions::one(&run.dir, step, position, sample)? else { return Ok(None) };
+        let tokens = match row.get("group").and_then(Value::as_u64) {
+            Some(group) => tokens::of(&run.dir, shared.tokenizer(id, run).as_deref(), step, group, sample)?,
+            None => None,
+        };
+        Ok(Some(json!({ "row": row, "tokens": tokens })))
+    });
+    found.await?.0.map(Json).ok_or(Failure::NotFound("there is no such completion"))
+}
+
+#[derive(Deserialize)]
+struct Wanted {
+    q: String,
+}
+
+async fn find(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<usize>,
+    Query(wanted): Query<Wanted>,
+) -> Answer<search::Found> {
+    of_run(shared, id, move |_, run| search::search(&run.dir, &wanted.q)).await
+}

@@ -1,0 +1,63 @@
+//! Tells the page what has changed, as server-sent events.
+
+use std::{convert::Infallible, fs, os::unix::fs::MetadataExt, path::PathBuf, sync::Arc, time::Duration};
+
+use axum::{
+    extract::State,
+    response::sse::{Event, KeepAlive, Sse},
+};
+use futures_util::{Stream, stream};
+use serde_json::json;
+use shared::RunDir;
+
+use super::server::Shared;
+
+/// How often files are looked at while a page is open. A look is a few calls of the system for each run.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What is looked at, by the name of its part of the page.
+fn watched(dir: &RunDir) -> [(&'static str, PathBuf); 5] {
+    [
+        ("curves", dir.metrics()),
+        ("curves", dir.eval()),
+        ("notices", dir.notices()),
+        ("steps", dir.completions()),
+        ("state", dir.finished()),
+    ]
+}
+
+/// What tells a file from what it becomes.
+type Stamp = Option<(u64, u64, i64, i64)>;
+
+fn stamp(path: PathBuf) -> Stamp {
+    fs::metadata(path).ok().map(|file| (file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
+}
+
+fn stamps(shared: &Shared) -> Vec<[Stamp; 5]> {
+    shared.runs().iter().map(|run| watched(&run.dir).map(|(_, path)| stamp(path))).collect()
+}
+
+/// A stream of `{"run": 0, "parts": ["curves", "steps"]}`. It ends when the page goes.
+pub async fn stream(State(shared): State<Arc<Shared>>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let seen = stamps(&shared);
+    let events = stream::unfold((shared, seen, Vec::new()), async |(shared, mut seen, mut ready)| {
+        while ready.is_empty() {
+            tokio::time::sleep(EVERY).await;
+            let now = stamps(&shared);
+            for (id, run) in shared.runs().iter().enumerate().take(now.len()) {
+                let names = watched(&run.dir).map(|(name, _)| name);
+                let differs = |at: &usize| seen.get(id).is_none_or(|before| before[*at] != now[id][*at]);
+                let mut parts: Vec<_> = (0..names.len()).filter(differs).map(|at| names[at]).collect();
+                parts.dedup();
+                if !parts.is_empty() {
+                    ready.push(json!({ "run": id, "parts": parts }));
+                }
+            }
+            seen = now;
+            ready.reverse();
+        }
+        let event = Event::default().data(ready.pop().expect("it is not empty").to_string());
+        Some((Ok(event), (shared, seen, ready)))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default())
+}

@@ -1,0 +1,61 @@
+//! `tandem ui`: a page about one or several runs that follows them as they go on.
+//!
+//! The page is served from the binary alone and reads the files that a run writes anyhow, so the pair neither knows of it nor
+//! waits for it.
+
+mod access;
+mod api;
+mod events;
+mod server;
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{output, view::found};
+use access::Access;
+use server::Shared;
+
+/// Flags of `tandem ui`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Run directories, or folders of some
+    #[arg(value_name = "RUN_DIR", default_value = ".")]
+    run_dirs: Vec<PathBuf>,
+    /// Port of the page; 0 takes any that is free
+    #[arg(long, value_name = "N", default_value_t = 7117)]
+    port: u16,
+    /// Address to listen at. Beyond this machine, the page asks for the token that is part of the address shown
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+}
+
+/// Runs `tandem ui` until it is interrupted; the page's address is the only line on stdout.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    for path in &args.run_dirs {
+        if !path.is_dir() {
+            bail!("{} is no folder", path.display());
+        }
+    }
+    if args.run_dirs.iter().all(|path| found::runs(path).is_empty()) {
+        let looked: Vec<_> = args.run_dirs.iter().map(|path| path.display().to_string()).collect();
+        output::tell(format_args!(
+            "warning: there is no run in {} yet: a run's folder is the output_dir of its configuration; the page shows runs as they come",
+            looked.join(", ")
+        ));
+    }
+    let address = SocketAddr::from((args.host, args.port));
+    let listener = TcpListener::bind(address).with_context(|| {
+        format!("cannot listen at {address}; --port takes another port, and --port 0 any that is free")
+    })?;
+    let access = Access::new(args.host).context("cannot make a token")?;
+    let port = listener.local_addr()?.port();
+    output::print(access.address(port));
+    output::tell("Ctrl-C ends the page; it does nothing to the runs.");
+    server::serve(listener, Shared::new(args.run_dirs.clone(), access))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,253 @@
+'use strict';
+// The completions of a run, step by step.
+const Samples = (() => {
+  const { el, labelled, select } = Dom;
+  const CHUNK = 40;
+
+  const FILTERS = [
+    ['all', 'all', () => true],
+    ['best', 'best of each group', (one) => one.best],
+    ['worst', 'worst of each group', (one) => one.worst],
+    ['truncated', 'truncated', (one) => one.row.finish_reason === 'length'],
+    ['failed', 'reward failed', (one) => one.row.state === 'reward_failed' || Object.keys(one.row.reward_errors ?? {}).length > 0],
+    ['stale', 'stale', (one) => one.row.state === 'stale'],
+    ['no_contrast', 'no contrast', (one) => one.row.state === 'no_contrast' || one.equal],
+    ['dropped', 'not trained on', (one) => one.row.state !== undefined && one.row.state !== 'trained'],
+  ];
+  const SORTS = [
+    ['group', 'group', () => 0],
+    ['reward', 'reward, highest first', (one) => -(one.row.reward ?? -Infinity)],
+    ['reward_up', 'reward, lowest first', (one) => one.row.reward ?? Infinity],
+    ['length', 'length, longest first', (one) => -(one.row.tokens ?? 0)],
+    ['advantage', 'advantage, largest first', (one) => -Math.abs(one.row.advantage ?? 0)],
+  ];
+
+  /** Every completion of a step, with what its group makes of it. */
+  const flat = (step) => step.groups.flatMap((group) => {
+    const rewards = group.samples.map((row) => row.reward).filter((reward) => Number.isFinite(reward));
+    const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+    const equal = rewards.length > 1 && low === high;
+    return group.samples.map((row) => ({
+      group, row, equal, best: row.reward === high && !equal, worst: row.reward === low && !equal,
+    }));
+  });
+
+  const nameOf = ({ group, row }) => `${group.group ?? `@${group.position}`}.${row.sample ?? 0}`;
+  const stateOf = (row) => (row.state ?? '').replaceAll('_', ' ');
+
+  const facts = (one) => {
+    const { row } = one;
+    const list = [
+      ['reward', Format.number(row.reward)],
+      ...Object.entries(row.rewards ?? {}).map(([name, value]) => [name, Format.number(value)]),
+      ['advantage', Format.number(row.advantage)],
+      ['tokens', String(row.tokens ?? '–')],
+      ['ended by', row.finish_reason ?? '–'],
+      ['version', String(row.version ?? '–')],
+      ['state', stateOf(row) || '–'],
+    ];
+    return el('dl', { class: 'facts' }, ...list.map(([name, value]) =>
+      el('div', {}, el('dt', { text: Format.visible(name), dir: 'auto' }), el('dd', { text: Format.visible(value) }))));
+  };
+
+  const preview = (text) => {
+    const flatText = Format.visible(text.replaceAll('\n', ' ⏎ '));
+    return flatText.length > 240 ? `${flatText.slice(0, 240)}…` : flatText;
+  };
+
+  /** One line of the list; a button, so that keys and screen readers find it. */
+  const line = (one, open) => {
+    const { row } = one;
+    const marks = [row.finish_reason === 'length' ? 'truncated' : undefined, row.state === 'trained' ? undefined : stateOf(row)];
+    return el('li', {}, el('button', { type: 'button', class: 'sample', on: { click: () => open(one) } },
+      el('span', { class: 'id', text: nameOf(one) }),
+      el('span', { class: 'reward', text: Format.number(row.reward) }),
+      el('span', { class: 'words', dir: 'auto', text: preview(row.completion ?? '') || '(nothing)' }),
+      el('span', { class: 'soft', text: [`${row.tokens ?? '–'} tokens`, ...marks.filter(Boolean)].join(' · ') })));
+  };
+
+  const groupHead = (group) => el('li', { class: 'group' },
+    el('b', { text: group.group === null ? `dropped group @${group.position}` : `group ${group.group}` }),
+    el('span', { class: 'soft', text: ` prompt ${group.prompt_id}` }),
+    el('p', { dir: 'auto', text: preview(Tokens.turnsOf(group.prompt)?.filter((turn) => turn.text.trim()).at(-1)?.text ?? group.prompt) }));
+
+  /** Opens a completion over the page. */
+  const open = async (run, step, one) => {
+    const body = el('div', { class: 'body' }, el('p', { text: 'Loading…' }));
+    const dialog = el('dialog', { 'aria-label': `Completion ${step}.${nameOf(one)}` },
+      el('header', {}, el('h2', { text: `Completion ${step}.${nameOf(one)}` }),
+        el('button', { type: 'button', text: 'Close', on: { click: () => dialog.close() } })), body);
+    dialog.addEventListener('close', () => dialog.remove());
+    dialog.addEventListener('click', (event) => event.target === dialog && dialog.close());
+    document.body.append(dialog);
+    dialog.showModal();
+    let { row } = one;
+    let tokens;
+    let problem;
+    try {
+      ({ row, tokens } = await Source.sample(run.id, step, one.group.position, row.sample));
+    } catch (error) {
+      problem = el('p', { class: 'soft', text: error.message });
+    }
+    const cut = (key) => (row[`${key}_characters`]
+      ? el('p', { class: 'soft', text: `The beginning of ${Format.count(row[`${key}_characters`])} characters; the file has all.` }) : undefined);
+    const errors = Object.entries(row.reward_errors ?? {}).map(([name, error]) =>
+      el('p', { class: 'problem', dir: 'auto', text: `${Format.visible(name)} failed: ${Format.visible(error)}` }));
+    const section = (title, ...children) => el('section', {}, el('h3', { text: title }), ...children);
+    body.replaceChildren(facts({ ...one, row }), ...errors, ...(problem ? [problem] : []),
+      section('Prompt', Tokens.prompt(row.prompt ?? one.group.prompt), cut('prompt')),
+      section('Completion', Tokens.textBlock(row.completion ?? ''), cut('completion')),
+      tokens ? Tokens.view(tokens) : el('p', { class: 'soft', text: 'The figures of its tokens are not kept (`token_records`).' }));
+  };
+
+  /** A list that grows as its end comes into view: a step may have thousands of completions. */
+  const growing = (list, items) => {
+    let shown = 0;
+    const more = el('li', { class: 'more' });
+    const grow = () => {
+      more.before(...items.slice(shown, shown + CHUNK).map((item) => item()));
+      shown += CHUNK;
+      if (shown >= items.length) {
+        watcher.disconnect();
+        more.remove();
+      } else {
+        // If its end is still in view, it grows again.
+        watcher.unobserve(more);
+        watcher.observe(more);
+      }
+    };
+    const watcher = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && grow(), { rootMargin: '600px' });
+    list.replaceChildren(more);
+    grow();
+  };
+
+  /** The page of a run's completions. `go` asks for another run or step. */
+  const create = (go) => {
+    const list = el('ol', { class: 'samples card' });
+    const status = el('output', { class: 'soft' });
+    const controls = el('div', { class: 'controls' });
+    const pairs = el('div');
+    const root = el('div', {}, controls, status, list, pairs);
+    const choice = { filter: 'all', sort: 'group', text: '' };
+    let at = {};
+    let data;
+    let hits;
+
+    const show = () => {
+      if (hits) return showHits();
+      if (!data) return;
+      const wanted = choice.text.toLowerCase();
+      const keep = FILTERS.find(([name]) => name === choice.filter)[2];
+      const order = SORTS.find(([name]) => name === choice.sort)[2];
+      const all = flat(data);
+      const kept = all.filter(keep).filter(({ row, group }) =>
+        wanted === '' || (row.completion ?? '').toLowerCase().includes(wanted) || group.prompt.toLowerCase().includes(wanted));
+      const sorted = kept.map((one, index) => [order(one), index, one]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , one]) => one);
+      status.textContent = kept.length === all.length ? `${Format.count(all.length)} completions in ${data.groups.length} groups`
+        : `${Format.count(kept.length)} of ${Format.count(all.length)} completions`;
+      let before;
+      growing(list, sorted.flatMap((one) => {
+        const heading = choice.sort === 'group' && one.group !== before ? [() => groupHead(one.group)] : [];
+        before = one.group;
+        return [...heading, () => line(one, (which) => open(at.run, data.step, which))];
+      }));
+    };
+
+    const showHits = () => {
+      const { hits: found, more, down_to: last } = hits;
+      status.textContent = `${found.length} completions of all steps have “${choice.text}”${more ? `; searched down to step ${last}` : ''}`;
+      growing(list, found.map((hit) => () => el('li', {}, el('button', { type: 'button', class: 'sample', on: {
+        click: () => open(at.run, hit.step, { group: { position: hit.position, group: null }, row: { sample: hit.sample } }),
+      } },
+      el('span', { class: 'id', text: `${hit.step}` }), el('span', { class: 'reward', text: Format.number(hit.reward) }),
+      el('span', { class: 'words', dir: 'auto', text: preview(hit.excerpt) }), el('span', { class: 'soft', text: `step ${hit.step}` })))));
+    };
+
+    const search = async () => {
+      status.textContent = 'Searching…';
+      try {
+        hits = await Source.search(at.run.id, choice.text);
+        show();
+      } catch (error) {
+        status.textContent = error.message;
+      }
+    };
+
+    const step = async (wanted) => {
+      hits = undefined;
+      try {
+        data = await Source.step(at.run.id, wanted);
+        show();
+      } catch (error) {
+        data = undefined;
+        list.replaceChildren();
+        status.textContent = error.message;
+      }
+    };
+
+    const showControls = (runs, steps) => {
+      const index = steps.indexOf(at.step);
+      const to = (where) => steps[where] !== undefined && go(at.run.id, steps[where]);
+      const button = (text, label, where) => el('button', { type: 'button', text, 'aria-label': label, disabled: steps[where] === undefined, on: { click: () => to(where) } });
+      const number = el('input', { type: 'number', class: 'step', min: String(steps[0] ?? 0), max: String(steps.at(-1) ?? 0), value: String(at.step ?? ''), on: {
+        change: () => {
+          const wanted = Number(number.value);
+          const nearest = steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
+          go(at.run.id, nearest);
+        },
+      } });
+      const slider = el('input', { type: 'range', min: '0', max: String(steps.length - 1), value: String(index), 'aria-label': 'Step', on: {
+        change: () => to(Number(slider.value)),
+      } });
+      const text = el('input', { type: 'search', value: choice.text, placeholder: 'text in prompts and completions', on: {
+        input: () => {
+          choice.text = text.value;
+          hits = undefined;
+          show();
+        },
+        keydown: (event) => event.key === 'Enter' && choice.text && Source.search && search(),
+      } });
+      const everywhere = Source.search ? el('button', { type: 'button', text: 'In all steps', on: { click: () => choice.text && search() } }) : undefined;
+      const chosen = (name) => (value) => {
+        choice[name] = value;
+        hits = undefined;
+        show();
+      };
+      controls.replaceChildren(
+        ...(runs.length > 1 ? [labelled('Run', select(runs.map((run) => [run.id, Format.visible(run.name)]), at.run.id, (id) => go(Number(id))))] : []),
+        labelled('Step', number), button('◀', 'Earlier step', index - 1), slider, button('▶', 'Later step', index + 1),
+        labelled('Show', select(FILTERS, choice.filter, chosen('filter'))), labelled('Sort by', select(SORTS, choice.sort, chosen('sort'))),
+        labelled('Search', text), ...(everywhere ? [everywhere] : []));
+    };
+
+    const showPairs = async () => {
+      const found = await Source.pairs(at.run.id).catch(() => []);
+      const cell = (one) => el('div', {}, el('span', { class: 'soft', text: `step ${one.step} · reward ${Format.number(one.reward)}` }), Tokens.textBlock(one.text));
+      pairs.replaceChildren(...(found.length === 0 ? [] : [el('h2', { text: 'Before and after' }),
+        ...found.map(({ before, after }) => el('article', { class: 'card pair' },
+          before.prompt === after.prompt ? Tokens.prompt(before.prompt) : el('p', { class: 'soft', text: 'different prompts' }),
+          el('div', { class: 'sides' }, cell(before), cell(after))))]));
+    };
+
+    /** Shows a run at a step, the newest if none is named. */
+    const update = async (runs, run, wanted, quiet) => {
+      const other = at.run?.id !== run.id;
+      const steps = await Source.steps(run.id).catch(() => []);
+      const stays = quiet && at.step !== undefined && !at.newest;
+      const newest = wanted === undefined || wanted === steps.at(-1);
+      const next = stays ? at.step : wanted ?? steps.at(-1);
+      const same = !other && next === at.step;
+      at = { run, step: next, newest: stays ? false : newest };
+      // Whoever types is not disturbed.
+      if (!(quiet && controls.contains(document.activeElement))) showControls(runs, steps);
+      if (next === undefined) {
+        list.replaceChildren();
+        status.textContent = 'No completions are kept yet (`log_completions`).';
+      } else if (!same) await step(next);
+      if (other) await showPairs();
+    };
+    return { root, update };
+  };
+
+  return { create, flat, FILTERS };
+})();

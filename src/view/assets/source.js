@@ -1,0 +1,113 @@
+'use strict';
+// Where data comes from: the server of `tandem ui`, or the report itself, which holds its data.
+const Source = (() => {
+  const embedded = document.getElementById('tandem-data');
+  const held = embedded && JSON.parse(embedded.textContent);
+
+  const get = async (path) => {
+    const response = await fetch(`/api/${path}`);
+    const body = await response.json().catch(() => ({}));
+    if (!response.ok) throw new Error(body.error ?? `the server answers ${response.status}`);
+    return body;
+  };
+
+  /** Something the report holds. A step or completion that it does not hold is only in the run's own files. */
+  const keep = (value) => {
+    if (value === undefined) throw new Error('the report holds samples of some steps only; tandem ui shows all of them');
+    return value;
+  };
+  const of = (run) => held.runs[run];
+
+  const live = {
+    charts: () => get('charts'),
+    runs: () => get('runs'),
+    curves: (run, { steps, evaluations, generation }) =>
+      get(`runs/${run}/curves?steps=${steps}&evaluations=${evaluations}${generation === undefined ? '' : `&generation=${generation}`}`),
+    notices: (run) => get(`runs/${run}/notices`),
+    settings: (run) => get(`runs/${run}/settings`),
+    pairs: (run) => get(`runs/${run}/pairs`),
+    steps: (run) => get(`runs/${run}/steps`),
+    step: (run, step) => get(`runs/${run}/steps/${step}`),
+    sample: (run, step, position, sample) => get(`runs/${run}/steps/${step}/${position}/${sample}`),
+    search: (run, text) => get(`runs/${run}/search?q=${encodeURIComponent(text)}`),
+    /** Calls `changed(run, parts)` as files grow, and `connected(yes)` as the server comes and goes. */
+    follow: (changed, connected) => {
+      const events = new EventSource('/api/events');
+      events.addEventListener('open', () => connected(true));
+      events.addEventListener('error', () => connected(false));
+      events.addEventListener('message', (event) => {
+        const { run, parts } = JSON.parse(event.data);
+        changed(run, parts);
+      });
+    },
+  };
+
+  const report = {
+    charts: async () => held.charts,
+    runs: async () => held.runs.map((run) => run.overview),
+    curves: async (run) => of(run).curves,
+    notices: async (run) => of(run).notices,
+    settings: async (run) => of(run).settings,
+    pairs: async (run) => of(run).pairs,
+    steps: async (run) => Object.keys(of(run).steps).map(Number),
+    step: async (run, step) => keep(of(run).steps[step]),
+    sample: async (run, step, position, sample) => keep(of(run).samples[`${step}/${position}/${sample}`]),
+  };
+
+  return { ...(held ? report : live), isReport: Boolean(held) };
+})();
+
+// The figures of a run: columns that grow.
+class Table {
+  constructor() {
+    this.step = [];
+    this.columns = {};
+  }
+
+  /** Adds a part, or takes it in place of everything if it begins anew. */
+  add({ from, step, columns }) {
+    if (from < this.step.length) Object.assign(this, new Table());
+    const known = this.step.length;
+    for (const [key, values] of Object.entries(columns)) {
+      const column = (this.columns[key] ??= new Array(known).fill(null));
+      for (const value of values) column.push(value);
+    }
+    for (const step_ of step) this.step.push(step_);
+    for (const column of Object.values(this.columns)) while (column.length < this.step.length) column.push(null);
+  }
+
+  column(key) {
+    return this.columns[key] ?? [];
+  }
+}
+
+class Figures {
+  constructor(run) {
+    this.run = run;
+    this.steps = new Table();
+    this.evaluations = new Table();
+    this.times = [];
+  }
+
+  async refresh() {
+    const { steps, evaluations, generation } = this;
+    const news = await Source.curves(this.run, { steps: steps.step.length, evaluations: evaluations.step.length, generation });
+    this.generation = news.generation;
+    steps.add(news.steps);
+    evaluations.add(news.evaluations);
+    // Seconds of training up to the end of each step.
+    let time = 0;
+    this.times = steps.column('step_time').map((seconds) => (time += seconds ?? 0));
+  }
+
+  /** Where records are on an axis, `step` or `time`. */
+  places(table, axis) {
+    if (axis === 'step') return table.step;
+    if (table === this.steps) return this.times;
+    let at = 0;
+    return table.step.map((step) => {
+      while (at < this.steps.step.length && this.steps.step[at] <= step) at += 1;
+      return at === 0 ? 0 : this.times[at - 1];
+    });
+  }
+}

@@ -1,0 +1,126 @@
+'use strict';
+// A completion, opened: what it earned, its texts, and its tokens coloured by what both halves say of them.
+const Tokens = (() => {
+  const { el, labelled, select } = Dom;
+
+  const WAYS = [
+    ['difference', 'difference of log-probs (learner − sampler)'],
+    ['entropy', 'entropy of the learner'],
+    ['clipped', 'clipping and masking'],
+    ['advantage', 'advantage'],
+    ['none', 'nothing'],
+  ];
+
+  const at = (values, index) => (values.length === 1 ? values[0] : values[index]);
+
+  /** Figures of the tokens, one list for each way of colouring. */
+  const figuresOf = (tokens) => {
+    const marked = tokens.tokens.map((_, index) => Object.keys(tokens.marks).filter((name) => tokens.marks[name].includes(index)));
+    const difference = tokens.tokens.map((_, index) => {
+      const [sampler, learner] = [tokens.sampler[index] ?? null, tokens.learner[index] ?? null];
+      return sampler === null || learner === null ? null : learner - sampler;
+    });
+    return { marked, difference, entropy: tokens.entropy, advantage: tokens.advantages, clipped: marked.map((names) => (names.length > 0 ? 1 : 0)), none: [] };
+  };
+
+  // Differences of a correct pair are tiny; of a wrong one they are not. So the scale is fixed where it means something.
+  const LARGEST = { difference: 0.5, entropy: undefined, advantage: undefined, clipped: 1 };
+
+  const colour = (spans, values, way) => {
+    const finite = values.filter((value) => Number.isFinite(value)).map(Math.abs);
+    const largest = LARGEST[way] ?? Math.max(1e-9, ...finite);
+    spans.forEach((span, index) => {
+      const value = values[index];
+      const share = Number.isFinite(value) ? Math.min(Math.abs(value) / largest, 1) : 0;
+      span.style.backgroundColor = share < 0.004 ? '' : `color-mix(in srgb, var(${value < 0 ? '--low' : '--high'}) ${Math.round(12 + 58 * share)}%, transparent)`;
+      // Not by colour alone: what is below zero has a line below it.
+      span.classList.toggle('below', share >= 0.004 && value < 0);
+    });
+    return largest;
+  };
+
+  const versionOf = (tokens, index) => tokens.versions.findLast(([first]) => first <= index)?.[1];
+
+  const view = (tokens) => {
+    const figures = figuresOf(tokens);
+    const readout = el('output', { class: 'readout', text: 'Choose a token, with the pointer or the arrow keys.' });
+    const scale = el('span', { class: 'soft' });
+    const spans = tokens.tokens.map((id, index) => {
+      const piece = tokens.pieces?.[index];
+      // Special tokens and parts of characters have no text.
+      const text = piece ? Format.visible(piece).replaceAll('\n', '⏎\n') : `⟨${id}⟩`;
+      return el('span', { class: 'token', tabIndex: index === 0 ? 0 : -1, text });
+    });
+    const choose = (index) => {
+      if (index < 0 || index >= spans.length) return;
+      for (const span of spans) span.tabIndex = -1;
+      spans[index].tabIndex = 0;
+      const facts = [
+        `token ${index + 1} of ${tokens.tokens.length + tokens.left_out}: id ${tokens.tokens[index]}`,
+        `sampler ${Format.number(tokens.sampler[index])}`, `learner ${Format.number(tokens.learner[index])}`,
+        `difference ${Format.number(figures.difference[index])}`, `entropy ${Format.number(tokens.entropy[index])}`,
+        `advantage ${Format.number(tokens.advantages[index])}`,
+      ];
+      if (tokens.weights.length > 0) facts.push(`weight ${Format.number(at(tokens.weights, index))}`);
+      if (versionOf(tokens, index) !== undefined) facts.push(`version ${versionOf(tokens, index)}`);
+      facts.push(...figures.marked[index].map((name) => `counted in ${name}`));
+      readout.textContent = facts.join(' · ');
+    };
+    const text = el('div', { class: 'text tokens', dir: 'auto', on: {
+      focusin: (event) => choose(spans.indexOf(event.target)),
+      pointermove: (event) => choose(spans.indexOf(event.target)),
+      click: (event) => spans.includes(event.target) && event.target.focus(),
+      keydown: (event) => {
+        const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }[event.key];
+        const to = spans.indexOf(event.target) + (by ?? 0);
+        if (by && spans[to]) {
+          event.preventDefault();
+          spans[to].focus();
+        }
+      },
+    } }, ...spans);
+    const paint = (way) => {
+      const largest = colour(spans, figures[way], way);
+      scale.textContent = way === 'none' ? '' : way === 'clipped'
+        ? (figures.clipped.includes(1) ? 'filled: clipped or masked' : 'no token was clipped or masked')
+        : `full colour at ${Format.number(largest)} and above; underlined below zero`;
+    };
+    paint('difference');
+    const left = tokens.left_out > 0 ? el('p', { class: 'soft', text: `${Format.count(tokens.left_out)} more tokens are not shown.` }) : undefined;
+    return el('section', {}, el('h3', { text: 'Tokens' }),
+      el('div', { class: 'controls' }, labelled('Colour by', select(WAYS, 'difference', paint)), scale), readout, text, left);
+  };
+
+  // How chat templates of the known families mark turns.
+  const TURNS = [
+    [/<\|im_start\|>([^\n<]*)\n/g, /<\|im_end\|>\s*$/],
+    [/<\|start_header_id\|>([^\n<]*)<\|end_header_id\|>\s*/g, /<\|eot_id\|>\s*$/],
+    [/<start_of_turn>([^\n<]*)\n/g, /<end_of_turn>\s*$/],
+    [/<\|(system|user|assistant)\|>\s*/g, /<\|(end|endoftext)\|>\s*$|<\/s>\s*$/],
+  ];
+
+  /** A prompt as turns of a conversation, or undefined if it is plain text. */
+  const turnsOf = (prompt) => {
+    for (const [begin, end] of TURNS) {
+      const marks = [...prompt.matchAll(begin)];
+      if (marks.length === 0) continue;
+      return marks.map((mark, index) => ({
+        role: mark[1].trim() || 'turn',
+        text: prompt.slice(mark.index + mark[0].length, marks[index + 1]?.index).replace(end, ''),
+      }));
+    }
+    return undefined;
+  };
+
+  const textBlock = (text) => el('div', { class: 'text', dir: 'auto', tabIndex: 0, text: Format.visible(text) });
+
+  const prompt = (text) => {
+    const turns = turnsOf(text)?.filter((turn, at, all) => turn.text.trim() !== '' || at + 1 < all.length);
+    if (!turns || turns.length === 0) return textBlock(text);
+    const raw = el('details', {}, el('summary', { text: 'as the model reads it' }), textBlock(text));
+    return el('div', { class: 'turns' }, ...turns.map((turn) =>
+      el('div', { class: `turn ${turn.role === 'user' ? 'user' : ''}` }, el('b', { text: Format.visible(turn.role) }), textBlock(turn.text))), raw);
+  };
+
+  return { view, prompt, textBlock, turnsOf };
+})();

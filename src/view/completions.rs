@@ -1,0 +1,190 @@
+//! The completions of a step, group by group.
+
+use std::{collections::HashMap, io, path::Path};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use shared::{
+    RunDir,
+    ledger::{self, LedgerEvent},
+};
+
+/// Most bytes of the completions of a step that are read.
+const MOST_BYTES: u64 = 1 << 30;
+/// Characters of a text in a list; more are shown when it is opened.
+const LISTED: usize = 1_500;
+/// Characters of a text that is opened. A browser is slow with more.
+const OPENED: usize = 1_000_000;
+
+/// A group: a prompt and what was made of it.
+#[derive(Debug, Serialize)]
+pub struct Group {
+    /// Index within the batch; none for a group that was dropped on the way to it.
+    group: Option<u64>,
+    /// Its place in the order of prompts.
+    position: u64,
+    prompt_id: u64,
+    prompt: String,
+    /// Its completions: lines of `completions/step-N.jsonl` without what they have in common.
+    samples: Vec<Map<String, Value>>,
+}
+
+/// The completions of a step.
+#[derive(Debug, Serialize)]
+pub struct Step {
+    step: u64,
+    /// Whether there are figures of their tokens.
+    tokens: bool,
+    groups: Vec<Group>,
+}
+
+impl Step {
+    /// Keeps the first groups.
+    pub fn keep_groups(&mut self, most: usize) {
+        self.groups.truncate(most);
+    }
+
+    /// Index of the group, position and sample of each completion.
+    pub fn ids(&self) -> impl Iterator<Item = (Option<u64>, u64, u64)> {
+        let sample = |row: &Map<String, Value>| row.get("sample").and_then(Value::as_u64).unwrap_or_default();
+        self.groups
+            .iter()
+            .flat_map(move |group| group.samples.iter().map(move |row| (group.group, group.position, sample(row))))
+    }
+}
+
+/// The completions of a step, long texts cut; none where the run does not keep them.
+///
+/// # Errors
+/// Any error of the file system but that the file is not there.
+pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
+    let Some(text) = read(&dir.step_completions(step))? else { return Ok(None) };
+    let given_up = given_up(dir, step);
+    let mut groups: Vec<Group> = Vec::new();
+    let mut places: HashMap<u64, usize> = HashMap::new();
+    for mut row in rows(&text) {
+        let Some(position) = row.get("position").or(row.get("prompt_id")).and_then(Value::as_u64) else { continue };
+        let place = *places.entry(position).or_insert_with(|| {
+            let number = |key: &str| row.get(key).and_then(Value::as_u64);
+            let prompt = row.get("prompt").and_then(Value::as_str).unwrap_or_default();
+            let prompt = cut(prompt, LISTED).unwrap_or_else(|| prompt.to_owned());
+            let prompt_id = number("prompt_id").unwrap_or_default();
+            groups.push(Group { group: number("group"), position, prompt_id, prompt, samples: Vec::new() });
+            groups.len() - 1
+        });
+        for key in ["step", "group", "position", "prompt_id", "prompt"] {
+            row.shift_remove(key);
+        }
+        mark(&mut row, given_up);
+        shorten(&mut row, LISTED);
+        groups[place].samples.push(row);
+    }
+    Ok(Some(Step { step, tokens: dir.step_tokens(step).is_file(), groups }))
+}
+
+/// The whole line of a completion.
+///
+/// # Errors
+/// As [`of_step`].
+pub fn one(dir: &RunDir, step: u64, position: u64, sample: u64) -> io::Result<Option<Map<String, Value>>> {
+    let Some(text) = read(&dir.step_completions(step))? else { return Ok(None) };
+    let is = |row: &Map<String, Value>, key: &str, value: u64| row.get(key).and_then(Value::as_u64) == Some(value);
+    let found = rows(&text).find(|row| is(row, "position", position) && is(row, "sample", sample));
+    Ok(found.map(|mut row| {
+        mark(&mut row, given_up(dir, step));
+        shorten(&mut row, OPENED);
+        row
+    }))
+}
+
+/// Lines of a file that are whole; others are left out, since a page must not fail because of one.
+pub(super) fn rows(text: &[u8]) -> impl Iterator<Item = Map<String, Value>> {
+    text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
+}
+
+/// A file that need not be there.
+pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match shared_bounds::read(path, MOST_BYTES) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => text.map(Some),
+    }
+}
+
+/// What a roll-back gave up is no longer trained, which only the ledger knows.
+fn mark(row: &mut Map<String, Value>, given_up: bool) {
+    if given_up && row.get("state").is_some_and(|state| state == "trained") {
+        row.insert("state".into(), "rolled_back".into());
+    }
+}
+
+fn given_up(dir: &RunDir, step: u64) -> bool {
+    let mut given_up = false;
+    // A ledger that cannot be read hides no completion.
+    let _ = ledger::events(&dir.ledger(), |last, event| {
+        if let LedgerEvent::RolledBack { from } = event {
+            given_up |= (from..=last).contains(&step);
+        }
+    });
+    given_up
+}
+
+fn shorten(row: &mut Map<String, Value>, most: usize) {
+    for key in ["prompt", "completion"] {
+        let text = row.get(key).and_then(Value::as_str).unwrap_or_default();
+        if let Some(short) = cut(text, most) {
+            let whole = text.chars().count();
+            row.insert(key.into(), short.into());
+            row.insert(format!("{key}_characters"), whole.into());
+        }
+    }
+}
+
+/// The beginning of a text that is longer.
+fn cut(text: &str, most: usize) -> Option<String> {
+    text.char_indices().nth(most).map(|(end, _)| text[..end].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        dir.create().unwrap();
+        let row = |group: Value, position: u64, sample: u64, text: &str| {
+            let row = serde_json::json!({
+                "step": 4, "group": group, "position": position, "prompt_id": 7, "sample": sample, "state": "trained",
+                "prompt": "p", "completion": text, "reward": 0.5,
+            });
+            format!("{row}\n")
+        };
+        let long = "é".repeat(LISTED + 1);
+        let rows = [row(0.into(), 10, 0, "a"), row(0.into(), 10, 1, &long), row(Value::Null, 11, 0, "b")].concat();
+        fs::write(dir.step_completions(4), rows + "{\"torn").unwrap();
+        (root, dir)
+    }
+
+    #[test]
+    fn completions_are_listed_by_group_with_long_texts_cut() {
+        let (_root, dir) = run();
+        assert!(of_step(&dir, 5).unwrap().is_none());
+        let step = serde_json::to_value(of_step(&dir, 4).unwrap()).unwrap();
+        assert_eq!((&step["tokens"], &step["groups"][1]["group"]), (&Value::Bool(false), &Value::Null));
+        let long = &step["groups"][0]["samples"][1];
+        assert_eq!(long["completion"].as_str().unwrap().chars().count(), LISTED);
+        assert_eq!((&long["completion_characters"], long.get("prompt")), (&(LISTED + 1).into(), None));
+        let whole = one(&dir, 4, 10, 1).unwrap().unwrap();
+        assert_eq!(whole["completion"].as_str().unwrap().chars().count(), LISTED + 1);
+        assert!(one(&dir, 4, 10, 2).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_a_roll_back_gave_up_is_marked() {
+        let (_root, dir) = run();
+        fs::write(dir.ledger(), "{\"step\":5,\"event\":{\"rolled_back\":{\"from\":4}}}\n").unwrap();
+        assert_eq!(one(&dir, 4, 10, 0).unwrap().unwrap()["state"], "rolled_back");
+    }
+}

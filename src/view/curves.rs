@@ -1,0 +1,210 @@
+//! The figures of a run by column, read once and followed as they grow.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs::File,
+    io::{self, BufRead, BufReader, Seek, SeekFrom},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Serialize, Serializer, ser::SerializeSeq};
+use shared::metrics::{self, MetricRecord, catalogue};
+
+/// One value for each record. Six digits are more than a screen shows, and half the memory.
+#[derive(Debug, Clone, Default)]
+pub struct Column(Vec<f32>);
+
+impl Serialize for Column {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        sequence(&self.0, serializer)
+    }
+}
+
+fn sequence<S: Serializer>(values: &[f32], serializer: S) -> Result<S::Ok, S::Error> {
+    let mut sequence = serializer.serialize_seq(Some(values.len()))?;
+    for value in values {
+        // JSON has no NaN.
+        sequence.serialize_element(&value.is_finite().then_some(value))?;
+    }
+    sequence.end()
+}
+
+/// Records by column, from the record `from` on.
+#[derive(Debug, Serialize)]
+pub struct Part {
+    /// Index of the first record.
+    pub from: usize,
+    /// Completed steps of each.
+    pub step: Vec<u64>,
+    /// The other metrics, those that a chart or a lane shows; each as long as `step`.
+    pub columns: BTreeMap<String, Column>,
+}
+
+/// A growing file of records, by column.
+#[derive(Debug)]
+pub struct Curves {
+    path: PathBuf,
+    inode: u64,
+    offset: u64,
+    /// How often the file was replaced by one that does not go on from it.
+    generation: u64,
+    step: Vec<u64>,
+    columns: BTreeMap<String, Vec<f32>>,
+    /// Metrics that nothing shows.
+    ignored: HashSet<String>,
+}
+
+impl Curves {
+    /// Follows a file that need not exist yet.
+    pub fn new(path: PathBuf) -> Self {
+        let (step, columns, ignored) = Default::default();
+        Self { path, inode: 0, offset: 0, generation: 0, step, columns, ignored }
+    }
+
+    /// Reads what was added since.
+    ///
+    /// # Errors
+    /// Any error of the file system but that there is no file.
+    pub fn refresh(&mut self) -> io::Result<()> {
+        let mut file = match File::open(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        let metadata = file.metadata()?;
+        // A learner that starts again writes the file anew, without the steps that it will make again.
+        if metadata.ino() != self.inode || metadata.len() < self.offset {
+            let Self { path, generation, .. } = self;
+            let generation = *generation + u64::from(self.inode != 0);
+            *self = Self { inode: metadata.ino(), generation, ..Self::new(std::mem::take(path)) };
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut lines = BufReader::with_capacity(1 << 16, file);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
+            self.offset += line.len() as u64;
+            if let Some(record) = MetricRecord::from_line(&line) {
+                self.add(&record);
+            }
+            line.clear();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, record: &MetricRecord) {
+        let known = self.step.len();
+        self.step.push(crate::tail::step_of(record));
+        for (key, value) in record.values() {
+            let Some(value) = value.as_f64() else { continue };
+            if let Some(column) = self.columns.get_mut(key) {
+                column.resize(known, f32::NAN);
+                column.push(value as f32);
+            } else if !self.ignored.contains(key) {
+                if is_shown(key) {
+                    let column = std::iter::repeat_n(f32::NAN, known).chain([value as f32]).collect();
+                    self.columns.insert(key.clone(), column);
+                } else {
+                    self.ignored.insert(key.clone());
+                }
+            }
+        }
+    }
+
+    /// How often the records were replaced by others; a part of another generation does not fit.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// What follows after `known` records.
+    pub fn part(&self, known: usize) -> Part {
+        let from = known.min(self.step.len());
+        let rest = |column: &Vec<f32>| {
+            let missing = self.step.len() - column.len().max(from);
+            let values = column.get(from..).unwrap_or_default().iter().copied();
+            Column(values.chain(std::iter::repeat_n(f32::NAN, missing)).collect())
+        };
+        let columns = self.columns.iter().map(|(key, column)| (key.clone(), rest(column))).collect();
+        Part { from, step: self.step[from..].to_vec(), columns }
+    }
+}
+
+/// Metrics that lanes and tiles are made of, beside those of the charts.
+const ALSO: [&metrics::Metric; 10] = [
+    metrics::TOTAL_STEPS,
+    metrics::STEP_TIME,
+    metrics::COMPLETIONS_NUM_TOKENS,
+    metrics::MISMATCH_KL,
+    metrics::PERF_ROLLOUT_WAIT_S,
+    metrics::PERF_PUBLISH_S,
+    metrics::ROLLOUT_BUSY_S,
+    metrics::ROLLOUT_IDLE_S,
+    metrics::ROLLOUT_SWAP_S,
+    metrics::ROLLOUT_SWAP_STALL_S,
+];
+
+fn is_shown(key: &str) -> bool {
+    let charted = |metric: &&'static metrics::Metric| metric.chart.is_some() && metric.name_in(key).is_some();
+    // The errors of evaluations are drawn about their curves.
+    let error = metrics::AVG_STDERR.metric();
+    ALSO.into_iter().any(|metric| metric.key == key)
+        || error.name_in(key).is_some()
+        || catalogue::all().any(|m| charted(&m))
+}
+
+/// Reads a whole file.
+///
+/// # Errors
+/// As [`Curves::refresh`].
+pub fn read(path: &Path) -> io::Result<Part> {
+    let mut curves = Curves::new(path.to_owned());
+    curves.refresh()?;
+    Ok(curves.part(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write};
+
+    use super::*;
+
+    fn json(curves: &Curves, known: usize) -> serde_json::Value {
+        serde_json::to_value(curves.part(known)).unwrap()
+    }
+
+    #[test]
+    fn columns_grow_with_the_file_and_have_gaps_where_a_record_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut curves = Curves::new(path.clone());
+        curves.refresh().unwrap();
+        assert_eq!(json(&curves, 0), serde_json::json!({"from": 0, "step": [], "columns": {}}));
+        let mut file = File::create(&path).unwrap();
+        file.write_all(
+            b"{\"step\":1,\"kl\":0.5,\"perf/guard_s\":1.0}\n{\"step\":2,\"kl\":null,\"reward\":0.2}\n{\"ste",
+        )
+        .unwrap();
+        curves.refresh().unwrap();
+        let expected = serde_json::json!({
+            "from": 0, "step": [1, 2], "columns": {"kl": [0.5, null], "reward": [null, 0.2f32]},
+        });
+        assert_eq!(json(&curves, 0), expected);
+        file.write_all(b"p\":3,\"reward\":1}\n").unwrap();
+        curves.refresh().unwrap();
+        let expected = serde_json::json!({"from": 2, "step": [3], "columns": {"kl": [null], "reward": [1.0]}});
+        assert_eq!(json(&curves, 2), expected);
+        assert_eq!(json(&curves, 9)["step"], serde_json::json!([]));
+    }
+
+    #[test]
+    fn a_file_that_is_written_anew_is_another_generation() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        fs::write(&path, "{\"step\":1}\n{\"step\":2}\n").unwrap();
+        let mut curves = Curves::new(path.clone());
+        curves.refresh().unwrap();
+        assert_eq!((curves.generation(), curves.part(0).step), (0, vec![1, 2]));
+        shared::atomic::write(&path, b"{\"step\":1}\n").unwrap();
+        curves.refresh().unwrap();
+        assert_eq!((curves.generation(), curves.part(0).step), (1, vec![1]));
+    }
+}

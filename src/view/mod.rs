@@ -1,0 +1,11 @@
+//! What a run looks like, as JSON: for the live page of `tandem ui` and for the report, which are made of the same parts.
+
+pub mod assets;
+pub mod catalogue;
+pub mod completions;
+pub mod curves;
+pub mod found;
+pub mod pairs;
+pub mod run;
+pub mod search;
+pub mod tokens;

@@ -1,0 +1,184 @@
+//! What a run is and how it fares.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead, BufReader},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::Serialize;
+use shared::{
+    RunDir,
+    config::{TrainConfig, layers},
+    metrics::{self, TOTAL_STEPS},
+    notices::{self, Notice},
+};
+
+use crate::tail::Tail;
+
+/// How long after its last sign of life a run counts as running, where the system does not tell.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// What is shown of a run before its figures.
+#[derive(Debug, Serialize)]
+pub struct Overview {
+    /// The last two parts of its path: enough to know it by.
+    pub name: String,
+    /// The whole path.
+    pub path: String,
+    model: Option<String>,
+    dataset: Option<String>,
+    state: State,
+    /// Completed steps.
+    steps: u64,
+    /// Steps that it is to make.
+    total_steps: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Running,
+    Finished,
+    Stopped,
+}
+
+impl Overview {
+    /// Looks at a run.
+    pub fn of(dir: &RunDir) -> Self {
+        let config = config(dir);
+        let mut tail = Tail::new(dir.metrics());
+        tail.poll();
+        let root = std::path::absolute(dir.root()).unwrap_or_else(|_| dir.root().to_owned());
+        Self {
+            name: short_path(&root),
+            path: root.display().to_string(),
+            model: config.as_ref().map(|c| short_path(&c.model)),
+            dataset: config.as_ref().map(|c| short_paths(&c.dataset)),
+            state: state(dir),
+            steps: tail.steps(),
+            total_steps: tail.records().last().and_then(|record| record.get(TOTAL_STEPS)),
+        }
+    }
+}
+
+fn config(dir: &RunDir) -> Option<TrainConfig> {
+    let path = dir.config();
+    layers::load(path.is_file().then_some(path.as_path()), &Vec::new()).ok()
+}
+
+fn state(dir: &RunDir) -> State {
+    let fresh = |path: PathBuf| {
+        fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age < FRESH))
+    };
+    if dir.finished().exists() {
+        State::Finished
+    } else if is_locked(&dir.lock()) || fresh(dir.metrics()) {
+        State::Running
+    } else {
+        State::Stopped
+    }
+}
+
+/// Whether a process holds a lock on a file. Asked without taking the lock, which a launcher may want at this moment.
+fn is_locked(path: &Path) -> bool {
+    let (Ok(file), Ok(locks)) = (fs::metadata(path), File::open("/proc/locks")) else { return false };
+    let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+    let id = format!(" {major:02x}:{minor:02x}:{} ", file.ino());
+    BufReader::new(locks).lines().map_while(Result::ok).any(|line| line.contains(&id))
+}
+
+/// The last two parts of a path.
+fn short_path(path: &Path) -> String {
+    let parts: Vec<_> = path.components().rev().take(2).map(|c| c.as_os_str().to_string_lossy()).collect();
+    parts.into_iter().rev().collect::<Vec<_>>().join("/")
+}
+
+fn short_paths(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| short_path(path)).collect::<Vec<_>>().join(", ")
+}
+
+/// An option of a run.
+#[derive(Debug, Serialize)]
+pub struct Setting {
+    key: String,
+    /// As in `config.toml`.
+    value: String,
+    /// It is not the default.
+    chosen: bool,
+}
+
+/// The options of a run, in the order of its `config.toml`; none where it has no readable one.
+pub fn settings(dir: &RunDir) -> Vec<Setting> {
+    let Some(config) = config(dir) else { return Vec::new() };
+    let table = |config: &TrainConfig| toml::from_str::<toml::Table>(&layers::to_toml(config)).unwrap_or_default();
+    let defaults = table(&TrainConfig::default());
+    let setting = |(key, value): (String, toml::Value)| {
+        let chosen = defaults.get(&key) != Some(&value);
+        Setting { key, value: value.to_string(), chosen }
+    };
+    table(&config).into_iter().map(setting).collect()
+}
+
+/// What a run says of itself.
+#[derive(Debug, Serialize)]
+pub struct Notices {
+    notices: Vec<Notice>,
+    /// That all steps were in vain, if the run has ended so.
+    in_vain: Option<String>,
+}
+
+/// What a run says of itself.
+///
+/// # Errors
+/// Files that cannot be read.
+pub fn notices(dir: &RunDir) -> io::Result<Notices> {
+    let notices = notices::read(&dir.notices())?;
+    let config = config(dir).filter(|_| dir.finished().exists());
+    let nothing = match config {
+        Some(config) if dir.metrics().is_file() => {
+            notices::nothing_learned(&metrics::read(&dir.metrics())?, &notices, &config)
+        }
+        _ => None,
+    };
+    Ok(Notices { notices, in_vain: nothing.map(|nothing| nothing.to_string()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_running_while_its_lock_is_held_and_finished_when_it_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path().join("runs/one"));
+        dir.create().unwrap();
+        fs::write(dir.config(), layers::to_toml(&TrainConfig { model: "/models/a/b".into(), ..Default::default() }))
+            .unwrap();
+        let lock = File::create(dir.lock()).unwrap();
+        assert_eq!(state(&dir), State::Stopped);
+        lock.lock().unwrap();
+        assert_eq!(state(&dir), State::Running);
+        lock.unlock().unwrap();
+        assert_eq!(state(&dir), State::Stopped);
+        fs::write(dir.finished(), "{}").unwrap();
+        let overview = Overview::of(&dir);
+        assert_eq!(
+            (overview.state, overview.name.as_str(), overview.model.as_deref()),
+            (State::Finished, "runs/one", Some("a/b"))
+        );
+    }
+
+    #[test]
+    fn options_that_were_chosen_are_marked() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        assert!(settings(&dir).is_empty() || settings(&dir).iter().all(|s| !s.chosen));
+        let config = TrainConfig { learning_rate: 0.25, ..Default::default() };
+        fs::write(dir.config(), layers::to_toml(&config)).unwrap();
+        let chosen: Vec<_> = settings(&dir).into_iter().filter(|s| s.chosen).map(|s| (s.key, s.value)).collect();
+        assert_eq!(chosen, [("learning_rate".to_owned(), "0.25".to_owned())]);
+    }
+}
