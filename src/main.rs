@@ -15,6 +15,7 @@ mod merge;
 mod notices;
 mod output;
 mod report;
+mod report_to;
 mod signals;
 mod summary;
 mod supervise;

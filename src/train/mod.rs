@@ -29,6 +29,7 @@ use shared::{
 
 use crate::{
     binaries, doctor, output, report,
+    report_to::Reporter,
     signals::{self, Interrupted},
     summary,
     supervise::{self, Chaos, Limits, Outcome, Spec, Watch},
@@ -226,6 +227,7 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     let run = directory::prepare(&config)?;
     let dir = run.dir.clone();
     let versions = place_of_versions(&config, &plan, &dir)?;
+    let reporter = Reporter::start(&config, &dir)?;
     signals::check()?;
     let begin = Instant::now();
     let mut watch = progress::Progress::new(&config, &dir);
@@ -243,6 +245,7 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     drop(versions);
     // Its last words may say why it ended.
     watch.finish();
+    reporter.into_iter().for_each(Reporter::finish);
     let outcome = outcome?;
     let seconds = begin.elapsed().as_secs_f64();
     let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };

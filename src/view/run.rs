@@ -24,7 +24,7 @@ const FRESH: Duration = Duration::from_secs(60);
 /// What is shown of a run before its figures.
 #[derive(Debug, Serialize)]
 pub struct Overview {
-    /// The last two parts of its path: enough to know it by.
+    /// See [`name_of`].
     pub name: String,
     /// The whole path.
     pub path: String,
@@ -53,7 +53,7 @@ impl Overview {
         tail.poll();
         let root = std::path::absolute(dir.root()).unwrap_or_else(|_| dir.root().to_owned());
         Self {
-            name: short_path(&root),
+            name: name_of(dir),
             path: root.display().to_string(),
             model: config.as_ref().map(|c| short_path(&c.model)),
             dataset: config.as_ref().map(|c| short_paths(&c.dataset)),
@@ -88,6 +88,11 @@ fn is_locked(path: &Path) -> bool {
     let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
     let id = format!(" {major:02x}:{minor:02x}:{} ", file.ino());
     BufReader::new(locks).lines().map_while(Result::ok).any(|line| line.contains(&id))
+}
+
+/// The last two parts of a run's path: enough to know it by.
+pub fn name_of(dir: &RunDir) -> String {
+    short_path(&std::path::absolute(dir.root()).unwrap_or_else(|_| dir.root().to_owned()))
 }
 
 /// The last two parts of a path.

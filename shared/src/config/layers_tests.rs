@@ -33,7 +33,7 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     let text = message(from_file("# a run\nnum_generation = 4", &[]));
     assert!(text.contains("run.toml, line 2)") && text.contains("did you mean `num_generations`?"), "{text}");
     // What is only a little alike is not meant.
-    for key in ["zzz", "report_to", "use_vllm", "max_new_tokens"] {
+    for key in ["zzz", "push_to_hub", "use_vllm", "max_new_tokens"] {
         let text = message(from_line(&[&format!("--{key}"), "1"]));
         assert!(text.contains(&format!("unknown option `{key}`")) && !text.contains("did you mean"), "{text}");
     }
@@ -41,11 +41,11 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
 
 #[test]
 fn everything_that_is_wrong_is_said_at_once_with_its_lines() {
-    let file = "use_vllm = true\nseed = 1\n\"report_to\" = \"none\"\nmax_steps = \"many\"\n[training]\nlr = 1\n";
+    let file = "use_vllm = true\nseed = 1\n\"push_to_hub\" = \"none\"\nmax_steps = \"many\"\n[training]\nlr = 1\n";
     let text = message(from_file(file, &[]));
     let expected = [
         "unknown option `use_vllm` (",
-        "run.toml, line 1); unknown option `report_to` (",
+        "run.toml, line 1); unknown option `push_to_hub` (",
         "run.toml, line 3); `max_steps` (",
         "run.toml, line 4) must be a whole number of at least 0, got \"many\"; unknown option `training` (",
         "run.toml, line 5)",
@@ -54,8 +54,8 @@ fn everything_that_is_wrong_is_said_at_once_with_its_lines() {
     for part in expected {
         rest = rest.split_once(part).unwrap_or_else(|| panic!("{part} in {text}")).1;
     }
-    let text = message(from_line(&["--use_vllm", "--report_to", "none", "--seed", "3"]));
-    assert_eq!(text, "unknown option `use_vllm` (command line); unknown option `report_to` (command line)");
+    let text = message(from_line(&["--use_vllm", "--push_to_hub", "none", "--seed", "3"]));
+    assert_eq!(text, "unknown option `use_vllm` (command line); unknown option `push_to_hub` (command line)");
 }
 
 #[test]

@@ -487,6 +487,11 @@ options! {
         eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), keeps_results;
         /// Steps between progress lines when not on a terminal.
         logging_steps: u64 = 1, trl, at_least(1.0), keeps_results;
+        /// Trackers that are told of every step and evaluation while the run goes on: `wandb`, `trackio`. A Python (`reward_python`)
+        /// with their packages speaks to them. Event files for TensorBoard are always there, so `tensorboard` and `none` ask for nothing.
+        report_to: Vec<String> = Vec::new(), trl, keeps_results;
+        /// What trackers call the run.
+        run_name: Option<String> = None, absent("the last two parts of `output_dir`"), trl, keeps_results;
         /// Write every step's completions to `completions/`: a few kilobytes each on disk.
         log_completions: bool = true, trl, keeps_results;
         /// Newest steps of which `completions/tokens-N.jsonl` says what the loss did with every token, for `tandem explain`: some

@@ -21,6 +21,11 @@ use std::{fmt::Display, path::Path};
 use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, TrainConfig};
 use crate::ModelConfig;
 
+/// What `report_to` can name.
+const TRACKERS: [&str; 2] = ["wandb", "trackio"];
+/// What it may name too, as TRL's does, and what asks for nothing: event files for TensorBoard are always there.
+const WITHOUT_TRACKERS: [&str; 2] = ["none", "tensorboard"];
+
 impl TrainConfig {
     /// Checks the bounds that are declared with the options, then combinations.
     ///
@@ -51,6 +56,7 @@ impl TrainConfig {
             Self::check_reference,
             Self::check_adapter,
             Self::check_mismatch,
+            Self::check_trackers,
         ];
         checks.iter().filter_map(|check| check(self).err()).collect()
     }
@@ -82,6 +88,22 @@ impl TrainConfig {
             "`template_date` must be a moment such as 2026-01-31T12:00:00Z, got {given}"
         );
         Ok(())
+    }
+
+    fn check_trackers(&self) -> Result<(), ConfigError> {
+        let known = |name: &&String| TRACKERS.contains(&name.as_str()) || WITHOUT_TRACKERS.contains(&name.as_str());
+        match self.report_to.iter().find(|name| !known(name)) {
+            Some(name) => Err(ConfigError::Value(format!(
+                "`report_to` knows {}, got `{name}`; docs/runs.md says how to tell others",
+                TRACKERS.join(" and ")
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The trackers of `report_to` for which something has to be done.
+    pub fn trackers(&self) -> impl Iterator<Item = &str> {
+        self.report_to.iter().map(String::as_str).filter(|name| TRACKERS.contains(name))
     }
 
     fn check_guard(&self) -> Result<(), ConfigError> {

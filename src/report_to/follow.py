@@ -1,0 +1,125 @@
+"""Tells trackers of a run's figures: python3 -c FOLLOW RUN_DIR RUN_NAME TRACKER...
+
+Reads config.toml, metrics.jsonl and eval.jsonl of RUN_DIR as they grow, until its standard input ends. What it has told is
+noted in report_to.json, so that nothing is told twice when the run is resumed. Trackers cannot take anything back: of steps
+that are made again after a crash, they keep what they were told first.
+"""
+
+import json
+import os
+import select
+import sys
+import tomllib
+
+
+class Wandb:
+    def __init__(self, name, config, state):
+        import wandb
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "tandem"), name=name, config=config, id=state.get("id"), resume="allow"
+        )
+        state["id"] = self.run.id
+        self.run.define_metric("train/*", step_metric="train/step")
+        self.run.define_metric("eval/*", step_metric="eval/step")
+
+    def log(self, figures):
+        self.run.log(figures)
+
+    def finish(self):
+        self.run.finish()
+
+
+class Trackio:
+    def __init__(self, name, config, state):
+        import trackio
+
+        self.trackio = trackio
+        state.setdefault("id", name)
+        project = os.environ.get("TRACKIO_PROJECT", "tandem")
+        trackio.init(project=project, name=state["id"], config=config, resume="allow", embed=False)
+
+    def log(self, figures):
+        step = figures.get("train/step", figures.get("eval/step"))
+        self.trackio.log(figures, step=step)
+
+    def finish(self):
+        self.trackio.finish()
+
+
+TRACKERS = {"wandb": Wandb, "trackio": Trackio}
+
+
+def records(path, offset):
+    """Whole lines behind an offset, and where they end. A learner that starts again may have made the file shorter."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(offset if offset <= size else 0)
+            begin, data = file.tell(), file.read()
+    except FileNotFoundError:
+        return [], 0
+    end = data.rfind(b"\n") + 1
+    found = []
+    for line in data[:end].splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            pass
+    return found, begin + end
+
+
+def named(kind, record):
+    """TRL's names, which the event files for TensorBoard have too."""
+    figures = {key.removeprefix("eval_") if kind == "eval" else key: value for key, value in record.items()}
+    return {f"{kind}/{key}": value for key, value in figures.items() if isinstance(value, (int, float))}
+
+
+def main(run_dir, name, *wanted):
+    path = os.path.join(run_dir, "report_to.json")
+    try:
+        with open(path) as file:
+            states = json.load(file)
+    except (FileNotFoundError, ValueError):
+        states = {}
+    with open(os.path.join(run_dir, "config.toml"), "rb") as file:
+        config = tomllib.load(file)
+    trackers = {}
+    for tracker in wanted:
+        try:
+            trackers[tracker] = TRACKERS[tracker](name, config, states.setdefault(tracker, {}))
+        except ImportError as error:
+            sys.exit(f"{tracker}: {error}; `pip install {tracker}` for this Python ({sys.executable})")
+        except Exception as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            sys.exit(f"{tracker}: {text}")
+    # Trackers write to standard output as well.
+    os.write(READY, b"ready\n")
+    offsets = {"train": 0, "eval": 0}
+    files = {"train": "metrics.jsonl", "eval": "eval.jsonl"}
+    ended = False
+    while not ended:
+        # Whatever is there when the run has ended is read once more.
+        ended = bool(select.select([sys.stdin], [], [], 1.0)[0])
+        news = False
+        for kind, file in files.items():
+            found, offsets[kind] = records(os.path.join(run_dir, file), offsets[kind])
+            for record in found:
+                for tracker, state in states.items():
+                    if tracker in trackers and record.get("step", -1) > state.get(kind, -1):
+                        trackers[tracker].log(named(kind, record))
+                        state[kind] = record["step"]
+                        news = True
+        if news:
+            with open(path + ".tmp", "w") as file:
+                json.dump(states, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path + ".tmp", path)
+    for tracker in trackers.values():
+        tracker.finish()
+
+
+READY = os.dup(1)
+os.dup2(2, 1)
+main(*sys.argv[1:])

@@ -1,0 +1,109 @@
+//! `report_to`: tells trackers of experiments what a run measures.
+//!
+//! The trackers' packages are in Python, and so is what speaks to them: a program of its own beside the run, which follows the
+//! files that the run writes anyhow. The run does not wait for it, and goes on without it if it fails.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::process::CommandExt,
+    process::{Child, ChildStdin, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shared::{RunDir, config::TrainConfig};
+use shared_bounds::OneLine;
+
+use crate::output;
+
+const FOLLOW: &str = include_str!("follow.py");
+/// Name of its log.
+const LOG: &str = "report_to";
+/// How long a tracker may take to begin, and to end: it may speak to a server.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program beside the run. It ends when its standard input does, so also when the launcher is killed.
+#[derive(Debug)]
+pub struct Reporter {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    log: String,
+}
+
+impl Reporter {
+    /// Starts what the configuration asks for, and waits until its trackers have begun.
+    ///
+    /// # Errors
+    /// A tracker that cannot begin: its package is missing, or it has no key.
+    pub fn start(config: &TrainConfig, run: &RunDir) -> Result<Option<Self>> {
+        let trackers: Vec<&str> = config.trackers().collect();
+        if trackers.is_empty() {
+            return Ok(None);
+        }
+        let path = run.log(LOG);
+        let log = File::create(&path).with_context(|| path.display().to_string())?;
+        let name = config.run_name.clone().unwrap_or_else(|| crate::view::run::name_of(run));
+        let python = &config.reward_python;
+        let mut command = Command::new(python);
+        command.args(["-c", FOLLOW]).arg(run.root()).arg(name).args(trackers);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        // Ctrl-C is for the launcher: the last figures are still to be told then.
+        command.process_group(0);
+        let started = command.spawn();
+        let mut child = started.with_context(|| {
+            format!("`report_to`: `{python}` cannot be started; `reward_python` names the interpreter")
+        })?;
+        let reporter = Self { stdin: child.stdin.take(), log: path.display().to_string(), child };
+        reporter.wait_until_ready().map(Some)
+    }
+
+    fn wait_until_ready(mut self) -> Result<Self> {
+        let mut stdout = self.child.stdout.take().context("its output is a pipe")?;
+        let mut fds = [PollFd::new(&stdout, PollFlags::IN)];
+        let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+        if poll(&mut fds, Some(&patience)).map_err(io::Error::from)? == 0 {
+            bail!("`report_to`: nothing was heard for {} s; {} may say why", PATIENCE.as_secs(), self.log);
+        }
+        let mut word = [0; 6];
+        if stdout.read_exact(&mut word).is_err() {
+            let text = fs::read_to_string(&self.log).unwrap_or_default();
+            let reason = text.trim_end().lines().last().unwrap_or("it ended without a word");
+            bail!("`report_to`: {}", OneLine(reason));
+        }
+        Ok(self)
+    }
+
+    /// Waits until everything was told.
+    pub fn finish(mut self) {
+        drop(self.stdin.take());
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            match self.child.try_wait() {
+                Ok(None) => thread::sleep(Duration::from_millis(50)),
+                Ok(Some(status)) if status.success() => return,
+                ended => {
+                    let how = ended
+                        .map_or_else(|e| e.to_string(), |status| status.map(|s| s.to_string()).unwrap_or_default());
+                    return output::tell(format_args!("warning: `report_to` failed ({how}); {} says why", self.log));
+                }
+            }
+        }
+        output::tell(format_args!(
+            "warning: `report_to` is not done after {} s and was ended; see {}",
+            PATIENCE.as_secs(),
+            self.log
+        ));
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
