@@ -20,6 +20,8 @@ use crate::{
 
 /// Every completion of a dataset.
 pub struct Completed {
+    /// The prompts.
+    pub dataset: Dataset,
     /// One group per row, in order.
     pub groups: Vec<RolloutGroup>,
     /// Sampled tokens.
@@ -96,7 +98,7 @@ impl Generation {
 
     /// Generates, and scores beside it.
     fn complete(
-        &self,
+        self,
         engine: &mut Engine,
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
@@ -125,6 +127,6 @@ impl Generation {
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
         groups.sort_unstable_by_key(|group| group.id);
         trace::span(begin, Instant::now(), Event::Generate { tokens });
-        Ok(Completed { groups, tokens, seconds })
+        Ok(Completed { dataset: self.dataset, groups, tokens, seconds })
     }
 }
