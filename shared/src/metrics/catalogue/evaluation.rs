@@ -40,7 +40,7 @@ section! {
     family MAJ = "maj@{k}" {
         unit: Share,
         source: "verl `val-core/…/maj@k`, lm-evaluation-harness `maj@k`",
-        when: "`rollout eval` is asked, and its first reward function extracts an answer"
+        when: "`rollout eval`, where the first reward function extracts an answer"
     }
 
     /// Lower end of the 95 % interval of `avg@{k}`: Wilson's where each prompt counts as 0 or 1, as it does with k = 1; else
@@ -67,12 +67,12 @@ section! {
     /// Lower end of the 95 % interval of `maj@{k}`: Wilson's.
     ///
     /// As `avg_ci95_low@{k}`.
-    family MAJ_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "as `maj@{k}`" }
+    family MAJ_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "`maj@{k}`" }
 
     /// Upper end of the 95 % interval of `maj@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
-    family MAJ_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "as `maj@{k}`" }
+    family MAJ_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "`maj@{k}`" }
 
     /// Standard error of `avg@{k}`, over prompts. For an interval take `avg_ci95_low@{k}` and `avg_ci95_high@{k}`.
     ///
@@ -90,7 +90,7 @@ section! {
     family MAJ_STDERR = "maj_stderr@{k}" {
         unit: Share,
         source: "lm-evaluation-harness `acc_stderr`",
-        when: "as `maj@{k}`"
+        when: "`maj@{k}`"
     }
 
     /// Mean reward of the completions.
