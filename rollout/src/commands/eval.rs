@@ -4,9 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value};
-use shared::{SamplingParams, config::RewardFailure, metrics};
+use shared::{SamplingParams, atomic, config::RewardFailure, metrics};
 
-use super::{complete::GenerationFlags, flags::PromptFlags, print, rows};
+use super::{
+    complete::{GenerationFlags, Task},
+    flags::PromptFlags,
+    journal::{self, Journal},
+    print, rows,
+};
 use crate::evaluation::{self, Judging};
 
 /// Flags of `rollout eval`.
@@ -21,9 +26,13 @@ pub struct Args {
     /// What counts as correct.
     #[command(flatten)]
     pub judging: JudgingFlags,
-    /// Also write the completions, as `rollout generate` does: some kilobytes each
+    /// Also write the completions, as `rollout generate` does: some kilobytes each. Until all are made, they are kept in
+    /// FILE.partial
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Go on with an evaluation that was interrupted, given the same flags: only the prompts that were not done take time
+    #[arg(long, requires = "output")]
+    pub resume: bool,
     /// How they are made and scored.
     #[command(flatten)]
     pub generation: GenerationFlags,
@@ -84,15 +93,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let first = functions[0].clone();
     if let Some(output) = &args.output {
         rows::check_output(output, "--dataset", &args.dataset)?;
+        journal::check(output, args.resume)?;
     }
     let model = args.prompt.model()?;
     let completed = args.generation.complete(
         &model,
         &args.prompt.rows,
         (&args.dataset, "test"),
-        functions,
-        sampling,
-        args.judging.num_generations,
+        Task {
+            functions,
+            sampling,
+            num_generations: args.judging.num_generations,
+            keep: args.output.as_deref().filter(|output| !atomic::is_special(output)),
+        },
     )?;
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
@@ -114,6 +127,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     shared::tell!("{}", table(&answer).trim_end());
     print(&answer.into())?;
+    completed.journal.map(Journal::finish).transpose()?;
     ensure!(
         failures.is_empty() || record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0),
         "no completion could be scored: {}",
