@@ -134,6 +134,12 @@ pub fn record(groups: &[RolloutGroup], answers: Option<&Answers>, judging: Judgi
     record
 }
 
+/// The share of a prompt's completions that are correct; `None` if one of them has no score.
+#[must_use]
+pub fn accuracy(group: &RolloutGroup, correct_at: f64) -> Option<f64> {
+    Some(count_correct(&group.completions, correct_at)? as f64 / group.completions.len() as f64)
+}
+
 /// How many completions of a prompt are correct; `None` if one of them has no score.
 fn count_correct(completions: &[Completion], correct_at: f64) -> Option<usize> {
     completions.iter().try_fold(0, |sum, c| Some(sum + usize::from(is_correct(c, correct_at)?)))

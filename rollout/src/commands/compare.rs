@@ -73,7 +73,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let sampling = SamplingParams { seed, ..sampling.clone() };
         let functions = args.generation.rewards.functions()?;
         let place = (&*args.dataset, "test");
-        let task = Task { functions, sampling, num_generations: args.judging.num_generations, keep: None };
+        let task = Task {
+            functions,
+            sampling,
+            num_generations: args.judging.num_generations,
+            correct_at: Some(judging.correct_at),
+            keep: None,
+        };
         let completed = args.generation.complete(model, &args.rows, place, task)?;
         let failures = rows::failures(&completed.groups);
         failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));

@@ -22,6 +22,7 @@ use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, Tokenizer},
     engine::{Engine, EngineOptions, WeightSource},
+    evaluation,
     trace::{self, Event},
 };
 
@@ -47,6 +48,8 @@ pub struct Task<'a> {
     pub sampling: SamplingParams,
     /// Completions of each.
     pub num_generations: u32,
+    /// The first function's score from which a completion counts as correct, where progress is to show their share.
+    pub correct_at: Option<f64>,
     /// The output beside which groups are kept as they are done; what is kept there is not made again.
     pub keep: Option<&'a Path>,
 }
@@ -78,12 +81,12 @@ impl GenerationFlags {
         model: &ModelDir,
         rows: &RowFlags,
         (dataset, split): (&Path, &str),
-        Task { functions, sampling, num_generations, keep }: Task<'_>,
+        Task { functions, sampling, num_generations, correct_at, keep }: Task<'_>,
     ) -> anyhow::Result<Completed> {
         let tokenizer = Tokenizer::open(model)?;
         let dataset = rows.dataset(dataset, split, &tokenizer)?;
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
-        let mut generation = Generation { dataset, sampling, num_generations };
+        let mut generation = Generation { dataset, sampling, num_generations, correct_at };
         self.trace.start()?;
         let (mut engine, export) = generation.engine(model, &self.batching)?;
         let kept = keep.map(|output| {
@@ -101,6 +104,7 @@ struct Generation {
     dataset: Dataset,
     sampling: SamplingParams,
     num_generations: u32,
+    correct_at: Option<f64>,
 }
 
 impl Generation {
@@ -184,8 +188,11 @@ impl Generation {
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
-        let mut progress = Progress::new((rows.len() - done.len()) * self.num_generations as usize);
-        let mut take = |group: RolloutGroup| -> anyhow::Result<()> {
+        let mut progress = Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len());
+        let accuracy = |group: &RolloutGroup| evaluation::accuracy(group, self.correct_at?);
+        groups.iter().for_each(|group| progress.prompt(accuracy(group)));
+        let mut take = |progress: &mut Progress, group: RolloutGroup| -> anyhow::Result<()> {
+            progress.prompt(accuracy(&group));
             if let Some(journal) = &mut journal {
                 journal.append(&group, begin.elapsed().as_secs_f64())?;
             }
@@ -198,11 +205,15 @@ impl Generation {
                 assembly.add(sequence)?;
             }
             progress.tick();
-            iter::from_fn(|| assembly.finished()).try_for_each(&mut take)?;
+            iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, group))?;
         }
-        let (tokens, seconds) = progress.finish();
-        iter::from_fn(|| assembly.wait()).try_for_each(&mut take)?;
-        let seconds = seconds + journal.as_ref().map_or(0.0, Journal::seconds);
+        let generated = progress.seconds();
+        while let Some(group) = assembly.wait() {
+            take(&mut progress, group)?;
+            progress.tick();
+        }
+        let tokens = progress.finish();
+        let seconds = generated + journal.as_ref().map_or(0.0, Journal::seconds);
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
         groups.sort_unstable_by_key(|group| group.id);
         trace::span(begin, Instant::now(), Event::Generate { tokens });

@@ -104,6 +104,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             functions,
             sampling,
             num_generations: args.judging.num_generations,
+            correct_at: Some(judging.correct_at),
             keep: args.output.as_deref().filter(|output| !atomic::is_special(output)),
         },
     )?;

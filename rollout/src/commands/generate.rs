@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         &model,
         &args.prompt.rows,
         (&args.prompts, "train"),
-        Task { functions, sampling, num_generations: args.num_generations, keep: None },
+        Task { functions, sampling, num_generations: args.num_generations, correct_at: None, keep: None },
     )?;
     rows::write(&args.output, &completed.groups)?;
     for failure in rows::failures(&completed.groups) {

@@ -5,7 +5,7 @@ use shared::RolloutGroup;
 use statrs::distribution::ContinuousCDF;
 
 use super::{
-    Judging, count_correct,
+    Judging, accuracy,
     interval::{self, CONFIDENCE},
     mean, mean_and_error,
 };
@@ -77,10 +77,7 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
 /// The share of right completions of each prompt, where all of both models could be scored.
 #[must_use]
 pub fn accuracies(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<(f64, f64)> {
-    let share = |group: &RolloutGroup| {
-        Some(count_correct(&group.completions, judging.correct_at)? as f64 / group.completions.len() as f64)
-    };
-    pairs(a, b, share)
+    pairs(a, b, |group| accuracy(group, judging.correct_at))
 }
 
 /// The mean reward of each prompt, where each model has a completion with one.
