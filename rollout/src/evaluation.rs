@@ -1,12 +1,21 @@
 //! What an evaluation measures: one set of metrics, for `rollout eval` and for `eval.jsonl`.
 
+mod interval;
 pub mod paired;
 
+use std::collections::HashMap;
+
+use rollout_rewards::Reward;
 use shared::{
     Completion, FinishReason, RewardOutcome, RolloutGroup,
     config::RewardFailure,
-    metrics::{self, MetricRecord},
+    metrics::{self, Family, MetricRecord},
 };
+
+use crate::data::PromptRow;
+
+/// The answer that each completion of each prompt names, as the first reward function reads it.
+pub type Answers = Vec<Vec<Option<String>>>;
 
 /// How the scores of an evaluation are read.
 #[derive(Debug, Clone, Copy)]
@@ -27,29 +36,83 @@ fn pass_at_k(n: usize, correct: usize, k: usize) -> f64 {
     1.0 - (n - correct + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
+/// The answers of completions; `rows` has the prompt of each group. `None` where the function extracts none.
+#[must_use]
+pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[RolloutGroup]) -> Option<Answers> {
+    let extract = function.extract()?;
+    let of_group = |(row, group): (&PromptRow, &RolloutGroup)| {
+        // As the function saw it when it scored.
+        group.completions.iter().map(|c| extract(&format!("{}{}", row.prefill, c.text))).collect()
+    };
+    Some(rows.iter().zip(groups).map(of_group).collect())
+}
+
+/// The completion that speaks for most of a prompt's: the first one with the answer that most of them name; of answers that
+/// are named as often, the one that is named first.
+fn majority(answers: &[Option<String>]) -> Option<usize> {
+    let mut votes: HashMap<&str, (usize, usize)> = HashMap::new();
+    for (index, answer) in answers.iter().enumerate() {
+        if let Some(answer) = answer {
+            votes.entry(answer).or_insert((0, index)).0 += 1;
+        }
+    }
+    votes.into_values().max_by_key(|&(count, first)| (count, std::cmp::Reverse(first))).map(|(_, first)| first)
+}
+
+/// A share with its error and the ends of its interval.
+struct Figure {
+    share: &'static Family,
+    error: &'static Family,
+    low: &'static Family,
+    high: &'static Family,
+}
+
+impl Figure {
+    /// `values` has one for each prompt.
+    fn set(&self, record: &mut MetricRecord, k: usize, values: &[f64]) {
+        let (share, error) = mean_and_error(values.iter().copied());
+        let [low, high] = interval::of_share(values);
+        for (family, value) in [(self.share, share), (self.error, error), (self.low, low), (self.high, high)] {
+            record.set(family.of(k), value);
+        }
+    }
+}
+
+const AVG: Figure =
+    Figure { share: metrics::AVG, error: metrics::AVG_STDERR, low: metrics::AVG_LOW, high: metrics::AVG_HIGH };
+const PASS: Figure =
+    Figure { share: metrics::PASS, error: metrics::PASS_STDERR, low: metrics::PASS_LOW, high: metrics::PASS_HIGH };
+const MAJ: Figure =
+    Figure { share: metrics::MAJ, error: metrics::MAJ_STDERR, low: metrics::MAJ_LOW, high: metrics::MAJ_HIGH };
+
 /// What a model made of a dataset in `seconds`. `groups` are in the order of the prompts, so that the last digit does not
-/// depend on who was finished first.
+/// depend on who was finished first, and so are `answers`, without which there is no maj@k.
 ///
-/// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k and pass@k;
+/// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k, pass@k and maj@k;
 /// `eval_scored_prompts` counts the others.
 #[must_use]
-pub fn record(groups: &[RolloutGroup], judging: Judging, seconds: f64) -> MetricRecord {
+pub fn record(groups: &[RolloutGroup], answers: Option<&Answers>, judging: Judging, seconds: f64) -> MetricRecord {
     let Judging { correct_at, failure } = judging;
     let mut record = MetricRecord::default();
     let k = groups.first().map_or(0, |group| group.completions.len());
     let names = groups.first().map(|group| group.reward_names.as_slice()).unwrap_or_default();
     let correct: Vec<usize> = groups.iter().filter_map(|group| count_correct(&group.completions, correct_at)).collect();
-    let (accuracy, accuracy_error) = mean_and_error(correct.iter().map(|&c| c as f64 / k as f64));
+    let shares: Vec<f64> = correct.iter().map(|&c| c as f64 / k as f64).collect();
     record.count(metrics::EVAL_PROMPTS, groups.len() as u64);
     record.count(metrics::EVAL_SCORED_PROMPTS, correct.len() as u64);
     record.set(metrics::EVAL_CORRECT_AT, correct_at);
-    record.set(metrics::EVAL_ACCURACY, accuracy);
-    record.set(metrics::AVG.of(k), accuracy);
-    record.set(metrics::AVG_STDERR.of(k), accuracy_error);
+    record.set(metrics::EVAL_ACCURACY, mean(shares.iter().copied()));
+    AVG.set(&mut record, k, &shares);
     for j in powers_of_two_and(k) {
-        let (pass, error) = mean_and_error(correct.iter().map(|&c| pass_at_k(k, c, j)));
-        record.set(metrics::PASS.of(j), pass);
-        record.set(metrics::PASS_STDERR.of(j), error);
+        PASS.set(&mut record, j, &correct.iter().map(|&c| pass_at_k(k, c, j)).collect::<Vec<f64>>());
+    }
+    if let Some(answers) = answers {
+        let voted = |(group, answers): (&RolloutGroup, &Vec<Option<String>>)| {
+            count_correct(&group.completions, correct_at)?;
+            let first = majority(answers).map(|first| &group.completions[first]);
+            Some(f64::from(u8::from(first.is_some_and(|c| is_correct(c, correct_at) == Some(true)))))
+        };
+        MAJ.set(&mut record, k, &groups.iter().zip(answers).filter_map(voted).collect::<Vec<f64>>());
     }
     let completions = || groups.iter().flat_map(|group| &group.completions);
     let weights = || names.iter().map(|(_, weight)| *weight);
@@ -71,14 +134,21 @@ pub fn record(groups: &[RolloutGroup], judging: Judging, seconds: f64) -> Metric
     record
 }
 
+/// The share of a prompt's completions that are correct; `None` if one of them has no score.
+#[must_use]
+pub fn accuracy(group: &RolloutGroup, correct_at: f64) -> Option<f64> {
+    Some(count_correct(&group.completions, correct_at)? as f64 / group.completions.len() as f64)
+}
+
 /// How many completions of a prompt are correct; `None` if one of them has no score.
 fn count_correct(completions: &[Completion], correct_at: f64) -> Option<usize> {
+    completions.iter().try_fold(0, |sum, c| Some(sum + usize::from(is_correct(c, correct_at)?)))
+}
+
+/// Whether a completion is correct; `None` if it has no score.
+fn is_correct(completion: &Completion, correct_at: f64) -> Option<bool> {
     // Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
-    let correct = |score: f64| score >= correct_at - 1e-9;
-    completions
-        .iter()
-        .map(|c| c.rewards.first()?.score())
-        .try_fold(0, |sum, score| Some(sum + usize::from(correct(score?))))
+    Some(completion.rewards.first()?.score()? >= correct_at - 1e-9)
 }
 
 fn powers_of_two_and(k: usize) -> Vec<usize> {
@@ -136,6 +206,18 @@ mod tests {
     }
 
     #[test]
+    fn the_majority_is_the_answer_named_most_and_of_equals_the_first() {
+        let found = |answers: &[&str]| {
+            let answers: Vec<_> = answers.iter().map(|a| (!a.is_empty()).then(|| (*a).to_owned())).collect();
+            majority(&answers)
+        };
+        assert_eq!(found(&["1", "2", "2"]), Some(1));
+        assert_eq!(found(&["", "2", "1", "1", "2"]), Some(1));
+        assert_eq!(found(&["", "", "", "3"]), Some(3), "who names nothing has no vote");
+        assert_eq!(found(&["", ""]), None);
+    }
+
+    #[test]
     fn metrics_of_a_small_evaluation() {
         let right = |tokens| (vec![Score(2.0), NotApplicable], tokens, FinishReason::Stop);
         let wrong = |tokens| (vec![Score(0.0), Score(0.6)], tokens, FinishReason::Length);
@@ -144,7 +226,10 @@ mod tests {
             group(1, vec![wrong(4), wrong(4)]),
             group(2, vec![(vec![Failed("late".into()), NotApplicable], 2, FinishReason::Stop), right(4)]),
         ];
-        let record = record(&groups, Judging { correct_at: 1.5, failure: RewardFailure::Exclude }, 2.0);
+        // The second prompt's majority is not right, and the third prompt has no figure.
+        let answer = |text: &str| Some(text.to_owned());
+        let answers = vec![vec![answer("7"), None], vec![answer("8"), answer("8")], vec![None, answer("7")]];
+        let record = record(&groups, Some(&answers), Judging { correct_at: 1.5, failure: RewardFailure::Exclude }, 2.0);
         let metric = |metric: &'static metrics::Metric| Key::from(metric);
         for (key, value) in [
             (metric(metrics::EVAL_PROMPTS), 3.0),
@@ -157,6 +242,14 @@ mod tests {
             (metrics::AVG_STDERR.of(2), 0.25),
             (metrics::PASS_STDERR.of(1), 0.25),
             (metrics::PASS_STDERR.of(2), 0.5),
+            (metrics::MAJ.of(2), 0.5),
+            (metrics::MAJ_STDERR.of(2), 0.5),
+            // Student's t of one degree of freedom reaches beyond both ends.
+            (metrics::AVG_LOW.of(2), 0.0),
+            (metrics::AVG_HIGH.of(2), 1.0),
+            // Wilson's interval of one in two.
+            (metrics::MAJ_LOW.of(2), 0.094_531_205_734_230_68),
+            (metrics::PASS_HIGH.of(2), 0.905_468_794_265_769_3),
             (metric(metrics::EVAL_REWARD), 0.76),
             (metrics::EVAL_REWARDS_MEAN.of("correctness"), 0.8),
             (metrics::EVAL_REWARDS_FAILED.of("correctness"), 1.0),

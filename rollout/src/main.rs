@@ -34,7 +34,11 @@ enum Command {
     ///
     /// They are tried on a step with a distribution of lengths like that of a run; flags that are given stay as they are.
     Tune(tune::Args),
-    /// Score a model on a dataset: avg@k and pass@k.
+    /// Score a model on a dataset: avg@k, pass@k and maj@k.
+    ///
+    /// maj@k takes a prompt's most frequent answer, where the first reward function extracts one. Each figure has a 95 %
+    /// interval over the prompts: Wilson's where every prompt counts as 0 or 1, as with one completion; else Student's t, on
+    /// standard errors clustered by prompt. The table is on stderr; the last line is the same as JSON.
     Eval(eval::Args),
     /// Say whether one model does better than another beyond chance.
     ///

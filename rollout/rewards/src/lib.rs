@@ -97,6 +97,9 @@ pub enum Scope {
     Group,
 }
 
+/// Reads the final answer off a completion's text; `None` where it names none.
+pub type Extract = dyn Fn(&str) -> Option<String> + Send + Sync;
+
 /// A reward function. It must be pure: the same input gives the same outcome, on any thread.
 pub trait Reward: Send + Sync {
     /// One outcome per completion of the input, in order.
@@ -121,6 +124,12 @@ pub trait Reward: Send + Sync {
     /// How many calls may run at once; further ones wait, and their deadlines with them.
     fn concurrency(&self) -> usize {
         usize::MAX
+    }
+
+    /// What reads a completion's final answer off its text, for majority votes: the same answers come out as the same text,
+    /// however they are written. `None` for a function that compares no answers, or knows of many right ones.
+    fn extract(&self) -> Option<&Extract> {
+        None
     }
 
     /// The score from which a completion counts as correct, in an evaluation and for dynamic sampling.

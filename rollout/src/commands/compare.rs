@@ -10,7 +10,12 @@ use shared::{
 };
 use shared_hub::locate_model;
 
-use super::{complete::GenerationFlags, eval::JudgingFlags, flags::RowFlags, print, rows};
+use super::{
+    complete::{GenerationFlags, Task},
+    eval::JudgingFlags,
+    flags::RowFlags,
+    print, rows,
+};
 use crate::evaluation::paired::{self, Difference, Verdict};
 
 /// Flags of `rollout compare`.
@@ -68,8 +73,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let sampling = SamplingParams { seed, ..sampling.clone() };
         let functions = args.generation.rewards.functions()?;
         let place = (&*args.dataset, "test");
-        let generations = args.judging.num_generations;
-        let completed = args.generation.complete(model, &args.rows, place, functions, sampling, generations)?;
+        let task = Task {
+            functions,
+            sampling,
+            num_generations: args.judging.num_generations,
+            correct_at: Some(judging.correct_at),
+            keep: None,
+        };
+        let completed = args.generation.complete(model, &args.rows, place, task)?;
         let failures = rows::failures(&completed.groups);
         failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
         Ok(completed.groups)

@@ -1,31 +1,57 @@
 //! Completing every prompt of a dataset: what `generate`, `eval` and `compare` have in common.
 
-use std::{iter, path::Path, time::Instant};
+use std::{
+    collections::HashSet,
+    fs, iter,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
-use shared::{GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step};
+use serde_json::{Map, Value, json};
+use shared::{GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, manifest::WeightManifest};
 
 use super::{
     bench::export,
     flags::{BatchingFlags, RewardFlags, RowFlags, SamplingFlags, TraceFlags},
+    journal::Journal,
     progress::Progress,
 };
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, Tokenizer},
-    engine::{Engine, WeightSource},
+    engine::{Engine, EngineOptions, WeightSource},
+    evaluation,
     trace::{self, Event},
 };
 
 /// Every completion of a dataset.
 pub struct Completed {
+    /// The prompts.
+    pub dataset: Dataset,
     /// One group per row, in order.
     pub groups: Vec<RolloutGroup>,
     /// Sampled tokens.
     pub tokens: u64,
-    /// Seconds of generation; export and start of the engine are not counted.
+    /// Seconds of generation, those of interrupted sessions included; export and start of the engine are not counted.
     pub seconds: f64,
+    /// What has kept the groups, if that was asked for.
+    pub journal: Option<Journal>,
+}
+
+/// What is done with each prompt.
+pub struct Task<'a> {
+    /// What scores the completions.
+    pub functions: Vec<RewardFunction>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Completions of each.
+    pub num_generations: u32,
+    /// The first function's score from which a completion counts as correct, where progress is to show their share.
+    pub correct_at: Option<f64>,
+    /// The output beside which groups are kept as they are done; what is kept there is not made again.
+    pub keep: Option<&'a Path>,
 }
 
 /// Flags of the commands that complete a dataset.
@@ -55,17 +81,19 @@ impl GenerationFlags {
         model: &ModelDir,
         rows: &RowFlags,
         (dataset, split): (&Path, &str),
-        functions: Vec<RewardFunction>,
-        sampling: SamplingParams,
-        num_generations: u32,
+        Task { functions, sampling, num_generations, correct_at, keep }: Task<'_>,
     ) -> anyhow::Result<Completed> {
         let tokenizer = Tokenizer::open(model)?;
         let dataset = rows.dataset(dataset, split, &tokenizer)?;
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
-        let mut generation = Generation { dataset, sampling, num_generations };
+        let mut generation = Generation { dataset, sampling, num_generations, correct_at };
         self.trace.start()?;
-        let mut engine = generation.engine(model, &self.batching)?;
-        let completed = generation.complete(&mut engine, tokenizer, scoring)?;
+        let (mut engine, export) = generation.engine(model, &self.batching)?;
+        let kept = keep.map(|output| {
+            let rewards = scoring.as_ref().map(|scoring| scoring.names.as_slice()).unwrap_or_default();
+            Journal::open(output, &generation.identity(model, &export, engine.options(), rewards)?)
+        });
+        let completed = generation.complete(&mut engine, tokenizer, scoring, kept.transpose()?)?;
         self.trace.write()?;
         Ok(completed)
     }
@@ -76,11 +104,12 @@ struct Generation {
     dataset: Dataset,
     sampling: SamplingParams,
     num_generations: u32,
+    correct_at: Option<f64>,
 }
 
 impl Generation {
     /// Exports the model if need be and starts an engine that fits.
-    fn engine(&mut self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<Engine> {
+    fn engine(&mut self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<(Engine, PathBuf)> {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
         let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
@@ -91,40 +120,103 @@ impl Generation {
         let dtype = options.device.export_dtype();
         batching.fit(&mut options, model, dtype)?;
         let dir = export(model, dtype, options.max_model_len)?;
-        Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model, options)?)
+        let source = WeightSource { dir: dir.clone(), version: PolicyVersion(0) };
+        Ok((Engine::new(source, model, options)?, dir))
+    }
+
+    /// What the completions depend on, by name: two generations with the same make the same.
+    fn identity(
+        &self,
+        model: &ModelDir,
+        export: &Path,
+        options: &EngineOptions,
+        rewards: &[(String, f64)],
+    ) -> anyhow::Result<Map<String, Value>> {
+        let manifest = WeightManifest::read(export)?;
+        let mut weights = blake3::Hasher::new();
+        for part in [&manifest.data_blake3, &manifest.model_blake3] {
+            weights.update(part.as_bytes());
+        }
+        // They say what ends a completion.
+        for file in ["config.json", "generation_config.json"] {
+            weights.update(&fs::read(model.path().join(file)).unwrap_or_default());
+        }
+        let mut prompts = blake3::Hasher::new();
+        for row in self.dataset.rows() {
+            let seen = json!([row.prompt_id, row.prompt_text, &row.prompt_ids[..], row.prefill, *row.columns]);
+            prompts.update(seen.to_string().as_bytes());
+        }
+        let identity = json!({
+            "tandem": env!("CARGO_PKG_VERSION"),
+            "model": weights.finalize().to_hex().as_str(),
+            "dataset": prompts.finalize().to_hex().as_str(),
+            "prompts": self.dataset.len(),
+            "num_generations": self.num_generations,
+            "reward_funcs": rewards,
+            "device": format!("{:?}", options.device),
+            "kernels": format!("{:?}", options.kernels),
+            "rollout_dtype": format!("{:?}", options.rollout_dtype),
+            "kv_dtype": format!("{:?}", options.kv_dtype),
+            "max_model_len": options.max_model_len,
+            "speculative_tokens": options.speculative_tokens,
+            "candidates": options.candidates,
+        });
+        let sampling = serde_json::to_value(&self.sampling)?;
+        let parts = [identity, sampling].into_iter().filter_map(|part| part.as_object().cloned());
+        Ok(parts.flatten().collect())
     }
 
     /// Generates, and scores beside it.
     fn complete(
-        &self,
+        self,
         engine: &mut Engine,
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
+        kept: Option<(Journal, Vec<RolloutGroup>)>,
     ) -> anyhow::Result<Completed> {
+        let (mut journal, mut groups) = kept.map_or((None, Vec::new()), |(journal, groups)| (Some(journal), groups));
+        let done: HashSet<GroupId> = groups.iter().map(|group| group.id).collect();
         let rows = self.dataset.rows();
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
         for (row, index) in rows.iter().zip(0..) {
             let id = GroupId { step: Step(0), index };
+            if done.contains(&id) {
+                continue;
+            }
             engine
                 .add_group(assembly.begin(id, row, 0, 0))
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
-        let mut progress = Progress::new(rows.len() * self.num_generations as usize);
-        let mut groups = Vec::with_capacity(rows.len());
+        let mut progress = Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len());
+        let accuracy = |group: &RolloutGroup| evaluation::accuracy(group, self.correct_at?);
+        groups.iter().for_each(|group| progress.prompt(accuracy(group)));
+        let mut take = |progress: &mut Progress, group: RolloutGroup| -> anyhow::Result<()> {
+            progress.prompt(accuracy(&group));
+            if let Some(journal) = &mut journal {
+                journal.append(&group, begin.elapsed().as_secs_f64())?;
+            }
+            groups.push(group);
+            Ok(())
+        };
         while !engine.is_idle() {
             for sequence in engine.step()? {
                 progress.completed(sequence.token_ids.len());
                 assembly.add(sequence)?;
             }
             progress.tick();
-            groups.extend(iter::from_fn(|| assembly.finished()));
+            iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, group))?;
         }
-        let (tokens, seconds) = progress.finish();
-        groups.extend(iter::from_fn(|| assembly.wait()));
+        let generated = progress.seconds();
+        while let Some(group) = assembly.wait() {
+            take(&mut progress, group)?;
+            progress.tick();
+        }
+        let tokens = progress.finish();
+        let seconds = generated + journal.as_ref().map_or(0.0, Journal::seconds);
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
         groups.sort_unstable_by_key(|group| group.id);
         trace::span(begin, Instant::now(), Event::Generate { tokens });
-        Ok(Completed { groups, tokens, seconds })
+        Ok(Completed { dataset: self.dataset, groups, tokens, seconds, journal })
     }
 }

@@ -1,12 +1,17 @@
-//! `rollout eval`: avg@k and pass@k on a dataset.
+//! `rollout eval`: avg@k, pass@k and maj@k on a dataset.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value};
-use shared::{SamplingParams, config::RewardFailure, metrics};
+use shared::{SamplingParams, atomic, config::RewardFailure, metrics};
 
-use super::{complete::GenerationFlags, flags::PromptFlags, print, rows};
+use super::{
+    complete::{GenerationFlags, Task},
+    flags::PromptFlags,
+    journal::{self, Journal},
+    print, rows,
+};
 use crate::evaluation::{self, Judging};
 
 /// Flags of `rollout eval`.
@@ -21,9 +26,13 @@ pub struct Args {
     /// What counts as correct.
     #[command(flatten)]
     pub judging: JudgingFlags,
-    /// Also write the completions, as `rollout generate` does: some kilobytes each
+    /// Also write the completions, as `rollout generate` does: some kilobytes each. Until all are made, they are kept in
+    /// FILE.partial
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Go on with an evaluation that was interrupted, given the same flags: only the prompts that were not done take time
+    #[arg(long, requires = "output")]
+    pub resume: bool,
     /// How they are made and scored.
     #[command(flatten)]
     pub generation: GenerationFlags,
@@ -81,30 +90,45 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let (temperature, seed) = (sampling.temperature, sampling.seed);
     let judging = args.judging.judging(&args.generation)?;
     let functions = args.generation.rewards.functions()?;
+    let first = functions[0].clone();
     if let Some(output) = &args.output {
         rows::check_output(output, "--dataset", &args.dataset)?;
+        journal::check(output, args.resume)?;
     }
     let model = args.prompt.model()?;
     let completed = args.generation.complete(
         &model,
         &args.prompt.rows,
         (&args.dataset, "test"),
-        functions,
-        sampling,
-        args.judging.num_generations,
+        Task {
+            functions,
+            sampling,
+            num_generations: args.judging.num_generations,
+            correct_at: Some(judging.correct_at),
+            keep: args.output.as_deref().filter(|output| !atomic::is_special(output)),
+        },
     )?;
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
     }
-    let record = evaluation::record(&completed.groups, judging, completed.seconds);
+    let answers = evaluation::answers(first.reward().as_ref(), completed.dataset.rows(), &completed.groups);
+    let record = evaluation::record(&completed.groups, answers.as_ref(), judging, completed.seconds);
     let mut answer = record.values().clone();
     answer.insert("num_generations".into(), args.judging.num_generations.into());
     answer.insert("temperature".into(), temperature.into());
     answer.insert("seed".into(), seed.into());
     let failures = rows::failures(&completed.groups);
     failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
+    if answers.is_none() {
+        shared::tell!(
+            "no maj@{}: `{}` does not extract an answer that completions could agree on",
+            args.judging.num_generations,
+            first.name()
+        );
+    }
     shared::tell!("{}", table(&answer).trim_end());
     print(&answer.into())?;
+    completed.journal.map(Journal::finish).transpose()?;
     ensure!(
         failures.is_empty() || record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0),
         "no completion could be scored: {}",
@@ -113,15 +137,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The metrics as an aligned table, a line each.
+/// The metrics as an aligned table, a line each; an interval stands in the line of its figure.
 fn table(values: &Map<String, Value>) -> String {
-    let width = values.keys().map(String::len).max().unwrap_or(0);
+    const ENDS: [&str; 2] = ["_ci95_low@", "_ci95_high@"];
+    let shown = || values.iter().filter(|(key, _)| !ENDS.iter().any(|end| key.contains(end)));
+    let width = shown().map(|(key, _)| key.len()).max().unwrap_or(0);
+    let interval = |key: &str| {
+        let (name, k) = key.split_once('@')?;
+        let [low, high] = ENDS.map(|end| values.get(&format!("{name}{end}{k}")).and_then(Value::as_f64));
+        Some(format!("  95 % interval {:.4} to {:.4}", low?, high?))
+    };
     let line = |(key, value): (&String, &Value)| match value.as_f64() {
-        Some(number) if value.is_f64() => format!("{key:width$}  {number:.4}\n"),
+        Some(number) if value.is_f64() => {
+            format!("{key:width$}  {number:.4}{}\n", interval(key).unwrap_or_default())
+        }
         Some(_) => format!("{key:width$}  {value}\n"),
         None => format!("{key:width$}  -\n"),
     };
-    values.iter().map(line).collect()
+    shown().map(line).collect()
 }
 
 #[cfg(test)]
@@ -130,9 +163,21 @@ mod tests {
 
     #[test]
     fn the_table_is_aligned() {
-        let values = serde_json::json!({ "pass@2": 0.5, "eval_prompts": 3, "eval_reward": null });
+        let values = serde_json::json!({
+            "pass@2": 0.5, "pass_ci95_low@2": 0.25, "pass_ci95_high@2": 0.75, "eval_prompts": 3, "eval_reward": null,
+            "eval_seconds": 2.0
+        });
         let table = table(values.as_object().unwrap());
         let lines: std::collections::BTreeSet<&str> = table.lines().collect();
-        assert_eq!(lines, ["pass@2        0.5000", "eval_prompts  3", "eval_reward   -"].into());
+        assert_eq!(
+            lines,
+            [
+                "pass@2        0.5000  95 % interval 0.2500 to 0.7500",
+                "eval_prompts  3",
+                "eval_reward   -",
+                "eval_seconds  2.0000"
+            ]
+            .into()
+        );
     }
 }

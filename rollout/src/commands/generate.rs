@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use shared::SamplingParams;
 
-use super::{complete::GenerationFlags, flags::PromptFlags, progress::rate, rows};
+use super::{
+    complete::{GenerationFlags, Task},
+    flags::PromptFlags,
+    progress::rate,
+    rows,
+};
 
 /// Flags of `rollout generate`.
 #[derive(Debug, clap::Args)]
@@ -41,9 +46,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         &model,
         &args.prompt.rows,
         (&args.prompts, "train"),
-        functions,
-        sampling,
-        args.num_generations,
+        Task { functions, sampling, num_generations: args.num_generations, correct_at: None, keep: None },
     )?;
     rows::write(&args.output, &completed.groups)?;
     for failure in rows::failures(&completed.groups) {

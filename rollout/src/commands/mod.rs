@@ -9,6 +9,7 @@ pub mod eval;
 pub mod explain;
 pub mod flags;
 pub mod generate;
+mod journal;
 mod progress;
 pub mod rewards;
 mod rows;

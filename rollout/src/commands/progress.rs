@@ -8,21 +8,25 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Time between two lines when stderr is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+const LINE_EVERY: Duration = Duration::from_secs(60);
 
-/// Counts completions and tokens.
+/// Counts completions, prompts and tokens.
 pub struct Progress {
     bar: Option<ProgressBar>,
     total: usize,
     done: usize,
+    prompts: usize,
+    prompts_done: usize,
+    /// Sum over the prompts that could be judged, and how many those are.
+    accuracy: (f64, usize),
     tokens: u64,
     started: Instant,
     next_line: Instant,
 }
 
 impl Progress {
-    /// Starts the clock for `total` completions.
-    pub fn new(total: usize) -> Self {
+    /// Starts the clock for the `total` completions that are still to be made, of `prompts` in all.
+    pub fn new(total: usize, prompts: usize) -> Self {
         let started = Instant::now();
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = "{bar:40} {pos}/{len} completions, {msg}, {elapsed} elapsed, {eta} left";
@@ -31,7 +35,17 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_secs(1));
             bar
         });
-        Self { bar, total, done: 0, tokens: 0, started, next_line: started + LINE_EVERY }
+        Self {
+            bar,
+            total,
+            done: 0,
+            prompts,
+            prompts_done: 0,
+            accuracy: (0.0, 0),
+            tokens: 0,
+            started,
+            next_line: started + LINE_EVERY,
+        }
     }
 
     /// A completion of `tokens` tokens has ended.
@@ -39,33 +53,71 @@ impl Progress {
         self.done += 1;
         self.tokens += tokens as u64;
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{:.0} tokens/s", rate(self.tokens, self.seconds())));
+            bar.set_message(format!("{}, {:.0} tokens/s", self.prompts_so_far(), rate(self.tokens, self.seconds())));
             bar.inc(1);
         }
+    }
+
+    /// All completions of a prompt are scored, also in a session before; `accuracy` is the share of right ones, if they are
+    /// judged.
+    pub fn prompt(&mut self, accuracy: Option<f64>) {
+        self.prompts_done += 1;
+        if let Some(accuracy) = accuracy {
+            self.accuracy = (self.accuracy.0 + accuracy, self.accuracy.1 + 1);
+        }
+    }
+
+    /// `120/300 prompts, accuracy 0.575 so far`.
+    fn prompts_so_far(&self) -> String {
+        let accuracy = match self.accuracy {
+            (_, 0) => String::new(),
+            (sum, judged) => format!(", accuracy {:.3} so far", sum / judged as f64),
+        };
+        format!("{}/{} prompts{accuracy}", self.prompts_done, self.prompts)
     }
 
     /// Time has passed, whether or not a completion has ended.
     pub fn tick(&mut self) {
         if self.bar.is_none() && Instant::now() >= self.next_line {
-            shared::tell!("{}/{} completions after {:.0} s", self.done, self.total, self.seconds());
+            let seconds = self.seconds();
+            let left = match self.done {
+                0 => String::new(),
+                done => format!(", about {:.0} s left", seconds * (self.total - done) as f64 / done as f64),
+            };
+            let prompts = self.prompts_so_far();
+            shared::tell!("{}/{} completions, {prompts}, after {seconds:.0} s{left}", self.done, self.total);
             self.next_line = Instant::now() + LINE_EVERY;
         }
     }
 
-    fn seconds(&self) -> f64 {
+    /// Seconds since the start.
+    pub fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// Removes the bar; returns the tokens of all completions, and the seconds since the start.
-    pub fn finish(self) -> (u64, f64) {
+    /// Removes the bar; returns the tokens of all completions.
+    pub fn finish(self) -> u64 {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        (self.tokens, self.seconds())
+        self.tokens
     }
 }
 
 /// Tokens per second, 0 where no time has passed.
 pub fn rate(tokens: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accuracy_is_of_prompts_that_could_be_judged() {
+        let mut progress = Progress::new(40, 10);
+        assert_eq!(progress.prompts_so_far(), "0/10 prompts");
+        [Some(1.0), None, Some(0.25)].into_iter().for_each(|accuracy| progress.prompt(accuracy));
+        assert_eq!(progress.prompts_so_far(), "3/10 prompts, accuracy 0.625 so far");
+    }
 }

@@ -2,12 +2,13 @@
 
 use serde::Serialize;
 use shared::RolloutGroup;
-use statrs::distribution::{ContinuousCDF, StudentsT};
+use statrs::distribution::ContinuousCDF;
 
-use super::{Judging, count_correct, mean, mean_and_error};
-
-/// Share of intervals that hold the true difference.
-const CONFIDENCE: f64 = 0.95;
+use super::{
+    Judging, accuracy,
+    interval::{self, CONFIDENCE},
+    mean, mean_and_error,
+};
 
 /// What the difference says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -49,8 +50,8 @@ pub struct Difference {
 pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     let differences = pairs.iter().map(|(a, b)| b - a);
     let (difference, error) = mean_and_error(differences);
-    let freedom = StudentsT::new(0.0, 1.0, pairs.len().checked_sub(1)? as f64).ok()?;
-    let half = error * freedom.inverse_cdf(0.5 + CONFIDENCE / 2.0);
+    let freedom = interval::students_t(pairs.len())?;
+    let half = error * interval::reach(&freedom);
     let p_value = match error {
         0.0 if difference == 0.0 => 1.0,
         // All differences are the same, and say nothing of how they vary: at least all have one sign, as tossed coins may.
@@ -76,10 +77,7 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
 /// The share of right completions of each prompt, where all of both models could be scored.
 #[must_use]
 pub fn accuracies(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<(f64, f64)> {
-    let share = |group: &RolloutGroup| {
-        Some(count_correct(&group.completions, judging.correct_at)? as f64 / group.completions.len() as f64)
-    };
-    pairs(a, b, share)
+    pairs(a, b, |group| accuracy(group, judging.correct_at))
 }
 
 /// The mean reward of each prompt, where each model has a completion with one.

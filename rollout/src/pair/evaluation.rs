@@ -133,7 +133,8 @@ impl Evaluation {
         round.done.sort_unstable_by_key(|group| group.id);
         let mut record = MetricRecord::default();
         record.count(metrics::STEP, round.version.0);
-        record.extend(evaluation::record(&round.done, self.judging, round.begun.elapsed().as_secs_f64()));
+        // With one greedy completion for each prompt there is no vote to count.
+        record.extend(evaluation::record(&round.done, None, self.judging, round.begun.elapsed().as_secs_f64()));
         if round.lost {
             tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
             return Ok(());

@@ -19,7 +19,7 @@ use regex::Regex;
 
 use super::{
     gsm8k,
-    number::{THOUSANDS, number},
+    number::{THOUSANDS, in_digits, number},
     tags,
 };
 
@@ -98,9 +98,38 @@ pub fn boxed(completion: &str, expected: &str) -> f64 {
 /// 1 if the last number of the completion equals the expected one, else 0.
 #[must_use]
 pub fn numeric(completion: &str, expected: &str) -> f64 {
-    let last = NUMBER.find_iter(completion).last().and_then(|found| number(last_of(found.as_str())));
+    let last = last_number(completion);
     let expected = value(&normalise(gold(expected)));
     f64::from(u8::from(last.zip(expected).is_some_and(|(given, expected)| close(given, expected))))
+}
+
+/// The answer that [`accuracy`] looks at, as [`canonical`] text.
+#[must_use]
+pub fn vote(completion: &str) -> Option<String> {
+    final_answer(completion).map(canonical)
+}
+
+/// As [`vote`], for [`boxed`].
+#[must_use]
+pub fn vote_boxed(completion: &str) -> Option<String> {
+    last_boxed(completion).filter(|answer| !answer.is_empty()).map(canonical)
+}
+
+/// As [`vote`], for [`numeric`].
+#[must_use]
+pub fn vote_numeric(completion: &str) -> Option<String> {
+    last_number(completion).map(in_digits)
+}
+
+/// The value of an answer that is a number or a plain fraction, else its text without what only changes how it looks. Answers
+/// of other forms that are equal may differ in it.
+fn canonical(answer: &str) -> String {
+    let text = normalise(answer);
+    value(&text).map_or(text, in_digits)
+}
+
+fn last_number(completion: &str) -> Option<f64> {
+    NUMBER.find_iter(completion).last().and_then(|found| number(last_of(found.as_str())))
 }
 
 /// The last number of what [`NUMBER`] finds: all of it, if its commas separate thousands, else what follows the last comma.

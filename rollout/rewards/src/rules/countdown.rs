@@ -66,7 +66,8 @@ pub(super) fn build(parameters: &Parameters) -> Built {
         }
         None => RewardOutcome::NotApplicable,
     };
-    Ok(Arc::new(Rule { score: rule, correct_at: score }))
+    // Many equations are right: that one is written oftener than another says nothing.
+    Ok(Arc::new(Rule { score: rule, correct_at: score, extract: None }))
 }
 
 /// Prompt and completion as the rule wants them. A chat template with other markers than TinyZero's knew would make

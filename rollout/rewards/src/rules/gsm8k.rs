@@ -1,6 +1,6 @@
 //! GSM8K's convention: the answer follows `####`.
 
-use super::number::number;
+use super::number::{in_digits, number};
 
 /// The answer of a GSM8K solution: the text after the first `####`, stripped; `None` without the marker.
 #[must_use]
@@ -13,14 +13,29 @@ pub fn answer(solution: &str) -> Option<&str> {
 #[must_use]
 pub fn score(completion: &str, expected: &str) -> f64 {
     let expected = answer(expected).unwrap_or(expected).trim();
-    let Some((_, given)) = completion.rsplit_once("####") else { return 0.0 };
-    let given = given.trim_start().lines().next().unwrap_or_default().trim();
-    let word = given.split_whitespace().next().unwrap_or_default();
-    let right = match (number(word), number(expected)) {
+    let Some(given) = given(completion) else { return 0.0 };
+    let right = match (first_number(given), number(expected)) {
         (Some(given), Some(expected)) => given == expected,
-        _ => !given.is_empty() && given == expected,
+        _ => given == expected,
     };
     f64::from(u8::from(right))
+}
+
+/// The answer that [`score`] looks at: of two that it takes for the same, the same text.
+#[must_use]
+pub fn vote(completion: &str) -> Option<String> {
+    let given = given(completion)?;
+    Some(first_number(given).map_or_else(|| given.to_owned(), in_digits))
+}
+
+/// The rest of the line after the last `####`.
+fn given(completion: &str) -> Option<&str> {
+    let (_, given) = completion.rsplit_once("####")?;
+    given.trim_start().lines().next().map(str::trim).filter(|given| !given.is_empty())
+}
+
+fn first_number(given: &str) -> Option<f64> {
+    number(given.split_whitespace().next()?)
 }
 
 #[cfg(test)]

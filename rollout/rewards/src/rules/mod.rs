@@ -17,7 +17,7 @@ use std::sync::Arc;
 use shared::RewardOutcome;
 
 use crate::{
-    Reward, RewardCompletion, RewardInput,
+    Extract, Reward, RewardCompletion, RewardInput,
     entry::{Entry, Parameter, Parameters},
     program::command,
 };
@@ -26,6 +26,7 @@ use crate::{
 struct Rule<F> {
     score: F,
     correct_at: f64,
+    extract: Option<Box<Extract>>,
 }
 
 impl<F> Reward for Rule<F>
@@ -39,6 +40,10 @@ where
     fn correct_at(&self) -> f64 {
         self.correct_at
     }
+
+    fn extract(&self) -> Option<&Extract> {
+        self.extract.as_deref()
+    }
 }
 
 pub use arithmetic::separator;
@@ -48,23 +53,25 @@ type Built = Result<Arc<dyn Reward>, String>;
 /// A rule that reads the completion alone.
 fn of_completion(correct_at: f64, rule: impl Fn(&RewardCompletion) -> f64 + Send + Sync + 'static) -> Built {
     let score = move |_: &RewardInput, completion: &RewardCompletion| RewardOutcome::Score(rule(completion));
-    Ok(Arc::new(Rule { score, correct_at }))
+    Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
 
-/// A rule that compares the completion with the row's answer: the first of the columns that the row has. It abstains
-/// when the row has none.
+/// A rule that compares the completion's answer, as `extract` finds it, with the row's: the first of the columns that the row
+/// has. It abstains when the row has none.
 fn of_answer(
     correct_at: f64,
     columns: &'static [&'static str],
+    extract: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
     rule: impl Fn(&str, &str) -> f64 + Send + Sync + 'static,
 ) -> Built {
-    judged(correct_at, columns, move |completion, answer| Some(rule(&completion.text, answer)))
+    judged(correct_at, columns, extract, move |completion, answer| Some(rule(&completion.text, answer)))
 }
 
 /// As [`of_answer`], with a rule that may abstain.
 fn judged(
     correct_at: f64,
     columns: &'static [&'static str],
+    extract: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
     rule: impl Fn(&RewardCompletion, &str) -> Option<f64> + Send + Sync + 'static,
 ) -> Built {
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
@@ -74,7 +81,7 @@ fn judged(
             None => RewardOutcome::NotApplicable,
         }
     };
-    Ok(Arc::new(Rule { score, correct_at }))
+    Ok(Arc::new(Rule { score, correct_at, extract: Some(Box::new(extract)) }))
 }
 
 /// Every function of this crate, in the order in which they are listed.
@@ -85,7 +92,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         columns: &["answer"],
         parameters: &[],
         // The same number is a right answer, however it is written.
-        build: |_| of_answer(1.5, &["answer"], tags::correctness),
+        build: |_| of_answer(1.5, &["answer"], tags::vote, tags::correctness),
     },
     Entry {
         name: "format",
@@ -106,14 +113,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         about: "1 if the number after the last #### equals the row's answer, else 0",
         columns: &["answer"],
         parameters: &[],
-        build: |_| of_answer(1.0, &["answer"], gsm8k::score),
+        build: |_| of_answer(1.0, &["answer"], gsm8k::vote, gsm8k::score),
     },
     Entry {
         name: "accuracy",
         about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains if unsure",
         columns: ANSWER,
         parameters: &[],
-        build: |_| judged(1.0, ANSWER, |c, expected| answer::accuracy(&c.text, expected)),
+        build: |_| judged(1.0, ANSWER, answer::vote, |c, expected| answer::accuracy(&c.text, expected)),
     },
     Entry {
         name: "reasoning_accuracy",
@@ -122,7 +129,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         parameters: &[Parameter { name: "delimiter", default: Some("</think>"), about: "what ends the reasoning" }],
         build: |p| {
             let delimiter: String = p.get("delimiter")?;
-            judged(1.0, ANSWER, move |c, expected| answer::reasoning_accuracy(&c.text, expected, &delimiter))
+            let end = delimiter.clone();
+            let extract = move |text: &str| text.rsplit_once(&*end).and_then(|(_, answer)| answer::vote(answer));
+            judged(1.0, ANSWER, extract, move |c, expected| answer::reasoning_accuracy(&c.text, expected, &delimiter))
         },
     },
     Entry {
@@ -143,14 +152,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         about: "1 if the last \\boxed{} equals the row's answer or solution, as text or as a number, else 0",
         columns: ANSWER,
         parameters: &[],
-        build: |_| of_answer(1.0, ANSWER, answer::boxed),
+        build: |_| of_answer(1.0, ANSWER, answer::vote_boxed, answer::boxed),
     },
     Entry {
         name: "numeric",
         about: "1 if the last number of the completion equals the row's answer, else 0",
         columns: ANSWER,
         parameters: &[],
-        build: |_| of_answer(1.0, ANSWER, answer::numeric),
+        build: |_| of_answer(1.0, ANSWER, answer::vote_numeric, answer::numeric),
     },
     Entry {
         name: "countdown",
@@ -241,5 +250,58 @@ fn positive(parameters: &Parameters, name: &str) -> Result<usize, String> {
     match parameters.get(name)? {
         0 => Err(format!("parameter `{name}` must be at least 1")),
         n => Ok(n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Registry, testing};
+
+    #[test]
+    fn answers_that_are_the_same_have_the_same_vote() {
+        let vote =
+            |spec: &str, text: &str| Registry::default().function(spec).unwrap().reward().extract().unwrap()(text);
+        for (spec, first, same, other) in [
+            ("correctness", "<answer>18</answer>", "<answer>$18.0 in all</answer>", "<answer>81</answer>"),
+            ("gsm8k", "#### 1,234", "so\n#### $1234. eggs", "#### 1235"),
+            ("numeric", "it is 0.5", "first 3, then .50", "it is 5"),
+            ("boxed", r"\boxed{\frac{1}{2}}", r"\boxed{0.5}", r"\boxed{2}"),
+            ("accuracy", r"\boxed{ x^2 }", "<answer>$x^2$</answer>", r"\boxed{x^3}"),
+            ("reasoning_accuracy", r"\boxed{9}</think>#### 7", "</think>\\boxed{7.0}", r"</think>\boxed{8}"),
+            ("cosine_scaled:max_len=9", "#### -0", r"\boxed{0}", r"\boxed{1}"),
+        ] {
+            assert_eq!(vote(spec, first), vote(spec, same), "{spec}");
+            assert_ne!(vote(spec, first), vote(spec, other), "{spec}");
+            assert!(vote(spec, first).is_some() && vote(spec, "nothing").is_none(), "{spec}");
+        }
+        for spec in ["format", "countdown", "relative_length", "step_arithmetic"] {
+            assert!(Registry::default().function(spec).unwrap().reward().extract().is_none(), "{spec}");
+        }
+    }
+
+    /// What earns as much as the row's answer has the vote of the row's answer.
+    #[test]
+    fn a_vote_is_for_what_is_scored() {
+        for (spec, answer, text) in [
+            ("correctness", "5", "<answer>6</answer><answer>5.0</answer>"),
+            ("gsm8k", "5", "#### 6\n#### 5"),
+            ("numeric", "5", "6 and 5"),
+            ("boxed", "5", r"\boxed{6} \boxed{5}"),
+            ("accuracy", "5", "#### 6 <answer>5</answer>"),
+        ] {
+            let function = Registry::default().function(spec).unwrap();
+            let reward = function.reward();
+            let input = RewardInput {
+                columns: Arc::new(serde_json::from_value(json!({ "answer": answer })).unwrap()),
+                completions: testing::completions(&[text]),
+                ..RewardInput::default()
+            };
+            assert!(reward.score(&input)[0].score().unwrap() >= reward.correct_at(), "{spec}");
+            let number: f64 = reward.extract().unwrap()(text).unwrap().parse().unwrap();
+            assert_eq!(number, 5.0, "{spec}");
+        }
     }
 }

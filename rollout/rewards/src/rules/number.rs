@@ -8,6 +8,12 @@ use regex::Regex;
 pub(super) static THOUSANDS: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$").expect("a valid pattern"));
 
+/// A number as text, the same for the same number.
+pub(super) fn in_digits(number: f64) -> String {
+    // -0 is 0.
+    (number + 0.0).to_string()
+}
+
 /// The value of a text that is a number: optional sign and `$`, thousands separators, a closing full stop or percent
 /// sign.
 #[must_use]

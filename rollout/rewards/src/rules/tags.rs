@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
+use super::number::in_digits;
+
 /// theLMbook's idea of a number.
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"-?\d*\.?\d+").expect("a valid pattern"));
 
@@ -36,6 +38,13 @@ pub fn correctness(completion: &str, answer: &str) -> f64 {
         (Some(found), Some(expected)) if found == expected => 1.5,
         _ => 0.0,
     }
+}
+
+/// The answer that [`correctness`] looks at: of two that it takes for the same, the same text.
+#[must_use]
+pub fn vote(completion: &str) -> Option<String> {
+    let answer = extract_answer(completion).filter(|answer| !answer.is_empty())?;
+    Some(single_number(answer).map_or_else(|| answer.to_owned(), in_digits))
 }
 
 /// theLMbook's `format_reward`: 0.2 for each of the four tags that appears.

@@ -33,7 +33,48 @@ section! {
     /// Above `avg@{k}`. The distance is what training can still gain; it shrinks as the policy settles on one answer.
     family PASS = "pass@{k}" { unit: Share, source: "verl `val-core/…/best@k`" }
 
-    /// Standard error of `avg@{k}`, over prompts; 1.96 times it to either side is an interval of 95 %.
+    /// Share of prompts of which the majority of k completions is right: the answer that most of them name, the first of those
+    /// that are named as often (self-consistency). A completion without an answer has no vote.
+    ///
+    /// Above `avg@{k}` where the policy is right more often than it makes any one mistake; with k = 1 the same.
+    family MAJ = "maj@{k}" {
+        unit: Share,
+        source: "verl `val-core/…/maj@k`, lm-evaluation-harness `maj@k`",
+        when: "`rollout eval`, where the first reward function extracts an answer"
+    }
+
+    /// Lower end of the 95 % interval of `avg@{k}`: Wilson's where each prompt counts as 0 or 1, as it does with k = 1; else
+    /// Student's t over prompts (standard errors clustered by prompt), cut to 0 and 1.
+    ///
+    /// Nearer to `avg@{k}` with more prompts.
+    family AVG_LOW = "avg_ci95_low@{k}" { unit: Share, source: "Tandem" }
+
+    /// Upper end of the 95 % interval of `avg@{k}`.
+    ///
+    /// As `avg_ci95_low@{k}`.
+    family AVG_HIGH = "avg_ci95_high@{k}" { unit: Share, source: "Tandem" }
+
+    /// Lower end of the 95 % interval of `pass@{k}`, made as `avg_ci95_low@{k}`.
+    ///
+    /// As `avg_ci95_low@{k}`.
+    family PASS_LOW = "pass_ci95_low@{k}" { unit: Share, source: "Tandem" }
+
+    /// Upper end of the 95 % interval of `pass@{k}`.
+    ///
+    /// As `avg_ci95_low@{k}`.
+    family PASS_HIGH = "pass_ci95_high@{k}" { unit: Share, source: "Tandem" }
+
+    /// Lower end of the 95 % interval of `maj@{k}`: Wilson's.
+    ///
+    /// As `avg_ci95_low@{k}`.
+    family MAJ_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "`maj@{k}`" }
+
+    /// Upper end of the 95 % interval of `maj@{k}`.
+    ///
+    /// As `avg_ci95_low@{k}`.
+    family MAJ_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "`maj@{k}`" }
+
+    /// Standard error of `avg@{k}`, over prompts. For an interval take `avg_ci95_low@{k}` and `avg_ci95_high@{k}`.
     ///
     /// 0.5 / √prompts at most. Differences of less than two of it between models say little.
     family AVG_STDERR = "avg_stderr@{k}" { unit: Share, source: "lm-evaluation-harness `acc_stderr`" }
@@ -42,6 +83,15 @@ section! {
     ///
     /// As `avg_stderr@{k}`.
     family PASS_STDERR = "pass_stderr@{k}" { unit: Share, source: "lm-evaluation-harness `acc_stderr`" }
+
+    /// Standard error of `maj@{k}`, over prompts.
+    ///
+    /// As `avg_stderr@{k}`.
+    family MAJ_STDERR = "maj_stderr@{k}" {
+        unit: Share,
+        source: "lm-evaluation-harness `acc_stderr`",
+        when: "`maj@{k}`"
+    }
 
     /// Mean reward of the completions.
     ///
