@@ -15,6 +15,7 @@ mod merge;
 mod notices;
 mod output;
 mod report;
+mod samples;
 mod signals;
 mod summary;
 mod supervise;
