@@ -16,6 +16,7 @@ mod notices;
 mod output;
 mod report;
 mod report_to;
+mod samples;
 mod signals;
 mod summary;
 mod supervise;

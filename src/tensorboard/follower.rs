@@ -1,11 +1,7 @@
 //! Writes events while the two halves write their records.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    fs, io,
-};
+use std::{collections::VecDeque, io};
 
-use serde::Deserialize;
 use shared::{
     RunDir,
     metrics::{self, MetricRecord, STEP},
@@ -16,7 +12,10 @@ use super::{
     histogram,
     proto::Value,
 };
-use crate::tail::step_of;
+use crate::{
+    samples::{self, MOST_AWAITED, Sample},
+    tail::step_of,
+};
 
 /// Names of a step's metrics begin with this, as TRL's do.
 const TRAIN: &str = "train/";
@@ -28,10 +27,6 @@ const COMPLETIONS: &str = "completions/";
 const STEPS_WITH_TEXTS: u64 = 100;
 /// Most characters of a prompt or a completion.
 const MOST_TEXT: usize = 4_000;
-/// Longest file of completions that is read.
-const MOST_BYTES: u64 = 256 << 20;
-/// Steps for whose completions is waited: they are written beside the next step.
-const MOST_AWAITED: usize = 4;
 
 /// Turns the records of a run into events, as they come.
 #[derive(Debug)]
@@ -46,16 +41,6 @@ pub struct Follower {
     awaited: VecDeque<u64>,
     /// Between two steps with texts.
     every: u64,
-}
-
-/// One line of `completions/step-N.jsonl`, as far as events need it.
-#[derive(Debug, Deserialize)]
-struct Sample {
-    prompt: String,
-    completion: String,
-    rewards: BTreeMap<String, Option<f64>>,
-    reward: Option<f64>,
-    tokens: f64,
 }
 
 impl Follower {
@@ -133,12 +118,10 @@ impl Follower {
 
     fn add_completions(&mut self) -> io::Result<()> {
         while let Some(&step) = self.awaited.front() {
-            let path = self.run.step_completions(step);
-            let samples = match fs::metadata(&path) {
-                // A pipe would hold the launcher up.
-                Ok(what) if what.is_file() && what.len() <= MOST_BYTES => samples(&fs::read(&path).unwrap_or_default()),
-                Err(_) if self.awaited.len() <= MOST_AWAITED => break,
-                _ => Vec::new(),
+            let samples = match samples::read(&self.run.step_completions(step)) {
+                Some(samples) => samples,
+                None if self.awaited.len() as u64 <= MOST_AWAITED => break,
+                None => Vec::new(),
             };
             self.awaited.pop_front();
             let with_texts = step == 1 || step.is_multiple_of(self.every);
@@ -168,11 +151,6 @@ fn scalars(record: &MetricRecord, name: impl Fn(&str) -> String) -> Vec<Value> {
     values.filter_map(|(key, value)| Some(Value::scalar(name(key), value.as_f64()?))).collect()
 }
 
-/// Lines that are no samples are left out.
-fn samples(bytes: &[u8]) -> Vec<Sample> {
-    bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
-}
-
 fn distributions(samples: &[Sample], with_texts: bool) -> Vec<Value> {
     let mut values = Vec::new();
     let mut push = |name: String, numbers: Vec<f64>| {
@@ -185,8 +163,7 @@ fn distributions(samples: &[Sample], with_texts: bool) -> Vec<Value> {
         push(format!("{COMPLETIONS}rewards/{name}"), scores.collect());
     }
     if with_texts {
-        let mut ranked: Vec<&Sample> = samples.iter().filter(|sample| sample.reward.is_some()).collect();
-        ranked.sort_by(|a, b| b.reward.partial_cmp(&a.reward).unwrap_or(std::cmp::Ordering::Equal));
+        let ranked = samples::ranked(samples);
         let (best, worst) = (ranked.first(), ranked.last());
         let shown = [("best", best), ("worst", worst.filter(|_| ranked.len() > 1))];
         let texts = shown.into_iter().filter_map(|(which, sample)| Some(markdown(which, sample?))).collect::<Vec<_>>();
@@ -218,7 +195,7 @@ fn markdown(which: &str, sample: &Sample) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{collections::BTreeMap, fs, path::Path};
 
     use super::*;
 

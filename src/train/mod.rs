@@ -4,6 +4,7 @@ mod ask;
 mod data;
 mod directory;
 mod hub;
+mod printed;
 mod problems;
 mod progress;
 mod rehearsal;

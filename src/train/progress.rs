@@ -18,6 +18,7 @@ use shared::{
 };
 use shared_bounds::Shown;
 
+use super::printed::Printed;
 use crate::{
     notices::Board,
     output, signals, summary,
@@ -35,6 +36,7 @@ pub struct Progress {
     /// As long as it can be written.
     tensorboard: Option<Follower>,
     board: Board,
+    completions: Printed,
     bar: Option<ProgressBar>,
     total: u64,
     every: u64,
@@ -69,6 +71,7 @@ impl Progress {
             tail,
             tensorboard: None,
             board: Board::new(dir.notices()),
+            completions: Printed::new(config, dir.clone(), shown),
             bar,
             total,
             every: config.logging_steps.max(1),
@@ -176,6 +179,9 @@ impl Watch for Progress {
         if self.tail.steps() != self.shown {
             self.show();
         }
+        if let Some(text) = self.completions.poll(self.tail.steps()) {
+            self.say(&text);
+        }
         self.tell_of_evaluations();
         for notice in self.board.news() {
             self.say(&format!("notice: {notice}"));
@@ -268,7 +274,7 @@ fn evaluation_line(record: &MetricRecord) -> String {
 }
 
 /// A name of a reward function that fits a line: without arguments, and without the folders of a file.
-fn short(name: &str) -> &str {
+pub fn short(name: &str) -> &str {
     let name = name.strip_prefix("command:run=").or_else(|| name.strip_prefix("model:path=")).unwrap_or(name);
     let name = name.split_whitespace().next().unwrap_or(name).trim_end_matches('/');
     let name = name.rsplit('/').next().unwrap_or(name);

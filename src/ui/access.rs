@@ -5,7 +5,7 @@
 //! the token.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
     net::IpAddr,
 };
@@ -44,9 +44,12 @@ impl Access {
         Ok(Self { host, token: if host.is_loopback() { None } else { Some(random()?) } })
     }
 
-    /// The address to open, token included. A server on all addresses is shown by that of this machine.
+    /// The address to open, token included.
     pub fn address(&self, port: u16) -> String {
         let host = match self.host {
+            // Of all addresses none can be opened; others know the machine by its name.
+            host if host.is_unspecified() => fs::read_to_string("/proc/sys/kernel/hostname")
+                .map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned()),
             IpAddr::V6(host) => format!("[{host}]"),
             IpAddr::V4(host) => host.to_string(),
         };

@@ -90,13 +90,16 @@ pub fn serve(listener: TcpListener, shared: Shared) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the server")?;
     let app = router(Arc::new(shared));
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         tokio::select! {
             served = axum::serve(listener, app) => served.context("the server failed"),
             stopped = stop() => stopped.context("cannot wait for an interrupt"),
         }
-    })
+    });
+    // A file that is being read, on a disk that no longer answers perhaps, is not waited for.
+    runtime.shutdown_background();
+    served
 }
 
 async fn stop() -> std::io::Result<()> {

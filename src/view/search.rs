@@ -63,6 +63,7 @@ pub fn search(dir: &RunDir, text: &str) -> io::Result<Found> {
             }
         }
     }
+    found.more |= found.hits.len() > MOST;
     found.hits.truncate(MOST);
     Ok(found)
 }

@@ -78,7 +78,14 @@ fn rewards_of_steps_alone_teach_the_carry() {
     let mut train = tandem(dir.path());
     train.arg("train").arg(warm_start().join("run.toml")).arg("--output_dir").arg(&run);
     train.args(["--advantage_estimator=process", "--generation_batch_size=128", "--per_device_train_batch_size=64"]);
-    train.args(["--max_steps=80", "--learning_rate=3e-4", "--eval_steps=none", "--seed=5"]);
+    train.args([
+        "--max_steps=80",
+        "--learning_rate=3e-4",
+        "--lr_scheduler_type=linear",
+        "--warmup_ratio=0",
+        "--eval_steps=none",
+        "--seed=5",
+    ]);
     train.arg(format!("--reward_funcs=command:run=python3 {}", script.display()));
     let _ = cli::finish(train).success();
 
@@ -102,7 +109,15 @@ fn rounds_with_a_reward_model_trained_along_raise_what_the_judge_rewards() {
     iterate.arg(format!("--output_dir={}", out.display()));
     iterate.args(["--reward_funcs=format", "--generation_batch_size=128", "--per_device_train_batch_size=128"]);
     // At twice the rate the policy leaves what the reward model has seen, and the judge's rewards fall again.
-    iterate.args(["--max_steps=20", "--learning_rate=5e-5", "--beta=0.1", "--eval_steps=none", "--seed=5"]);
+    iterate.args([
+        "--max_steps=20",
+        "--learning_rate=5e-5",
+        "--lr_scheduler_type=linear",
+        "--warmup_ratio=0",
+        "--beta=0.1",
+        "--eval_steps=none",
+        "--seed=5",
+    ]);
     let result = last_json(&cli::finish(iterate).success().stdout);
 
     let rounds = result["rounds"].as_array().unwrap();

@@ -485,7 +485,7 @@ options! {
         /// Steps (generation batches) between evaluations on `eval_dataset`, the last version included; in TRL, optimiser
         /// updates.
         eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), keeps_results;
-        /// Steps between progress lines when not on a terminal.
+        /// Steps between progress lines when not on a terminal, and between completions that are printed.
         logging_steps: u64 = 1, trl, at_least(1.0), keeps_results;
         /// Trackers that are told of every step and evaluation while the run goes on: `wandb`, `trackio`. A Python (`reward_python`)
         /// with their packages speaks to them. Event files for TensorBoard are always there, so `tensorboard` and `none` ask for nothing.
@@ -494,6 +494,9 @@ options! {
         run_name: Option<String> = None, absent("the last two parts of `output_dir`"), trl, keeps_results;
         /// Write every step's completions to `completions/`: a few kilobytes each on disk.
         log_completions: bool = true, trl, keeps_results;
+        /// Completions that are printed every `logging_steps`, from the best of the step to the worst: 3 are these and one between.
+        /// Long ones are cut. Needs `log_completions`; 0 = none. In TRL, drawn at random.
+        num_completions_to_print: u32 = 0, trl, keeps_results;
         /// Newest steps of which `completions/tokens-N.jsonl` says what the loss did with every token, for `tandem explain`: some
         /// 60 bytes a token; 0 = none.
         token_records: u64 = 20, keeps_results;

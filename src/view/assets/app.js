@@ -212,7 +212,7 @@
 
   const route = () => {
     const [name] = location.hash.slice(1).split('/');
-    state.tab = name in tabs ? name : 'curves';
+    state.tab = Object.hasOwn(tabs, name) ? name : 'curves';
     Object.entries(tabs).forEach(([one, [, root]], at) => {
       root.hidden = one !== state.tab;
       if (one === state.tab) links[at].setAttribute('aria-current', 'page');
@@ -247,7 +247,9 @@
   });
   Source.follow((id, parts) => trying(async () => {
     const run = state.runs.find((one) => one.id === id);
-    if (!run?.loaded || !state.selected.includes(id)) return;
+    if (run && !state.selected.includes(id)) run.loaded = false;
+    if (!run?.loaded) return;
+    if (parts.includes('state')) await listRuns();
     await load(run, parts);
     run.steps = run.figures.steps.step.at(-1) ?? run.steps;
     drawRuns();

@@ -8,6 +8,8 @@ const Charts = (() => {
   // Distances between ticks: steps are whole, seconds are read as minutes and hours.
   const STEPS = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
   const SECONDS = [0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800];
+  /** The dashes of the nth line. Every eighth has the same colour, so the dashes move on by one. */
+  const dash = (index) => DASHES[(index + Math.floor(index / COLORS)) % DASHES.length];
   const color = (index) => getComputedStyle(document.documentElement).getPropertyValue(`--c${index % COLORS}`).trim();
   const faint = (of) => `color-mix(in srgb, ${of} 35%, transparent)`;
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -78,14 +80,15 @@ const Charts = (() => {
         const [first] = curves;
         if (!first) return [];
         const values = first.values.map((_, at) => curves.reduce((sum, curve) => sum + (curve.values[at] ?? 0), 0));
-        return [{ ...first, values, label: name, color: color(index), dash: DASHES[index % DASHES.length], figures }];
+        return [{ ...first, values, label: name, color: color(index), dash: dash(index), figures }];
       }
       const list = declared.stacked ? stack(curves) : curves;
       return list.map((curve, at) => {
         const order = curve.index ?? at;
         const label = several ? (curves.length > 1 ? `${name}: ${curve.label}` : name) : curve.label;
-        const look = several ? index + order : order;
-        return { ...curve, label, figures, color: color(several ? index : order), dash: DASHES[look % DASHES.length] };
+        // Of several runs, each has its own colour, and no two lines of a chart the same dashes while there are enough.
+        const look = several ? index + order * runs.length : order;
+        return { ...curve, label, figures, color: color(several ? index : order), dash: dash(look) };
       });
     }).map((series) => ({ ...series, places: series.figures.places(series.table, view.axis) }));
   };
@@ -101,15 +104,15 @@ const Charts = (() => {
       const columns = [];
       const add = (values, look) => {
         columns.push(values);
-        looks.push({ stroke, dash, width: 2, spanGaps: false, points: { show: places.length < 40 }, ...look });
+        looks.push({ stroke, dash, width: 2, spanGaps: false, ...look });
         return looks.length - 1;
       };
       if (one.error) {
         const about = (sign) => one.values.map((value, at) => (value === null ? null : value + sign * 1.96 * (one.error[at] ?? 0)));
-        const quiet = { width: 0, points: { show: false }, aside: true };
+        const quiet = { width: 0, points: { show: false } };
         bands.push({ series: [add(about(1), quiet), add(about(-1), quiet)], fill: faint(stroke) });
       }
-      if (smoothed) add(one.values, { stroke: faint(stroke), dash: [], width: 1, points: { show: false }, aside: true });
+      if (smoothed) add(one.values, { stroke: faint(stroke), dash: [], width: 1, points: { show: false } });
       const fill = one.raw ? `color-mix(in srgb, ${stroke} 70%, ${ink('--card')})` : undefined;
       add(smoothed ? smooth(one.values, view.smoothing) : one.values, { fill, of: one });
       tables.push(unique(places, columns));
@@ -248,7 +251,7 @@ const Charts = (() => {
 
     const resize = () => plot?.setSize({ width: Math.max(canvas.clientWidth, 120), height: 200 });
     new ResizeObserver(resize).observe(canvas);
-    return { figure, update, redraw: () => plot?.setData(plot.data) };
+    return { figure, update };
   };
 
   const decade = (value) => (value === null ? '' : `1e${Math.round(Math.log10(value))}`.replace('-', '−'));
@@ -273,5 +276,5 @@ const Charts = (() => {
     font: '12px system-ui, sans-serif', ...more,
   });
 
-  return { create, color, ink, smooth, nameIn, DASHES };
+  return { create, color, ink, dash };
 })();

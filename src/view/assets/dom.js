@@ -42,5 +42,5 @@ const Dom = (() => {
     return element;
   };
 
-  return { el, svg, key, labelled, select };
+  return { el, key, labelled, select };
 })();

@@ -63,5 +63,5 @@ const Format = (() => {
     return code === 0x7f ? '\u2421' : `\u27e8${code.toString(16).toUpperCase().padStart(4, '0')}\u27e9`;
   });
 
-  return { decimals, ticks, number, count, percent, duration, clock, visible };
+  return { ticks, number, count, percent, duration, clock, visible };
 })();

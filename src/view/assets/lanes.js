@@ -30,7 +30,7 @@ const Lanes = (() => {
     const words = el('output');
     const legend = el('ul', { class: 'legend' }, ...PARTS.map(([name, text]) => el('li', {}, el('i', { class: `part ${name}` }), el('span', { text }))));
     const title = el('h3');
-    const figure = el('figure', { class: 'chart wide', hidden: true },
+    const figure = el('figure', { class: 'chart', hidden: true },
       el('figcaption', {}, title, words, el('p', { text: 'shares of the time of each stretch of steps' })), canvas, legend);
     let run;
     let bins = [];
@@ -39,7 +39,7 @@ const Lanes = (() => {
     const draw = () => {
       const { steps: table } = run.figures;
       const places = run.figures.places(table, view.axis);
-      const width = Math.max(canvas.parentElement.clientWidth - 2, 120);
+      const width = Math.max(canvas.clientWidth, 120);
       const scale = devicePixelRatio || 1;
       canvas.width = width * scale;
       canvas.height = (2 * HEIGHT + GAP + 18) * scale;

@@ -9,7 +9,7 @@ const Panels = (() => {
     const item = (run) => {
       const total = run.total_steps ? ` of ${Format.count(run.total_steps)}` : '';
       const box = el('input', { type: 'checkbox', checked: selected.includes(run.id), on: { change: () => change(run.id, box.checked) } });
-      const look = selected.length > 1 && selected.includes(run.id) ? key(Charts.color(run.index), Charts.DASHES[run.index % Charts.DASHES.length]) : undefined;
+      const look = selected.length > 1 && selected.includes(run.id) ? key(Charts.color(run.index), Charts.dash(run.index)) : undefined;
       return el('label', { class: 'run', title: Format.visible(run.path) }, box, look,
         el('span', { class: 'name', dir: 'auto', text: Format.visible(run.name) }),
         el('span', { class: `state ${run.state}`, text: STATES[run.state] ?? run.state }),

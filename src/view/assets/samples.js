@@ -132,6 +132,8 @@ const Samples = (() => {
     let at = {};
     let data;
     let hits;
+    // Answers that come after another question was asked are not shown.
+    let turns = 0;
 
     const show = () => {
       if (hits) return showHits();
@@ -143,8 +145,9 @@ const Samples = (() => {
       const kept = all.filter(keep).filter(({ row, group }) =>
         wanted === '' || (row.completion ?? '').toLowerCase().includes(wanted) || group.prompt.toLowerCase().includes(wanted));
       const sorted = kept.map((one, index) => [order(one), index, one]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , one]) => one);
+      const cut = wanted !== '' && all.some(({ row }) => row.completion_characters) ? '; of long ones only the beginning was searched, but In all steps searches all of it' : '';
       status.textContent = kept.length === all.length ? `${Format.count(all.length)} completions in ${data.groups.length} groups`
-        : `${Format.count(kept.length)} of ${Format.count(all.length)} completions`;
+        : `${Format.count(kept.length)} of ${Format.count(all.length)} completions${cut}`;
       let before;
       growing(list, sorted.flatMap((one) => {
         const heading = choice.sort === 'group' && one.group !== before ? [() => groupHead(one.group)] : [];
@@ -165,8 +168,11 @@ const Samples = (() => {
 
     const search = async () => {
       status.textContent = 'Searching…';
+      const turn = (turns += 1);
       try {
-        hits = await Source.search(at.run.id, choice.text);
+        const found = await Source.search(at.run.id, choice.text);
+        if (turn !== turns) return;
+        hits = found;
         show();
       } catch (error) {
         status.textContent = error.message;
@@ -175,10 +181,14 @@ const Samples = (() => {
 
     const step = async (wanted) => {
       hits = undefined;
+      const turn = (turns += 1);
       try {
-        data = await Source.step(at.run.id, wanted);
+        const found = await Source.step(at.run.id, wanted);
+        if (turn !== turns) return;
+        data = found;
         show();
       } catch (error) {
+        if (turn !== turns) return;
         data = undefined;
         list.replaceChildren();
         status.textContent = error.message;
@@ -221,7 +231,9 @@ const Samples = (() => {
     };
 
     const showPairs = async () => {
-      const found = await Source.pairs(at.run.id).catch(() => []);
+      const { run } = at;
+      const found = await Source.pairs(run.id);
+      if (run !== at.run) return;
       const cell = (one) => el('div', {}, el('span', { class: 'soft', text: `step ${one.step} · reward ${Format.number(one.reward)}` }), Tokens.textBlock(one.text));
       pairs.replaceChildren(...(found.length === 0 ? [] : [el('h2', { text: 'Before and after' }),
         ...found.map(({ before, after }) => el('article', { class: 'card pair' },
@@ -232,8 +244,10 @@ const Samples = (() => {
     /** Shows a run at a step, the newest if none is named. */
     const update = async (runs, run, wanted, quiet) => {
       const other = at.run?.id !== run.id;
-      const steps = await Source.steps(run.id).catch(() => []);
-      const stays = quiet && at.step !== undefined && !at.newest;
+      const steps = await Source.steps(run.id);
+      // Whoever reads is not disturbed by the next step.
+      const reads = hits !== undefined || root.contains(document.activeElement);
+      const stays = quiet && at.step !== undefined && (!at.newest || reads);
       const newest = wanted === undefined || wanted === steps.at(-1);
       const next = stays ? at.step : wanted ?? steps.at(-1);
       const same = !other && next === at.step;
@@ -241,6 +255,7 @@ const Samples = (() => {
       // Whoever types is not disturbed.
       if (!(quiet && controls.contains(document.activeElement))) showControls(runs, steps);
       if (next === undefined) {
+        [data, hits] = [];
         list.replaceChildren();
         status.textContent = 'No completions are kept yet (`log_completions`).';
       } else if (!same) await step(next);
@@ -249,5 +264,5 @@ const Samples = (() => {
     return { root, update };
   };
 
-  return { create, flat, FILTERS };
+  return { create };
 })();

@@ -66,7 +66,8 @@ class Table {
 
   /** Adds a part, or takes it in place of everything if it begins anew. */
   add({ from, step, columns }) {
-    if (from < this.step.length) Object.assign(this, new Table());
+    // What is there already, or is no longer true, gives way.
+    for (const column of [this.step, ...Object.values(this.columns)]) column.length = Math.min(column.length, from);
     const known = this.step.length;
     for (const [key, values] of Object.entries(columns)) {
       const column = (this.columns[key] ??= new Array(known).fill(null));
@@ -89,7 +90,13 @@ class Figures {
     this.times = [];
   }
 
-  async refresh() {
+  /** Reads what is new. One reading at a time: two would get the same news. */
+  refresh() {
+    this.reading = (this.reading ?? Promise.resolve()).catch(() => {}).then(() => this.read());
+    return this.reading;
+  }
+
+  async read() {
     const { steps, evaluations, generation } = this;
     const news = await Source.curves(this.run, { steps: steps.step.length, evaluations: evaluations.step.length, generation });
     this.generation = news.generation;

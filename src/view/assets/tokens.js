@@ -15,7 +15,8 @@ const Tokens = (() => {
 
   /** Figures of the tokens, one list for each way of colouring. */
   const figuresOf = (tokens) => {
-    const marked = tokens.tokens.map((_, index) => Object.keys(tokens.marks).filter((name) => tokens.marks[name].includes(index)));
+    const marks = Object.entries(tokens.marks).map(([name, all]) => [name, new Set(all)]);
+    const marked = tokens.tokens.map((_, index) => marks.filter(([, all]) => all.has(index)).map(([name]) => name));
     const difference = tokens.tokens.map((_, index) => {
       const [sampler, learner] = [tokens.sampler[index] ?? null, tokens.learner[index] ?? null];
       return sampler === null || learner === null ? null : learner - sampler;

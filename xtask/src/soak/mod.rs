@@ -87,7 +87,16 @@ fn start(host: &Host, out: &Path, resumes: bool) -> Result<Child> {
     let mut command = host.command(host.binary("tandem"));
     command.arg("train").arg(out.join("demo/run.toml"));
     command.args(["--max_staleness", "2", "--max_steps", "10000000", "--save_steps", "20", "--save_total_limit", "2"]);
-    command.args(["--lr_scheduler_type", "constant", "--chaos", CHAOS]);
+    command.args([
+        "--learning_rate",
+        "2e-4",
+        "--lr_scheduler_type",
+        "constant",
+        "--warmup_ratio",
+        "0",
+        "--chaos",
+        CHAOS,
+    ]);
     if resumes {
         command.args(["--resume_from_checkpoint", "latest"]);
     }

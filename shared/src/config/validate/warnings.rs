@@ -83,6 +83,10 @@ impl TrainConfig {
             self.eval_dataset.is_some() && self.eval_steps.is_none(),
             "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent"
         );
+        warn_if!(
+            self.num_completions_to_print > 0 && !self.log_completions,
+            "`num_completions_to_print` has no effect without `log_completions`, whose files it prints from"
+        );
         if let Some(rounding) = self.rounding().filter(|_| self.corrects_sequences()) {
             let mode = self.importance_sampling_mode;
             list.push(format!(
@@ -177,7 +181,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 21] = [
+        let cases: [(&str, Change); 22] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -213,6 +217,7 @@ mod tests {
                 c.lone_advantage = LoneAdvantage::Reward;
                 c.multi_objective_aggregation = MultiObjectiveAggregation::NormalizeThenSum;
             }),
+            ("num_completions_to_print", |c| (c.num_completions_to_print, c.log_completions) = (3, false)),
             ("filter_groups_metric", |c| c.filter_groups_metric = Some("reward".into())),
             ("eval_dataset", |c| c.eval_dataset = Some("eval.jsonl".into())),
             ("vespo_k_pos", |c| c.vespo_k_pos = 1.0),
