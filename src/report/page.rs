@@ -8,17 +8,18 @@ use crate::view::assets::{SCRIPTS, STYLES};
 
 /// The whole report as one HTML text.
 ///
-/// Its scripts are the only ones that a browser runs, whatever the data hold: they are known by their hash.
+/// Its scripts and styles are the only ones that a browser takes, whatever the data hold: they are known by their hashes.
 pub fn render(data: &Held) -> String {
     let scripts = SCRIPTS.map(|asset| asset.text).concat();
     let styles = STYLES.map(|asset| asset.text).concat();
     // Inside of a script element `<` could end it.
     let json = serde_json::to_string(data).expect("it is valid JSON").replace('<', "\\u003c");
-    let hash = BASE64_STANDARD.encode(Sha256::digest(&scripts));
+    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
+    let (script, style) = (hash(&scripts), hash(&styles));
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'sha256-{hash}'; \
-         style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'\">\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'sha256-{script}'; \
+         style-src 'sha256-{style}'; img-src data:; base-uri 'none'; form-action 'none'\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta name=\"color-scheme\" content=\"light dark\">\
          <title>{title} · Tandem</title><style>{styles}</style></head>\n<body>\
