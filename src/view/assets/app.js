@@ -261,5 +261,10 @@
     if (connected && lost) refresh();
     lost = !connected;
   });
-  setInterval(() => trying(listRuns), 15000);
+  // Whoever waits for the first run sees it at once; others come when they come.
+  let ticks = 0;
+  setInterval(() => {
+    ticks += 1;
+    if (state.runs.length === 0 || ticks % 8 === 0) trying(listRuns);
+  }, 2000);
 })();
