@@ -81,6 +81,12 @@ impl RunDir {
         self.root.join("eval.jsonl")
     }
 
+    /// One JSON object for each time that `compare` looked at a model of the run.
+    #[must_use]
+    pub fn comparisons(&self) -> PathBuf {
+        self.root.join("comparisons.jsonl")
+    }
+
     /// What the run says of itself where it does not learn, one JSON object per notice, written by the learner.
     #[must_use]
     pub fn notices(&self) -> PathBuf {

@@ -34,6 +34,10 @@ pub fn routes() -> Router<Arc<Shared>> {
             get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run::notices(&run.dir)).await),
         )
         .route(
+            "/runs/{id}/comparisons",
+            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run::comparisons(&run.dir)).await),
+        )
+        .route(
             "/runs/{id}/settings",
             get(async |State(shared), Path(id)| of_run(shared, id, |_, run| Ok(run::settings(&run.dir))).await),
         )

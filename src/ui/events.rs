@@ -15,12 +15,16 @@ use super::server::Shared;
 /// How often files are looked at while a page is open. A look is a few calls of the system for each run.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// Files of a run that are looked at.
+const WATCHED: usize = 6;
+
 /// What is looked at, by the name of its part of the page.
-fn watched(dir: &RunDir) -> [(&'static str, PathBuf); 5] {
+fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
     [
         ("curves", dir.metrics()),
         ("curves", dir.eval()),
         ("notices", dir.notices()),
+        ("comparisons", dir.comparisons()),
         ("steps", dir.completions()),
         ("state", dir.finished()),
     ]
@@ -33,7 +37,7 @@ fn stamp(path: PathBuf) -> Stamp {
     fs::metadata(path).ok().map(|file| (file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
 }
 
-fn stamps(shared: &Shared) -> Vec<[Stamp; 5]> {
+fn stamps(shared: &Shared) -> Vec<[Stamp; WATCHED]> {
     shared.runs().iter().map(|run| watched(&run.dir).map(|(_, path)| stamp(path))).collect()
 }
 

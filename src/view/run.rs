@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde::Serialize;
+use serde_json::Value;
 use shared::{
     RunDir,
     config::{TrainConfig, layers},
@@ -149,6 +150,24 @@ pub fn notices(dir: &RunDir) -> io::Result<Notices> {
         _ => None,
     };
     Ok(Notices { notices, in_vain: nothing.map(|nothing| nothing.to_string()) })
+}
+
+/// Most bytes of a file of comparisons; each has less than two thousand.
+const MOST_COMPARISONS: u64 = 16 << 20;
+
+/// What `compare` has said of models of the run, the newest first.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn comparisons(dir: &RunDir) -> io::Result<Vec<Value>> {
+    let text = match shared_bounds::read(&dir.comparisons(), MOST_COMPARISONS) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text?,
+    };
+    let mut found: Vec<Value> =
+        text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    found.reverse();
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ fn thirty_steps(data: &Path, options: &str) -> Training {
     compare.args(["--reward-funcs", "sentence_share:word=she", "--num-generations", "16"]);
     compare.args(["--max-completion-length", "64", "--seed", "8"]).env("TANDEM_CACHE_DIR", dir.path().join("cache"));
     let answer = cli::finish(compare).success().stdout;
+    let kept = json_lines(&training.run.join("comparisons.jsonl"));
+    assert!(kept[0]["sentences"][0].as_str().is_some_and(|said| said.starts_with("accuracy: ")), "{kept:?}");
     let answer: Value = serde_json::from_str(answer.lines().last().unwrap()).unwrap();
     assert_eq!(answer["reward"]["verdict"], "better", "{answer}");
     training

@@ -118,7 +118,9 @@ fn document(name: &str) -> String {
 fn in_a_shell(dir: &Path, command: &str) -> Finished {
     let programs = binary("tandem").parent().unwrap().to_owned();
     let mut shell = Command::new("/bin/sh");
-    shell.args(["-c", command]).current_dir(dir);
+    // The page is there until its reader has enough of it.
+    let command = command.replacen("tandem ui ", "timeout --preserve-status --signal TERM 3 tandem ui --port 0 ", 1);
+    shell.args(["-c", &command]).current_dir(dir);
     shell.env("PATH", std::env::join_paths([programs, "/usr/bin".into(), "/bin".into()]).unwrap());
     shell.env("TANDEM_CACHE_DIR", dir.join("cache"));
     cli::finish(shell)

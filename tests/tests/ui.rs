@@ -331,6 +331,8 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
     }
     let notice = json!({"kind": "truncated", "step": 3, "text": "something is odd", "remedy": "do this"});
     fs::write(dir.path().join("first/notices.jsonl"), format!("{notice}\n")).unwrap();
+    let comparison = json!({"a": "/m/one", "b": "/m/two", "sentences": ["accuracy: B is better, they say"]});
+    fs::write(dir.path().join("first/comparisons.jsonl"), format!("{comparison}\n")).unwrap();
     let ui = Ui::of(dir.path());
     for (width, height, touch) in [(1440, 900, false), (390, 844, true)] {
         for dark in [false, true] {
@@ -339,6 +341,7 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
             browser.open(&ui.address);
             browser.eval("document.querySelectorAll('.runs input').forEach((box) => box.checked || box.click())");
             browser.wait_for("document.querySelectorAll('tbody tr').length === 2");
+            browser.wait_for(&format!("{TEXT}.includes('accuracy: B is better, they say')"));
             assert_eq!(browser.eval(LEGIBLE), json!([]), "curves, {width} wide, dark {dark}");
             for part in ["completions", "configuration"] {
                 browser.eval(&format!("location.hash = '{part}'"));

@@ -1,6 +1,10 @@
 //! `rollout compare`: whether one model does better than another on the same prompts.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, ensure};
 use serde::Serialize;
@@ -96,16 +100,41 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         accuracy: paired::compare(&paired::accuracies(&a, &b, judging)),
         reward: paired::compare(&paired::rewards(&a, &b, judging)),
     };
-    for (name, difference) in [("accuracy", &answer.accuracy), ("reward", &answer.reward)] {
-        if let Some(difference) = difference {
-            shared::tell!("{}", sentence(name, difference));
-        }
-    }
+    let differences = [("accuracy", &answer.accuracy), ("reward", &answer.reward)];
+    let sentences: Vec<String> =
+        differences.iter().filter_map(|(name, difference)| Some(sentence(name, difference.as_ref()?))).collect();
+    sentences.iter().for_each(|sentence| shared::tell!("{sentence}"));
     ensure!(
         answer.accuracy.is_some() || answer.reward.is_some(),
         "no two prompts could be scored with both models, and fewer say nothing"
     );
-    print(&serde_json::to_value(answer)?)
+    let mut answer = serde_json::to_value(answer)?;
+    print(&answer)?;
+    answer["sentences"] = sentences.into();
+    for run in runs_of(&models) {
+        let path = run.comparisons();
+        if let Err(error) = keep(&path, &answer) {
+            shared::tell!(
+                "warning: {} could not be written, so the run's page does not show this: {error}",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The runs that the models are checkpoints of, each once.
+fn runs_of(models: &[ModelDir]) -> Vec<RunDir> {
+    let mut folders: Vec<&Path> = models.iter().filter_map(|model| model.path().parent()).collect();
+    folders.dedup();
+    folders.into_iter().map(RunDir::new).filter(|run| run.config().is_file() && run.metrics().is_file()).collect()
+}
+
+/// Adds a line to the comparisons of a run.
+fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(format!("{answer}\n").as_bytes())?;
+    file.sync_data()
 }
 
 /// A model by its folder or name; of a run, its newest checkpoint.

@@ -128,7 +128,7 @@
       if (state.tab !== 'curves') return;
       const runs = shown();
       tiles.replaceChildren(Panels.tiles(runs));
-      notices.replaceChildren(Panels.notices(runs));
+      notices.replaceChildren(Panels.notices(runs), Panels.comparisons(runs));
       drawLanes();
       for (const chart of charts) if (near.has(chart)) drawChart(chart);
       for (const { section } of charts) tidy(section);
@@ -163,13 +163,14 @@
   const load = (run, parts) => Promise.all([
     parts.includes('curves') ? run.figures.refresh() : undefined,
     parts.includes('notices') || parts.includes('state') ? Source.notices(run.id).then((found) => { run.notices = found; }) : undefined,
+    parts.includes('comparisons') ? Source.comparisons(run.id).then((found) => { run.comparisons = found; }) : undefined,
   ]);
 
   const choose = async (id, yes) => {
     const next = yes ? [...state.selected, id] : state.selected.filter((one) => one !== id);
     if (next.length > 0) state.selected = next.sort((a, b) => a - b);
     await trying(() => Promise.all(shown().filter((run) => !run.loaded).map(async (run) => {
-      await load(run, ['curves', 'notices']);
+      await load(run, ['curves', 'notices', 'comparisons']);
       run.loaded = true;
     })));
     shown().forEach((run, index) => { run.index = index; });
@@ -242,7 +243,7 @@
   let lost = false;
   const refresh = () => trying(async () => {
     await listRuns();
-    await Promise.all(shown().map((run) => load(run, ['curves', 'notices'])));
+    await Promise.all(shown().map((run) => load(run, ['curves', 'notices', 'comparisons'])));
     await draw(true);
   });
   Source.follow((id, parts) => trying(async () => {

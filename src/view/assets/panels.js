@@ -76,6 +76,17 @@ const Panels = (() => {
     return el('section', {}, el('h2', { text: 'Notices' }), ...vain, items.length > 0 ? el('ul', { class: 'card notices' }, ...items) : undefined);
   };
 
+  /** What `tandem compare` has said of models of the runs. */
+  const comparisons = (shown) => {
+    const all = new Map(shown.flatMap((run) => run.comparisons ?? []).map((one) => [JSON.stringify(one), one]));
+    if (all.size === 0) return el('div');
+    const short = (path) => Format.visible(String(path).split('/').slice(-3).join('/'));
+    const item = (one) => el('li', {},
+      el('span', { class: 'soft', dir: 'auto', text: `${short(one.a)} → ${short(one.b)}` }),
+      ...(one.sentences ?? []).map((sentence) => el('p', { dir: 'auto', text: Format.visible(sentence) })));
+    return el('section', {}, el('h2', { text: 'Comparisons' }), el('ul', { class: 'card notices' }, ...[...all.values()].map(item)));
+  };
+
   /** Options, side by side; where the runs differ, they are marked and come first. */
   const settings = (shown, only, change_) => {
     const keys = [...new Set(shown.flatMap((run) => run.settings.map((one) => one.key)))];
@@ -98,5 +109,5 @@ const Panels = (() => {
       ), several ? undefined : el('p', { class: 'soft', text: 'Bold values were chosen; the others are defaults.' }));
   };
 
-  return { runs, tiles, notices, settings };
+  return { runs, tiles, notices, comparisons, settings };
 })();

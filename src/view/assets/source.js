@@ -24,6 +24,7 @@ const Source = (() => {
     curves: (run, { steps, evaluations, generation }) =>
       get(`runs/${run}/curves?steps=${steps}&evaluations=${evaluations}${generation === undefined ? '' : `&generation=${generation}`}`),
     notices: (run) => get(`runs/${run}/notices`),
+    comparisons: (run) => get(`runs/${run}/comparisons`),
     settings: (run) => get(`runs/${run}/settings`),
     pairs: (run) => get(`runs/${run}/pairs`),
     steps: (run) => get(`runs/${run}/steps`),
@@ -47,6 +48,7 @@ const Source = (() => {
     runs: async () => held.runs.map((run) => run.overview),
     curves: async (run) => of(run).curves,
     notices: async (run) => of(run).notices,
+    comparisons: async (run) => of(run).comparisons,
     settings: async (run) => of(run).settings,
     pairs: async (run) => of(run).pairs,
     steps: async (run) => Object.keys(of(run).steps).map(Number),
