@@ -141,6 +141,7 @@ impl Browser {
 
     /// Where the middle of the first element that a selector finds is, after it was brought into view.
     fn middle(&mut self, selector: &str) -> (f64, f64) {
+        self.wait_for(&format!("document.querySelector({})", json!(selector)));
         let at = self.eval(&format!(
             "(() => {{ const element = document.querySelector({}); element.scrollIntoView({{ block: 'center' }}); \
              const box = element.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; }})()",
