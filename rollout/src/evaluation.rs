@@ -79,11 +79,11 @@ impl Figure {
 }
 
 const AVG: Figure =
-    Figure { share: metrics::AVG, error: metrics::AVG_STDERR, low: metrics::AVG_LOW, high: metrics::AVG_HIGH };
+    Figure { share: metrics::AVG, error: metrics::AVG_STDERR, low: metrics::AVG_CI95_LOW, high: metrics::AVG_CI95_HIGH };
 const PASS: Figure =
-    Figure { share: metrics::PASS, error: metrics::PASS_STDERR, low: metrics::PASS_LOW, high: metrics::PASS_HIGH };
+    Figure { share: metrics::PASS, error: metrics::PASS_STDERR, low: metrics::PASS_CI95_LOW, high: metrics::PASS_CI95_HIGH };
 const MAJ: Figure =
-    Figure { share: metrics::MAJ, error: metrics::MAJ_STDERR, low: metrics::MAJ_LOW, high: metrics::MAJ_HIGH };
+    Figure { share: metrics::MAJ, error: metrics::MAJ_STDERR, low: metrics::MAJ_CI95_LOW, high: metrics::MAJ_CI95_HIGH };
 
 /// What a model made of a dataset in `seconds`. `groups` are in the order of the prompts, so that the last digit does not
 /// depend on who was finished first, and so are `answers`, without which there is no maj@k.
@@ -245,11 +245,11 @@ mod tests {
             (metrics::MAJ.of(2), 0.5),
             (metrics::MAJ_STDERR.of(2), 0.5),
             // Student's t of one degree of freedom reaches beyond both ends.
-            (metrics::AVG_LOW.of(2), 0.0),
-            (metrics::AVG_HIGH.of(2), 1.0),
+            (metrics::AVG_CI95_LOW.of(2), 0.0),
+            (metrics::AVG_CI95_HIGH.of(2), 1.0),
             // Wilson's interval of one in two.
-            (metrics::MAJ_LOW.of(2), 0.094_531_205_734_230_68),
-            (metrics::PASS_HIGH.of(2), 0.905_468_794_265_769_3),
+            (metrics::MAJ_CI95_LOW.of(2), 0.094_531_205_734_230_68),
+            (metrics::PASS_CI95_HIGH.of(2), 0.905_468_794_265_769_3),
             (metric(metrics::EVAL_REWARD), 0.76),
             (metrics::EVAL_REWARDS_MEAN.of("correctness"), 0.8),
             (metrics::EVAL_REWARDS_FAILED.of("correctness"), 1.0),

@@ -122,7 +122,8 @@ pub fn settings(dir: &RunDir) -> Vec<Setting> {
     let table = |config: &TrainConfig| toml::from_str::<toml::Table>(&layers::to_toml(config)).unwrap_or_default();
     let defaults = table(&TrainConfig::default());
     let setting = |(key, value): (String, toml::Value)| {
-        let chosen = defaults.get(&key) != Some(&value);
+        // The folder is another for every run, and says nothing of how it was made.
+        let chosen = key != "output_dir" && defaults.get(&key) != Some(&value);
         Setting { key, value: value.to_string(), chosen }
     };
     table(&config).into_iter().map(setting).collect()

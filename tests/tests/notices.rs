@@ -176,11 +176,11 @@ fn a_dry_run_lists_everything_that_training_would_be_refused_for() {
 #[test]
 fn what_is_wrong_on_the_command_line_is_explained() {
     let bench = Bench::new();
-    let finished = bench.train(&["--use_vllm", "--report_to=none", "--learning_rat=1"]);
+    let finished = bench.train(&["--use_vllm", "--optim=lion_32bit", "--learning_rat=1"]);
     assert_eq!(finished.refusal(), "error: 3 problems keep the run from starting");
     for line in [
         "- unknown option `use_vllm` (command line): the sampler is ONNX Runtime in a process of its own",
-        "- unknown option `report_to` (command line): metrics are in metrics.jsonl",
+        "- unknown option `optim` (command line): the optimiser is AdamW",
         "- unknown option `learning_rat` (command line); did you mean `learning_rate`?",
     ] {
         assert!(finished.stderr.contains(line), "{line}: {}", finished.stderr);

@@ -71,9 +71,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.judging.sampling(&args.generation)?;
     let judging = args.judging.judging(&args.generation)?;
     let seed_b = args.seed_b.unwrap_or(sampling.seed);
-    let models = [model_of(&args.a)?, model_of(&args.b)?];
-    let answers = |model: &ModelDir, seed: u64| -> anyhow::Result<Vec<RolloutGroup>> {
-        shared::tell!("completing the prompts with {}", model.path().display());
+    let [a_at, b_at] = [located(&args.a)?, located(&args.b)?];
+    let models = [opened(&a_at)?, opened(&b_at)?];
+    let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<RolloutGroup>> {
+        shared::tell!("completing the prompts with {}", at.display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
         let functions = args.generation.rewards.functions()?;
         let place = (&*args.dataset, "test");
@@ -89,10 +90,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
         Ok(completed.groups)
     };
-    let (a, b) = both(answers(&models[0], sampling.seed)?, answers(&models[1], seed_b)?);
+    let (a, b) = both(answers((&a_at, &models[0]), sampling.seed)?, answers((&b_at, &models[1]), seed_b)?);
     let answer = Answer {
-        a: models[0].path().to_owned(),
-        b: models[1].path().to_owned(),
+        a: a_at.clone(),
+        b: b_at.clone(),
         num_generations: args.judging.num_generations,
         temperature: sampling.temperature,
         seed: sampling.seed,
@@ -111,7 +112,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut answer = serde_json::to_value(answer)?;
     print(&answer)?;
     answer["sentences"] = sentences.into();
-    for run in runs_of(&models) {
+    for run in runs_of([&a_at, &b_at]) {
         let path = run.comparisons();
         if let Err(error) = keep(&path, &answer) {
             shared::tell!(
@@ -124,8 +125,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The runs that the models are checkpoints of, each once.
-fn runs_of(models: &[ModelDir]) -> Vec<RunDir> {
-    let mut folders: Vec<&Path> = models.iter().filter_map(|model| model.path().parent()).collect();
+fn runs_of(models: [&Path; 2]) -> Vec<RunDir> {
+    let mut folders: Vec<&Path> = models.iter().filter_map(|model| model.parent()).collect();
     folders.dedup();
     folders.into_iter().map(RunDir::new).filter(|run| run.config().is_file() && run.metrics().is_file()).collect()
 }
@@ -137,16 +138,21 @@ fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
     file.sync_data()
 }
 
-/// A model by its folder or name; of a run, its newest checkpoint.
-fn model_of(path: &Path) -> anyhow::Result<ModelDir> {
+/// Where a model lies that is given by its folder or name; of a run, its newest checkpoint. Not the path of the opened
+/// model, which for an adapter is a merged copy elsewhere.
+fn located(path: &Path) -> anyhow::Result<PathBuf> {
     let run = RunDir::new(path);
     if !run.config().is_file() {
-        return ModelDir::open(locate_model(path)?).with_context(|| path.display().to_string());
+        return Ok(locate_model(path)?);
     }
     let newest = checkpoints::newest(&run, Depth::Lengths).with_context(|| path.display().to_string())?;
     let step = newest.usable(&run).map_err(anyhow::Error::msg)?;
     let step = step.with_context(|| format!("the run {} has no checkpoint yet", path.display()))?;
-    Ok(ModelDir::open(run.checkpoint(step))?)
+    Ok(run.checkpoint(step))
+}
+
+fn opened(path: &Path) -> anyhow::Result<ModelDir> {
+    ModelDir::open(path).with_context(|| path.display().to_string())
 }
 
 /// The groups of the prompts that both models have answered: one may have left a prompt out for its length.

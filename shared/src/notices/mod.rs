@@ -47,6 +47,8 @@ choices! {
         SkippedUpdates = "skipped_updates",
         /// The entropy is next to nothing, several steps running: the completions of a prompt hardly differ.
         EntropyGone = "entropy_gone",
+        /// The reward of the last 20 steps is far below that of the best 20 steps before.
+        RewardFallen = "reward_fallen",
         /// Sampler and learner disagree about the log-probs of tokens by more than their formats explain.
         Mismatch = "mismatch",
         /// The guard has seen a sign of trouble.

@@ -4,6 +4,7 @@
 //! state that they were in by showing them the records that it kept.
 
 mod completions;
+mod fallen;
 mod groups;
 mod loss;
 mod mismatch;
@@ -72,6 +73,7 @@ impl Notices {
             Box::new(policy::Skipped::new(config)),
             Box::new(policy::EntropyGone::new(config)),
             Box::new(mismatch::Apart::new(config)),
+            Box::new(fallen::Fallen::default()),
             Box::new(loss::NearZero::default()),
         ];
         Ok(Self { file: NoticesFile::open(path, completed_steps)?, detectors })

@@ -40,39 +40,39 @@ section! {
     family MAJ = "maj@{k}" {
         unit: Share,
         source: "verl `val-core/…/maj@k`, lm-evaluation-harness `maj@k`",
-        when: "`rollout eval`, where the first reward function extracts an answer"
+        when: "where the first reward function extracts an answer (rollout eval)"
     }
 
     /// Lower end of the 95 % interval of `avg@{k}`: Wilson's where each prompt counts as 0 or 1, as it does with k = 1; else
     /// Student's t over prompts (standard errors clustered by prompt), cut to 0 and 1.
     ///
     /// Nearer to `avg@{k}` with more prompts.
-    family AVG_LOW = "avg_ci95_low@{k}" { unit: Share, source: "Tandem" }
+    family AVG_CI95_LOW = "avg_ci95_low@{k}" { unit: Share, source: "Tandem" }
 
     /// Upper end of the 95 % interval of `avg@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
-    family AVG_HIGH = "avg_ci95_high@{k}" { unit: Share, source: "Tandem" }
+    family AVG_CI95_HIGH = "avg_ci95_high@{k}" { unit: Share, source: "Tandem" }
 
     /// Lower end of the 95 % interval of `pass@{k}`, made as `avg_ci95_low@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
-    family PASS_LOW = "pass_ci95_low@{k}" { unit: Share, source: "Tandem" }
+    family PASS_CI95_LOW = "pass_ci95_low@{k}" { unit: Share, source: "Tandem" }
 
     /// Upper end of the 95 % interval of `pass@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
-    family PASS_HIGH = "pass_ci95_high@{k}" { unit: Share, source: "Tandem" }
+    family PASS_CI95_HIGH = "pass_ci95_high@{k}" { unit: Share, source: "Tandem" }
 
     /// Lower end of the 95 % interval of `maj@{k}`: Wilson's.
     ///
     /// As `avg_ci95_low@{k}`.
-    family MAJ_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "`maj@{k}`" }
+    family MAJ_CI95_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "where the first reward function extracts an answer (rollout eval)" }
 
     /// Upper end of the 95 % interval of `maj@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
-    family MAJ_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "`maj@{k}`" }
+    family MAJ_CI95_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "where the first reward function extracts an answer (rollout eval)" }
 
     /// Standard error of `avg@{k}`, over prompts. For an interval take `avg_ci95_low@{k}` and `avg_ci95_high@{k}`.
     ///
@@ -90,7 +90,7 @@ section! {
     family MAJ_STDERR = "maj_stderr@{k}" {
         unit: Share,
         source: "lm-evaluation-harness `acc_stderr`",
-        when: "`maj@{k}`"
+        when: "where the first reward function extracts an answer (rollout eval)"
     }
 
     /// Mean reward of the completions.
