@@ -78,12 +78,24 @@ impl Figure {
     }
 }
 
-const AVG: Figure =
-    Figure { share: metrics::AVG, error: metrics::AVG_STDERR, low: metrics::AVG_CI95_LOW, high: metrics::AVG_CI95_HIGH };
-const PASS: Figure =
-    Figure { share: metrics::PASS, error: metrics::PASS_STDERR, low: metrics::PASS_CI95_LOW, high: metrics::PASS_CI95_HIGH };
-const MAJ: Figure =
-    Figure { share: metrics::MAJ, error: metrics::MAJ_STDERR, low: metrics::MAJ_CI95_LOW, high: metrics::MAJ_CI95_HIGH };
+const AVG: Figure = Figure {
+    share: metrics::AVG,
+    error: metrics::AVG_STDERR,
+    low: metrics::AVG_CI95_LOW,
+    high: metrics::AVG_CI95_HIGH,
+};
+const PASS: Figure = Figure {
+    share: metrics::PASS,
+    error: metrics::PASS_STDERR,
+    low: metrics::PASS_CI95_LOW,
+    high: metrics::PASS_CI95_HIGH,
+};
+const MAJ: Figure = Figure {
+    share: metrics::MAJ,
+    error: metrics::MAJ_STDERR,
+    low: metrics::MAJ_CI95_LOW,
+    high: metrics::MAJ_CI95_HIGH,
+};
 
 /// What a model made of a dataset in `seconds`. `groups` are in the order of the prompts, so that the last digit does not
 /// depend on who was finished first, and so are `answers`, without which there is no maj@k.

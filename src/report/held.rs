@@ -10,9 +10,9 @@ use shared::RunDir;
 use crate::view::{
     catalogue::{self, Chart},
     completions::{self, Step},
-    curves::{self, Part},
+    curves::{self, Figures},
     pairs::{self, Pair},
-    run::{self, Notices, Overview, Setting},
+    run::{self, Notices, Overview, Settings},
     tokens,
 };
 
@@ -41,21 +41,14 @@ impl Held {
 #[derive(Debug, Serialize)]
 struct Run {
     overview: Overview,
-    curves: Curves,
+    curves: Figures,
     notices: Notices,
     comparisons: Vec<Value>,
-    settings: Vec<Setting>,
+    settings: Settings,
     pairs: Vec<Pair>,
     steps: BTreeMap<u64, Step>,
     /// By `step/position/sample`.
     samples: BTreeMap<String, Value>,
-}
-
-#[derive(Debug, Serialize)]
-struct Curves {
-    generation: u64,
-    steps: Part,
-    evaluations: Part,
 }
 
 /// Reads a run.
@@ -63,7 +56,7 @@ struct Curves {
 /// # Errors
 /// Files that cannot be read, by name.
 pub fn of(dir: &RunDir) -> Result<Held> {
-    let curves = Curves {
+    let curves = Figures {
         generation: 0,
         steps: curves::read(&dir.metrics()).context("metrics.jsonl")?,
         evaluations: curves::read(&dir.eval()).context("eval.jsonl")?,
@@ -88,10 +81,14 @@ fn samples(dir: &RunDir) -> Result<(BTreeMap<u64, Step>, BTreeMap<String, Value>
     for step in spread(&dir.logged_steps()?) {
         let Some(mut found) = completions::of_step(dir, step)? else { continue };
         found.keep_groups(GROUPS);
-        for (group, position, sample) in found.ids().take(OPENED) {
-            let Some(row) = completions::one(dir, step, position, sample)? else { continue };
-            let tokens =
-                group.map(|group| tokens::of(dir, tokenizer.as_ref(), step, group, sample)).transpose()?.flatten();
+        let opened: Vec<(Option<u64>, u64, u64)> = found.ids().take(OPENED).collect();
+        let of_batch: Vec<_> = opened.iter().filter_map(|&(group, _, sample)| Some((group?, sample))).collect();
+        let places: Vec<_> = opened.iter().map(|&(_, position, sample)| (position, sample)).collect();
+        let mut rows = completions::some(dir, step, &places)?;
+        let mut tokens = tokens::some(dir, tokenizer.as_ref(), step, &of_batch)?;
+        for (group, position, sample) in opened {
+            let Some(row) = rows.remove(&(position, sample)) else { continue };
+            let tokens = group.and_then(|group| tokens.remove(&(group, sample)));
             samples.insert(format!("{step}/{position}/{sample}"), json!({ "row": row, "tokens": tokens }));
         }
         steps.insert(step, found);

@@ -215,9 +215,11 @@ mod tests {
 
     #[test]
     fn an_option_of_trl_without_a_counterpart_is_explained() {
-        for (word, hint) in
-            [("--fp16", "float32"), ("--push-to-hub=true", "nothing is uploaded"), ("--lerning-rate", "`learning_rate`")]
-        {
+        for (word, hint) in [
+            ("--fp16", "float32"),
+            ("--push-to-hub=true", "nothing is uploaded"),
+            ("--lerning-rate", "`learning_rate`"),
+        ] {
             let message = CommandLine::parse(&words(word)).unwrap_err().to_string();
             assert!(message.contains("unknown option") && message.contains(hint), "{message}");
         }

@@ -12,13 +12,14 @@ use std::{
 
 use axum::http::{HeaderMap, Uri, header};
 
-/// Name of the cookie, and of the parameter of the first address.
+/// Name of the parameter of the first address.
 const TOKEN: &str = "token";
 
 /// What a request must have.
 #[derive(Debug)]
 pub struct Access {
     host: IpAddr,
+    port: u16,
     token: Option<String>,
 }
 
@@ -40,12 +41,13 @@ impl Access {
     ///
     /// # Errors
     /// When the system has no random numbers.
-    pub fn new(host: IpAddr) -> io::Result<Self> {
-        Ok(Self { host, token: if host.is_loopback() { None } else { Some(random()?) } })
+    pub fn new(host: IpAddr, port: u16) -> io::Result<Self> {
+        Ok(Self { host, port, token: if host.is_loopback() { None } else { Some(random()?) } })
     }
 
     /// The address to open, token included.
-    pub fn address(&self, port: u16) -> String {
+    pub fn address(&self) -> String {
+        let port = self.port;
         let host = match self.host {
             // Of all addresses none can be opened; others know the machine by its name.
             host if host.is_unspecified() => fs::read_to_string("/proc/sys/kernel/hostname")
@@ -61,7 +63,13 @@ impl Access {
 
     /// The cookie of whoever has the token.
     pub fn cookie(&self) -> Option<String> {
-        self.token.as_ref().map(|token| format!("{TOKEN}={token}; HttpOnly; SameSite=Strict; Path=/"))
+        let token = self.token.as_ref()?;
+        Some(format!("{}={token}; HttpOnly; SameSite=Strict; Path=/", self.cookie_name()))
+    }
+
+    /// A browser sends the cookies of a machine to all of its ports, so pages of several need names of their own.
+    fn cookie_name(&self) -> String {
+        format!("tandem-{}", self.port)
     }
 
     /// Judges a request.
@@ -70,15 +78,15 @@ impl Access {
             let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
             return if is_this_machine(host) { Verdict::Allowed } else { Verdict::WrongHost };
         };
-        let has = |pairs: &str, separator| {
-            pairs
-                .split(separator)
-                .any(|pair| pair.trim().strip_prefix("token=").is_some_and(|given| equal(given, token)))
+        let has = |pairs: &str, separator, name: &str| {
+            let given = |pair: &str| equal(pair.trim().strip_prefix(name)?.strip_prefix('=')?, token).then_some(());
+            pairs.split(separator).any(|pair| given(pair).is_some())
         };
+        let name = self.cookie_name();
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookie| cookie.to_str().ok());
-        if cookies.into_iter().any(|cookies| has(cookies, ';')) {
+        if cookies.into_iter().any(|cookies| has(cookies, ';', &name)) {
             Verdict::Allowed
-        } else if uri.query().is_some_and(|query| has(query, '&')) {
+        } else if uri.query().is_some_and(|query| has(query, '&', TOKEN)) {
             Verdict::Welcome
         } else {
             Verdict::NoToken
@@ -116,7 +124,7 @@ mod tests {
 
     #[test]
     fn on_this_machine_only_its_own_names_are_answered_to() {
-        let access = Access::new("127.0.0.1".parse().unwrap()).unwrap();
+        let access = Access::new("127.0.0.1".parse().unwrap(), 7117).unwrap();
         let judged = |host: &str| access.judge(&"/".parse().unwrap(), &headers(header::HOST, host));
         for host in ["127.0.0.1:7117", "localhost:1", "LOCALHOST", "[::1]:80", "127.0.0.2"] {
             assert_eq!(judged(host), Verdict::Allowed, "{host}");
@@ -131,23 +139,24 @@ mod tests {
         ] {
             assert_eq!(judged(host), Verdict::WrongHost, "{host}");
         }
-        assert_eq!(access.address(7117), "http://127.0.0.1:7117/");
+        assert_eq!(access.address(), "http://127.0.0.1:7117/");
         assert_eq!(access.cookie(), None);
     }
 
     #[test]
     fn beyond_this_machine_the_token_is_asked_for_and_becomes_a_cookie() {
-        let access = Access::new("0.0.0.0".parse().unwrap()).unwrap();
-        let address = access.address(80);
+        let access = Access::new("0.0.0.0".parse().unwrap(), 80).unwrap();
+        let address = access.address();
         let (_, token) = address.split_once("token=").unwrap();
         assert_eq!(token.len(), 32);
-        assert_ne!(Access::new("0.0.0.0".parse().unwrap()).unwrap().address(80), address);
+        assert_ne!(Access::new("0.0.0.0".parse().unwrap(), 80).unwrap().address(), address);
         let uri = |query: &str| format!("/{query}").parse::<Uri>().unwrap();
         assert_eq!(access.judge(&uri(""), &headers(header::HOST, "localhost")), Verdict::NoToken);
         assert_eq!(access.judge(&uri("?token=0"), &HeaderMap::new()), Verdict::NoToken);
         assert_eq!(access.judge(&uri(&format!("?a=b&token={token}")), &HeaderMap::new()), Verdict::Welcome);
         let cookie = |value: String| access.judge(&uri(""), &headers(header::COOKIE, &value));
-        assert_eq!(cookie(format!("other=1; token={token}")), Verdict::Allowed);
-        assert_eq!(cookie(format!("token={}", "0".repeat(32))), Verdict::NoToken);
+        assert_eq!(cookie(format!("other=1; tandem-80={token}")), Verdict::Allowed);
+        assert_eq!(cookie(format!("tandem-81={token}")), Verdict::NoToken, "of another page's port");
+        assert_eq!(cookie(format!("tandem-80={}", "0".repeat(32))), Verdict::NoToken);
     }
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::server::{Run, Shared};
 use crate::view::{
     catalogue, completions,
-    curves::Part,
+    curves::Figures,
     pairs,
     run::{self, Overview},
     search, tokens,
@@ -31,23 +31,23 @@ pub fn routes() -> Router<Arc<Shared>> {
         .route("/runs/{id}/curves", get(curves))
         .route(
             "/runs/{id}/notices",
-            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run::notices(&run.dir)).await),
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| run::notices(&run.dir)).await),
         )
         .route(
             "/runs/{id}/comparisons",
-            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run::comparisons(&run.dir)).await),
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| run::comparisons(&run.dir)).await),
         )
         .route(
             "/runs/{id}/settings",
-            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| Ok(run::settings(&run.dir))).await),
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| Ok(run::settings(&run.dir))).await),
         )
         .route(
             "/runs/{id}/pairs",
-            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| pairs::pairs(&run.dir)).await),
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| pairs::pairs(&run.dir)).await),
         )
         .route(
             "/runs/{id}/steps",
-            get(async |State(shared), Path(id)| of_run(shared, id, |_, run| run.dir.logged_steps()).await),
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| run.dir.logged_steps()).await),
         )
         .route("/runs/{id}/steps/{step}", get(step))
         .route("/runs/{id}/steps/{step}/{position}/{sample}", get(sample))
@@ -82,10 +82,10 @@ type Answer<T> = Result<Json<T>, Failure>;
 async fn of_run<T: Serialize + Send + 'static>(
     shared: Arc<Shared>,
     id: usize,
-    read: impl FnOnce(&Shared, &Run) -> io::Result<T> + Send + 'static,
+    read: impl FnOnce(&Run) -> io::Result<T> + Send + 'static,
 ) -> Answer<T> {
     let run = shared.run(id).ok_or(Failure::NotFound("there is no such run"))?;
-    let read = tokio::task::spawn_blocking(move || read(&shared, &run));
+    let read = tokio::task::spawn_blocking(move || read(&run));
     Ok(Json(read.await.map_err(io::Error::other)??))
 }
 
@@ -105,17 +105,8 @@ struct Known {
     generation: Option<u64>,
 }
 
-/// What the page has not.
-#[derive(Serialize)]
-struct News {
-    /// Changes when what the page has is no longer true.
-    generation: u64,
-    steps: Part,
-    evaluations: Part,
-}
-
-async fn curves(State(shared): State<Arc<Shared>>, Path(id): Path<usize>, Query(known): Query<Known>) -> Answer<News> {
-    of_run(shared, id, move |_, run| {
+async fn curves(State(shared): State<Arc<Shared>>, Path(id): Path<usize>, Query(known): Query<Known>) -> Answer<Figures> {
+    of_run(shared, id, move |run| {
         let mut steps = run.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let mut evaluations = run.evaluations.lock().unwrap_or_else(PoisonError::into_inner);
         steps.refresh()?;
@@ -124,13 +115,13 @@ async fn curves(State(shared): State<Arc<Shared>>, Path(id): Path<usize>, Query(
         let goes_on = known.generation == Some(generation);
         let after = |count: usize| if goes_on { count } else { 0 };
         let (steps, evaluations) = (steps.part(after(known.steps)), evaluations.part(after(known.evaluations)));
-        Ok(News { generation, steps, evaluations })
+        Ok(Figures { generation, steps, evaluations })
     })
     .await
 }
 
 async fn step(State(shared): State<Arc<Shared>>, Path((id, step)): Path<(usize, u64)>) -> Answer<completions::Step> {
-    let found = of_run(shared, id, move |_, run| completions::of_step(&run.dir, step)).await?;
+    let found = of_run(shared, id, move |run| completions::of_step(&run.dir, step)).await?;
     found.0.map(Json).ok_or(Failure::NotFound("the completions of this step are not kept (`log_completions`)"))
 }
 
@@ -138,10 +129,11 @@ async fn sample(
     State(shared): State<Arc<Shared>>,
     Path((id, step, position, sample)): Path<(usize, u64, u64, u64)>,
 ) -> Answer<Value> {
-    let found = of_run(shared, id, move |shared, run| {
+    let found = of_run(shared, id, move |run| {
         let Some(row) = completions::one(&run.dir, step, position, sample)? else { return Ok(None) };
-        let tokens = match row.get("group").and_then(Value::as_u64) {
-            Some(group) => tokens::of(&run.dir, shared.tokenizer(id, run).as_deref(), step, group, sample)?,
+        let id = row.get("group").and_then(Value::as_u64).map(|group| (group, sample));
+        let tokens = match id {
+            Some(id) => tokens::some(&run.dir, run.tokenizer().as_deref(), step, &[id])?.remove(&id),
             None => None,
         };
         Ok(Some(json!({ "row": row, "tokens": tokens })))
@@ -159,5 +151,5 @@ async fn find(
     Path(id): Path<usize>,
     Query(wanted): Query<Wanted>,
 ) -> Answer<search::Found> {
-    of_run(shared, id, move |_, run| search::search(&run.dir, &wanted.q)).await
+    of_run(shared, id, move |run| search::search(&run.dir, &wanted.q)).await
 }

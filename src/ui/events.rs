@@ -37,17 +37,20 @@ fn stamp(path: PathBuf) -> Stamp {
     fs::metadata(path).ok().map(|file| (file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
 }
 
-fn stamps(shared: &Shared) -> Vec<[Stamp; WATCHED]> {
-    shared.runs().iter().map(|run| watched(&run.dir).map(|(_, path)| stamp(path))).collect()
+/// Looked at beside the server's own thread: a disk may not answer. None when the server ends.
+async fn stamps(shared: &Shared) -> Vec<[Stamp; WATCHED]> {
+    let runs = shared.runs();
+    let look = move || runs.iter().map(|run| watched(&run.dir).map(|(_, path)| stamp(path))).collect();
+    tokio::task::spawn_blocking(look).await.unwrap_or_default()
 }
 
 /// A stream of `{"run": 0, "parts": ["curves", "steps"]}`. It ends when the page goes.
 pub async fn stream(State(shared): State<Arc<Shared>>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let seen = stamps(&shared);
+    let seen = stamps(&shared).await;
     let events = stream::unfold((shared, seen, Vec::new()), async |(shared, mut seen, mut ready)| {
         while ready.is_empty() {
             tokio::time::sleep(EVERY).await;
-            let now = stamps(&shared);
+            let now = stamps(&shared).await;
             for (id, run) in shared.runs().iter().enumerate().take(now.len()) {
                 let names = watched(&run.dir).map(|(name, _)| name);
                 let differs = |at: &usize| seen.get(id).is_none_or(|before| before[*at] != now[id][*at]);

@@ -41,7 +41,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             bail!("{} is no folder", path.display());
         }
     }
-    if args.run_dirs.iter().all(|path| found::runs(path).is_empty()) {
+    let found: Vec<usize> = args.run_dirs.iter().map(|path| found::runs(path).len()).collect();
+    for (path, _) in args.run_dirs.iter().zip(&found).filter(|(_, count)| **count == found::MOST) {
+        let most = found::MOST;
+        output::tell(format_args!("note: of {} the newest {most} runs are listed; name a folder below it for others", path.display()));
+    }
+    if found.iter().all(|count| *count == 0) {
         let looked: Vec<_> = args.run_dirs.iter().map(|path| path.display().to_string()).collect();
         output::tell(format_args!(
             "warning: there is no run in {} yet: a run's folder is the output_dir of its configuration; the page shows runs as they come",
@@ -52,9 +57,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let listener = TcpListener::bind(address).with_context(|| {
         format!("cannot listen at {address}; --port takes another port, and --port 0 any that is free")
     })?;
-    let access = Access::new(args.host).context("cannot make a token")?;
-    let port = listener.local_addr()?.port();
-    output::print(access.address(port));
+    let access = Access::new(args.host, listener.local_addr()?.port()).context("cannot make a token")?;
+    output::print(access.address());
     output::tell("Ctrl-C ends the page; it does nothing to the runs.");
     server::serve(listener, Shared::new(args.run_dirs.clone(), access))?;
     Ok(ExitCode::SUCCESS)

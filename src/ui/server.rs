@@ -1,7 +1,6 @@
 //! The server: what every answer has in common.
 
 use std::{
-    collections::HashMap,
     net::TcpListener,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -31,8 +30,6 @@ pub struct Shared {
     access: Access,
     /// Runs by their numbers in addresses, which never change: a run that appears is added at the end.
     runs: Mutex<Vec<Arc<Run>>>,
-    /// Tokenizers by run.
-    tokenizers: Mutex<HashMap<usize, Option<Arc<TextTokenizer>>>>,
 }
 
 /// A run and the figures of it that have been read.
@@ -40,12 +37,30 @@ pub struct Run {
     pub dir: RunDir,
     pub steps: Mutex<Curves>,
     pub evaluations: Mutex<Curves>,
+    tokenizer: Mutex<Option<Arc<TextTokenizer>>>,
+}
+
+impl Run {
+    fn new(path: PathBuf) -> Self {
+        let dir = RunDir::new(path);
+        let (steps, evaluations) = (Curves::new(dir.metrics()), Curves::new(dir.eval()));
+        Self { dir, steps: Mutex::new(steps), evaluations: Mutex::new(evaluations), tokenizer: Mutex::default() }
+    }
+
+    /// The tokenizer of its model. It is read once, or again where it was not there.
+    pub fn tokenizer(&self) -> Option<Arc<TextTokenizer>> {
+        let mut known = self.tokenizer.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            *known = tokens::tokenizer(&self.dir).map(Arc::new);
+        }
+        known.clone()
+    }
 }
 
 impl Shared {
     /// Runs below these folders.
     pub fn new(roots: Vec<PathBuf>, access: Access) -> Self {
-        let shared = Self { roots, access, runs: Mutex::default(), tokenizers: Mutex::default() };
+        let shared = Self { roots, access, runs: Mutex::default() };
         shared.look();
         shared
     }
@@ -56,9 +71,7 @@ impl Shared {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         for path in found {
             if !runs.iter().any(|run| run.dir.root() == path) {
-                let dir = RunDir::new(path);
-                let (steps, evaluations) = (Curves::new(dir.metrics()), Curves::new(dir.eval()));
-                runs.push(Arc::new(Run { dir, steps: Mutex::new(steps), evaluations: Mutex::new(evaluations) }));
+                runs.push(Arc::new(Run::new(path)));
             }
         }
         runs.clone()
@@ -72,12 +85,6 @@ impl Shared {
     /// A run by its number.
     pub fn run(&self, id: usize) -> Option<Arc<Run>> {
         self.runs().get(id).cloned()
-    }
-
-    /// The tokenizer of a run, which is read once.
-    pub fn tokenizer(&self, id: usize, run: &Run) -> Option<Arc<TextTokenizer>> {
-        let mut known = self.tokenizers.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(id).or_insert_with(|| tokens::tokenizer(&run.dir).map(Arc::new)).clone()
     }
 }
 

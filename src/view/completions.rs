@@ -46,7 +46,6 @@ impl Step {
 
     /// Index of the group, position and sample of each completion.
     pub fn ids(&self) -> impl Iterator<Item = (Option<u64>, u64, u64)> {
-        let sample = |row: &Map<String, Value>| row.get("sample").and_then(Value::as_u64).unwrap_or_default();
         self.groups
             .iter()
             .flat_map(move |group| group.samples.iter().map(move |row| (group.group, group.position, sample(row))))
@@ -63,7 +62,7 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
     let mut groups: Vec<Group> = Vec::new();
     let mut places: HashMap<u64, usize> = HashMap::new();
     for mut row in rows(&text) {
-        let Some(position) = row.get("position").or(row.get("prompt_id")).and_then(Value::as_u64) else { continue };
+        let Some(position) = position(&row) else { continue };
         let place = *places.entry(position).or_insert_with(|| {
             let number = |key: &str| row.get(key).and_then(Value::as_u64);
             let prompt = row.get("prompt").and_then(Value::as_str).unwrap_or_default();
@@ -82,19 +81,40 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
     Ok(Some(Step { step, tokens: dir.step_tokens(step).is_file(), groups }))
 }
 
-/// The whole line of a completion.
+/// The whole lines of some completions of a step, by position and sample.
+///
+/// # Errors
+/// As [`of_step`].
+pub fn some(dir: &RunDir, step: u64, wanted: &[(u64, u64)]) -> io::Result<HashMap<(u64, u64), Map<String, Value>>> {
+    let Some(text) = read(&dir.step_completions(step))? else { return Ok(HashMap::new()) };
+    let given_up = given_up(dir, step);
+    let found = rows(&text).filter_map(|mut row| {
+        let id = (position(&row)?, sample(&row));
+        wanted.contains(&id).then(|| {
+            mark(&mut row, given_up);
+            shorten(&mut row, OPENED);
+            (id, row)
+        })
+    });
+    Ok(found.take(wanted.len()).collect())
+}
+
+/// One of them.
 ///
 /// # Errors
 /// As [`of_step`].
 pub fn one(dir: &RunDir, step: u64, position: u64, sample: u64) -> io::Result<Option<Map<String, Value>>> {
-    let Some(text) = read(&dir.step_completions(step))? else { return Ok(None) };
-    let is = |row: &Map<String, Value>, key: &str, value: u64| row.get(key).and_then(Value::as_u64) == Some(value);
-    let found = rows(&text).find(|row| is(row, "position", position) && is(row, "sample", sample));
-    Ok(found.map(|mut row| {
-        mark(&mut row, given_up(dir, step));
-        shorten(&mut row, OPENED);
-        row
-    }))
+    Ok(some(dir, step, &[(position, sample)])?.remove(&(position, sample)))
+}
+
+/// Where a completion's prompt stands in the order of prompts; older runs know its row of the dataset alone.
+pub(super) fn position(row: &Map<String, Value>) -> Option<u64> {
+    row.get("position").or(row.get("prompt_id")).and_then(Value::as_u64)
+}
+
+/// Which of its prompt's completions a line is.
+pub(super) fn sample(row: &Map<String, Value>) -> u64 {
+    row.get("sample").and_then(Value::as_u64).unwrap_or_default()
 }
 
 /// Lines of a file that are whole; others are left out, since a page must not fail because of one.

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fs::File,
-    io::{self, BufRead, BufReader, Seek, SeekFrom},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::LazyLock,
@@ -43,12 +43,25 @@ pub struct Part {
     pub columns: BTreeMap<String, Column>,
 }
 
+/// The figures of a run, or what is new of them.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    /// Changes when what was told before is no longer true.
+    pub generation: u64,
+    /// Of the steps.
+    pub steps: Part,
+    /// Of the evaluations.
+    pub evaluations: Part,
+}
+
 /// A growing file of records, by column.
 #[derive(Debug)]
 pub struct Curves {
     path: PathBuf,
     inode: u64,
     offset: u64,
+    /// The last line that was read. A new file may have the number of one that is gone, so it must still be there.
+    last: Vec<u8>,
     /// How often the file was replaced by one that does not go on from it.
     generation: u64,
     step: Vec<u64>,
@@ -60,8 +73,8 @@ pub struct Curves {
 impl Curves {
     /// Follows a file that need not exist yet.
     pub fn new(path: PathBuf) -> Self {
-        let (step, columns, ignored) = Default::default();
-        Self { path, inode: 0, offset: 0, generation: first_generation(), step, columns, ignored }
+        let (last, step, columns, ignored) = Default::default();
+        Self { path, inode: 0, offset: 0, last, generation: first_generation(), step, columns, ignored }
     }
 
     /// Reads what was added since.
@@ -75,7 +88,7 @@ impl Curves {
         };
         let metadata = file.metadata()?;
         // A learner that starts again writes the file anew, without the steps that it will make again.
-        if metadata.ino() != self.inode || metadata.len() < self.offset {
+        if metadata.ino() != self.inode || metadata.len() < self.offset || !self.goes_on(&mut file)? {
             let Self { path, generation, .. } = self;
             let generation = *generation + u64::from(self.inode != 0);
             *self = Self { inode: metadata.ino(), generation, ..Self::new(std::mem::take(path)) };
@@ -85,12 +98,21 @@ impl Curves {
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
             self.offset += line.len() as u64;
+            self.last.clone_from(&line);
             if let Some(record) = MetricRecord::from_line(&line) {
                 self.add(&record);
             }
             line.clear();
         }
         Ok(())
+    }
+
+    /// Whether a file has what was read last, where it was.
+    fn goes_on(&self, file: &mut File) -> io::Result<bool> {
+        let mut there = vec![0; self.last.len()];
+        file.seek(SeekFrom::Start(self.offset - self.last.len() as u64))?;
+        file.read_exact(&mut there)?;
+        Ok(there == self.last)
     }
 
     fn add(&mut self, record: &MetricRecord) {
@@ -215,5 +237,20 @@ mod tests {
         curves.refresh().unwrap();
         assert_ne!(curves.generation(), first);
         assert_eq!(curves.part(0).step, [1]);
+    }
+
+    #[test]
+    fn another_file_in_the_place_of_one_is_noticed_by_its_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        fs::write(&path, "{\"step\":1}\n{\"step\":2}\n").unwrap();
+        let mut curves = Curves::new(path.clone());
+        curves.refresh().unwrap();
+        let first = curves.generation();
+        // Written over, so that its number stays.
+        fs::write(&path, "{\"step\":1}\n{\"step\":3}\n{\"step\":4}\n").unwrap();
+        curves.refresh().unwrap();
+        assert_ne!(curves.generation(), first);
+        assert_eq!(curves.part(0).step, [1, 3, 4]);
     }
 }

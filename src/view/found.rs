@@ -10,7 +10,7 @@ use shared::RunDir;
 /// Folders below the one that is named.
 const DEPTH: usize = 4;
 /// Most runs that are listed of one folder; the newest.
-const MOST: usize = 100;
+pub const MOST: usize = 100;
 
 /// Whether a folder is that of a run.
 pub fn is_run(path: &Path) -> bool {

@@ -2,12 +2,14 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs, io,
+    io,
     path::Path,
 };
 
 use serde::{Deserialize, Serialize};
 use shared::RunDir;
+
+use super::completions;
 
 /// One line of `completions/step-N.jsonl`, as far as a pair needs it.
 #[derive(Debug, Clone, Deserialize, Serialize)]
@@ -82,13 +84,15 @@ fn match_up(early: Vec<Sample>, late: Vec<Sample>) -> Vec<Pair> {
 
 /// Lines that are no samples are left out: a report must not fail because of one of them.
 fn read(path: &Path, step: u64) -> io::Result<Vec<Sample>> {
-    let bytes = fs::read(path)?;
+    let bytes = completions::read(path)?.unwrap_or_default();
     let parse = |line: &[u8]| serde_json::from_slice::<Sample>(line).ok().map(|s| Sample { step, ..s });
     Ok(bytes.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn log(dir: &RunDir, step: u64, prompts: &[u64]) {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use shared::{
     RunDir,
-    config::{TrainConfig, layers},
+    config::{ConfigError, TrainConfig, layers},
     metrics::{self, TOTAL_STEPS},
     notices::{self, Notice},
 };
@@ -44,13 +44,14 @@ enum State {
     Running,
     Finished,
     Stopped,
+    Removed,
 }
 
 impl Overview {
     /// Looks at a run.
     pub fn of(dir: &RunDir) -> Self {
-        let config = config(dir);
-        let mut tail = Tail::new(dir.metrics());
+        let config = config(dir).ok().flatten();
+        let mut tail = Tail::of_the_last(dir.metrics());
         tail.poll();
         let root = std::path::absolute(dir.root()).unwrap_or_else(|_| dir.root().to_owned());
         Self {
@@ -65,16 +66,19 @@ impl Overview {
     }
 }
 
-fn config(dir: &RunDir) -> Option<TrainConfig> {
+/// The configuration of a run, if it has one.
+fn config(dir: &RunDir) -> Result<Option<TrainConfig>, ConfigError> {
     let path = dir.config();
-    layers::load(path.is_file().then_some(path.as_path()), &Vec::new()).ok()
+    path.is_file().then(|| layers::load(Some(&path), &Vec::new())).transpose()
 }
 
 fn state(dir: &RunDir) -> State {
     let fresh = |path: PathBuf| {
         fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age < FRESH))
     };
-    if dir.finished().exists() {
+    if !dir.root().is_dir() {
+        State::Removed
+    } else if dir.finished().exists() {
         State::Finished
     } else if is_locked(&dir.lock()) || fresh(dir.metrics()) {
         State::Running
@@ -116,9 +120,22 @@ pub struct Setting {
     chosen: bool,
 }
 
-/// The options of a run, in the order of its `config.toml`; none where it has no readable one.
-pub fn settings(dir: &RunDir) -> Vec<Setting> {
-    let Some(config) = config(dir) else { return Vec::new() };
+/// The options of a run.
+#[derive(Debug, Default, Serialize)]
+pub struct Settings {
+    /// In the order of its `config.toml`.
+    options: Vec<Setting>,
+    /// Why there are none.
+    problem: Option<String>,
+}
+
+/// The options of a run. That they cannot be read, those of another version perhaps, hides nothing else of it.
+pub fn settings(dir: &RunDir) -> Settings {
+    let config = match config(dir) {
+        Ok(Some(config)) => config,
+        Ok(None) => return Settings { problem: Some("the run has no config.toml".into()), ..Default::default() },
+        Err(error) => return Settings { problem: Some(format!("config.toml: {error}")), ..Default::default() },
+    };
     let table = |config: &TrainConfig| toml::from_str::<toml::Table>(&layers::to_toml(config)).unwrap_or_default();
     let defaults = table(&TrainConfig::default());
     let setting = |(key, value): (String, toml::Value)| {
@@ -126,7 +143,7 @@ pub fn settings(dir: &RunDir) -> Vec<Setting> {
         let chosen = key != "output_dir" && defaults.get(&key) != Some(&value);
         Setting { key, value: value.to_string(), chosen }
     };
-    table(&config).into_iter().map(setting).collect()
+    Settings { options: table(&config).into_iter().map(setting).collect(), problem: None }
 }
 
 /// What a run says of itself.
@@ -143,7 +160,7 @@ pub struct Notices {
 /// Files that cannot be read.
 pub fn notices(dir: &RunDir) -> io::Result<Notices> {
     let notices = notices::read(&dir.notices())?;
-    let config = config(dir).filter(|_| dir.finished().exists());
+    let config = config(dir).ok().flatten().filter(|_| dir.finished().exists());
     let nothing = match config {
         Some(config) if dir.metrics().is_file() => {
             notices::nothing_learned(&metrics::read(&dir.metrics())?, &notices, &config)
@@ -200,10 +217,13 @@ mod tests {
     fn options_that_were_chosen_are_marked() {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::new(root.path());
-        assert!(settings(&dir).is_empty() || settings(&dir).iter().all(|s| !s.chosen));
+        assert_eq!(settings(&dir).problem.as_deref(), Some("the run has no config.toml"));
+        fs::write(dir.config(), "seed = 1\nlerning_rate = 1.0\n").unwrap();
+        let problem = settings(&dir).problem.unwrap();
+        assert!(problem.starts_with("config.toml: ") && problem.contains("lerning_rate"), "{problem}");
         let config = TrainConfig { learning_rate: 0.25, ..Default::default() };
         fs::write(dir.config(), layers::to_toml(&config)).unwrap();
-        let chosen: Vec<_> = settings(&dir).into_iter().filter(|s| s.chosen).map(|s| (s.key, s.value)).collect();
+        let chosen: Vec<_> = settings(&dir).options.into_iter().filter(|s| s.chosen).map(|s| (s.key, s.value)).collect();
         assert_eq!(chosen, [("learning_rate".to_owned(), "0.25".to_owned())]);
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use shared::RunDir;
 
-use super::completions::{read, rows};
+use super::completions::{position, read, rows, sample};
 
 /// Most hits.
 const MOST: usize = 200;
@@ -55,11 +55,11 @@ pub fn search(dir: &RunDir, text: &str) -> io::Result<Found> {
         // It may be removed at this moment.
         let Some(bytes) = read(&dir.step_completions(step))? else { continue };
         for row in rows(&bytes) {
-            let number = |key: &str| row.get(key).and_then(Value::as_u64).unwrap_or_default();
+            let Some(position) = position(&row) else { continue };
             let in_text = |key: &str| excerpt(row.get(key)?.as_str()?, &wanted);
             if let Some(excerpt) = in_text("completion").or_else(|| in_text("prompt")) {
                 let reward = row.get("reward").and_then(Value::as_f64);
-                found.hits.push(Hit { step, position: number("position"), sample: number("sample"), reward, excerpt });
+                found.hits.push(Hit { step, position, sample: sample(&row), reward, excerpt });
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The tokens of a completion, with what both halves say of each.
 
-use std::io;
+use std::{collections::HashMap, io};
 
 use serde::Serialize;
 use shared::{ModelDir, RunDir, config::layers, ledger::TokenRecord};
@@ -22,21 +22,23 @@ pub struct Tokens {
     record: TokenRecord,
 }
 
-/// The tokens of a completion by its group's index within the batch, if the run keeps them.
+/// The tokens of some completions of a step, by their group's index within the batch and their sample; those that the run keeps.
 ///
 /// # Errors
 /// Any error of the file system but that the file is not there.
-pub fn of(
+pub fn some(
     dir: &RunDir,
     tokenizer: Option<&TextTokenizer>,
     step: u64,
-    group: u64,
-    sample: u64,
-) -> io::Result<Option<Tokens>> {
-    let Some(text) = completions::read(&dir.step_tokens(step))? else { return Ok(None) };
-    let is_it = |record: &TokenRecord| u64::from(record.group) == group && u64::from(record.sample) == sample;
-    let mut records = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-    Ok(records.find(is_it).map(|record| shown(record, tokenizer)))
+    wanted: &[(u64, u64)],
+) -> io::Result<HashMap<(u64, u64), Tokens>> {
+    let Some(text) = completions::read(&dir.step_tokens(step))? else { return Ok(HashMap::new()) };
+    let records = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<TokenRecord>(line).ok());
+    let found = records.filter_map(|record| {
+        let id = (u64::from(record.group), u64::from(record.sample));
+        wanted.contains(&id).then(|| (id, shown(record, tokenizer)))
+    });
+    Ok(found.take(wanted.len()).collect())
 }
 
 fn shown(mut record: TokenRecord, tokenizer: Option<&TextTokenizer>) -> Tokens {

@@ -134,7 +134,8 @@ fn the_server_answers_to_this_machine_alone_and_to_others_with_the_token() {
         welcome.starts_with("HTTP/1.1 303") && welcome.contains("location: /\r\n") && welcome.contains("HttpOnly"),
         "{welcome}"
     );
-    assert!(open.get("/api/runs", &format!("Host: x\r\nCookie: token={token}")).0.starts_with("HTTP/1.1 200"));
+    let cookie = format!("Host: x\r\nCookie: tandem-{}={token}", open.port());
+    assert!(open.get("/api/runs", &cookie).0.starts_with("HTTP/1.1 200"));
 }
 
 #[test]
@@ -283,6 +284,52 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
     browser.tap("button.sample");
     browser.wait_for("document.querySelector('dialog .facts')?.innerText.includes('trained')");
     assert_eq!(browser.complaints(), [""; 0]);
+}
+
+/// An address names a run by its path, whichever server shows it; what is renewed leaves alone whoever is at it; and what
+/// cannot be read is said for as long as it cannot.
+#[test]
+fn links_last_and_nobody_is_disturbed() {
+    const TEST: &str = "links_last_and_nobody_is_disturbed";
+    let Some(mut browser) = Browser::start() else { return skipped(TEST, "no Chromium") };
+    let dir = tempfile::tempdir().unwrap();
+    let runs = ["a", "b"].map(|name| dir.path().join(name));
+    for (run, steps) in runs.iter().zip([30, 20]) {
+        made_up_run(run, steps, |step, sample| format!("{} of {steps}, {sample}", step));
+    }
+    fs::write(runs[1].join("config.toml"), "lerning_rate = 1.0\n").unwrap();
+    let first = "document.querySelector('button.sample .words')?.textContent";
+    let focus = "document.activeElement === [...document.querySelectorAll('.runs input')]";
+    browser.window(1440, 900, false);
+    for (run, steps) in runs.iter().zip([30, 20]) {
+        let ui = Ui::of(dir.path());
+        let path = run.display().to_string().replace('/', "%2F");
+        browser.open(&format!("{}#completions/{path}/7", ui.address));
+        browser.wait_for(&format!("{first} === '7 of {steps}, 0'"));
+        browser.click("button[aria-label='Later step']");
+        browser.wait_for(&format!("{first} === '8 of {steps}, 0' && location.hash === '#completions/{path}/8'"));
+        if steps == 30 {
+            continue;
+        }
+        browser.click("nav a[href='#configuration']");
+        browser.wait_for("/\\/b: config.toml: .*lerning_rate/.test(document.querySelector('section .problem')?.textContent)");
+        let at = "[...document.querySelectorAll('.runs .name')].findIndex((name) => name.textContent.endsWith('/a'))";
+        browser.eval(&format!("document.querySelectorAll('.runs input')[{at}].focus()"));
+        browser.press(" ");
+        browser.wait_for(&format!("document.querySelectorAll('.runs :checked').length === 2 && {focus}[{at}]"));
+
+        // A run goes on: the list is renewed, and who is in it stays there. One that is removed is called so.
+        let metrics = runs[0].join("metrics.jsonl");
+        let line = json!({"step": 31, "total_steps": 31, "reward": 0.5, "step_time": 1.0});
+        fs::write(&metrics, format!("{}{line}\n", fs::read_to_string(&metrics).unwrap())).unwrap();
+        let item = format!("document.querySelectorAll('.run')[{at}]");
+        browser.wait_for(&format!("{item}.innerText.includes('step 31') && {focus}[{at}]"));
+        fs::remove_dir_all(&runs[0]).unwrap();
+        browser.wait_for(&format!("{item}.querySelector('.state').textContent === 'removed'"));
+        let (before, words) = (TEXT, "this page does not answer");
+        drop(ui);
+        browser.wait_for(&format!("{before}.includes('{words}') && {before}.includes('not connected')"));
+    }
 }
 
 /// Contrast of every text against what is behind it, and whether anything sticks out of the window.
@@ -456,7 +503,8 @@ fn a_long_run_opens_and_scrolls_to_its_end() {
     browser.wait_for("document.querySelectorAll('.grid .u-wrap').length > 3");
     println!("{steps} steps are drawn after {} ms", begin.elapsed().as_millis());
     let begin = Instant::now();
-    browser.open(&format!("{}#completions/0/{steps}", ui.address));
+    let run = dir.path().display().to_string().replace('/', "%2F");
+    browser.open(&format!("{}#completions/{run}/{steps}", ui.address));
     browser.wait_for("document.querySelectorAll('button.sample').length >= 20");
     println!("{many} completions are listed after {} ms", begin.elapsed().as_millis());
     assert!(browser.eval("document.querySelector('main').innerText").as_str().unwrap().contains("completions in"));

@@ -4,17 +4,18 @@
   const { el, labelled, select } = Dom;
   const page = document.getElementById('page');
 
-  const state = { runs: [], selected: [], tab: 'curves', only: true };
+  const state = { runs: [], selected: [], tab: 'curves' };
   const view = {
     axis: 'step',
     smoothing: 0.6,
+    /** Newest steps that are shown; 0 for all. */
     last: 0,
     zoomed: null,
     /** The part of an axis that is shown of one that goes from `low` to `high`. */
     window: (low, high) => {
       if (view.zoomed) return view.zoomed;
-      if (view.last > 0 && view.axis === 'step') return [Math.max(low, high - view.last + 1), Math.max(high, low + 1)];
-      return high > low ? [low, high] : [low - 0.5, low + 0.5];
+      const begin = view.last > 0 ? Math.max(low, view.axis === 'step' ? high - view.last + 1 : timeOfLast()) : low;
+      return high > begin ? [begin, high] : [begin - 0.5, begin + 0.5];
     },
     zoom: (to) => {
       view.zoomed = to;
@@ -24,7 +25,8 @@
   };
 
   // The parts of the page. Those of the curves are made once and updated.
-  const runList = el('div');
+  const runs = Panels.runs((id, yes) => choose(id, yes));
+  const noRuns = el('p', { text: 'There is no run yet. This page shows it when it has made its first step.' });
   const live = el('span', { class: 'live' });
   const tiles = el('div');
   const notices = el('div');
@@ -50,29 +52,37 @@
       view.last = Number(last);
       view.zoom(null);
     })), reset, el('span', { class: 'soft drag', text: 'Drag over a chart to look closer.' }));
-  const samples = Samples.create((run, step) => { location.hash = step === undefined ? `completions/${run}` : `completions/${run}/${step}`; });
-  const settings = el('div');
+  // Runs are named by their paths: their numbers are those of one server.
+  const samples = Samples.create((run, step) => {
+    const place = `completions/${encodeURIComponent(run.path)}`;
+    location.hash = step === undefined ? place : `${place}/${step}`;
+  });
+  const settings = Panels.settings();
   const tabs = {
     curves: ['Curves', el('div', {}, tiles, notices, controls, lanes, sections)],
     completions: ['Completions', samples.root],
-    configuration: ['Configuration', settings],
+    configuration: ['Configuration', settings.root],
   };
   const links = Object.entries(tabs).map(([name, [title]]) => el('a', { href: `#${name}`, text: title }));
   const main = el('main', {}, ...Object.values(tabs).map(([, root]) => root));
-  page.replaceChildren(el('header', { class: 'top' }, el('h1', { text: Source.isReport ? 'Training report' : 'Tandem' }), live, el('nav', { 'aria-label': 'Parts' }, ...links)), runList, problem, main);
+  page.replaceChildren(el('header', { class: 'top' }, el('h1', { text: Source.isReport ? 'Training report' : 'Tandem' }), live, el('nav', { 'aria-label': 'Parts' }, ...links)), runs.root, noRuns, problem, main);
 
   const shown = () => state.runs.filter((run) => state.selected.includes(run.id));
-  const fail = (error) => {
-    problem.hidden = !error;
-    problem.textContent = error ? `Something could not be read: ${error.message}` : '';
-  };
-  const trying = async (work) => {
+  /** When the newest steps began, of the run that is longest at them. */
+  const timeOfLast = () => Math.min(...shown().map(({ figures: { times } }) => times[times.length - view.last - 1] ?? 0));
+
+  // What could not be read, by what was attempted: that something else succeeds mends nothing.
+  const problems = new Map();
+  const trying = async (what, work) => {
     try {
       await work();
-      fail();
+      problems.delete(what);
     } catch (error) {
-      fail(error);
+      problems.set(what, error.message);
     }
+    const said = [...new Set(problems.values())].map((message) => `Something could not be read: ${message}`).join(' ');
+    problem.hidden = said === '';
+    if (problem.textContent !== said) problem.textContent = said;
   };
 
   // Charts are drawn when they come near the window, the others when they do.
@@ -111,13 +121,18 @@
     for (const { section } of grids.values()) watcher.observe(section);
   };
 
+  const LANES = 4;
   const laneOf = new Map();
   const drawLanes = () => {
-    const all = shown().slice(0, 4);
-    lanes.replaceChildren(...all.map((run) => {
+    const all = shown().slice(0, LANES);
+    const figures = all.map((run) => {
       if (!laneOf.has(run.id)) laneOf.set(run.id, Lanes.create(view));
       return laneOf.get(run.id).figure;
-    }));
+    });
+    const rest = shown().length - all.length;
+    const wanted = [...figures, ...(rest > 0 ? [el('p', { class: 'soft', text: `Who waits for whom is drawn of the first ${LANES} runs; ${rest} more are chosen.` })] : [])];
+    // Whoever moves along a lane by keys stays in it.
+    if (wanted.length !== lanes.children.length || figures.some((figure, at) => lanes.children[at] !== figure)) lanes.replaceChildren(...wanted);
     for (const run of all) laneOf.get(run.id).update(run, all.length > 1);
   };
 
@@ -136,27 +151,31 @@
   };
 
   const drawSettings = async () => {
-    const runs = shown();
-    await Promise.all(runs.map(async (run) => { run.settings ??= await Source.settings(run.id); }));
-    settings.replaceChildren(Panels.settings(runs, state.only, (only) => {
-      state.only = only;
-      drawSettings();
-    }));
-  };
-
-  const wantedSample = () => {
-    const [, run, step] = location.hash.slice(1).split('/');
     const all = shown();
-    return [all.find(({ id }) => String(id) === run) ?? all[0], step === undefined ? undefined : Number(step)];
+    await Promise.all(all.map(async (run) => { run.settings ??= await Source.settings(run.id); }));
+    settings.update(all);
   };
 
-  const draw = (quiet) => trying(async () => {
-    if (shown().length === 0) return;
+  /** The run and the step that the address names. */
+  const named = () => {
+    const [, path, step] = location.hash.slice(1).split('/');
+    let run;
+    try {
+      run = state.runs.find((one) => one.path === decodeURIComponent(path ?? ''));
+    } catch {
+      // An address that was cut.
+    }
+    return { run, step: run && step !== undefined ? Number(step) : undefined };
+  };
+
+  const draw = (quiet) => trying('draw', async () => {
+    const all = shown();
+    if (all.length === 0) return;
     if (state.tab === 'curves') drawCurves();
     if (state.tab === 'configuration') await drawSettings();
     if (state.tab === 'completions') {
-      const [run, step] = wantedSample();
-      await samples.update(shown(), run, step, quiet);
+      const { run, step } = named();
+      await (all.includes(run) ? samples.update(all, run, step, quiet) : samples.update(all, all[0], undefined, quiet));
     }
   });
 
@@ -169,7 +188,7 @@
   const choose = async (id, yes) => {
     const next = yes ? [...state.selected, id] : state.selected.filter((one) => one !== id);
     if (next.length > 0) state.selected = next.sort((a, b) => a - b);
-    await trying(() => Promise.all(shown().filter((run) => !run.loaded).map(async (run) => {
+    await trying('choose', () => Promise.all(shown().filter((run) => !run.loaded).map(async (run) => {
       await load(run, ['curves', 'notices', 'comparisons']);
       run.loaded = true;
     })));
@@ -179,9 +198,8 @@
   };
 
   const drawRuns = () => {
-    const focused = document.activeElement?.closest?.('.runs') ? [...runList.querySelectorAll('input')].indexOf(document.activeElement) : -1;
-    runList.replaceChildren(state.runs.length > 0 ? Panels.runs(state.runs, state.selected, choose) : el('p', { text: 'There is no run yet. This page shows it when it has made its first step.' }));
-    runList.querySelectorAll('input')[focused]?.focus();
+    runs.update(state.runs, state.selected);
+    noRuns.hidden = state.runs.length > 0;
     document.title = shown().length === 1 ? `${shown()[0].name} · Tandem` : 'Tandem';
   };
 
@@ -205,13 +223,13 @@
     });
     distinguish(state.runs);
     drawRuns();
-    // The page begins with the run that goes on, else with the first.
+    // The page begins with the run that its address names, or that goes on, else with the first.
     if (state.selected.length === 0 && state.runs.length > 0) {
-      await choose((state.runs.find((run) => run.state === 'running') ?? state.runs[0]).id, true);
+      await choose((named().run ?? state.runs.find((run) => run.state === 'running') ?? state.runs[0]).id, true);
     }
   };
 
-  const route = () => {
+  const route = async () => {
     const [name] = location.hash.slice(1).split('/');
     state.tab = Object.hasOwn(tabs, name) ? name : 'curves';
     Object.entries(tabs).forEach(([one, [, root]], at) => {
@@ -219,7 +237,8 @@
       if (one === state.tab) links[at].setAttribute('aria-current', 'page');
       else links[at].removeAttribute('aria-current');
     });
-    draw();
+    const { run } = named();
+    await (run && !state.selected.includes(run.id) ? choose(run.id, true) : draw());
   };
 
   window.addEventListener('hashchange', route);
@@ -229,11 +248,9 @@
     drawCurves();
   });
 
-  await trying(async () => {
-    await makeCharts();
-    await listRuns();
-  });
-  route();
+  await trying('charts', makeCharts);
+  await trying('runs', listRuns);
+  await route();
   document.documentElement.dataset.ready = 'yes';
 
   if (!Source.follow) {
@@ -241,12 +258,15 @@
     return;
   }
   let lost = false;
-  const refresh = () => trying(async () => {
+  const refresh = () => trying('runs', async () => {
     await listRuns();
-    await Promise.all(shown().map((run) => load(run, ['curves', 'notices', 'comparisons'])));
+    await Promise.all(shown().map(async (run) => {
+      await load(run, ['curves', 'notices', 'comparisons']);
+      problems.delete(`run ${run.id}`);
+    }));
     await draw(true);
   });
-  Source.follow((id, parts) => trying(async () => {
+  Source.follow((id, parts) => trying(`run ${id}`, async () => {
     const run = state.runs.find((one) => one.id === id);
     if (run && !state.selected.includes(id)) run.loaded = false;
     if (!run?.loaded) return;
@@ -258,14 +278,14 @@
   }), (connected) => {
     live.textContent = connected ? 'live' : 'not connected';
     live.classList.toggle('lost', !connected);
-    // What happened while the connection was lost.
-    if (connected && lost) refresh();
+    // What happened while the connection was lost; or why it is.
+    if (connected ? lost : !lost && !document.hidden) refresh();
     lost = !connected;
   });
   // Whoever waits for the first run sees it at once; others come when they come.
   let ticks = 0;
   setInterval(() => {
     ticks += 1;
-    if (state.runs.length === 0 || ticks % 8 === 0) trying(listRuns);
+    if (state.runs.length === 0 || ticks % 8 === 0) trying('runs', listRuns);
   }, 2000);
 })();

@@ -139,7 +139,7 @@ const Charts = (() => {
   /** A chart in a figure of its own. `view` is shared by all charts: axis, smoothing, window, and `zoom`, which changes it. */
   const create = (declared, view) => {
     const legend = el('ul', { class: 'legend' });
-    const place = el('output', { class: 'place' });
+    const place = el('output', { class: 'place', 'aria-live': 'off' });
     const canvas = el('div', { class: 'plot', tabIndex: 0, role: 'img' });
     const figure = el('figure', { class: 'chart', hidden: true },
       el('figcaption', {}, el('h3', { text: declared.title }), place, el('p', { text: declared.note })), canvas, legend);
@@ -221,6 +221,9 @@ const Charts = (() => {
       const at = Math.min(Math.max(index, 0), plot.data[0].length - 1);
       plot.setCursor({ left: plot.valToPos(plot.data[0][at], 'x'), top: plot.bbox.height / devicePixelRatio / 2 });
     };
+    // All charts follow one pointer; only the one that has the focus is heard.
+    canvas.addEventListener('focus', () => place.setAttribute('aria-live', 'polite'));
+    canvas.addEventListener('blur', () => place.setAttribute('aria-live', 'off'));
     canvas.addEventListener('keydown', (event) => {
       if (!plot) return;
       const [low, high] = [plot.scales.x.min, plot.scales.x.max];

@@ -27,7 +27,7 @@ const Lanes = (() => {
 
   const create = (view) => {
     const canvas = el('canvas', { tabIndex: 0, role: 'img' });
-    const words = el('output');
+    const words = el('output', { 'aria-live': 'off' });
     const legend = el('ul', { class: 'legend' }, ...PARTS.map(([name, text]) => el('li', {}, el('i', { class: `part ${name}` }), el('span', { text }))));
     const title = el('h3');
     const figure = el('figure', { class: 'chart', hidden: true },
@@ -36,17 +36,11 @@ const Lanes = (() => {
     let bins = [];
     let cursor;
 
-    const draw = () => {
+    /** Sums up the records of each stretch. */
+    const gather = () => {
       const { steps: table } = run.figures;
       const places = run.figures.places(table, view.axis);
       const width = Math.max(canvas.clientWidth, 120);
-      const scale = devicePixelRatio || 1;
-      canvas.width = width * scale;
-      canvas.height = (2 * HEIGHT + GAP + 18) * scale;
-      canvas.style.height = `${2 * HEIGHT + GAP + 18}px`;
-      const context = canvas.getContext('2d');
-      context.scale(scale, scale);
-      context.font = '12px system-ui, sans-serif';
       const [low, high] = view.window(places[0], places.at(-1));
       const parts = partsOf(table);
       const count = Math.max(1, Math.min(Math.floor(width / BIN), places.filter((place) => place >= low && place <= high).length));
@@ -59,6 +53,18 @@ const Lanes = (() => {
         bin.first = Math.min(bin.first, table.step[at]);
         bin.last = Math.max(bin.last, table.step[at]);
       });
+    };
+
+    const draw = () => {
+      const width = Math.max(canvas.clientWidth, 120);
+      const count = bins.length;
+      const scale = devicePixelRatio || 1;
+      canvas.width = width * scale;
+      canvas.height = (2 * HEIGHT + GAP + 18) * scale;
+      canvas.style.height = `${2 * HEIGHT + GAP + 18}px`;
+      const context = canvas.getContext('2d');
+      context.scale(scale, scale);
+      context.font = '12px system-ui, sans-serif';
       const colors = { work: Charts.ink('--c0'), swap: Charts.ink('--c3'), wait: Charts.ink('--waiting') };
       ['sampler', 'learner'].forEach((half, row) => {
         const top = 16 + row * (HEIGHT + GAP);
@@ -113,13 +119,20 @@ const Lanes = (() => {
         point((cursor ?? bins.length) + by);
       }
     });
-    new ResizeObserver(() => !figure.hidden && draw()).observe(figure);
+    // Only whoever moves along it by keys hears what it says.
+    canvas.addEventListener('focus', () => words.setAttribute('aria-live', 'polite'));
+    canvas.addEventListener('blur', () => words.setAttribute('aria-live', 'off'));
+    const renew = () => {
+      gather();
+      draw();
+    };
+    new ResizeObserver(() => !figure.hidden && renew()).observe(figure);
 
     const update = (shown, several) => {
       run = shown;
       figure.hidden = run.figures.steps.column('step_time').length === 0;
       title.textContent = several ? `Who waits for whom: ${Format.visible(run.name)}` : 'Who waits for whom';
-      if (!figure.hidden) draw();
+      if (!figure.hidden) renew();
     };
     return { figure, update };
   };

@@ -2,20 +2,43 @@
 // What stands about the curves: runs, figures, notices and options.
 const Panels = (() => {
   const { el, key } = Dom;
-  const STATES = { running: 'running', finished: 'finished', stopped: 'stopped' };
+
+  /** One run of the list. Its parts are made once, so that whoever is at its check box stays there. */
+  const runItem = (id, change) => {
+    const box = el('input', { type: 'checkbox', on: { change: () => change(id, box.checked) } });
+    const [look, name, state, steps, what] = ['look', 'name', 'state', 'soft', 'soft what'].map((kind) => el('span', { class: kind }));
+    name.dir = 'auto';
+    what.dir = 'auto';
+    const label = el('label', { class: 'run' }, box, look, name, state, steps, what);
+    const update = (run, selected) => {
+      const total = run.total_steps ? ` of ${Format.count(run.total_steps)}` : '';
+      box.checked = selected.includes(run.id);
+      label.title = Format.visible(run.path);
+      look.replaceChildren(...(selected.length > 1 && box.checked ? [key(Charts.color(run.index), Charts.dash(run.index))] : []));
+      name.textContent = Format.visible(run.name);
+      state.className = `state ${run.state}`;
+      state.textContent = run.state;
+      steps.textContent = `step ${Format.count(run.steps)}${total}`;
+      what.textContent = run.model ? Format.visible(`${run.model} on ${run.dataset}`) : '';
+    };
+    return { label, update };
+  };
 
   /** The list of runs with their check boxes. */
-  const runs = (all, selected, change) => {
-    const item = (run) => {
-      const total = run.total_steps ? ` of ${Format.count(run.total_steps)}` : '';
-      const box = el('input', { type: 'checkbox', checked: selected.includes(run.id), on: { change: () => change(run.id, box.checked) } });
-      const look = selected.length > 1 && selected.includes(run.id) ? key(Charts.color(run.index), Charts.dash(run.index)) : undefined;
-      return el('label', { class: 'run', title: Format.visible(run.path) }, box, look,
-        el('span', { class: 'name', dir: 'auto', text: Format.visible(run.name) }),
-        el('span', { class: `state ${run.state}`, text: STATES[run.state] ?? run.state }),
-        el('span', { class: 'soft', text: `step ${Format.count(run.steps)}${total}` }));
+  const runs = (change) => {
+    const root = el('fieldset', { class: 'runs', hidden: true }, el('legend', { text: 'Runs' }));
+    const items = new Map();
+    const update = (all, selected) => {
+      root.hidden = all.length === 0;
+      for (const run of all) {
+        if (!items.has(run.id)) {
+          items.set(run.id, runItem(run.id, change));
+          root.append(items.get(run.id).label);
+        }
+        items.get(run.id).update(run, selected);
+      }
     };
-    return el('fieldset', { class: 'runs' }, el('legend', { text: 'Runs' }), ...all.map(item));
+    return { root, update };
   };
 
   const mean = (values) => {
@@ -87,26 +110,44 @@ const Panels = (() => {
     return el('section', {}, el('h2', { text: 'Comparisons' }), el('ul', { class: 'card notices' }, ...[...all.values()].map(item)));
   };
 
-  /** Options, side by side; where the runs differ, they are marked and come first. */
-  const settings = (shown, only, change_) => {
-    const keys = [...new Set(shown.flatMap((run) => run.settings.map((one) => one.key)))];
+  /** Options, side by side; where the runs differ, they are marked. */
+  const settingsTable = (shown, only) => {
+    const keys = [...new Set(shown.flatMap((run) => run.settings.options.map((one) => one.key)))];
     const rows = keys.map((name) => {
-      const ones = shown.map((run) => run.settings.find((one) => one.key === name));
+      const ones = shown.map((run) => run.settings.options.find((one) => one.key === name));
       const differs = ones.some((one) => one?.value !== ones[0]?.value);
       return { name, ones, differs, chosen: ones.some((one) => one?.chosen) };
     });
     const several = shown.length > 1;
     const kept = rows.filter((row) => !only || (several ? row.differs : row.chosen));
-    const box = el('input', { type: 'checkbox', checked: only, on: { change: () => change_(box.checked) } });
     const mark = (row) => (row.differs ? '≠ ' : '');
+    const problems = shown.filter((run) => run.settings.problem).map((run) =>
+      el('p', { class: 'problem', dir: 'auto', text: Format.visible(`${run.name}: ${run.settings.problem}`) }));
     const empty = several ? 'All options of these runs are equal.' : 'Every option has its default.';
-    return el('section', {},
-      el('div', { class: 'controls' }, el('label', { class: 'control' }, box, el('span', { text: several ? 'only what differs' : 'only what was chosen' }))),
-      kept.length === 0 ? el('p', { text: empty }) : el('div', { class: 'card scroll' }, el('table', { class: 'settings' },
+    return el('div', {}, ...problems,
+      kept.length === 0 ? (problems.length === 0 ? el('p', { text: empty }) : undefined) : el('div', { class: 'card scroll' }, el('table', { class: 'settings' },
         el('thead', {}, el('tr', {}, el('th', { text: 'Option', scope: 'col' }), ...shown.map((run) => el('th', { scope: 'col', dir: 'auto', text: Format.visible(run.name) })))),
         el('tbody', {}, ...kept.map((row) => el('tr', { class: row.differs ? 'differs' : '' }, el('th', { scope: 'row', text: `${mark(row)}${row.name}` }),
           ...row.ones.map((one) => el('td', { class: one?.chosen ? 'chosen' : '', dir: 'auto', text: one ? Format.visible(one.value) : '–' })))))),
-      ), several ? undefined : el('p', { class: 'soft', text: 'Bold values were chosen; the others are defaults.' }));
+      ), several || kept.length === 0 ? undefined : el('p', { class: 'soft', text: 'Bold values were chosen; the others are defaults.' }));
+  };
+
+  /** The options of the runs that are shown. */
+  const settings = () => {
+    let shown = [];
+    const words = el('span');
+    const place = el('div');
+    const draw = () => {
+      words.textContent = shown.length > 1 ? 'only what differs' : 'only what was chosen';
+      place.replaceChildren(settingsTable(shown, box.checked));
+    };
+    const box = el('input', { type: 'checkbox', checked: true, on: { change: draw } });
+    const root = el('section', {}, el('div', { class: 'controls' }, el('label', { class: 'control' }, box, words)), place);
+    const update = (runs) => {
+      shown = runs;
+      draw();
+    };
+    return { root, update };
   };
 
   return { runs, tiles, notices, comparisons, settings };

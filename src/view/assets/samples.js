@@ -125,15 +125,17 @@ const Samples = (() => {
   const create = (go) => {
     const list = el('ol', { class: 'samples card' });
     const status = el('output', { class: 'soft' });
-    const controls = el('div', { class: 'controls' });
     const pairs = el('div');
-    const root = el('div', {}, controls, status, list, pairs);
     const choice = { filter: 'all', sort: 'group', text: '' };
     let at = {};
+    let runs = [];
+    let steps = [];
+    let pairsUpTo;
     let data;
     let hits;
     // Answers that come after another question was asked are not shown.
     let turns = 0;
+    let updates = 0;
 
     const show = () => {
       if (hits) return showHits();
@@ -195,45 +197,61 @@ const Samples = (() => {
       }
     };
 
-    const showControls = (runs, steps) => {
+    // Controls are made once and set anew, so that whoever is at one stays there.
+    const to = (where) => steps[where] !== undefined && go(at.run, steps[where]);
+    const beside = (text, label, by) => el('button', { type: 'button', text, 'aria-label': label, on: { click: () => to(steps.indexOf(at.step) + by) } });
+    const [earlier, later] = [beside('◀', 'Earlier step', -1), beside('▶', 'Later step', 1)];
+    const which = el('select', { on: { change: () => go(runs.find((run) => String(run.id) === which.value)) } });
+    const number = el('input', { type: 'number', class: 'step', on: {
+      change: () => {
+        const wanted = Number(number.value);
+        go(at.run, steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]));
+      },
+    } });
+    const slider = el('input', { type: 'range', min: '0', 'aria-label': 'Step', on: { change: () => to(Number(slider.value)) } });
+    const again = () => {
+      hits = undefined;
+      show();
+    };
+    const text = el('input', { type: 'search', placeholder: 'text in prompts and completions', on: {
+      input: () => {
+        choice.text = text.value;
+        again();
+      },
+      keydown: (event) => event.key === 'Enter' && choice.text && Source.search && search(),
+    } });
+    const chosen = (name) => (value) => {
+      choice[name] = value;
+      again();
+    };
+    const whichControl = labelled('Run', which);
+    const controls = el('div', { class: 'controls' }, whichControl, labelled('Step', number), earlier, slider, later,
+      labelled('Show', select(FILTERS, choice.filter, chosen('filter'))), labelled('Sort by', select(SORTS, choice.sort, chosen('sort'))),
+      labelled('Search', text),
+      Source.search ? el('button', { type: 'button', text: 'In all steps', on: { click: () => choice.text && search() } }) : undefined);
+    const root = el('div', {}, controls, status, list, pairs);
+
+    const showControls = () => {
       const index = steps.indexOf(at.step);
-      const to = (where) => steps[where] !== undefined && go(at.run.id, steps[where]);
-      const button = (text, label, where) => el('button', { type: 'button', text, 'aria-label': label, disabled: steps[where] === undefined, on: { click: () => to(where) } });
-      const number = el('input', { type: 'number', class: 'step', min: String(steps[0] ?? 0), max: String(steps.at(-1) ?? 0), value: String(at.step ?? ''), on: {
-        change: () => {
-          const wanted = Number(number.value);
-          const nearest = steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
-          go(at.run.id, nearest);
-        },
-      } });
-      const slider = el('input', { type: 'range', min: '0', max: String(steps.length - 1), value: String(index), 'aria-label': 'Step', on: {
-        change: () => to(Number(slider.value)),
-      } });
-      const text = el('input', { type: 'search', value: choice.text, placeholder: 'text in prompts and completions', on: {
-        input: () => {
-          choice.text = text.value;
-          hits = undefined;
-          show();
-        },
-        keydown: (event) => event.key === 'Enter' && choice.text && Source.search && search(),
-      } });
-      const everywhere = Source.search ? el('button', { type: 'button', text: 'In all steps', on: { click: () => choice.text && search() } }) : undefined;
-      const chosen = (name) => (value) => {
-        choice[name] = value;
-        hits = undefined;
-        show();
-      };
-      controls.replaceChildren(
-        ...(runs.length > 1 ? [labelled('Run', select(runs.map((run) => [run.id, Format.visible(run.name)]), at.run.id, (id) => go(Number(id))))] : []),
-        labelled('Step', number), button('◀', 'Earlier step', index - 1), slider, button('▶', 'Later step', index + 1),
-        labelled('Show', select(FILTERS, choice.filter, chosen('filter'))), labelled('Sort by', select(SORTS, choice.sort, chosen('sort'))),
-        labelled('Search', text), ...(everywhere ? [everywhere] : []));
+      const names = runs.map((run) => [String(run.id), Format.visible(run.name)]);
+      if ([...which.options].map((one) => `${one.value} ${one.text}`).join() !== names.map((one) => one.join(' ')).join()) {
+        which.replaceChildren(...names.map(([value, name]) => el('option', { value, text: name })));
+      }
+      which.value = String(at.run.id);
+      whichControl.hidden = runs.length < 2;
+      [number.min, number.max] = [String(steps[0] ?? 0), String(steps.at(-1) ?? 0)];
+      if (document.activeElement !== number) number.value = String(at.step ?? '');
+      slider.max = String(Math.max(steps.length - 1, 0));
+      slider.value = String(index);
+      earlier.disabled = steps[index - 1] === undefined;
+      later.disabled = steps[index + 1] === undefined;
     };
 
     const showPairs = async () => {
       const { run } = at;
       const found = await Source.pairs(run.id);
       if (run !== at.run) return;
+      pairsUpTo = steps.at(-1);
       const cell = (one) => el('div', {}, el('span', { class: 'soft', text: `step ${one.step} · reward ${Format.number(one.reward)}` }), Tokens.textBlock(one.text));
       pairs.replaceChildren(...(found.length === 0 ? [] : [el('h2', { text: 'Before and after' }),
         ...found.map(({ before, after }) => el('article', { class: 'card pair' },
@@ -242,9 +260,12 @@ const Samples = (() => {
     };
 
     /** Shows a run at a step, the newest if none is named. */
-    const update = async (runs, run, wanted, quiet) => {
+    const update = async (all, run, wanted, quiet) => {
       const other = at.run?.id !== run.id;
-      const steps = await Source.steps(run.id);
+      const turn = (updates += 1);
+      const found = await Source.steps(run.id);
+      if (turn !== updates) return;
+      [runs, steps] = [all, found];
       // Whoever reads is not disturbed by the next step.
       const reads = hits !== undefined || root.contains(document.activeElement);
       const stays = quiet && at.step !== undefined && (!at.newest || reads);
@@ -252,14 +273,14 @@ const Samples = (() => {
       const next = stays ? at.step : wanted ?? steps.at(-1);
       const same = !other && next === at.step;
       at = { run, step: next, newest: stays ? false : newest };
-      // Whoever types is not disturbed.
-      if (!(quiet && controls.contains(document.activeElement))) showControls(runs, steps);
+      showControls();
       if (next === undefined) {
         [data, hits] = [];
         list.replaceChildren();
         status.textContent = 'No completions are kept yet (`log_completions`).';
       } else if (!same) await step(next);
-      if (other) await showPairs();
+      // Whoever reads is not disturbed by the newest completions; who comes again sees them.
+      if (other || (!quiet && pairsUpTo !== steps.at(-1))) await showPairs();
     };
     return { root, update };
   };

@@ -5,10 +5,16 @@ const Source = (() => {
   const held = embedded && JSON.parse(embedded.textContent);
 
   const get = async (path) => {
-    const response = await fetch(`/api/${path}`);
-    const body = await response.json().catch(() => ({}));
-    if (!response.ok) throw new Error(body.error ?? `the server answers ${response.status}`);
-    return body;
+    const response = await fetch(`/api/${path}`).catch(() => { throw new Error('the server of this page does not answer'); });
+    if (response.ok) return response.json();
+    const text = await response.text();
+    let said;
+    try {
+      said = JSON.parse(text).error;
+    } catch {
+      said = text.trim();
+    }
+    throw new Error(said || `the server answers ${response.status}`);
   };
 
   /** Something the report holds. A step or completion that it does not hold is only in the run's own files. */
@@ -33,13 +39,30 @@ const Source = (() => {
     search: (run, text) => get(`runs/${run}/search?q=${encodeURIComponent(text)}`),
     /** Calls `changed(run, parts)` as files grow, and `connected(yes)` as the server comes and goes. */
     follow: (changed, connected) => {
-      const events = new EventSource('/api/events');
-      events.addEventListener('open', () => connected(true));
-      events.addEventListener('error', () => connected(false));
-      events.addEventListener('message', (event) => {
-        const { run, parts } = JSON.parse(event.data);
-        changed(run, parts);
-      });
+      let events;
+      const close = () => {
+        events?.close();
+        events = undefined;
+        connected(false);
+      };
+      const open = () => {
+        if (events || document.hidden) return;
+        events = new EventSource('/api/events');
+        events.addEventListener('open', () => connected(true));
+        events.addEventListener('error', () => {
+          // The browser tries again by itself, but not after a refusal.
+          if (events?.readyState !== EventSource.CLOSED) return connected(false);
+          close();
+          setTimeout(open, 5000);
+        });
+        events.addEventListener('message', (event) => {
+          const { run, parts } = JSON.parse(event.data);
+          changed(run, parts);
+        });
+      };
+      // A browser has six connections to a server. Pages that nobody sees hold none.
+      document.addEventListener('visibilitychange', () => (document.hidden ? close() : open()));
+      open();
     },
   };
 

@@ -52,10 +52,14 @@ const Tokens = (() => {
       const text = piece ? Format.visible(piece).replaceAll('\n', '⏎\n') : `⟨${id}⟩`;
       return el('span', { class: 'token', tabIndex: index === 0 ? 0 : -1, text });
     });
+    const places = new Map(spans.map((span, index) => [span, index]));
+    const placeOf = (element) => places.get(element) ?? -1;
+    let chosen;
     const choose = (index) => {
-      if (index < 0 || index >= spans.length) return;
-      for (const span of spans) span.tabIndex = -1;
+      if (index < 0 || index === chosen) return;
+      spans[chosen ?? 0].tabIndex = -1;
       spans[index].tabIndex = 0;
+      chosen = index;
       const facts = [
         `token ${index + 1} of ${tokens.tokens.length + tokens.left_out}: id ${tokens.tokens[index]}`,
         `sampler ${Format.number(tokens.sampler[index])}`, `learner ${Format.number(tokens.learner[index])}`,
@@ -68,12 +72,12 @@ const Tokens = (() => {
       readout.textContent = facts.join(' · ');
     };
     const text = el('div', { class: 'text tokens', dir: 'auto', on: {
-      focusin: (event) => choose(spans.indexOf(event.target)),
-      pointermove: (event) => choose(spans.indexOf(event.target)),
-      click: (event) => spans.includes(event.target) && event.target.focus(),
+      focusin: (event) => choose(placeOf(event.target)),
+      pointermove: (event) => choose(placeOf(event.target)),
+      click: (event) => places.has(event.target) && event.target.focus(),
       keydown: (event) => {
         const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }[event.key];
-        const to = spans.indexOf(event.target) + (by ?? 0);
+        const to = placeOf(event.target) + (by ?? 0);
         if (by && spans[to]) {
           event.preventDefault();
           spans[to].focus();
@@ -98,6 +102,8 @@ const Tokens = (() => {
     [/<\|start_header_id\|>([^\n<]*)<\|end_header_id\|>\s*/g, /<\|eot_id\|>\s*$/],
     [/<start_of_turn>([^\n<]*)\n/g, /<end_of_turn>\s*$/],
     [/<\|(system|user|assistant)\|>\s*/g, /<\|(end|endoftext)\|>\s*$|<\/s>\s*$/],
+    [/<｜(User|Assistant)｜>/g, /<｜end▁of▁sentence｜>\s*$/],
+    [/\[(INST|\/INST)\]\s*/g, /<\/s>\s*$/],
   ];
 
   /** A prompt as turns of a conversation, or undefined if it is plain text. */
@@ -106,7 +112,7 @@ const Tokens = (() => {
       const marks = [...prompt.matchAll(begin)];
       if (marks.length === 0) continue;
       return marks.map((mark, index) => ({
-        role: mark[1].trim() || 'turn',
+        role: ({ INST: 'user', '/INST': 'assistant' })[mark[1]] ?? (mark[1].trim().toLowerCase() || 'turn'),
         text: prompt.slice(mark.index + mark[0].length, marks[index + 1]?.index).replace(end, ''),
       }));
     }
