@@ -188,8 +188,7 @@ fn configuration(place: &Place, seed: u64, max_steps: u64) -> TrainConfig {
         max_steps: Some(max_steps),
         // At 2e-4 the carry is learned in twenty steps, and the rest of the curve is flat.
         learning_rate: 6e-6,
-        lr_scheduler_type: LrSchedulerType::ConstantWithWarmup,
-        warmup_ratio: 0.35,
+        lr_scheduler_type: LrSchedulerType::Constant,
         save_steps: 25,
         save_total_limit: Some(2),
         logging_steps: 20,

@@ -44,6 +44,13 @@ impl Problem {
         self.a % 10 + self.b % 10 >= 10
     }
 
+    /// How often the teacher forgets the carry: the more, the larger the units' sum is, so that the model learns one sum after
+    /// another to carry, rather than all at once. Were it always, GRPO would never see it done and could not reward it.
+    fn forgotten(self) -> f64 {
+        let above_ten = (self.a % 10 + self.b % 10).saturating_sub(10);
+        0.55 + 0.04 * f64::from(above_ten)
+    }
+
     /// A row for GRPO and evaluation.
     fn row(self) -> serde_json::Value {
         json!({ "prompt": self.prompt(), "answer": self.answer() })
@@ -68,8 +75,6 @@ const HELD_OUT: usize = 300;
 const WARM_UP: usize = 3000;
 /// Number of prompts of GRPO.
 const TRAIN: usize = 1200;
-/// How often the teacher forgets a carry. Were it always, GRPO would never see it done and could not reward it.
-const FORGETS: f64 = 0.65;
 
 impl Problems {
     /// Shares out all additions of two two-digit numbers; the same seed gives the same shares.
@@ -80,7 +85,7 @@ impl Problems {
             .collect();
         let (held_out, rest) = all.split_at(HELD_OUT);
         let mut moods = rng::Stream::new(&[seed, 1]);
-        let warm_up = rest[..WARM_UP].iter().map(|p| (*p, p.worked(moods.next_f64() < FORGETS))).collect();
+        let warm_up = rest[..WARM_UP].iter().map(|p| (*p, p.worked(moods.next_f64() < p.forgotten()))).collect();
         Self { warm_up, train: rest[rest.len() - TRAIN..].to_vec(), held_out: held_out.to_vec() }
     }
 
