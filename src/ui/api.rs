@@ -105,7 +105,11 @@ struct Known {
     generation: Option<u64>,
 }
 
-async fn curves(State(shared): State<Arc<Shared>>, Path(id): Path<usize>, Query(known): Query<Known>) -> Answer<Figures> {
+async fn curves(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<usize>,
+    Query(known): Query<Known>,
+) -> Answer<Figures> {
     of_run(shared, id, move |run| {
         let mut steps = run.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let mut evaluations = run.evaluations.lock().unwrap_or_else(PoisonError::into_inner);

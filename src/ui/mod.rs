@@ -44,7 +44,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let found: Vec<usize> = args.run_dirs.iter().map(|path| found::runs(path).len()).collect();
     for (path, _) in args.run_dirs.iter().zip(&found).filter(|(_, count)| **count == found::MOST) {
         let most = found::MOST;
-        output::tell(format_args!("note: of {} the newest {most} runs are listed; name a folder below it for others", path.display()));
+        output::tell(format_args!(
+            "note: of {} the newest {most} runs are listed; name a folder below it for others",
+            path.display()
+        ));
     }
     if found.iter().all(|count| *count == 0) {
         let looked: Vec<_> = args.run_dirs.iter().map(|path| path.display().to_string()).collect();

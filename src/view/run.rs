@@ -223,7 +223,8 @@ mod tests {
         assert!(problem.starts_with("config.toml: ") && problem.contains("lerning_rate"), "{problem}");
         let config = TrainConfig { learning_rate: 0.25, ..Default::default() };
         fs::write(dir.config(), layers::to_toml(&config)).unwrap();
-        let chosen: Vec<_> = settings(&dir).options.into_iter().filter(|s| s.chosen).map(|s| (s.key, s.value)).collect();
+        let chosen: Vec<_> =
+            settings(&dir).options.into_iter().filter(|s| s.chosen).map(|s| (s.key, s.value)).collect();
         assert_eq!(chosen, [("learning_rate".to_owned(), "0.25".to_owned())]);
     }
 }

@@ -153,7 +153,7 @@ fn the_page_follows_a_run_and_shows_every_completion() {
     const TEST: &str = "the_page_follows_a_run_and_shows_every_completion";
     let Some(mut browser) = Browser::start() else { return skipped(TEST, "no Chromium") };
     let bench = Bench::new(
-        "dataset = [\"prompts.jsonl\"]\neval_dataset = \"prompts.jsonl\"\neval_steps = 50\nmax_steps = 150\nmax_completion_length = 24\n\
+        "dataset = [\"prompts.jsonl\"]\neval_dataset = \"prompts.jsonl\"\neval_steps = 200\nmax_steps = 600\nmax_completion_length = 24\n\
          num_generations = 4\ngeneration_batch_size = 8\nper_device_train_batch_size = 8\nlearning_rate = 1e-3\n",
     );
     let ui = Ui::of(&bench.path(""));
@@ -168,7 +168,7 @@ fn the_page_follows_a_run_and_shows_every_completion() {
     let first = browser.eval(steps).as_u64().unwrap();
     browser.wait_for(&format!("{steps} > {}", first + 1));
     assert!(running.wait().unwrap().success());
-    browser.wait_for(&format!("{steps} === 150"));
+    browser.wait_for(&format!("{steps} === 600"));
     browser.wait_for("document.querySelector('.state').textContent === 'finished'");
     browser.wait_for("[...document.querySelectorAll('.chart h3')].filter((title) => title.closest('figure').offsetParent).length > 8");
 
@@ -180,7 +180,7 @@ fn the_page_follows_a_run_and_shows_every_completion() {
     browser.wait_for("document.querySelectorAll('dialog .token').length > 1");
     browser.click("dialog .token");
     let readout = browser.eval("document.querySelector('.readout').textContent");
-    for word in ["token 1 of", "sampler −", "learner −", "entropy", "advantage", "version 149"] {
+    for word in ["token 1 of", "sampler −", "learner −", "entropy", "advantage", "version 599"] {
         assert!(readout.as_str().unwrap().contains(word), "{readout}");
     }
     browser.press("ArrowRight");
@@ -191,7 +191,7 @@ fn the_page_follows_a_run_and_shows_every_completion() {
 
     // The report is the same page without a server.
     browser.open(&format!("file://{}", bench.path("run/report.html").display()));
-    browser.wait_for("document.querySelector('.tile b').textContent === '150'");
+    browser.wait_for("document.querySelector('.tile b').textContent === '600'");
     browser.click("nav a[href='#completions']");
     browser.wait_for("document.querySelector('button.sample')");
     browser.click("button.sample");
@@ -312,7 +312,9 @@ fn links_last_and_nobody_is_disturbed() {
             continue;
         }
         browser.click("nav a[href='#configuration']");
-        browser.wait_for("/\\/b: config.toml: .*lerning_rate/.test(document.querySelector('section .problem')?.textContent)");
+        browser.wait_for(
+            "/\\/b: config.toml: .*lerning_rate/.test(document.querySelector('section .problem')?.textContent)",
+        );
         let at = "[...document.querySelectorAll('.runs .name')].findIndex((name) => name.textContent.endsWith('/a'))";
         browser.eval(&format!("document.querySelectorAll('.runs input')[{at}].focus()"));
         browser.press(" ");

@@ -266,16 +266,40 @@
     }));
     await draw(true);
   });
-  Source.follow((id, parts) => trying(`run ${id}`, async () => {
+  // What changes is shown together, and seldom enough for the page to be at work for a hundredth of the time: the machine may be
+  // the one that trains.
+  const REST = 100;
+  const LONGEST_REST = 5000;
+  const pending = new Map();
+  let timer;
+  let restedAt = 0;
+  const take = async (id, parts) => {
     const run = state.runs.find((one) => one.id === id);
     if (run && !state.selected.includes(id)) run.loaded = false;
     if (!run?.loaded) return;
     if (parts.includes('state')) await listRuns();
     await load(run, parts);
     run.steps = run.figures.steps.step.at(-1) ?? run.steps;
+  };
+  const showNews = async () => {
+    const begin = performance.now();
+    const news = [...pending];
+    pending.clear();
+    await Promise.all(news.map(([id, parts]) => trying(`run ${id}`, () => take(id, [...parts]))));
     drawRuns();
     await draw(true);
-  }), (connected) => {
+    // Curves are drawn in the next frame.
+    await new Promise((drawn) => { requestAnimationFrame(() => requestAnimationFrame(drawn)); });
+    const end = performance.now();
+    restedAt = end + Math.min(REST * (end - begin), LONGEST_REST);
+    timer = undefined;
+    if (pending.size > 0) wait();
+  };
+  const wait = () => { timer ??= setTimeout(showNews, Math.max(restedAt - performance.now(), 0)); };
+  Source.follow((id, parts) => {
+    pending.set(id, new Set([...(pending.get(id) ?? []), ...parts]));
+    wait();
+  }, (connected) => {
     live.textContent = connected ? 'live' : 'not connected';
     live.classList.toggle('lost', !connected);
     // What happened while the connection was lost; or why it is.
