@@ -91,7 +91,8 @@ mod tests {
         assert_eq!(run["steps"]["30"]["groups"][0]["samples"][0]["completion"], EVIL);
         assert_eq!(run["samples"]["30/30/0"]["row"]["prompt"], EVIL);
         assert_eq!(run["pairs"][0]["before"]["text"], EVIL);
-        assert!(run["settings"].as_array().unwrap().iter().any(|one| one["key"] == "model" && one["chosen"] == true));
+        let options = run["settings"]["options"].as_array().unwrap();
+        assert!(options.iter().any(|one| one["key"] == "model" && one["chosen"] == true));
     }
 
     #[test]
