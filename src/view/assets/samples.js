@@ -135,7 +135,7 @@ const Samples = (() => {
     let hits;
     // Answers that come after another question was asked are not shown.
     let turns = 0;
-    let updates = 0;
+    let updated = Promise.resolve();
 
     const show = () => {
       if (hits) return showHits();
@@ -259,12 +259,9 @@ const Samples = (() => {
           el('div', { class: 'sides' }, cell(before), cell(after))))]));
     };
 
-    /** Shows a run at a step, the newest if none is named. */
-    const update = async (all, run, wanted, quiet) => {
+    const renew = async (all, run, wanted, quiet) => {
       const other = at.run?.id !== run.id;
-      const turn = (updates += 1);
       const found = await Source.steps(run.id);
-      if (turn !== updates) return;
       [runs, steps] = [all, found];
       // Whoever reads is not disturbed by the next step.
       const reads = hits !== undefined || root.contains(document.activeElement);
@@ -281,6 +278,11 @@ const Samples = (() => {
       } else if (!same) await step(next);
       // Whoever reads is not disturbed by the newest completions; who comes again sees them.
       if (other || (!quiet && pairsUpTo !== steps.at(-1))) await showPairs();
+    };
+    /** Shows a run at a step, the newest if none is named. One after the other: news must not overtake what somebody asked for. */
+    const update = (...what) => {
+      updated = updated.catch(() => {}).then(() => renew(...what));
+      return updated;
     };
     return { root, update };
   };

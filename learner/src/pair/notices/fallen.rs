@@ -13,6 +13,8 @@ use super::{Detector, Seen, streak::steps};
 const WINDOW: usize = 20;
 /// A fall is called one when it is this many times as large as the rewards of either window spread.
 const SPREADS: f64 = 4.0;
+/// A fall by less than this share of what was reached is none, however evenly both were reached.
+const LEAST: f64 = 0.05;
 /// Share of what was gained since the first window that has to be lost.
 const LOST: f64 = 0.5;
 
@@ -64,7 +66,8 @@ impl Detector for Fallen {
             self.best = Some(now);
         }
         let fall = best.mean - now.mean;
-        if fall <= SPREADS * best.std.max(now.std) || fall <= LOST * (best.mean - first) {
+        let needed = [SPREADS * best.std.max(now.std), LOST * (best.mean - first), LEAST * best.mean.abs()];
+        if needed.into_iter().any(|needed| fall <= needed) {
             return Vec::new();
         }
         vec![Notice::new(
@@ -110,5 +113,6 @@ mod tests {
         assert_eq!(found(300, |step| step / 300.0), [], "it rises");
         let dented = |step: f64| (step / 50.0).min(1.0) - if step > 100.0 { 0.3 } else { 0.0 };
         assert_eq!(found(200, dented), [], "most of the gain is still there");
+        assert_eq!(found(200, |step| if step > 100.0 { 0.98 } else { 1.0 }), [], "it is nothing to speak of");
     }
 }
