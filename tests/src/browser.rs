@@ -139,6 +139,13 @@ impl Browser {
         }
     }
 
+    /// Gives the first element that a selector finds the focus, as soon as it can take it: what is hidden cannot, and
+    /// charts are hidden until they are drawn.
+    pub fn focus(&mut self, selector: &str) {
+        let element = format!("document.querySelector({})", json!(selector));
+        self.wait_for(&format!("({element}?.focus(), {element} && document.activeElement === {element})"));
+    }
+
     /// Where the middle of the first element that a selector finds is, after it was brought into view.
     fn middle(&mut self, selector: &str) -> (f64, f64) {
         self.wait_for(&format!("document.querySelector({})", json!(selector)));

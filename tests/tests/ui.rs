@@ -237,12 +237,12 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
 
     // Keys alone.
     browser.open(&ui.address);
-    browser.eval("document.querySelector('.grid .chart .plot').focus()");
+    browser.focus(".grid .chart .plot");
     browser.press("Home");
     browser.wait_for("document.activeElement.closest('figure').querySelector('output').textContent === 'step 1'");
     browser.press("ArrowRight");
     browser.wait_for("document.activeElement.closest('figure').querySelector('output').textContent === 'step 2'");
-    browser.eval("document.querySelector(\"nav a[href='#completions']\").focus()");
+    browser.focus("nav a[href='#completions']");
     browser.press("Enter");
     browser.wait_for(&format!("{shown} === 4"));
     for _ in 0..40 {
