@@ -1,6 +1,7 @@
 //! Sequences to micro-batches: what one forward pass holds.
 
 mod packed;
+mod share;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -9,6 +10,7 @@ use tch::{Device, Tensor};
 use crate::{ragged::Ragged, support::Support};
 
 pub use packed::{Packed, Packer, Tree};
+pub use share::share;
 
 /// A prompt with its completion, as token ids.
 #[derive(Debug, Clone, Copy)]
@@ -102,6 +104,17 @@ impl MicroBatch {
     }
 }
 
+/// The rows that have a completion, those with the same prompt together, in the order in which they first come.
+fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
+    let (mut groups, mut known) = (Vec::<Vec<usize>>::new(), HashMap::new());
+    for &row in rows.iter().filter(|&&row| !sequences[row].completion.is_empty()) {
+        let group = *known.entry(sequences[row].prompt).or_insert(groups.len());
+        groups.resize_with(groups.len().max(group + 1), Vec::new);
+        groups[group].push(row);
+    }
+    groups
+}
+
 /// Splits rows into micro-batches of at most `budget` positions; a longer row goes alone.
 ///
 /// Rows with the same prompt come together, and those that fit into one micro-batch stay in one, so that the prompt goes
@@ -109,14 +122,8 @@ impl MicroBatch {
 /// split depends on nothing but lengths and which prompts are the same, and no gradient depends on the split.
 #[must_use]
 pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
-    let (mut groups, mut known) = (Vec::<Vec<usize>>::new(), HashMap::new());
-    for &row in rows.iter().filter(|&&row| !sequences[row].completion.is_empty()) {
-        let group = *known.entry(sequences[row].prompt).or_insert(groups.len());
-        groups.resize_with(groups.len().max(group + 1), Vec::new);
-        groups[group].push(row);
-    }
     let mut passes = Passes::new(budget);
-    for group in &mut groups {
+    for group in &mut by_prompt(sequences, rows) {
         group.sort_by_key(|&row| (std::cmp::Reverse(sequences[row].completion.len()), row));
         let prompt = sequences[group[0]].prompt.len();
         let whole = prompt + group.iter().map(|&row| sequences[row].fed().len()).sum::<usize>();

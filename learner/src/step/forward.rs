@@ -6,12 +6,13 @@ use shared::heartbeat::{self, Phase};
 use tch::Device;
 
 use crate::{
-    batch::{MicroBatch, Sequence, split},
+    batch::{MicroBatch, Sequence, share, split},
     cores,
     error::LearnerError,
     host::to_host,
     model::Decoder,
     ragged::Ragged,
+    ranks::{Alone, Ranks},
     support::{Support, Truncation},
 };
 
@@ -33,7 +34,8 @@ pub fn evaluate(
     budget: usize,
     device: Device,
 ) -> Result<Evaluation, LearnerError> {
-    Forward { sequences: sequences.to_vec(), supports: None, temperature, budget, device }.evaluate(model, rows)
+    let sequences = sequences.to_vec();
+    Forward { sequences, supports: None, temperature, budget, device, ranks: Arc::new(Alone) }.evaluate(model, rows)
 }
 
 /// The sequences of a step and how they go through a model.
@@ -49,13 +51,19 @@ pub struct Forward<'a> {
     pub budget: usize,
     /// Where the model is.
     pub device: Device,
+    /// Among whom the rows are shared out.
+    pub ranks: Arc<dyn Ranks>,
 }
 
 impl Forward<'_> {
-    /// The rows in micro-batches.
+    /// This rank's share of the rows, in micro-batches.
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
+        self.all_micro_batches(share(&self.sequences, rows, self.ranks.rank(), self.ranks.count()))
+    }
+
+    fn all_micro_batches(&self, rows: Vec<usize>) -> impl Iterator<Item = MicroBatch> {
         let (mut done, all) = (0, rows.len());
-        split(&self.sequences, rows, self.budget).into_iter().map(move |rows| {
+        split(&self.sequences, &rows, self.budget).into_iter().map(move |rows| {
             cores::follow_sampler();
             heartbeat::beat(Phase::Step);
             heartbeat::part(Phase::Step, done, all);
@@ -73,14 +81,17 @@ impl Forward<'_> {
             logprobs.scatter(&batch.rows, &to_host(&stats.logprobs_N)?);
             entropies.scatter(&batch.rows, &to_host(&stats.entropies_N)?);
         }
+        self.ranks.sum(logprobs.values_mut())?;
+        self.ranks.sum(entropies.values_mut())?;
         Ok(Evaluation { logprobs, entropies })
     }
 
-    /// The supports of the given rows as `model` has them; other rows have none.
+    /// The supports of the given rows as `model` has them; other rows have none. Every rank finds those of all rows: each
+    /// update shares them out anew.
     #[must_use]
     pub fn supports(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Support>> {
         let mut supports = Ragged::filled(Arc::new(Support::new(&[], 0)), self.lengths(rows));
-        for batch in self.micro_batches(rows) {
+        for batch in self.all_micro_batches(rows.to_vec()) {
             supports.scatter(&batch.rows, &model.supports(&batch, self.temperature, truncation));
         }
         supports

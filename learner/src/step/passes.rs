@@ -20,6 +20,7 @@ use crate::{
     loss::{Importance, LossGradient, Objective, Rows, Tokens},
     model::{Decoder, Gradients, Span, TokenGradients, TokenStats},
     ragged::Ragged,
+    ranks::Ranks,
 };
 
 /// Entropies are rounded to multiples of this, in nats, before they are ranked.
@@ -75,10 +76,15 @@ impl Pass<'_> {
         if self.objective.scope() == Scope::Minibatch {
             self.by_minibatch(policy, gradients, rows, &training, &mut totals)?;
         } else {
+            let mut found = Vec::new();
             for micro in self.forward.micro_batches(&training) {
-                self.by_micro_batch(policy, gradients, &micro, &mut totals)?;
+                found.push((micro.rows.clone(), self.by_micro_batch(policy, gradients, &micro, &mut totals)?));
+            }
+            for (rows, values) in self.of_all_ranks(&training, found, &mut totals)? {
+                self.count(&rows, &values);
             }
         }
+        self.forward.ranks.sum_tensor(gradients.flat())?;
         self.observe(policy, &idle, &mut totals)?;
         Ok(totals)
     }
@@ -90,7 +96,7 @@ impl Pass<'_> {
         gradients: &mut Gradients,
         micro: &MicroBatch,
         totals: &mut Totals,
-    ) -> Result<(), LearnerError> {
+    ) -> Result<TokenValues, LearnerError> {
         // The weights of the correction go over whole rows of old log-probs, which here only just become known.
         let weights_unknown = self.inputs.importance.is_some() && self.reads_old_logprobs;
         let whole = self.objective.scope() == Scope::Completion || weights_unknown;
@@ -103,11 +109,52 @@ impl Pass<'_> {
             })
         });
         self.metrics.times.passes += times;
-        if let Some(error) = failure {
-            return Err(error);
+        failure.map_or(Ok(values), Err)
+    }
+
+    /// What all ranks have found of an update's rows, given what this one has; its totals become those of all.
+    fn of_all_ranks(
+        &mut self,
+        rows: &[usize],
+        found: Vec<(Vec<usize>, TokenValues)>,
+        totals: &mut Totals,
+    ) -> Result<Vec<(Vec<usize>, TokenValues)>, LearnerError> {
+        let ranks = &*self.forward.ranks;
+        if ranks.count() == 1 {
+            return Ok(found);
         }
-        self.count(&micro.rows, &values);
-        Ok(())
+        totals.sum(ranks)?;
+        let tokens = |row: usize| self.forward.sequences[row].completion.len();
+        let rows: Vec<usize> = rows.iter().copied().filter(|&row| tokens(row) > 0).collect();
+        let mut lengths = vec![0; self.batch.rows.len()];
+        rows.iter().for_each(|&row| lengths[row] = tokens(row));
+        let spread = |own: &mut dyn FnMut(&TokenValues) -> Option<Vec<f64>>| -> Result<Vec<f64>, LearnerError> {
+            let mut all = Ragged::filled(0.0, lengths.iter().copied());
+            for (rows, values) in &found {
+                if let Some(values) = own(values) {
+                    all.scatter(rows, &values);
+                }
+            }
+            ranks.sum(all.values_mut())?;
+            Ok(all.gather(&rows))
+        };
+        let mut all = TokenValues {
+            logprobs: spread(&mut |values| Some(values.logprobs.clone()))?,
+            entropies: spread(&mut |values| Some(values.entropies.clone()))?,
+            metrics: Vec::new(),
+        };
+        // Which metrics there are is known to who had rows, so to the first rank, whose records count.
+        let known: Vec<LossMetric> = found
+            .first()
+            .map_or_else(Vec::new, |(_, values)| values.metrics.iter().map(|(metric, _)| *metric).collect());
+        for at in 0..ranks.of_first(known.len() as f64)? as usize {
+            let values = spread(&mut |values| values.metrics.get(at).map(|(_, values)| values.clone()))?;
+            all.metrics.extend(known.get(at).map(|&metric| (metric, values)));
+        }
+        if self.reads_old_logprobs {
+            self.inputs.remember(&rows, &all.logprobs);
+        }
+        Ok(vec![(rows, all)])
     }
 
     fn differentiate_run(
@@ -288,6 +335,16 @@ impl Totals {
         self.loss += found.value;
         self.policy_loss += found.policy_value;
         self.entropy.add(found.active_entropy.0, found.active_entropy.1);
+    }
+
+    /// Becomes the sum over all ranks.
+    fn sum(&mut self, ranks: &dyn Ranks) -> Result<(), LearnerError> {
+        let (entropy, tokens) = self.entropy.parts();
+        let mut all = [self.loss, self.policy_loss, entropy, tokens];
+        ranks.sum(&mut all)?;
+        *self = Self { loss: all[0], policy_loss: all[1], entropy: Mean::default() };
+        self.entropy.add(all[2], all[3]);
+        Ok(())
     }
 }
 

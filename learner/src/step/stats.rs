@@ -118,6 +118,12 @@ impl Mean {
     pub fn get(&self) -> f64 {
         self.sum / self.count
     }
+
+    /// Sum and number of the values.
+    #[must_use]
+    pub fn parts(&self) -> (f64, f64) {
+        (self.sum, self.count)
+    }
 }
 
 /// How far the learner's log-probs are from the sampler's.

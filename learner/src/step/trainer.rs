@@ -27,6 +27,7 @@ use crate::{
     model::{Decoder, Trainable},
     optimizer::AdamWOptions,
     ragged::Ragged,
+    ranks::{Alone, Ranks},
     schedule::Schedule,
     support::Truncation,
     trained::{OptimizerState, Trained},
@@ -106,6 +107,7 @@ pub struct Trainer {
     /// Most tokens of one forward pass.
     budget: usize,
     device: Device,
+    ranks: Arc<dyn Ranks>,
 }
 
 /// What became of an update.
@@ -151,7 +153,15 @@ impl Trainer {
             policy: Trained::new(policy, AdamWOptions::from_config(config), schedule),
             config: Arc::new(config.clone()),
             reference,
+            ranks: Arc::new(Alone),
         })
+    }
+
+    /// Makes this one rank of several, all of which must be given the same batches. The first rank's gate decides for all,
+    /// and its metrics are those of the step. A critic's passes are not shared out: every rank makes all of them.
+    #[must_use]
+    pub fn with_ranks(self, ranks: Arc<dyn Ranks>) -> Self {
+        Self { ranks, ..self }
     }
 
     /// The policy.
@@ -352,6 +362,7 @@ impl Trainer {
             temperature: f64::from(self.config.temperature),
             budget: self.budget,
             device: self.device,
+            ranks: Arc::clone(&self.ranks),
         };
         if let Some(truncation) = &self.truncation {
             let start = Instant::now();
@@ -456,6 +467,7 @@ impl Trainer {
         let finite = update.grad_norm.is_finite();
         let asked = Instant::now();
         let goes_on = gate(&Before { batch, inputs, metrics, update: number, finite });
+        let goes_on = self.ranks.of_first(f64::from(u8::from(goes_on)))? != 0.0;
         let asked = asked.elapsed();
         if goes_on {
             self.policy.apply(&mut update);

@@ -20,14 +20,21 @@ use tch::{Kind, Tensor};
 
 use crate::support;
 
-fn config() -> TrainConfig {
+pub fn config() -> TrainConfig {
     // Not clipped: gradients are compared at the size that they have.
     let config = support::config("unused.jsonl".into());
     TrainConfig { warmup_steps: 0, epsilon_high: Some(1.5), max_grad_norm: 0.0, ..config }
 }
 
 /// A trainer after one step, with the figures of the step.
-fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, TrainedStep) {
+pub fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, TrainedStep) {
+    let mut trainer = trainer(config, kind);
+    let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
+    (trainer, stats)
+}
+
+/// A trainer before its first step.
+pub fn trainer(config: &TrainConfig, kind: Kind) -> Trainer {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let gradient_checkpointing = config.gradient_checkpointing;
@@ -38,13 +45,11 @@ fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, 
         let _ = reference.weights().trained().flat().shallow_clone().g_mul_scalar_(0.98);
         reference
     });
-    let mut trainer = Trainer::new(config, load(&model, options).unwrap(), reference).unwrap();
-    let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
-    (trainer, stats)
+    Trainer::new(config, load(&model, options).unwrap(), reference).unwrap()
 }
 
 /// Largest relative L2 distance of a tensor's gradient. Norms below the floor count as the floor.
-fn distance(a: &Trainer, b: &Trainer, floor: f64) -> f64 {
+pub fn distance(a: &Trainer, b: &Trainer, floor: f64) -> f64 {
     let norm = |x: &Tensor| x.norm().double_value(&[]);
     let (a_flat, b_flat) = (a.policy().gradients().flat(), b.policy().gradients().flat());
     let parameters = a.policy().parameters();
@@ -56,7 +61,7 @@ fn distance(a: &Trainer, b: &Trainer, floor: f64) -> f64 {
 }
 
 /// Groups whose sampling log-probs lie around those of the model, so that ratios to them are of a usual size.
-fn groups(config: &TrainConfig, seed: u64) -> Vec<RolloutGroup> {
+pub fn groups(config: &TrainConfig, seed: u64) -> Vec<RolloutGroup> {
     let mut groups = support::groups(config, seed);
     let sequences: Vec<_> =
         groups.iter().flat_map(|g| g.completions.iter().map(|c| (g.prompt_ids.clone(), c.token_ids.clone()))).collect();
@@ -74,9 +79,9 @@ fn groups(config: &TrainConfig, seed: u64) -> Vec<RolloutGroup> {
 }
 
 #[derive(Debug, Clone)]
-struct Options(TrainConfig);
+pub struct Options(pub TrainConfig);
 
-fn options() -> impl Strategy<Value = Options> {
+pub fn options() -> impl Strategy<Value = Options> {
     let method = (
         prop::sample::select(LossType::ALL.to_vec()),
         prop::sample::select(vec![Token, Sequence]),

@@ -15,6 +15,7 @@ mod invariance;
 mod ledger;
 mod lora;
 mod pair;
+mod ranks;
 mod scorer;
 mod step;
 mod stories;
