@@ -1,12 +1,17 @@
-//! Run-time search path of libtorch, so that the binary starts without cargo and without environment variables.
+//! Run-time search path of libtorch, so that the binary starts without cargo and without environment variables; torch's
+//! process groups behind functions of C.
 
-use std::{env, path::Path};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     for variable in ["LIBTORCH", "LIBTORCH_LIB"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
+    process_groups();
     if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
         return;
     }
@@ -25,4 +30,22 @@ fn main() {
 
 fn rpath(dir: &str) {
     println!("cargo::rustc-link-arg=-Wl,-rpath,{dir}");
+}
+
+/// Compiles `src/ranks/gloo.cpp` against libtorch's headers, and stand-ins for those of Gloo, which it does not ship.
+fn process_groups() {
+    println!("cargo::rerun-if-changed=src/ranks/gloo.cpp");
+    println!("cargo::rerun-if-changed=src/ranks/stubs");
+    println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
+    let root = env::var("LIBTORCH_INCLUDE").or_else(|_| env::var("LIBTORCH")).unwrap_or_default();
+    let headers = PathBuf::from(root).join("include");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .define("USE_C10D_GLOO", None)
+        .include("src/ranks/stubs")
+        .flag(format!("-isystem{}", headers.display()))
+        .flag(format!("-isystem{}", headers.join("torch/csrc/api/include").display()))
+        .file("src/ranks/gloo.cpp")
+        .compile("tandem_ranks");
 }

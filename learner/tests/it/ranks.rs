@@ -1,13 +1,17 @@
 //! Several ranks make the step that one makes, for any method.
 
 use std::{
+    env, fs,
+    path::Path,
+    process::{Child, Command, Stdio},
     sync::{Arc, Barrier, Mutex},
     thread,
+    time::{Duration, Instant},
 };
 
 use learner::{
     LearnerError,
-    ranks::Ranks,
+    ranks::{Gloo, Meeting, Ranks},
     step::{StepBatch, TrainedStep, Trainer, record},
 };
 use proptest::prelude::*;
@@ -24,19 +28,19 @@ use crate::invariance::{Options, config, distance, groups, options, step, traine
 struct Threads {
     rank: usize,
     count: usize,
-    meeting: Arc<Meeting>,
+    table: Arc<Table>,
 }
 
 #[derive(Debug)]
-struct Meeting {
+struct Table {
     barrier: Barrier,
     values: Mutex<Vec<Vec<f64>>>,
 }
 
 impl Threads {
     fn all(count: usize) -> Vec<Self> {
-        let meeting = Arc::new(Meeting { barrier: Barrier::new(count), values: Mutex::new(vec![Vec::new(); count]) });
-        (0..count).map(|rank| Self { rank, count, meeting: Arc::clone(&meeting) }).collect()
+        let table = Arc::new(Table { barrier: Barrier::new(count), values: Mutex::new(vec![Vec::new(); count]) });
+        (0..count).map(|rank| Self { rank, count, table: Arc::clone(&table) }).collect()
     }
 }
 
@@ -50,10 +54,10 @@ impl Ranks for Threads {
     }
 
     fn sum(&self, values: &mut [f64]) -> Result<(), LearnerError> {
-        self.meeting.values.lock().unwrap()[self.rank] = values.to_vec();
-        self.meeting.barrier.wait();
-        let all = self.meeting.values.lock().unwrap().clone();
-        self.meeting.barrier.wait();
+        self.table.values.lock().unwrap()[self.rank] = values.to_vec();
+        self.table.barrier.wait();
+        let all = self.table.values.lock().unwrap().clone();
+        self.table.barrier.wait();
         for (at, value) in values.iter_mut().enumerate() {
             assert!(all.iter().all(|of_rank| of_rank.len() > at), "all ranks add up the same");
             *value = all.iter().map(|of_rank| of_rank[at]).sum();
@@ -143,4 +147,84 @@ fn two_ranks_make_the_gradient_of_one_in_single_precision() {
         let found = distance(&ranks[0].0, &one, 1e-3);
         assert!(found < 1e-5, "{loss_type:?}: gradients differ by {found}");
     }
+}
+
+/// Says to [`one_of_several_processes`] which rank it is, of how many, and in which directory they meet.
+const PROCESS: &str = "TANDEM_TEST_RANK";
+
+fn process_config() -> TrainConfig {
+    TrainConfig { beta: 0.05, ..config() }
+}
+
+/// Starts this test program again, as one of several ranks.
+fn process(rank: usize, count: usize, dir: &Path) -> Child {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "ranks::one_of_several_processes", "--nocapture"]);
+    command.env(PROCESS, format!("{rank} {count} {}", dir.display()));
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// What a process does that [`process`] started; nothing without one.
+#[test]
+fn one_of_several_processes() {
+    let Ok(place) = env::var(PROCESS) else { return };
+    let [rank, count, dir] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
+    let (rank, count, dir) = (rank.parse().unwrap(), count.parse().unwrap(), Path::new(dir));
+    let config = process_config();
+    let mut trainer = trainer(&config, Kind::Double);
+    let groups = groups(&config, 3);
+    let ranks = Gloo::join(&Meeting::File(dir.join("meeting")), rank, count, Duration::from_secs(30)).unwrap();
+    if dir.join(format!("rank-{rank}-ends")).exists() {
+        std::process::abort();
+    }
+    trainer = trainer.with_ranks(Arc::new(ranks));
+    match trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3) {
+        Ok(_) => {
+            let weights = Vec::<f64>::try_from(trainer.policy().parameters().flat()).unwrap();
+            let bytes: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+            fs::write(dir.join(format!("weights-{rank}")), bytes).unwrap();
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn two_and_four_processes_have_the_weights_of_one() {
+    let config = process_config();
+    let (one, _) = step(&config, &groups(&config, 3), Kind::Double);
+    let one = Vec::<f64>::try_from(one.policy().parameters().flat()).unwrap();
+    let run = |count: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let processes: Vec<Child> = (0..count).map(|rank| process(rank, count, dir.path())).collect();
+        for process in processes {
+            let output = process.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let weights = |rank: usize| fs::read(dir.path().join(format!("weights-{rank}"))).unwrap();
+        (1..count).for_each(|rank| assert!(weights(rank) == weights(0), "rank {rank} of {count} has moved apart"));
+        weights(0)
+    };
+    for count in [2, 4] {
+        let found = run(count);
+        assert_eq!(found.len(), 8 * one.len());
+        let found = found.chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap()));
+        let apart = found.zip(&one).map(|(found, one)| (found - one).abs()).fold(0.0, f64::max);
+        assert!(apart < 1e-9, "{count} processes: {apart}");
+    }
+    assert!(run(2) == run(2), "the same ranks repeat byte for byte");
+}
+
+#[test]
+fn a_rank_that_ends_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("rank-1-ends"), "").unwrap();
+    let begin = Instant::now();
+    let processes: Vec<Child> = (0..3).map(|rank| process(rank, 3, dir.path())).collect();
+    for (rank, process) in processes.into_iter().enumerate() {
+        let output = process.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(rank == 1 || said.contains("no sign of life of rank 1 "), "rank {rank}: {said}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }

@@ -5,11 +5,15 @@
 //! before anything reads it. So losses and their normalisers see all completions, as one learner would, and every rank
 //! goes on with the same bits.
 
+mod gloo;
+
 use std::fmt;
 
 use tch::Tensor;
 
 use crate::error::LearnerError;
+
+pub use gloo::{Gloo, Meeting};
 
 /// The ranks of a learner, as one of them sees them. All must call the same methods in the same order.
 pub trait Ranks: fmt::Debug + Send + Sync {
