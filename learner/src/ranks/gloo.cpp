@@ -22,8 +22,9 @@ using std::chrono::milliseconds;
 // The stand-ins for Gloo's headers are right only for the layout that they were tried with.
 static_assert(sizeof(c10d::ProcessGroupGloo) == 488, "another libtorch: try src/ranks/stubs with it before this is changed");
 
-// How long the ranks that found one missing wait for signs of the others.
-constexpr milliseconds ROLL_CALL{3000};
+// How long the ranks that found one missing wait for signs of the others. One that computes gives none meanwhile, so that it
+// may be named as well.
+constexpr milliseconds ROLL_CALL{5000};
 
 struct Group {
   c10::intrusive_ptr<c10d::Store> store;
@@ -42,17 +43,19 @@ std::string missing(Group& group) {
     bool all = false;
     while (!all && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(milliseconds(50));
-      names.clear();
+      std::string absent;
       all = true;
       for (int rank = 0; rank < group.count; rank++) {
         if (!group.store->check({key(rank)})) {
           all = false;
-          names += (names.empty() ? "" : ", ") + std::to_string(rank);
+          absent += (absent.empty() ? "" : ", ") + std::to_string(rank);
         }
       }
+      names = absent;
     }
   } catch (const std::exception&) {
-    return group.rank == 0 ? "" : "0";
+    // Where the first rank keeps the store, it is gone with it.
+    if (names.empty() && group.rank != 0) names = "0";
   }
   return names;
 }
@@ -78,7 +81,7 @@ void all_reduce(Group& group, at::Tensor tensor) {
   } catch (const std::exception& error) {
     const std::string names = missing(group);
     if (names.empty()) throw;
-    throw std::runtime_error("no sign of life of rank " + names + " (" + error.what() + ")");
+    throw std::runtime_error("no sign of life within " + std::to_string(ROLL_CALL.count() / 1000) + " s of rank " + names + " (" + error.what() + ")");
   }
 }
 

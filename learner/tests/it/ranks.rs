@@ -224,7 +224,10 @@ fn a_rank_that_ends_is_named() {
         let output = process.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success());
-        assert!(rank == 1 || said.contains("no sign of life of rank 1 "), "rank {rank}: {said}");
+        // Another that was busy when the first gave up may be named beside it.
+        let named = said.split_once("no sign of life within 5 s of rank ").and_then(|(_, rest)| rest.split_once(" ("));
+        let named = named.is_some_and(|(ranks, _)| ranks.split(", ").any(|rank| rank == "1"));
+        assert!(rank == 1 || named, "rank {rank}: {said}");
     }
-    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }

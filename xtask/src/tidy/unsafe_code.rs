@@ -8,6 +8,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("exporters/src/tensor_file.rs", "maps weights: nobody may change the file meanwhile"),
     ("learner/src/device.rs", "opens the CUDA half of libtorch before libtorch looks for it"),
     ("learner/src/model/parameters.rs", "lends the values of a tensor, of which tch makes copies only"),
+    ("learner/src/ranks/gloo.rs", "calls torch's process group, of which tch has nothing"),
     ("rollout/kernels/src/attention/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/linear/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/packed.rs", "writes panels from several threads, each its own"),
