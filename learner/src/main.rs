@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use learner::{
-    commands::{bench, init, logprobs, replay, reward_model, run, score, sft},
+    commands::{bench, init, logprobs, rank, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
 use shared::{command_line, exit::HOPELESS, logging};
@@ -25,6 +25,9 @@ struct Cli {
 enum Command {
     /// The training half of a pair (started by `tandem train`).
     Run(run::Args),
+    /// A further rank of the learner (started by its first one).
+    #[command(hide = true)]
+    Rank(rank::Args),
     /// Supervised warm start on prompt/completion rows.
     Sft(sft::Args),
     /// Train a reward model on pairs of completions.
@@ -60,6 +63,7 @@ fn program() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
         Command::Run(args) => run::run(&args),
+        Command::Rank(args) => rank::run(&args).map(done),
         Command::Sft(args) => sft::run(&args).map(done),
         Command::RewardModel(args) => reward_model::run(&args).map(done),
         Command::Score(args) => score::run(&args).map(done),

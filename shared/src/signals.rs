@@ -57,6 +57,15 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     Ok(asked)
 }
 
+/// Takes the signals that ask for the end, which a terminal sends to all its processes, and does nothing about them: the
+/// process that started this one is asked as well, and ends it.
+///
+/// # Errors
+/// When the system refuses.
+pub fn leave_to_others() -> io::Result<()> {
+    of_the_end().into_iter().try_for_each(|signal| flag::register(signal, Arc::default()).map(drop))
+}
+
 fn end_when_stuck(deadlines: Deadlines) {
     let (mut silence, mut before) = (Silence::default(), heartbeat::progress());
     loop {

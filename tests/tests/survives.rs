@@ -328,6 +328,31 @@ fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
     }
 }
 
+/// A learner of two ranks: the second is a child of the first, which goes down with it and comes back with it.
+#[test]
+fn a_rank_that_is_killed_or_stopped_is_named_and_the_result_is_the_same() {
+    let bench = Bench::new();
+    let two = ["--learner_ranks", "2"];
+    let first = bench.start("undisturbed", &two).wait().unwrap();
+    assert!(first.success(), "{}", bench.said());
+    let expected = bench.result("undisturbed");
+    for (name, words) in [("KILL", "rank 1 of the learner has ended"), ("STOP", "given no sign of life")] {
+        let mut run = bench.start(name, &two);
+        bench.wait_for_step(name, 6);
+        let learner = children(run.id(), "learner")[0];
+        let start = Instant::now();
+        signal(children(learner, "learner")[0], name);
+        let log = bench.path(name).join("logs/learner.log");
+        while !fs::read_to_string(&log).is_ok_and(|log| log.contains(words)) {
+            assert!(start.elapsed() < Duration::from_secs(10), "{name}: {}", fs::read_to_string(&log).unwrap());
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(run.wait().unwrap().success(), "{}", bench.said());
+        assert!(bench.said().contains("restarting learner (1 of 4 restarts)"), "{}", bench.said());
+        assert!(bench.result(name) == expected, "{name}: the weights differ from those of the undisturbed run");
+    }
+}
+
 /// The launcher kills by itself: the sampler, the learner, or both. It is killed as well.
 #[test]
 fn fifty_kills_of_one_run_leave_its_weights_as_they_are() {

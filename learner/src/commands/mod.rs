@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod init;
 pub mod logprobs;
+pub mod rank;
 pub mod replay;
 pub mod reward_model;
 pub mod run;

@@ -37,9 +37,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     config.validate()?;
     let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
     let device = device::open(config.learner_device)?;
-    let threads = cores::set_threads(config.learner_threads);
+    let threads = cores::set_threads(config.threads_of_rank());
     tracing::info!("learner on {device:?} with {threads} threads");
-    if config.max_staleness > 0 && [config.learner_device, config.rollout_device] == [config::Device::Cpu; 2] {
+    // Ranks that went on with other threads each would round differently, and move apart.
+    if config.max_staleness > 0
+        && config.learner_ranks == 1
+        && [config.learner_device, config.rollout_device] == [config::Device::Cpu; 2]
+    {
         cores::borrow_from_sampler(config.threads(cores::all()).0);
     }
     let end = IoxLearner::open(&run_dir)?;

@@ -43,6 +43,7 @@ use crate::{
     error::LearnerError,
     guard::{Guard, Verdict},
     publish::{Publisher, export_options},
+    ranks::Crew,
     step::{Before, StepBatch, TrainedStep, Trainer, record},
 };
 
@@ -72,6 +73,8 @@ struct Run<'a> {
     run_dir: &'a RunDir,
     model: ModelDir,
     trainer: Trainer,
+    /// Its further ranks.
+    crew: Option<Crew>,
     publisher: Publisher,
     state: TrainerState,
     /// The newest version that is published.
@@ -139,6 +142,7 @@ impl<'a> Run<'a> {
         let model = ModelDir::open(&config.model)?;
         let (found, aside) = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
         let (trainer, state) = checkpoint::open_trainer(config, &model, found.as_deref(), device)?;
+        let (trainer, crew) = Crew::start(config, run_dir, found.as_deref(), trainer)?;
         let options = export_options(config, model.config())?;
         let mut publisher = Publisher::new(run_dir.clone(), model.clone(), options)?;
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
@@ -176,6 +180,7 @@ impl<'a> Run<'a> {
             run_dir,
             model,
             trainer,
+            crew,
             publisher,
             state,
         })
@@ -221,6 +226,9 @@ impl<'a> Run<'a> {
             self.look_at_failures(&failures, link)?;
             if self.config.save_step_batches {
                 checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
+            }
+            if let Some(crew) = &mut self.crew {
+                crew.train(self.state.step, &groups)?;
             }
             let batch = StepBatch::new(&groups, self.config, PolicyVersion(self.state.step));
             let (guard, number) = (&mut self.guard, self.state.step + 1);
@@ -268,6 +276,9 @@ impl<'a> Run<'a> {
         let error = match verdict {
             Verdict::LowerLearningRate => {
                 self.trainer.lower_learning_rate(self.config.guard_learning_rate_factor);
+                if let Some(crew) = &mut self.crew {
+                    crew.lower_learning_rate(self.config.guard_learning_rate_factor)?;
+                }
                 return Ok(verdict);
             }
             Verdict::RollBack if gone_back >= self.config.guard_max_roll_backs => {
@@ -290,6 +301,7 @@ impl<'a> Run<'a> {
             run_dir,
             model,
             trainer,
+            crew,
             publisher,
             mut state,
             guard,
@@ -300,7 +312,7 @@ impl<'a> Run<'a> {
             ..
         } = self;
         // Its memory is needed for the one that takes its place.
-        drop(trainer);
+        drop((trainer, crew));
         let whole = |path: &PathBuf| checkpoints::check(path, Depth::Contents).is_ok();
         let healthy = guard.state.healthy.map(|step| run_dir.checkpoint(step)).filter(whole);
         let after = guard.state.healthy.filter(|_| healthy.is_some()).unwrap_or(0);

@@ -5,6 +5,7 @@
 //! before anything reads it. So losses and their normalisers see all completions, as one learner would, and every rank
 //! goes on with the same bits.
 
+mod crew;
 mod gloo;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use tch::Tensor;
 
 use crate::error::LearnerError;
 
+pub use crew::{Crew, serve, show_life};
 pub use gloo::{Gloo, Meeting};
 
 /// The ranks of a learner, as one of them sees them. All must call the same methods in the same order.

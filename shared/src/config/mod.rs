@@ -203,6 +203,12 @@ impl TrainConfig {
         self.kl_estimator.unwrap_or(if self.use_kl_in_reward { KlEstimator::K1 } else { KlEstimator::K3 })
     }
 
+    /// Threads of each of the learner's ranks; absent where the learner's are not known.
+    #[must_use]
+    pub fn threads_of_rank(&self) -> Option<usize> {
+        self.learner_threads.map(|threads| (threads / self.learner_ranks as usize).max(1))
+    }
+
     /// Threads of (sampler, learner) on a machine with `cores` cores.
     #[must_use]
     pub fn threads(&self, cores: usize) -> (usize, usize) {

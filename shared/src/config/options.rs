@@ -427,6 +427,10 @@ options! {
         /// Threads of the learner. While both processes work at once, each takes cores from the other; on the CPU the learner uses
         /// the sampler's threads as well while that waits for it.
         learner_threads: Option<usize> = None, absent("as for the sampler"), at_least(1.0);
+        /// Processes that share the learner's passes, on this host: each has the whole model, a share of each update's groups
+        /// and a share of `learner_threads`. More use many cores better where one process cannot, and take the memory of the
+        /// learner as often.
+        learner_ranks: u32 = 1, at_least(1.0);
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
         /// their keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on
         /// it.

@@ -66,6 +66,8 @@ pub struct RunPlan {
     pub max_num_seqs: usize,
     machine: Machine,
     learner: LearnerPlan,
+    /// Processes of the learner, each of which takes that.
+    ranks: u64,
     sampler: SamplerPlan,
     versions: VersionRoom,
     /// Whether they lie in shared memory.
@@ -123,6 +125,7 @@ impl RunPlan {
             max_num_seqs: sequences,
             machine,
             learner: sizes.plan(tokens.min(work.most())),
+            ranks: u64::from(config.learner_ranks),
             sampler: sampler_sizes(config, model, &work, sequences).plan(model),
             versions,
             shared,
@@ -138,7 +141,7 @@ impl RunPlan {
         }
         let tokens = given.unwrap_or_else(|| {
             let rest = plan(0, least);
-            sizes.budget(config.learner_device, &work, rest.room(on_gpu[0]) + rest.learner.total())
+            sizes.budget(config.learner_device, &work, rest.room(on_gpu[0]) / rest.ranks + rest.learner.total())
         });
         // What the learner leaves goes to the sampler.
         let fits = |sequences: &usize| *sequences <= least || plan(tokens, *sequences).fits();
@@ -174,11 +177,15 @@ impl RunPlan {
         self.sampler.total().saturating_sub(mapped)
     }
 
+    fn learner_bytes(&self) -> u64 {
+        self.learner.total().saturating_mul(self.ranks)
+    }
+
     /// Needed of main memory, and of the GPU's.
     fn needed(&self) -> [u64; 2] {
         let versions = if self.shared { self.versions.bytes() } else { 0 };
         let mut needed = [BASELINE.saturating_add(versions), 0];
-        for (on_gpu, bytes) in self.on_gpu.into_iter().zip([self.learner.total(), self.sampler_bytes()]) {
+        for (on_gpu, bytes) in self.on_gpu.into_iter().zip([self.learner_bytes(), self.sampler_bytes()]) {
             needed[usize::from(on_gpu)] = needed[usize::from(on_gpu)].saturating_add(bytes);
             if on_gpu {
                 needed.iter_mut().zip(CUDA_BASELINE).for_each(|(needed, baseline)| *needed += baseline);
@@ -204,9 +211,13 @@ impl RunPlan {
             let parts: Vec<String> = parts.iter().filter(|(_, bytes)| *bytes > 0).map(part).collect();
             format!("{name}{} {}: {}", if gpu { " on the GPU" } else { "" }, Size(total), parts.join(", "))
         };
+        let mut learner = line("learner", self.on_gpu[0], self.learner_bytes(), &self.learner.parts());
+        if self.ranks > 1 {
+            learner += &format!(" in each of {} ranks", self.ranks);
+        }
         [
             first,
-            line("learner", self.on_gpu[0], self.learner.total(), &self.learner.parts()),
+            learner,
             line("sampler", self.on_gpu[1], self.sampler.total(), &self.sampler.parts()),
             format!(
                 "versions {}: {} of the weights {}",
@@ -227,7 +238,8 @@ impl fmt::Display for RunPlan {
 type Change = fn(&mut TrainConfig);
 
 /// What makes a run smaller, the mildest first, as the user writes it.
-const WAYS_OUT: [(&str, Change); 7] = [
+const WAYS_OUT: [(&str, Change); 8] = [
+    ("`learner_ranks` 1", |c| c.learner_ranks = 1),
     ("`micro_batch_tokens` left out", |c| c.micro_batch_tokens = None),
     ("`max_num_seqs` left out", |c| c.max_num_seqs = None),
     ("`gradient_checkpointing` true", |c| c.gradient_checkpointing = true),

@@ -184,6 +184,17 @@ impl TrainConfig {
              and `bench` take it"
         );
         ensure!(
+            self.learner_ranks == 1 || self.learner_device == Device::Cpu,
+            "`learner_ranks` {} needs `learner_device` cpu: a learner on several GPUs is not there yet",
+            self.learner_ranks
+        );
+        ensure!(
+            self.learner_ranks <= self.groups_per_step(),
+            "`learner_ranks` {} is more than the {} groups of a step: each rank trains on whole groups",
+            self.learner_ranks,
+            self.groups_per_step()
+        );
+        ensure!(
             self.max_staleness >= self.publish_every - 1,
             "`publish_every` {} needs `max_staleness` of at least {}, and it is {}: the last step before a version is \
              published is made with the one before",
@@ -248,7 +259,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 41] = [
+        let cases: [(&str, Break); 43] = [
             ("guard", |c| c.guard = vec!["mismatch=halt".into()]),
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
@@ -282,6 +293,8 @@ mod tests {
             ("reward_timeout", |c| c.reward_timeout = f64::INFINITY),
             ("max_staleness", |c| c.max_staleness = u64::MAX),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
+            ("several GPUs", |c| (c.learner_ranks, c.learner_device) = (2, Device::Cuda)),
+            ("whole groups", |c| c.learner_ranks = c.groups_per_step() + 1),
             ("refitted with identical ones", |c| c.rollout_device = Device::Tensorrt),
             ("`max_staleness` of at least 3", |c| (c.publish_every, c.max_staleness) = (4, 2)),
             ("publish_every", |c| c.publish_every = 0),
