@@ -15,7 +15,10 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{LearnerStatus, SamplerStatus};
+use super::{
+    LearnerStatus, SamplerStatus,
+    fleet::{Orders, Report},
+};
 use crate::group::RolloutGroup;
 
 /// First bytes of every frame.
@@ -35,6 +38,10 @@ pub enum Kind {
     LearnerStatus = 2,
     /// A [`SamplerStatus`].
     SamplerStatus = 3,
+    /// A [`Report`] of a worker.
+    Report = 4,
+    /// The [`Orders`] that answer it.
+    Orders = 5,
 }
 
 /// A type that travels in a frame.
@@ -53,6 +60,14 @@ impl Message for LearnerStatus {
 
 impl Message for SamplerStatus {
     const KIND: Kind = Kind::SamplerStatus;
+}
+
+impl Message for Report {
+    const KIND: Kind = Kind::Report;
+}
+
+impl Message for Orders {
+    const KIND: Kind = Kind::Orders;
 }
 
 /// A frame that cannot be read.

@@ -5,9 +5,10 @@
 //! lost is either on disk (weights, checkpoints, the end of the run) or kept by the sampler until
 //! [`LearnerStatus::durable_step`] passes it.
 //!
-//! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. A
-//! transport between hosts would implement the same traits with the same frames.
+//! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. With
+//! samplers on other hosts, [`fleet`] is a second seam behind the first one, with frames of the same kind.
 
+pub mod fleet;
 pub mod frame;
 pub mod in_flight;
 pub mod iox;

@@ -479,6 +479,36 @@ options! {
         max_restarts: u32 = 3, keeps_results;
     }
 
+    "Samplers on other hosts" {
+        /// Where samplers on other hosts (`tandem worker --join`) reach the run: `tcp/127.0.0.1:7447` or `tls/0.0.0.0:7447`. The
+        /// run then samples with whatever workers come, in any number and at any time, and not by itself.
+        listen: Option<String> = None, absent("the sampler is a process beside the learner"), keeps_results;
+        /// Where weights lie for workers: a folder that they reach too, or a store of objects (`s3://bucket/run`, `gs://…`,
+        /// `az://…`), whose credentials are in the usual variables of the environment.
+        weights_store: Option<String> = None, absent("the folder `store` of the run, for workers on this host"), keeps_results;
+        /// Versions that the store keeps at most, besides the newest one: those that a slow worker still samples from, and those
+        /// that changes are fetched against.
+        store_versions: u32 = 4, at_least(1.0), keeps_results;
+        /// A file with the word that workers must know too (`--token-file`). It keeps others out; what passes can be read on the way
+        /// unless `listen` is `tls/…`.
+        token_file: Option<PathBuf> = None, absent("none; `listen` is then on this host alone, or workers have certificates"), keeps_results;
+        /// With `listen` `tls/…`: this side's certificate, in PEM.
+        tls_certificate: Option<PathBuf> = None, absent("none"), keeps_results;
+        /// With `listen` `tls/…`: the key of `tls_certificate`, in PEM.
+        tls_private_key: Option<PathBuf> = None, absent("none"), keeps_results;
+        /// With `listen` `tls/…`: certificates that those of workers must be signed by, in PEM; a worker without one is kept out.
+        tls_client_ca: Option<PathBuf> = None, absent("workers need no certificate"), keeps_results;
+        /// Share of the prompts that a second worker, or this host, makes again. A worker whose tokens or log-probs differ is
+        /// dropped, and what it made and nobody has trained on is made again. More finds a wrong worker sooner.
+        verify_share: f64 = 0.01, at_least(0.0), at_most(1.0), keeps_results;
+        /// Seconds without a new token after which what a worker was given is given to others: fewer lose less to a worker that is
+        /// stuck, more spare work that is only slow.
+        lease_timeout: f64 = 60.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
+        /// Accept workers whose figures have other last bits than the packed kernels' on a CPU: a GPU, the stock kernels. A run is then
+        /// no longer repeated byte for byte, and `mismatch_kl` is what it is between the two sides.
+        accept_other_kernels: bool = false;
+    }
+
     "Bookkeeping" {
         /// Seed of everything random: the same seed gives the same completions, whatever the batch size or the threads.
         seed: u64 = 42, trl;

@@ -1,0 +1,218 @@
+//! The seam between a run and its samplers on other hosts: a hub beside the learner, and any number of workers.
+//!
+//! The hub has the plan, the dataset and the rewards. It *leases* prompts to workers, which only turn token ids into token
+//! ids. A worker calls ([`WorkerEnd::exchange`]) whenever it has something to tell or the hub has rung ([`HubEnd::ring`]),
+//! and at least every [`CALL_INTERVAL`]. A call carries what the worker *is and has*, the answer what is *its to do*: states,
+//! as everywhere in this module, so a call, an answer or a bell that is lost costs time and nothing else. What a worker has
+//! finished is part of its calls until one is answered, and may arrive twice; a lease that nobody finishes is given to
+//! another worker, so it may be finished twice. Each completion counts once.
+//!
+//! Weights do not pass here. An [`Edition`] names them by hash, and the store of the run has them.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ChannelError, Refusal};
+use crate::{
+    config::{Device, Kernels, KvDtype, RolloutDtype},
+    group::{FinishReason, TokenLogprob},
+    ids::{PolicyVersion, PromptId},
+    sampling::SamplingParams,
+};
+
+/// How often a worker calls although nothing has happened.
+pub const CALL_INTERVAL: Duration = Duration::from_millis(500);
+/// Largest message that either side takes.
+pub const MOST_BYTES: usize = 256 << 20;
+
+/// A published version as it lies in the store. A version that a restarted learner makes again, or publishes again, is
+/// another edition of the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Edition {
+    /// The version.
+    pub version: PolicyVersion,
+    /// Which of its publications ([`super::LearnerStatus::publication`]).
+    pub publication: u64,
+    /// Hash of the index that the store has of it, which has the hashes of everything else.
+    pub blake3: [u8; 32],
+}
+
+/// What the last bits of a worker's figures depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KernelClass {
+    /// Where it computes.
+    pub device: Device,
+    /// What computes.
+    pub kernels: Kernels,
+    /// What linear layers compute in.
+    pub rollout_dtype: RolloutDtype,
+    /// What keys and values are stored as.
+    pub kv_dtype: KvDtype,
+}
+
+/// Some completions of one prompt, to be made by one worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Its number, from the hub.
+    pub id: u64,
+    /// The oldest version that a token of it may be sampled from; with `max_staleness` 0, the only one.
+    pub version: PolicyVersion,
+    /// Key of the randomness.
+    pub prompt_id: PromptId,
+    /// Key of the randomness: the epoch of the dataset.
+    pub epoch: u32,
+    /// The prompt.
+    pub prompt_ids: Vec<u32>,
+    /// Indices of the completions within their group, ascending.
+    pub samples: Vec<u32>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+}
+
+/// A completion that a worker has made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    /// The lease that it is of.
+    pub lease: u64,
+    /// Index within the group.
+    pub sample: u32,
+    /// Sampled tokens; the end-of-sequence token, if one came, is the last.
+    pub token_ids: Vec<u32>,
+    /// One entry per token.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Runs of weight versions, `(first token index, version)`.
+    pub versions: Vec<(u32, PolicyVersion)>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Seconds from its admission to the last token.
+    pub seconds: f64,
+}
+
+/// What a worker is and has, told with every call.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Random number drawn at the worker's start.
+    pub worker: u64,
+    /// What people call it.
+    pub name: String,
+    /// Version of the program.
+    pub build: String,
+    /// Seconds since 1970 by the worker's clock, for people: nothing goes by it.
+    pub clock: f64,
+    /// The hub whose leases it has: [`Orders::hub`] of the last answer, 0 before the first.
+    pub hub: u64,
+    /// What it computes with, once it has begun to.
+    pub class: Option<KernelClass>,
+    /// Sequences that it decodes at once; 0 before it can.
+    pub max_num_seqs: u32,
+    /// The edition that new tokens are sampled from.
+    pub edition: Option<Edition>,
+    /// Leases of which it has something to do, ascending.
+    pub held: Vec<u64>,
+    /// What it has made and the hub may not have.
+    pub made: Vec<Made>,
+    /// An edition that it does not take into use, with the reason.
+    pub refusal: Option<Refusal>,
+    /// Why it can do nothing for this run. It leaves once the hub has answered.
+    pub problem: Option<String>,
+    /// Counters since its start.
+    pub work: Work,
+}
+
+/// What a worker has done since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Completion tokens generated, those of sequences that still run included: they grow as long as it gets on.
+    pub tokens: u64,
+    /// Seconds spent generating.
+    pub busy_s: f64,
+    /// Seconds spent without anything to do.
+    pub idle_s: f64,
+    /// Bytes fetched from the store.
+    pub fetched_bytes: u64,
+    /// Seconds spent fetching them.
+    pub fetch_s: f64,
+    /// Seconds that the last version took from being heard of to being in use.
+    pub swap_s: f64,
+}
+
+/// What a worker needs to know of a run before it can do anything.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunFacts {
+    /// The resolved configuration, as TOML.
+    pub config: String,
+    /// Hash of the store's index of the model's files (configuration and tokenizer, no weights).
+    pub model: [u8; 32],
+    /// Longest prompt plus completion.
+    pub max_model_len: u64,
+    /// Where the store is, as the hub was told.
+    pub store: String,
+}
+
+/// What is a worker's to do: the answer to a call.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Orders {
+    /// Random number drawn at the hub's start. Leases of another hub are of no use.
+    pub hub: u64,
+    /// Facts of the run, for a worker that has not named this hub.
+    pub facts: Option<RunFacts>,
+    /// The edition to sample from; none before the first.
+    pub edition: Option<Edition>,
+    /// Every lease of the worker, ascending; what it has besides is to be given up.
+    pub leases: Vec<u64>,
+    /// Those of them that it has not named.
+    pub granted: Vec<Lease>,
+    /// Why the hub wants nothing of this worker. It leaves.
+    pub refused: Option<String>,
+    /// The run is over. The worker leaves.
+    pub finished: bool,
+}
+
+/// A worker's end.
+pub trait WorkerEnd: Send {
+    /// Calls the hub. What is in the report has arrived when there is an answer; without one it may have.
+    ///
+    /// # Errors
+    /// [`ChannelError::Timeout`] without an answer; an answer that cannot be read; a transport that does not work.
+    fn exchange(&mut self, report: &Report, timeout: Duration) -> Result<Orders, ChannelError>;
+
+    /// Waits until the hub rings, at most so long; whether it has.
+    fn listen(&mut self, timeout: Duration) -> bool;
+}
+
+/// The hub's end.
+pub trait HubEnd: Send {
+    /// What has happened, waiting at most so long for it.
+    ///
+    /// # Errors
+    /// When the transport does not work. A message that cannot be read is not an error of the hub's.
+    fn next(&mut self, timeout: Duration) -> Result<Option<HubEvent>, ChannelError>;
+
+    /// Has every worker call. Never waits.
+    fn ring(&mut self);
+}
+
+/// What happens at the hub's end.
+pub enum HubEvent {
+    /// A worker calls.
+    Call(Box<dyn Call>),
+    /// The connection to the worker of this number is gone. It may come back.
+    Gone(u64),
+    /// A message that could not be read was answered with an error; who sent it, as far as that is known, and why.
+    Refused {
+        /// Who it was from.
+        from: String,
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+/// A call that waits for its answer. Dropped without one, it looks lost.
+pub trait Call: Send {
+    /// What the worker says.
+    fn report(&self) -> &Report;
+
+    /// Answers. Whether the answer arrives is not known.
+    fn answer(self: Box<Self>, orders: &Orders);
+}
