@@ -46,6 +46,20 @@ pub fn write_with<E: From<io::Error>>(
     result
 }
 
+/// As [`write()`], without waiting for the disk: for a file that is soon written again, and that nobody needs any more once the
+/// machine has stopped.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = temporary_beside(path)?;
+    let result = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result.map_err(named(path))
+}
+
 /// Cuts lines out of a file that need not exist: what `keep` does not want, and a last one without its end. It holds one line
 /// at a time: a long run has a long past.
 ///
@@ -319,6 +333,19 @@ mod tests {
         assert_eq!(failed.unwrap_err().to_string(), "disk full");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_passing_file_is_replaced_and_leaves_no_litter() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        write_passing(&path, b"old").unwrap();
+        write_passing(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        let error = write_passing(&dir.path().join("folder"), b"x").unwrap_err().to_string();
+        assert!(error.contains("folder"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

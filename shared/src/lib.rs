@@ -36,6 +36,7 @@ pub mod sampling;
 pub mod signals;
 pub mod testing;
 pub mod versions;
+pub mod workers;
 
 pub use canaries::Canaries;
 pub use group::{

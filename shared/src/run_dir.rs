@@ -111,6 +111,12 @@ impl RunDir {
         self.root.join("prompts.json")
     }
 
+    /// The samplers on other hosts as they are now ([`crate::workers`]), of a run that has some; written by the hub.
+    #[must_use]
+    pub fn workers(&self) -> PathBuf {
+        self.root.join("workers.json")
+    }
+
     /// Folder of the sampled completions.
     #[must_use]
     pub fn completions(&self) -> PathBuf {

@@ -1,0 +1,213 @@
+//! The samplers on other hosts as people see them: the hub writes a table once a second, and launcher, page and report show it.
+//!
+//! The table is about now, as a status is, and not a record: a hub that starts again begins a new one. What a run keeps of its
+//! fleet is in its metrics.
+
+use std::{
+    fs, io,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{atomic, run_dir::RunDir};
+
+/// How often the hub writes the table.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+/// Workers that are not there any more, of which the table keeps the last.
+pub const REMEMBERED: usize = 50;
+
+/// How a worker is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerState {
+    /// Has called, and does not know the run yet.
+    #[default]
+    Joining,
+    /// Fetches the model or its first version, and builds what computes.
+    Loading,
+    /// Makes completions.
+    Sampling,
+    /// Could make some, and has no lease or not the version for one.
+    Waiting,
+    /// Has not called for a while. What it was given is still its own.
+    Silent,
+    /// Has left, or was silent for too long. It may come back.
+    Gone,
+    /// The hub wants nothing of it: [`WorkerRow::reason`].
+    Dropped,
+}
+
+impl WorkerState {
+    /// Whether a worker is there and can make completions.
+    #[must_use]
+    pub fn at_work(self) -> bool {
+        matches!(self, Self::Sampling | Self::Waiting)
+    }
+
+    /// Whether a worker is there, or on its way.
+    #[must_use]
+    pub fn there(self) -> bool {
+        !matches!(self, Self::Gone | Self::Dropped)
+    }
+}
+
+/// A worker. Counters are those of the hub that writes the table, since its start.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerRow {
+    /// Its number ([`crate::channel::fleet::Report::worker`]) in sixteen hexadecimal digits: readers of JSON round such numbers.
+    pub number: String,
+    /// What people call it.
+    pub name: String,
+    /// How it is.
+    pub state: WorkerState,
+    /// Why it was dropped or refused, or what it said when it left.
+    pub reason: Option<String>,
+    /// What it computes with ([`crate::channel::fleet::KernelClass`]), in words; empty before it does.
+    pub class: String,
+    /// The version that its new tokens are sampled from.
+    pub version: Option<u64>,
+    /// How many versions that is behind the newest.
+    pub staleness: Option<u64>,
+    /// Completion tokens that it has generated.
+    pub tokens: u64,
+    /// Tokens per second over the last half minute or so.
+    pub tokens_per_s: f64,
+    /// Share of its time that it spent generating.
+    pub busy_share: f64,
+    /// Leases that it has now.
+    pub leases: u64,
+    /// Completions of it that count.
+    pub completions: u64,
+    /// Completions that it made although another's came first.
+    pub twice: u64,
+    /// Leases that were taken back because nothing came of them in time.
+    pub expired: u64,
+    /// Calls of it that could not be taken, and editions that it refused.
+    pub failures: u64,
+    /// Bytes that it fetched from the store.
+    pub fetched_bytes: u64,
+    /// Seconds that it spent fetching them.
+    pub fetch_s: f64,
+    /// Seconds that its last version took from being heard of to being in use.
+    pub swap_s: f64,
+    /// Its clock minus the hub's, in seconds; the way of the call is part of it.
+    pub clock_off_s: f64,
+    /// Seconds since its last call.
+    pub last_call_s: f64,
+    /// Seconds since its first call.
+    pub joined_s: f64,
+}
+
+/// All of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkersTable {
+    /// Seconds since 1970 when this was written, so that readers know an old table from a new one.
+    pub written: f64,
+    /// Where workers join.
+    pub listen: String,
+    /// Seconds for which no worker has been at work: since the last one, or since the hub began to listen. 0 while one is.
+    pub alone_s: f64,
+    /// Those that are there, in the order in which they came, and the last [`REMEMBERED`] that are not.
+    pub workers: Vec<WorkerRow>,
+    /// The newest version that workers were told of.
+    pub version: Option<u64>,
+    /// Prompts that were made again elsewhere and came out the same.
+    pub verified: u64,
+    /// Those that did not.
+    pub disputed: u64,
+    /// Calls that could not be read or were of nobody known.
+    pub refused_calls: u64,
+    /// Bytes written to the store.
+    pub store_bytes_out: u64,
+    /// Versions that the store has.
+    pub store_versions: u64,
+}
+
+impl WorkersTable {
+    /// How many workers can make completions.
+    #[must_use]
+    pub fn at_work(&self) -> usize {
+        self.workers.iter().filter(|row| row.state.at_work()).count()
+    }
+
+    /// Forgets workers that left before the last [`REMEMBERED`].
+    pub fn forget(&mut self) {
+        let away = self.workers.iter().filter(|row| !row.state.there());
+        let mut calls: Vec<f64> = away.map(|row| row.last_call_s).collect();
+        calls.sort_by(f64::total_cmp);
+        if let Some(too_long) = calls.get(REMEMBERED) {
+            self.workers.retain(|row| row.state.there() || row.last_call_s < *too_long);
+        }
+    }
+
+    /// Writes the table in one visible step, without waiting for the disk.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn write(&self, run_dir: &RunDir) -> io::Result<()> {
+        atomic::write_passing(&run_dir.workers(), &serde_json::to_vec(self)?)
+    }
+
+    /// Reads it; none of a run without one.
+    #[must_use]
+    pub fn read(run_dir: &RunDir) -> Option<Self> {
+        serde_json::from_slice(&fs::read(run_dir.workers()).ok()?).ok()
+    }
+
+    /// Seconds since it was written.
+    #[must_use]
+    pub fn age(&self) -> f64 {
+        (now() - self.written).max(0.0)
+    }
+}
+
+/// Seconds since 1970, for [`WorkersTable::written`].
+#[must_use]
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, state: WorkerState, last_call_s: f64) -> WorkerRow {
+        WorkerRow { name: name.into(), state, last_call_s, ..WorkerRow::default() }
+    }
+
+    #[test]
+    fn a_table_comes_back_and_a_damaged_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::new(dir.path());
+        assert_eq!(WorkersTable::read(&run), None);
+        let sampling = WorkerRow { number: format!("{:016x}", u64::MAX), ..row("node-1", WorkerState::Sampling, 0.25) };
+        let table = WorkersTable { written: now(), workers: vec![sampling], verified: 3, ..WorkersTable::default() };
+        table.write(&run).unwrap();
+        assert_eq!(WorkersTable::read(&run), Some(table.clone()));
+        assert!(table.age() < 10.0 && table.at_work() == 1);
+        let text = fs::read_to_string(run.workers()).unwrap();
+        assert!(text.contains(r#""number":"ffffffffffffffff""#) && text.contains(r#""state":"sampling""#), "{text}");
+        fs::write(run.workers(), &text[..text.len() / 2]).unwrap();
+        assert_eq!(WorkersTable::read(&run), None);
+    }
+
+    #[test]
+    fn of_those_that_left_the_last_are_remembered() {
+        let away = |n: usize| row(&format!("w{n}"), WorkerState::Gone, n as f64);
+        let mut table = WorkersTable::default();
+        table.workers.push(row("old but here", WorkerState::Silent, 1e6));
+        table.workers.extend((0..REMEMBERED + 3).map(away));
+        table.workers.push(row("here", WorkerState::Waiting, 0.0));
+        table.forget();
+        let names: Vec<&str> = table.workers.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names.len(), REMEMBERED + 2);
+        assert_eq!((names[0], names[1], names[REMEMBERED + 1]), ("old but here", "w0", "here"));
+        assert!(!names.contains(&"w50") && names.contains(&"w49"), "{names:?}");
+        let before = table.clone();
+        table.forget();
+        assert_eq!(table, before);
+    }
+}
