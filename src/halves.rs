@@ -28,6 +28,7 @@ const fn learner(name: &'static str, about: &'static str) -> Delegated {
 /// All of them. `run` is missing, which only `tandem train` calls, and so is `learner bench`, whose name is taken.
 pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete the prompts of a JSONL file"),
+    rollout("worker", "Sample for a run on another host"),
     rollout("eval", "Score a model on a dataset: avg@k, pass@k and maj@k"),
     rollout("compare", "Say whether one model does better than another beyond chance"),
     rollout("explain", "What became of a completion of a run, and why"),

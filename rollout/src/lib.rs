@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
 //! token), [`reward`] (completions to scores), [`assembly`] (sequences to scored groups), [`evaluation`] (groups to metrics),
-//! [`pair`] (the half of the training pair that runs in this process). [`commands`] holds one file per subcommand,
+//! [`pair`] (the half of the training pair that runs in this process), [`fleet`] (samplers on other hosts). [`commands`] holds one file per subcommand,
 //! [`trace`] records a timeline of all of it. The arithmetic of the engine's
 //! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
 
@@ -14,6 +14,7 @@ pub mod commands;
 pub mod data;
 pub mod engine;
 pub mod evaluation;
+pub mod fleet;
 pub mod pair;
 pub mod reward;
 pub mod sampling;

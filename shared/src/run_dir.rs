@@ -227,6 +227,12 @@ impl RunDir {
         self.root.join(IN_FLIGHT_FILE)
     }
 
+    /// Where weights lie for workers of this host, unless `weights_store` says otherwise.
+    #[must_use]
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
     /// Timeline of the sampler, with `rollout_trace`; written when it ends.
     #[must_use]
     pub fn trace(&self) -> PathBuf {

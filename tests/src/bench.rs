@@ -7,9 +7,12 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use serde_json::Value;
+
 use crate::{
     binary, processes,
     tiny_model::{self, SMALL},
+    training::json_lines,
 };
 
 /// A model, prompts and a configuration, in a folder that goes with it.
@@ -64,6 +67,38 @@ impl Bench {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         Running(command.spawn().expect("tandem can be started"))
     }
+
+    /// Checks that every prompt was used up once, every group and every step of four groups made once, in `last` steps.
+    ///
+    /// # Panics
+    /// When that is not so.
+    pub fn assert_balanced(&self, run: &str, last: u64, generations: usize) {
+        let lines = json_lines(&self.path(run).join("ledger.jsonl"));
+        let number = |group: &Value, key: &str| group[key].as_u64().expect("the ledger has numbers");
+        let mut positions: Vec<u64> = groups(&lines).map(|group| number(group, "position")).collect();
+        positions.sort_unstable();
+        assert_eq!(positions, (0..last * 4).collect::<Vec<_>>(), "every prompt is used up once");
+        let mut ids: Vec<(u64, u64)> =
+            groups(&lines).map(|group| (number(group, "step"), number(group, "group"))).collect();
+        ids.sort_unstable();
+        let expected: Vec<(u64, u64)> = (1..=last).flat_map(|step| (0..4).map(move |group| (step, group))).collect();
+        assert_eq!(ids, expected, "every group is made once");
+        assert!(groups(&lines).all(|group| group["states"].as_array().is_some_and(|all| all.len() == generations)));
+        let records = json_lines(&self.path(run).join("metrics.jsonl"));
+        let steps: Vec<u64> = records.iter().map(|record| number(record, "step")).collect();
+        assert_eq!(steps, (1..=last).collect::<Vec<_>>());
+        for step in 1..=last {
+            let rows = json_lines(&self.path(run).join(format!("completions/step-{step}.jsonl")));
+            assert_eq!(rows.len(), 4 * generations);
+        }
+    }
+}
+
+/// Lines of the ledger that are groups, but for those that were in flight when the run ended.
+pub fn groups(lines: &[Value]) -> impl Iterator<Item = &Value> {
+    lines
+        .iter()
+        .filter(|line| line["states"].as_array().is_some_and(|states| states.iter().all(|state| state != "in_flight")))
 }
 
 /// A run that a failing test does not leave behind.

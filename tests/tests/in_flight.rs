@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{
-    bench::{Bench, Running},
+    bench::{Bench, Running, groups},
     cli,
     processes::{children, signal},
     training::json_lines,
@@ -42,34 +42,6 @@ fn kill_all(run: &mut Running) {
     ["learner", "rollout"].iter().flat_map(|program| children(run.id(), program)).for_each(|pid| signal(pid, "KILL"));
     run.kill().unwrap();
     let _ = run.wait().unwrap();
-}
-
-/// Lines of the ledger that are groups, but for those that were in flight when the run ended.
-fn groups(lines: &[Value]) -> impl Iterator<Item = &Value> {
-    lines
-        .iter()
-        .filter(|line| line["states"].as_array().is_some_and(|states| states.iter().all(|state| state != "in_flight")))
-}
-
-/// Checks that every prompt was used up once, every group and every step made once, in `last` steps.
-fn assert_balanced(bench: &Bench, run: &str, last: u64) {
-    let lines = json_lines(&bench.path(run).join("ledger.jsonl"));
-    let mut positions: Vec<u64> = groups(&lines).map(|group| group["position"].as_u64().unwrap()).collect();
-    positions.sort_unstable();
-    assert_eq!(positions, (0..last * 4).collect::<Vec<_>>(), "every prompt is used up once");
-    let mut ids: Vec<(u64, u64)> =
-        groups(&lines).map(|group| (group["step"].as_u64().unwrap(), group["group"].as_u64().unwrap())).collect();
-    ids.sort_unstable();
-    let expected: Vec<(u64, u64)> = (1..=last).flat_map(|step| (0..4).map(move |group| (step, group))).collect();
-    assert_eq!(ids, expected, "every group is made once");
-    assert!(groups(&lines).all(|group| group["states"].as_array().unwrap().len() == GENERATIONS));
-    let records = json_lines(&bench.path(run).join("metrics.jsonl"));
-    let steps: Vec<u64> = records.iter().map(|record| record["step"].as_u64().unwrap()).collect();
-    assert_eq!(steps, (1..=last).collect::<Vec<_>>());
-    for step in 1..=last {
-        let rows = json_lines(&bench.path(run).join(format!("completions/step-{step}.jsonl")));
-        assert_eq!(rows.len(), 4 * GENERATIONS);
-    }
 }
 
 /// (step, position, sample) of the completions of an event.
@@ -123,7 +95,7 @@ fn what_was_in_flight_when_everything_died_is_not_sampled_again() {
         kept.extend(group.completions.into_iter().map(|c| ((group.cursor - 1, u64::from(c.sample)), c.text)));
     }
     let _ = cli::finish(bench.command("run", &RESUMED)).success();
-    assert_balanced(&bench, "run", 8);
+    bench.assert_balanced("run", 8, GENERATIONS);
     let lines = json_lines(&bench.path("run/ledger.jsonl"));
     let carried = events(&lines, "carried_over");
     assert_eq!(carried.len(), kept.len(), "all that was finished at step {step} is used");
@@ -157,7 +129,7 @@ fn what_is_in_flight_when_a_run_is_ended_is_in_its_ledger_and_other_options_leav
     }
     let hotter = [&RESUMED[..], &["--temperature", "1.5"]].concat();
     let _ = cli::finish(bench.command("run", &hotter)).success();
-    assert_balanced(&bench, "run", 8);
+    bench.assert_balanced("run", 8, GENERATIONS);
     assert_eq!(events(&json_lines(&bench.path("run/ledger.jsonl")), "carried_over"), []);
     let log = fs::read_to_string(bench.path("run/logs/learner.log")).unwrap();
     assert!(log.contains("is left aside, since it was made otherwise: `temperature` 1.0 -> 1.5"), "{log}");

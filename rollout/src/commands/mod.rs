@@ -15,6 +15,7 @@ pub mod rewards;
 mod rows;
 pub mod run;
 pub mod tune;
+pub mod worker;
 
 use std::io::{self, Write};
 

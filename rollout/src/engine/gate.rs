@@ -17,11 +17,14 @@ use memmap2::Mmap;
 use ndarray::Array2;
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
-    Canaries, Dtype, PolicyVersion, TensorRole, WeightManifest,
+    Canaries, Dtype, ModelConfig, PolicyVersion, TensorRole, WeightManifest,
     manifest::{AdapterEntry, ManifestError},
 };
 
-use super::{EngineError, WeightSource, session::require_finite};
+use super::{
+    EngineError, WeightSource,
+    session::{read_manifest, require_finite},
+};
 use crate::sampling::stats::{block_exp_sums, block_maxima};
 
 /// Tensors that a refusal names.
@@ -138,6 +141,16 @@ impl Gate {
         }
         Ok((!unlike.is_empty()).then(|| format!("not what the learner published: {}", list(&unlike))))
     }
+}
+
+/// Looks at the files of a version that somebody else is to sample from, and reads its manifest.
+///
+/// # Errors
+/// As [`Gate::examine`].
+pub(crate) fn examine(source: &WeightSource, config: &ModelConfig, on: bool) -> Result<WeightManifest, EngineError> {
+    let manifest = read_manifest(source, config)?;
+    Gate::new(on).examine(source, &manifest)?;
+    Ok(manifest)
 }
 
 /// What is wrong with the files of an export or of a version that is one, if anything, and its weights.

@@ -14,8 +14,9 @@ use shared::{
 use crate::{
     assembly::Assembly,
     data::Dataset,
-    engine::{Engine, FinishedSequence},
+    engine::FinishedSequence,
     evaluation::{self, Judging},
+    pair::generator::Generator,
 };
 
 /// Evaluates every so many versions and appends the metrics to `eval.jsonl`.
@@ -94,11 +95,11 @@ impl Evaluation {
     ///
     /// # Errors
     /// When the engine refuses one.
-    pub fn feed(&mut self, engine: &mut Engine) -> anyhow::Result<()> {
+    pub fn feed(&mut self, engine: &mut dyn Generator) -> anyhow::Result<()> {
         let Some(round) = &mut self.round else {
             return Ok(());
         };
-        while engine.running() + engine.waiting() < engine.options().max_num_seqs {
+        while engine.running() + engine.waiting() < engine.places() {
             let Some(row) = self.dataset.rows().get(round.next_row) else {
                 break;
             };

@@ -104,6 +104,12 @@ impl Link {
         let _ = self.groups.send(group);
     }
 
+    /// The status that is repeated to the learner.
+    #[must_use]
+    pub fn status(&self) -> &Mutex<SamplerStatus> {
+        &self.status
+    }
+
     /// Changes the status that is repeated to the learner.
     pub fn update(&self, change: impl FnOnce(&mut SamplerStatus)) {
         change(&mut self.status.lock().expect("no holder of the lock panics"));

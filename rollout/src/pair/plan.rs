@@ -9,7 +9,7 @@ mod candidates;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use shared::{Completion, DroppedGroup, GroupId, PolicyVersion, RolloutGroup, Step, channel::LearnerStatus};
+use shared::{Completion, DroppedGroup, GroupId, PolicyVersion, PromptId, RolloutGroup, Step, channel::LearnerStatus};
 
 pub use candidates::DynamicSampling;
 use candidates::{Candidates, Place};
@@ -213,6 +213,28 @@ impl Plan {
     #[must_use]
     pub fn counts(&self, position: u64) -> Option<PolicyVersion> {
         self.candidates.counts(position)
+    }
+
+    /// Forgets what is finished of these prompts, by row and epoch, and has not been handed over: it is made again, and so is what
+    /// has its place behind it.
+    pub fn discard(&mut self, prompts: &[(PromptId, u32)]) {
+        let Some(status) = self.learner.clone() else { return };
+        let is_of = |group: &RolloutGroup| prompts.contains(&(group.prompt_id, group.epoch));
+        let kept_bytes = &mut self.kept_bytes;
+        self.placed.retain(|_, placed| {
+            let goes = placed.progress == Progress::Unsent && is_of(&placed.group);
+            *kept_bytes -= if goes { size(&placed.group) } else { 0 };
+            !goes
+        });
+        self.candidates.discard(is_of);
+        let next = self.next_place(&status);
+        // What is on its way already is not taken back.
+        let first =
+            self.placed.range(next.id..).find(|(_, placed)| placed.progress == Progress::Unsent).map(|(id, _)| *id);
+        self.release(|group| first.is_some_and(|first| group.id >= first));
+        let next = self.next_place(&status);
+        self.candidates.go_on_from(next);
+        self.place();
     }
 
     fn release(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {

@@ -26,6 +26,7 @@ use shared_data::Columns;
 
 use super::{
     evaluation::Evaluation,
+    generator::Generator,
     in_flight::{Keeper, Kept},
     link::{Link, LinkEvent},
     order::{PromptOrder, Share},
@@ -38,7 +39,7 @@ use crate::{
     data::{Dataset, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
     evaluation::Judging,
-    reward, trace,
+    fleet, reward, trace,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the
@@ -77,6 +78,9 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
         return Ok(Ended::BySignal);
     };
     let result = step_loop.run();
+    if matches!(result, Ok(Ended::RunOver)) {
+        step_loop.engine.close();
+    }
     trace::write(&run_dir.trace()).context("trace of the sampler")?;
     result
 }
@@ -131,15 +135,13 @@ impl Inputs {
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, room)?;
-        let engine = loop {
-            let error = match self.engine(&weights, first.version, config, model, room) {
-                Ok(engine) => break engine,
-                Err(error) => error,
-            };
-            let refusal = refusal(&error, first.version, first.publication).ok_or(error)?;
-            link.update(|status| status.refusal = Some(refusal.clone()));
-            match next_status(&link, &stop, |learner| !is_about(&refusal, learner))? {
-                Some(learner) => first = learner,
+        let engine: Box<dyn Generator> = if config.listen.is_some() {
+            // The first version is on its way to workers once the loop follows the learner.
+            let options = self.engine_options(config, model, room);
+            Box::new(fleet::open(run_dir, config, model, &self.tokenizer, options)?)
+        } else {
+            match self.first_engine(&weights, &mut first, config, model, room, &link, &stop)? {
+                Some(engine) => Box::new(engine),
                 None => return Ok(None),
             }
         };
@@ -175,6 +177,33 @@ impl Inputs {
             link,
             stop,
         }))
+    }
+
+    /// The engine of this process, with the learner's newest version; waits for another where that is refused. Nothing when the
+    /// end came first.
+    #[allow(clippy::too_many_arguments)]
+    fn first_engine(
+        &self,
+        weights: &WeightFollower,
+        first: &mut LearnerStatus,
+        config: &TrainConfig,
+        model: &ModelDir,
+        room: usize,
+        link: &Link,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Option<Engine>> {
+        loop {
+            let error = match self.engine(weights, first.version, config, model, room) {
+                Ok(engine) => return Ok(Some(engine)),
+                Err(error) => error,
+            };
+            let refusal = refusal(&error, first.version, first.publication).ok_or(error)?;
+            link.update(|status| status.refusal = Some(refusal.clone()));
+            match next_status(link, stop, |learner| !is_about(&refusal, learner))? {
+                Some(learner) => *first = learner,
+                None => return Ok(None),
+            }
+        }
     }
 
     fn order(&self, config: &TrainConfig) -> anyhow::Result<PromptOrder> {

@@ -18,6 +18,7 @@ use shared::{
 
 use super::{
     evaluation::Evaluation,
+    generator::Generator,
     in_flight::{Keeper, Kept, is_of, is_whole},
     link::{Link, LinkEvent},
     order::PromptOrder,
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     assembly::Assembly,
     data::Dataset,
-    engine::{Engine, FinishedSequence},
+    engine::FinishedSequence,
     trace::{self, Event},
 };
 
@@ -63,8 +64,8 @@ pub struct StepLoop {
     pub keeper: Keeper,
     /// Evaluation between the steps, if it is wanted.
     pub evaluation: Option<Evaluation>,
-    /// The engine.
-    pub engine: Engine,
+    /// What samples.
+    pub engine: Box<dyn Generator>,
     /// Keeps the engine on the learner's version.
     pub weights: WeightFollower,
     /// The way to the learner.
@@ -105,7 +106,7 @@ impl StepLoop {
                     // The learner was restarted and makes the versions after this one anew, with other weights, or has given
                     // them up. What was measured of the latter stays true.
                     if let Some(newest) = self.plan.observe(status) {
-                        self.weights.forget(&self.engine, newest);
+                        self.weights.forget(&*self.engine, newest);
                         self.kept.forget(newest);
                         self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(durable))?;
                     }
@@ -165,6 +166,10 @@ impl StepLoop {
         while let Some(group) = self.assembly.finished() {
             self.plan.finish(group);
         }
+        let distrusted = self.engine.distrusted();
+        if !distrusted.is_empty() {
+            self.plan.discard(&distrusted);
+        }
         match &mut self.evaluation {
             Some(evaluation) => evaluation.collect(),
             None => Ok(()),
@@ -176,6 +181,7 @@ impl StepLoop {
             let Some(group) = self.plan.send() else {
                 return;
             };
+            self.engine.handed_over(&group);
             self.link.send(group);
         }
     }
@@ -187,7 +193,7 @@ impl StepLoop {
         }
         let learner = self.plan.learner().expect("the loop starts with the learner's first status");
         let finished = learner.finished;
-        match self.weights.follow(&mut self.engine, learner, &self.link) {
+        match self.weights.follow(&mut *self.engine, learner, self.link.status()) {
             Err(error) if finished => {
                 tracing::warn!("the last version is not evaluated: {error:#}");
                 self.evaluation = None;
@@ -199,7 +205,7 @@ impl StepLoop {
 
     /// Keeps the engine full: with the prompts of an evaluation when one is due, else with the plan's groups.
     fn feed(&mut self) -> anyhow::Result<()> {
-        if !self.weights.takes_groups(&self.engine) {
+        if !self.weights.takes_groups(&*self.engine) {
             return Ok(());
         }
         let version = self.engine.version();
@@ -213,7 +219,7 @@ impl StepLoop {
                 evaluation.begin(version);
             }
             if evaluation.active() {
-                return evaluation.feed(&mut self.engine);
+                return evaluation.feed(&mut *self.engine);
             }
         }
         self.feed_groups()
@@ -221,7 +227,7 @@ impl StepLoop {
 
     fn feed_groups(&mut self) -> anyhow::Result<()> {
         // One group in waiting is enough to fill the slots of a step.
-        let full = self.engine.options().max_num_seqs + self.num_generations as usize;
+        let full = self.engine.places() + self.num_generations as usize;
         while self.engine.running() + self.engine.waiting() < full {
             let Some(position) = self.plan.admit(self.engine.version()) else {
                 return Ok(());
@@ -249,7 +255,7 @@ impl StepLoop {
     /// One step of the engine, or a wait when it has nothing to do.
     fn work(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
-        let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&self.engine);
+        let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&*self.engine);
         if self.engine.running() == 0 && !can_start {
             self.link.update(|status| status.waiting = true);
             self.wait();
@@ -258,7 +264,8 @@ impl StepLoop {
             self.link.update(|status| status.idle_micros += idle);
             return Ok(());
         }
-        self.link.update(|status| status.waiting = false);
+        let here = self.engine.is_here();
+        self.link.update(|status| status.waiting = !here);
         let finished = self.engine.step()?;
         heartbeat::beat(Phase::Step);
         let tokens: usize = finished.iter().map(|s| s.token_ids.len()).sum();

@@ -1,16 +1,19 @@
 //! Keeping the engine on the version that the learner has.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, ensure};
 use shared::{
     PolicyVersion, RunDir,
-    channel::{LearnerStatus, Refusal},
+    channel::{LearnerStatus, Refusal, SamplerStatus},
     config::WeightSwap,
 };
 
-use super::link::Link;
-use crate::engine::{Engine, EngineError, SwapReport, WeightSource};
+use super::generator::Generator;
+use crate::engine::{EngineError, SwapReport, WeightSource};
 
 /// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
 const ATTEMPTS: u32 = 5;
@@ -67,7 +70,12 @@ impl WeightFollower {
     ///
     /// # Errors
     /// When the version cannot be loaded, after several attempts, or is refused after the learner's end.
-    pub fn follow(&mut self, engine: &mut Engine, learner: &LearnerStatus, link: &Link) -> anyhow::Result<()> {
+    pub fn follow(
+        &mut self,
+        engine: &mut dyn Generator,
+        learner: &LearnerStatus,
+        status: &Mutex<SamplerStatus>,
+    ) -> anyhow::Result<()> {
         let target = learner.version;
         let refused = self.refused.as_ref().filter(|refused| self.pending.is_none() && is_about(refused, learner));
         if let Some(refused) = refused {
@@ -76,8 +84,8 @@ impl WeightFollower {
         }
         let result = match self.pending {
             None if target == engine.version() && !self.lost || Instant::now() < self.not_before => return Ok(()),
-            None => self.begin(engine, learner, link),
-            Some(pending) if self.may_swap(engine, pending) => self.finish(engine, link),
+            None => self.begin(engine, learner, status),
+            Some(pending) if self.may_swap(engine, pending) => self.finish(engine, status),
             Some(_) => return Ok(()),
         };
         let Err(error) = result else {
@@ -89,7 +97,7 @@ impl WeightFollower {
         if let Some(refusal) = refusal(&error, version, self.publication) {
             self.failures = 0;
             self.refused = Some(refusal.clone());
-            link.update(|status| status.refusal = Some(refusal));
+            own(status).refusal = Some(refusal);
             return Ok(());
         }
         self.failures += 1;
@@ -103,21 +111,27 @@ impl WeightFollower {
 
     /// The learner was restarted and makes the versions after `newest` anew: one of them that is loaded, or about to be,
     /// is replaced even by a version of the same number.
-    pub fn forget(&mut self, engine: &Engine, newest: PolicyVersion) {
+    pub fn forget(&mut self, engine: &dyn Generator, newest: PolicyVersion) {
         self.lost |= self.pending.unwrap_or(newest).max(engine.version()) > newest;
     }
 
     /// Whether new groups may be given to the engine: not before a swap that waits for the running ones, and not while what
     /// it has is lost.
     #[must_use]
-    pub fn takes_groups(&self, engine: &Engine) -> bool {
+    pub fn takes_groups(&self, engine: &dyn Generator) -> bool {
         !self.lost && self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())
     }
 
     /// Whether sequences that wait in the engine may start.
     #[must_use]
-    pub fn lets_start(&self, engine: &Engine) -> bool {
+    pub fn lets_start(&self, engine: &dyn Generator) -> bool {
         self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue || pending < engine.version())
+    }
+
+    /// Whether the engine has what it was to have.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.pending.is_none() && !self.lost
     }
 
     /// Whether a session is in the making.
@@ -126,11 +140,16 @@ impl WeightFollower {
         self.pending.is_some()
     }
 
-    fn begin(&mut self, engine: &mut Engine, learner: &LearnerStatus, link: &Link) -> anyhow::Result<()> {
+    fn begin(
+        &mut self,
+        engine: &mut dyn Generator,
+        learner: &LearnerStatus,
+        status: &Mutex<SamplerStatus>,
+    ) -> anyhow::Result<()> {
         let target = learner.version;
         self.publication = learner.publication;
         self.replaces_lost = std::mem::take(&mut self.lost);
-        link.update(|status| status.oldest_in_use = target.min(engine.version()));
+        own(status).oldest_in_use = target.min(engine.version());
         engine.begin_swap(self.source(target))?;
         if self.swap == WeightSwap::Drain && target > engine.version() {
             engine.set_admission(false);
@@ -139,14 +158,14 @@ impl WeightFollower {
         Ok(())
     }
 
-    fn may_swap(&self, engine: &Engine, pending: PolicyVersion) -> bool {
+    fn may_swap(&self, engine: &dyn Generator, pending: PolicyVersion) -> bool {
         if pending < engine.version() {
             return engine.is_idle();
         }
         self.swap == WeightSwap::Continue || engine.running() == 0
     }
 
-    fn finish(&mut self, engine: &mut Engine, link: &Link) -> anyhow::Result<()> {
+    fn finish(&mut self, engine: &mut dyn Generator, status: &Mutex<SamplerStatus>) -> anyhow::Result<()> {
         let Some(report) = engine.try_swap().context("the new session is of no use")? else {
             return Ok(());
         };
@@ -157,14 +176,13 @@ impl WeightFollower {
         let SwapReport { version, seconds, stall_seconds, gate_seconds } = report;
         let (stall, gate) = (stall_seconds * 1e3, gate_seconds * 1e3);
         tracing::info!("weights v{version} in use after {seconds:.3} s, gate {gate:.1} ms, stall {stall:.1} ms");
-        link.update(|status| {
-            status.version = version;
-            status.oldest_in_use = version;
-            status.swap_micros = micros(seconds);
-            status.swap_stall_micros = micros(stall_seconds);
-            status.gate_micros = micros(gate_seconds);
-            status.refusal = None;
-        });
+        let mut status = own(status);
+        status.version = version;
+        status.oldest_in_use = version;
+        status.swap_micros = micros(seconds);
+        status.swap_stall_micros = micros(stall_seconds);
+        status.gate_micros = micros(gate_seconds);
+        status.refusal = None;
         Ok(())
     }
 }
@@ -179,6 +197,10 @@ pub(super) fn refusal(error: &anyhow::Error, version: PolicyVersion, publication
 /// Whether a refusal is about what the learner has published last.
 pub(super) fn is_about(refusal: &Refusal, learner: &LearnerStatus) -> bool {
     (refusal.version, refusal.publication) == (learner.version, learner.publication)
+}
+
+fn own(status: &Mutex<SamplerStatus>) -> MutexGuard<'_, SamplerStatus> {
+    status.lock().expect("no holder of the lock panics")
 }
 
 fn micros(seconds: f64) -> u64 {

@@ -32,10 +32,12 @@ pub const MOST_BYTES: usize = 256 << 20;
 pub struct Edition {
     /// The version.
     pub version: PolicyVersion,
-    /// Which of its publications ([`super::LearnerStatus::publication`]).
+    /// Which of the hub's publications: another one of the same bytes is looked at again by a worker that refused it.
     pub publication: u64,
     /// Hash of the index that the store has of it, which has the hashes of everything else.
     pub blake3: [u8; 32],
+    /// The same of the export that it adds an adapter to, if it is one.
+    pub base: Option<[u8; 32]>,
 }
 
 /// What the last bits of a worker's figures depend on.
@@ -174,7 +176,8 @@ pub trait WorkerEnd: Send {
     /// Calls the hub. What is in the report has arrived when there is an answer; without one it may have.
     ///
     /// # Errors
-    /// [`ChannelError::Timeout`] without an answer; an answer that cannot be read; a transport that does not work.
+    /// [`ChannelError::Unreachable`] without a connection, which comes back by itself; [`ChannelError::Timeout`] without an
+    /// answer; [`ChannelError::Refused`] by the hub; an answer that cannot be read.
     fn exchange(&mut self, report: &Report, timeout: Duration) -> Result<Orders, ChannelError>;
 
     /// Waits until the hub rings, at most so long; whether it has.

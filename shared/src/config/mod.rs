@@ -212,7 +212,8 @@ impl TrainConfig {
     /// Threads of (sampler, learner) on a machine with `cores` cores.
     #[must_use]
     pub fn threads(&self, cores: usize) -> (usize, usize) {
-        let share = if self.max_staleness == 0 { cores } else { (cores / 2).max(1) };
+        // Workers on other hosts leave all cores to the learner.
+        let share = if self.max_staleness == 0 || self.listen.is_some() { cores } else { (cores / 2).max(1) };
         (self.rollout_threads.unwrap_or(share), self.learner_threads.unwrap_or(share))
     }
 }

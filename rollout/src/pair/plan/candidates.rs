@@ -102,6 +102,14 @@ impl Candidates {
         });
     }
 
+    /// Forgets finished groups: they are begun again.
+    pub(super) fn discard(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {
+        self.pool.retain(|_, candidate| match candidate {
+            Candidate::InWork(_) => true,
+            Candidate::Finished { group, .. } => !goes(group),
+        });
+    }
+
     /// Groups without a place that are finished.
     pub(super) fn finished(&self) -> impl Iterator<Item = &RolloutGroup> {
         self.pool.range(self.next.cursor..).filter_map(|(_, candidate)| match candidate {

@@ -1,0 +1,170 @@
+//! Trust, but check: a share of what workers make is made again by another worker, or beside the learner, and compared.
+//!
+//! Equal kernels give equal bits, so there is no tolerance. Two that differ are a case that the engine beside the learner
+//! decides, which samples from the same edition.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use shared::{PolicyVersion, channel::fleet::Made, rng};
+
+use super::desk::part_of;
+use crate::engine::GroupRequest;
+
+/// Checks that wait at most; more are not taken on.
+const MOST_WAITING: usize = 64;
+
+/// Completions to be made again.
+#[derive(Clone)]
+pub struct Check {
+    /// What was asked for.
+    pub request: GroupRequest,
+    /// The version that all of it was sampled from.
+    pub version: PolicyVersion,
+    /// Who has made what of it: one worker, or two that differ.
+    pub made: Vec<(u64, Vec<Made>)>,
+    /// Since when it waits.
+    since: Instant,
+}
+
+/// What has become of the checks.
+pub struct Checks {
+    share: f64,
+    waiting: VecDeque<Check>,
+    disputed: Vec<Check>,
+    /// Leases that were made twice with the same result.
+    pub agreed: u64,
+    /// Those that were not.
+    pub disputes: u64,
+    /// Those of which the version was gone before somebody could make them again.
+    pub missed: u64,
+}
+
+/// What a case has shown of a worker: its number, and what was wrong.
+pub type Verdict = (u64, String);
+
+impl Checks {
+    /// Nothing to check yet; `share` of the leases will be.
+    #[must_use]
+    pub fn new(share: f64) -> Self {
+        Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, missed: 0 }
+    }
+
+    /// A worker has made a lease. Which are made again hangs on the prompt alone, and no worker knows it before.
+    pub(super) fn first(&mut self, request: &GroupRequest, worker: u64, made: Vec<Made>, now: Instant) {
+        let seed = request.sampling.seed ^ 0x005e_ed0f_c4ec;
+        let drawn = rng::hash(&[seed, request.prompt_id.0, request.epoch.into(), worker]) as f64 / u64::MAX as f64;
+        let one_version = |made: &Made| match made.versions[..] {
+            [(_, version)] => Some(version),
+            _ => None,
+        };
+        let Some(version) = made.first().and_then(one_version) else { return };
+        if drawn >= self.share
+            || self.waiting.len() >= MOST_WAITING
+            || !made.iter().all(|m| one_version(m) == Some(version))
+        {
+            return;
+        }
+        let request = part_of(request, sorted(&made).iter().map(|made| made.sample));
+        self.waiting.push_back(Check { request, version, made: vec![(worker, made)], since: now });
+    }
+
+    /// A check for a worker that has `version` in use and has not made it itself.
+    pub(super) fn next_for(&mut self, worker: u64, version: Option<PolicyVersion>, now: Instant) -> Option<Check> {
+        let is_for = |check: &Check| Some(check.version) == version && check.made.iter().all(|(by, _)| *by != worker);
+        let at = self.waiting.iter().position(is_for)?;
+        let mut check = self.waiting.remove(at)?;
+        check.since = now;
+        Some(check)
+    }
+
+    /// A second worker has made a lease again.
+    pub(super) fn second(&mut self, mut check: Check, worker: u64, made: Vec<Made>, now: Instant) {
+        if differs(&check.made[0].1, &made).is_none() {
+            self.agreed += 1;
+            return;
+        }
+        self.disputes += 1;
+        check.made.push((worker, made));
+        check.since = now;
+        self.disputed.push(check);
+    }
+
+    /// Nobody has made it again yet.
+    pub(super) fn again(&mut self, check: Check) {
+        self.waiting.push_front(check);
+    }
+
+    /// Workers go over to a version: nobody can make those of earlier ones again.
+    pub(super) fn forget_before(&mut self, version: PolicyVersion) {
+        let before = self.waiting.len();
+        self.waiting.retain(|check| check.version >= version);
+        self.missed += (before - self.waiting.len()) as u64;
+    }
+
+    /// What is to be decided beside the learner.
+    pub(super) fn take_cases(&mut self, alone: bool, patience: Duration, now: Instant) -> Vec<Check> {
+        let mut cases = std::mem::take(&mut self.disputed);
+        let is_due = |check: &Check| alone || now.duration_since(check.since) > patience;
+        let due = self.waiting.iter().position(is_due);
+        cases.extend(due.and_then(|at| self.waiting.remove(at)));
+        cases
+    }
+
+    /// The engine beside the learner has made it too. Whoever differs is wrong.
+    pub(super) fn judge(&mut self, check: &Check, verdict: Result<Vec<Made>, String>) -> Vec<Verdict> {
+        let truth = match verdict {
+            Ok(truth) => truth,
+            Err(reason) => {
+                tracing::warn!("completions of prompt {} were not checked: {reason}", check.request.prompt_id);
+                self.missed += 1;
+                return Vec::new();
+            }
+        };
+        let wrong: Vec<Verdict> = check
+            .made
+            .iter()
+            .filter_map(|(worker, made)| {
+                let what = differs(&truth, made)?;
+                Some((*worker, format!("prompt {}, {what}, made again beside the learner", check.request.prompt_id)))
+            })
+            .collect();
+        if check.made.len() == 1 {
+            *(if wrong.is_empty() { &mut self.agreed } else { &mut self.disputes }) += 1;
+        }
+        wrong
+    }
+}
+
+fn sorted(made: &[Made]) -> Vec<&Made> {
+    let mut all: Vec<&Made> = made.iter().collect();
+    all.sort_unstable_by_key(|made| made.sample);
+    all
+}
+
+/// The first difference between what should be the same, in words.
+fn differs(one: &[Made], other: &[Made]) -> Option<String> {
+    let (one, other) = (sorted(one), sorted(other));
+    if one.len() != other.len() {
+        return Some(format!("{} completions instead of {}", other.len(), one.len()));
+    }
+    one.iter().zip(&other).find_map(|(a, b)| {
+        let sample = a.sample;
+        let token =
+            (0..a.token_ids.len().max(b.token_ids.len())).find(|&at| a.token_ids.get(at) != b.token_ids.get(at));
+        if let Some(token) = token {
+            return Some(format!("completion {sample} differs from token {token} on"));
+        }
+        if a.sample != b.sample || a.finish_reason != b.finish_reason {
+            return Some(format!("completion {sample} ends otherwise"));
+        }
+        let bits = |made: &Made, at: usize| {
+            let l = made.logprobs[at];
+            (l.logprob.to_bits(), l.logprob_at_temperature.to_bits(), l.log_kept_mass.to_bits(), l.kept_count)
+        };
+        let at = (0..a.logprobs.len()).find(|&at| bits(a, at) != bits(b, at))?;
+        Some(format!("completion {sample} has another log-prob at token {at}"))
+    })
+}

@@ -1,0 +1,353 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use shared::{
+    FinishReason, SamplingParams, TokenLogprob,
+    channel::fleet::Work,
+    config::{Device, Kernels, KvDtype, RolloutDtype},
+    rng,
+};
+
+use super::*;
+
+const VOCAB: u32 = 50;
+const HUB: u64 = 77;
+
+fn class() -> KernelClass {
+    KernelClass {
+        device: Device::Cpu,
+        kernels: Kernels::Packed,
+        rollout_dtype: RolloutDtype::Auto,
+        kv_dtype: KvDtype::Auto,
+    }
+}
+
+fn desk(share: f64) -> Desk {
+    Desk::new(DeskOptions {
+        hub: HUB,
+        facts: RunFacts { config: String::new(), model: [0; 32], max_model_len: 64, store: String::new() },
+        class: class(),
+        accept_other_kernels: false,
+        lease_timeout: Duration::from_secs(60),
+        vocab_size: VOCAB as usize,
+        checks: Checks::new(share),
+    })
+}
+
+fn edition(version: u64) -> Edition {
+    Edition { version: PolicyVersion(version), publication: version, blake3: [version as u8; 32], base: None }
+}
+
+fn request(tag: u64, samples: u32) -> GroupRequest {
+    GroupRequest {
+        tag,
+        prompt_id: PromptId(tag),
+        epoch: 0,
+        prompt_ids: Arc::from([1, 2]),
+        samples: (0..samples).collect(),
+        sampling: Arc::new(SamplingParams { max_completion_length: 8, ..SamplingParams::default() }),
+        lengths: None,
+        stop_criterion: None,
+    }
+}
+
+/// What every honest worker makes of a sample.
+fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion) -> Made {
+    let drawn = rng::hash(&[prompt.0, sample.into(), version.0]);
+    let token_ids: Vec<u32> =
+        (0..1 + drawn % 8).map(|at| (rng::hash(&[drawn, at]) % u64::from(VOCAB)) as u32).collect();
+    Made {
+        lease,
+        sample,
+        logprobs: token_ids.iter().map(|&t| TokenLogprob { logprob: -(t as f32), ..TokenLogprob::default() }).collect(),
+        token_ids,
+        versions: vec![(0, version)],
+        finish_reason: FinishReason::Stop,
+        seconds: 1.0,
+    }
+}
+
+/// A worker as the desk sees it.
+struct Fake {
+    report: Report,
+    held: BTreeMap<u64, LeaseMessage>,
+    done: BTreeSet<(u64, u32)>,
+    lies: bool,
+}
+
+impl Fake {
+    fn new(number: u64) -> Self {
+        let report = Report {
+            worker: number,
+            name: format!("w{number}"),
+            build: env!("CARGO_PKG_VERSION").into(),
+            class: Some(class()),
+            max_num_seqs: 4,
+            ..Report::default()
+        };
+        Self { report, held: BTreeMap::new(), done: BTreeSet::new(), lies: false }
+    }
+
+    /// Calls; `answered` is whether the answer arrives.
+    fn call(&mut self, desk: &mut Desk, now: Instant, answered: bool) -> Orders {
+        self.report.held = self.held.keys().copied().collect();
+        let orders = desk.call(&self.report, now);
+        if answered {
+            self.report.made.clear();
+            if self.report.hub != orders.hub {
+                self.report.hub = orders.hub;
+                self.held.clear();
+            }
+            self.report.edition.clone_from(&orders.edition);
+            self.held.retain(|id, _| orders.leases.contains(id));
+            for lease in &orders.granted {
+                self.held.entry(lease.id).or_insert_with(|| lease.clone());
+            }
+        }
+        orders
+    }
+
+    /// Makes the next completion of what it holds.
+    fn work(&mut self) {
+        let Some((&id, lease)) = self.held.iter().next() else { return };
+        let version = self.report.edition.as_ref().expect("leases come with an edition").version;
+        let sample = lease.samples.iter().copied().find(|&sample| !self.done.contains(&(id, sample)));
+        if let Some(sample) = sample {
+            let mut made = completion(id, lease.prompt_id, sample, version);
+            if self.lies {
+                made.logprobs[0].logprob -= 1.0;
+            }
+            self.report.work =
+                Work { tokens: self.report.work.tokens + 1, busy_s: self.report.work.busy_s + 0.1, ..Work::default() };
+            self.report.made.push(made);
+            self.done.insert((id, sample));
+        }
+        if self.held[&id].samples.iter().all(|&sample| self.done.contains(&(id, sample))) {
+            self.held.remove(&id);
+        }
+    }
+}
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+#[test]
+fn samples_are_shared_out_by_rate_and_each_is_finished_once() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    let mut fakes = [Fake::new(1), Fake::new(2)];
+    desk.announce(edition(0));
+    for fake in &mut fakes {
+        assert!(fake.call(&mut desk, now, true).facts.is_some(), "it does not know the run");
+        fake.call(&mut desk, now, true);
+    }
+    assert!(desk.is_in_use());
+    (0..2).for_each(|tag| desk.add(request(tag, 4), PolicyVersion(0)));
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    let held = |fake: &Fake| fake.held.values().map(|lease| lease.samples.len()).sum::<usize>();
+    assert_eq!(fakes.each_ref().map(held), [4, 4], "half each");
+    assert_eq!((desk.waiting(), desk.running()), (0, 8));
+    for _ in 0..4 {
+        fakes.iter_mut().for_each(Fake::work);
+    }
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    assert_eq!((desk.waiting(), desk.running()), (0, 8), "until they are taken");
+    let mut finished: Vec<(u64, u32)> = desk.take_finished().iter().map(|made| (made.tag, made.sample)).collect();
+    finished.sort_unstable();
+    assert_eq!(finished, (0..2).flat_map(|tag| (0..4).map(move |sample| (tag, sample))).collect::<Vec<_>>());
+    assert_eq!((desk.waiting(), desk.running()), (0, 0));
+}
+
+#[test]
+fn what_a_lost_or_stuck_worker_had_is_given_to_others_and_its_late_completions_count() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    desk.announce(edition(0));
+    let mut lost = Fake::new(1);
+    lost.call(&mut desk, now, true);
+    lost.call(&mut desk, now, true);
+    desk.add(request(0, 4), PolicyVersion(0));
+    lost.call(&mut desk, now, true);
+    lost.work();
+    assert_eq!((desk.waiting(), desk.running()), (0, 4));
+    desk.tick(now + seconds(59));
+    assert_eq!(desk.waiting(), 0, "it may be slow");
+    desk.tick(now + seconds(61));
+    assert_eq!(desk.waiting(), 4);
+    let mut other = Fake::new(2);
+    let later = now + seconds(62);
+    other.call(&mut desk, later, true);
+    other.call(&mut desk, later, true);
+    other.call(&mut desk, later, true);
+    assert_eq!(desk.waiting(), 0, "the other has them");
+    // The first is back with one of them.
+    lost.call(&mut desk, later, true);
+    assert!(lost.held.is_empty() && desk.take_finished().len() == 1);
+    while desk.leased() > 0 {
+        other.work();
+        other.call(&mut desk, later, true);
+    }
+    assert_eq!(desk.take_finished().len(), 3);
+    assert_eq!(desk.workers().map(|(_, worker)| worker.twice).collect::<Vec<_>>(), [0, 1], "one was made twice");
+}
+
+#[test]
+fn a_connection_that_is_cut_for_a_moment_costs_nothing() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    desk.announce(edition(0));
+    let mut fake = Fake::new(1);
+    (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
+    desk.add(request(0, 4), PolicyVersion(0));
+    fake.call(&mut desk, now, true);
+    desk.gone(1, now);
+    desk.tick(now + seconds(4));
+    assert_eq!(desk.waiting(), 0);
+    desk.tick(now + seconds(6));
+    assert_eq!(desk.waiting(), 4, "it does not come back");
+}
+
+#[test]
+fn a_worker_that_cannot_be_of_use_is_told_why() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    let mut old = Fake::new(1);
+    old.report.build = "0.0.9".into();
+    let reason = old.call(&mut desk, now, true).refused.unwrap();
+    assert!(reason.contains("version 0.0.9") && reason.contains(env!("CARGO_PKG_VERSION")), "{reason}");
+    let mut stock = Fake::new(2);
+    stock.report.class = Some(KernelClass { kernels: Kernels::Stock, ..class() });
+    let reason = stock.call(&mut desk, now, true).refused.unwrap();
+    assert!(reason.contains("stock kernels") && reason.contains("accept_other_kernels"), "{reason}");
+    desk.options.accept_other_kernels = true;
+    assert_eq!(stock.call(&mut desk, now, true).refused, None);
+}
+
+#[test]
+fn completions_that_cannot_be_drop_their_worker() {
+    let spoils: [(fn(&mut Made), &str); 6] = [
+        (|made| made.token_ids[0] = VOCAB, "of a vocabulary of 50"),
+        (|made| made.token_ids.clear(), "0 tokens"),
+        (|made| made.token_ids = vec![1; 9], "9 tokens"),
+        (|made| made.logprobs.clear(), "0 log-probs"),
+        (|made| made.logprobs[0].logprob = f32::NAN, "not finite"),
+        (|made| made.versions = vec![(0, PolicyVersion(9))], "asked for v0 to v0"),
+    ];
+    for (spoil, words) in spoils {
+        let mut desk = desk(0.0);
+        let now = Instant::now();
+        desk.announce(edition(0));
+        let mut fake = Fake::new(1);
+        (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
+        desk.add(request(0, 1), PolicyVersion(0));
+        fake.call(&mut desk, now, true);
+        fake.work();
+        spoil(&mut fake.report.made[0]);
+        let reason = fake.call(&mut desk, now, true).refused.unwrap();
+        assert!(reason.contains(words), "{reason}");
+        assert_eq!((desk.waiting(), desk.take_finished().len()), (1, 0), "it is made by somebody else");
+        let mut again = Fake::new(2);
+        again.report.name = "w1".into();
+        assert!(
+            again.call(&mut desk, now, true).refused.unwrap().contains("was dropped"),
+            "under no other number either"
+        );
+    }
+}
+
+/// Two workers, the second of which may lie, make some groups of which all are checked.
+fn checked(lies: bool) -> (Desk, [Fake; 2]) {
+    let mut desk = desk(1.0);
+    let now = Instant::now();
+    desk.announce(edition(3));
+    let mut fakes = [Fake::new(1), Fake::new(2)];
+    fakes[1].lies = lies;
+    for _ in 0..2 {
+        fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    }
+    (0..4).for_each(|tag| desk.add(request(tag, 4), PolicyVersion(3)));
+    for _ in 0..100 {
+        for fake in &mut fakes {
+            fake.call(&mut desk, now, true);
+            fake.work();
+        }
+        for case in desk.take_cases(now) {
+            let version = case.version;
+            let truth =
+                case.request.samples.iter().map(|&sample| completion(0, case.request.prompt_id, sample, version));
+            desk.judge(&case, Ok(truth.collect()));
+        }
+    }
+    (desk, fakes)
+}
+
+#[test]
+fn honest_workers_agree() {
+    let (mut desk, _) = checked(false);
+    assert_eq!(desk.take_finished().len(), 16);
+    assert!(desk.checks().agreed >= 4 && desk.checks().disputes == 0, "{}", desk.checks().agreed);
+    assert!(desk.take_distrusted().is_empty());
+}
+
+#[test]
+fn a_worker_that_gives_other_log_probs_is_found_and_the_honest_one_stays() {
+    let (mut desk, mut fakes) = checked(true);
+    assert_eq!(desk.take_finished().len(), 16, "some of them wrong");
+    assert!(desk.checks().disputes > 0);
+    let now = Instant::now();
+    let reason = fakes[1].call(&mut desk, now, true).refused.unwrap();
+    assert!(reason.contains("another log-prob at token 0"), "{reason}");
+    assert_eq!(fakes[0].call(&mut desk, now, true).refused, None);
+    let distrusted = desk.take_distrusted();
+    assert!(!distrusted.is_empty() && distrusted.len() < 4, "{distrusted:?}");
+    assert!(desk.take_distrusted().is_empty(), "once");
+}
+
+proptest! {
+    /// Whatever is lost, killed, late or said twice, each sample of each request is finished exactly once.
+    #[test]
+    fn nothing_is_lost_and_nothing_counts_twice(
+        events in prop::collection::vec((0..6u8, 0..4usize, any::<bool>()), 50..400),
+        share in prop::sample::select(vec![0.0, 0.5]),
+    ) {
+        let mut desk = desk(share);
+        let mut now = Instant::now();
+        desk.announce(edition(1));
+        let mut fakes: Vec<Fake> = (1..=4).map(Fake::new).collect();
+        let (mut next, mut wanted) = (5, 0);
+        let mut finished = BTreeMap::new();
+        let mut note = |desk: &mut Desk| {
+            for made in desk.take_finished() {
+                let right = completion(0, PromptId(made.tag), made.sample, PolicyVersion(1));
+                assert_eq!(made.token_ids, right.token_ids);
+                assert_eq!(finished.insert((made.tag, made.sample), ()), None, "twice");
+            }
+            finished.len()
+        };
+        for (what, who, answered) in events {
+            match what {
+                0 => { desk.add(request(wanted, 3), PolicyVersion(1)); wanted += 1; }
+                1 | 2 => drop(fakes[who].call(&mut desk, now, answered)),
+                3 => fakes[who].work(),
+                4 => { now += seconds(20); desk.tick(now); }
+                _ => {
+                    if answered { desk.gone(fakes[who].report.worker, now); }
+                    fakes[who] = Fake::new(next);
+                    next += 1;
+                }
+            }
+            note(&mut desk);
+        }
+        for _ in 0..400 {
+            now += seconds(2);
+            for fake in &mut fakes {
+                fake.work();
+                fake.call(&mut desk, now, true);
+            }
+            desk.tick(now);
+        }
+        prop_assert_eq!(note(&mut desk), wanted as usize * 3);
+        prop_assert_eq!((desk.waiting(), desk.running()), (0, 0));
+    }
+}

@@ -1,0 +1,46 @@
+//! What a worker has to know of a run.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use shared::{
+    ModelDir,
+    channel::fleet::{KernelClass, RunFacts},
+    config::{Device, Kernels, TrainConfig, layers},
+};
+use shared_store::Store;
+
+use super::weights::MODEL;
+
+/// Files of a model directory that a sampler reads besides its weights.
+const FILES: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
+
+/// What the figures of a run are computed with.
+#[must_use]
+pub fn class_of(config: &TrainConfig) -> KernelClass {
+    // Elsewhere than on the CPU there are no packed kernels.
+    let kernels = if config.rollout_device == Device::Cpu { config.rollout_kernels } else { Kernels::Stock };
+    KernelClass {
+        device: config.rollout_device,
+        kernels,
+        rollout_dtype: config.rollout_dtype,
+        kv_dtype: config.kv_dtype,
+    }
+}
+
+/// Leaves configuration and tokenizer of the model in the store, and says what else workers have to know.
+///
+/// # Errors
+/// Files that cannot be read, or a store that does not take them.
+pub fn publish(
+    store: &Store,
+    place: &str,
+    config: &TrainConfig,
+    model: &ModelDir,
+    max_model_len: usize,
+) -> anyhow::Result<RunFacts> {
+    let files: Vec<PathBuf> = FILES.iter().map(|name| model.path().join(name)).filter(|path| path.is_file()).collect();
+    let published = store.publish_files(MODEL, &files, &()).context("`weights_store`")?;
+    let config = layers::to_toml(config);
+    Ok(RunFacts { config, model: published.blake3, max_model_len: max_model_len as u64, store: place.to_owned() })
+}

@@ -1,0 +1,323 @@
+//! The hub: what samples for the step loop is workers on other hosts.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use shared::{
+    PolicyVersion, PromptId, RolloutGroup, RunDir,
+    channel::fleet::{CALL_INTERVAL, Edition, HubEnd, HubEvent},
+    workers,
+};
+
+use super::{
+    desk::Desk,
+    judge::Judge,
+    table,
+    weights::{OnItsWay, Publisher},
+};
+use crate::{
+    engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
+    pair::generator::Generator,
+};
+
+/// The version of a hub that has announced none.
+const NONE: PolicyVersion = PolicyVersion(u64::MAX);
+/// How long the thread waits for a call before it looks whether to ring.
+const POLL: Duration = Duration::from_millis(2);
+/// How long [`Fleet::step`] waits for completions.
+const STEP: Duration = Duration::from_millis(5);
+/// Time between two looks at deadlines.
+const TICK: Duration = Duration::from_millis(100);
+/// Time between two words on a run that nobody samples for.
+const ALONE: Duration = Duration::from_secs(60);
+
+/// Workers, as what samples for the step loop.
+pub struct Fleet {
+    shared: Arc<Shared>,
+    publisher: Publisher,
+    judge: Judge,
+    version: PolicyVersion,
+    pending: Option<Pending>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Pending {
+    way: OnItsWay,
+    /// What workers were told of.
+    announced: bool,
+}
+
+/// What the step loop and the thread that answers share.
+struct Shared {
+    desk: Mutex<Desk>,
+    /// Completions have come.
+    arrived: Condvar,
+    /// Workers are to be rung.
+    news: AtomicBool,
+    over: AtomicBool,
+    /// For the table.
+    store_bytes: AtomicU64,
+    store_versions: AtomicU64,
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        self.news.store(true, Ordering::Release);
+    }
+}
+
+impl Fleet {
+    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(
+        end: impl HubEnd + 'static,
+        desk: Desk,
+        publisher: Publisher,
+        judge: Judge,
+        run_dir: RunDir,
+        listen: String,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            desk: Mutex::new(desk),
+            arrived: Condvar::new(),
+            news: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            store_bytes: AtomicU64::new(0),
+            store_versions: AtomicU64::new(0),
+        });
+        let mut desk_clerk =
+            Clerk { end, shared: Arc::clone(&shared), run_dir, listen, alone: Instant::now(), told: None };
+        let thread = thread::Builder::new().name("hub".into()).spawn(move || desk_clerk.run())?;
+        Ok(Self { shared, publisher, judge, version: NONE, pending: None, thread: Some(thread) })
+    }
+
+    /// Tells workers of a version that is in the store.
+    fn announce(&mut self, edition: Edition) {
+        let in_use: Vec<Edition> = {
+            let mut desk = self.shared.desk();
+            desk.announce(edition.clone());
+            desk.workers().filter_map(|(_, worker)| worker.edition.clone()).collect()
+        };
+        self.shared.ring();
+        self.publisher.keep(edition, &in_use);
+        self.shared.store_bytes.store(self.publisher.bytes(), Ordering::Relaxed);
+        self.shared.store_versions.store(self.publisher.versions() as u64, Ordering::Relaxed);
+    }
+
+    /// Takes cases to the engine beside this hub, and back.
+    fn hold_court(&mut self) {
+        let decided = self.judge.decided();
+        let mut desk = self.shared.desk();
+        for (check, verdict) in decided {
+            desk.judge(&check, verdict);
+        }
+        if self.judge.is_free() {
+            let edition = desk.edition().cloned();
+            let cases = desk.take_cases(Instant::now());
+            drop(desk);
+            self.judge.take(cases, edition);
+        }
+    }
+}
+
+impl Generator for Fleet {
+    fn version(&self) -> PolicyVersion {
+        self.version
+    }
+
+    fn places(&self) -> usize {
+        self.shared.desk().places()
+    }
+
+    fn running(&self) -> usize {
+        self.shared.desk().running()
+    }
+
+    fn waiting(&self) -> usize {
+        self.shared.desk().waiting()
+    }
+
+    fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError> {
+        self.shared.desk().add(request, self.version);
+        self.shared.ring();
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+        self.hold_court();
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(EngineError::Library("the thread that answers workers has ended; see above".into()));
+        }
+        let mut desk = self.shared.desk();
+        let mut finished = desk.take_finished();
+        if finished.is_empty() {
+            desk = self.shared.arrived.wait_timeout(desk, STEP).unwrap_or_else(PoisonError::into_inner).0;
+            finished = desk.take_finished();
+        }
+        Ok(finished)
+    }
+
+    fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        let version = weights.version;
+        let begun = self.publisher.begin(weights);
+        let way = begun.map_err(|e| EngineError::Swap { version, message: format!("no thread to publish it: {e}") })?;
+        self.pending = Some(Pending { way, announced: false });
+        Ok(())
+    }
+
+    /// A version is in use once the first worker has it.
+    fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        self.hold_court();
+        let Some(pending) = &mut self.pending else { return Ok(None) };
+        let version = pending.way.source.version;
+        if !pending.announced {
+            let Some(result) = pending.way.try_join() else { return Ok(None) };
+            match result {
+                Ok(edition) => self.announce(edition),
+                Err(error) => {
+                    self.pending = None;
+                    return Err(error);
+                }
+            }
+            self.pending.as_mut().expect("it was just looked at").announced = true;
+        }
+        let mut desk = self.shared.desk();
+        let refusals = desk.take_refusals();
+        if !desk.is_in_use() {
+            drop(desk);
+            if refusals.is_empty() {
+                return Ok(None);
+            }
+            self.pending = None;
+            return Err(EngineError::Refused { version, reason: refusals.join("; ") });
+        }
+        drop(desk);
+        let begun = self.pending.take().expect("it was just looked at").way.begun;
+        self.version = version;
+        let seconds = begun.elapsed().as_secs_f64();
+        Ok(Some(SwapReport { version, seconds, stall_seconds: 0.0, gate_seconds: 0.0 }))
+    }
+
+    /// Each worker finishes what it has begun before it changes weights, where it is to.
+    fn set_admission(&mut self, _: bool) {}
+
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    /// Sends the workers home, and waits for a moment until all have heard it.
+    fn close(&mut self) {
+        self.shared.desk().close();
+        self.shared.ring();
+        let until = Instant::now() + CALL_INTERVAL * 3;
+        let is_left = |desk: &Desk| desk.workers().all(|(_, worker)| worker.is_gone() || !worker.is_welcome());
+        while Instant::now() < until && !is_left(&self.shared.desk()) {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn handed_over(&mut self, group: &RolloutGroup) {
+        self.shared.desk().handed_over(group.prompt_id, group.epoch, group.id.step.0);
+    }
+
+    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
+        self.shared.desk().take_distrusted()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that answers.
+struct Clerk<E> {
+    end: E,
+    shared: Arc<Shared>,
+    run_dir: RunDir,
+    listen: String,
+    /// Since when nobody samples.
+    alone: Instant,
+    /// When that was last said.
+    told: Option<Instant>,
+}
+
+impl<E: HubEnd> Clerk<E> {
+    fn run(&mut self) {
+        let (mut tick, mut written) = (Instant::now(), Instant::now());
+        while !self.shared.over.load(Ordering::Relaxed) {
+            if self.shared.news.swap(false, Ordering::Acquire) {
+                self.end.ring();
+            }
+            match self.end.next(POLL) {
+                Ok(Some(event)) => self.handle(event),
+                Ok(None) => (),
+                Err(error) => {
+                    tracing::error!("workers are not heard any more: {error}");
+                    return;
+                }
+            }
+            let now = Instant::now();
+            if now >= tick {
+                tick = now + TICK;
+                self.shared.desk().tick(now);
+            }
+            if now >= written {
+                written = now + workers::INTERVAL;
+                self.write(now);
+            }
+        }
+        self.write(Instant::now());
+    }
+
+    fn handle(&mut self, event: HubEvent) {
+        let now = Instant::now();
+        match event {
+            HubEvent::Call(call) => {
+                let orders = self.shared.desk().call(call.report(), now);
+                self.shared.arrived.notify_all();
+                call.answer(&orders);
+            }
+            HubEvent::Gone(worker) => self.shared.desk().gone(worker, now),
+            HubEvent::Refused { from, reason } => {
+                self.shared.desk().refused_calls += 1;
+                tracing::warn!("a call from {from} is refused: {reason}");
+            }
+        }
+    }
+
+    /// Writes the table, and says so when nobody samples.
+    fn write(&mut self, now: Instant) {
+        let mut table = table::of(&self.shared.desk(), now);
+        if table.at_work() > 0 {
+            (self.alone, self.told) = (now, None);
+        } else if now.duration_since(self.told.unwrap_or(self.alone)) >= ALONE {
+            let seconds = now.duration_since(self.alone).as_secs();
+            tracing::warn!("no worker has sampled for {seconds} s; start some: tandem worker --join {}", self.listen);
+            self.told = Some(now);
+        }
+        table.listen.clone_from(&self.listen);
+        table.alone_s = now.duration_since(self.alone).as_secs_f64();
+        table.store_bytes_out = self.shared.store_bytes.load(Ordering::Relaxed);
+        table.store_versions = self.shared.store_versions.load(Ordering::Relaxed);
+        if let Err(error) = table.write(&self.run_dir) {
+            tracing::debug!("the table of workers is not written: {error}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The engine beside the learner that decides whose completions are right. It is made when there is something to decide, on a
+//! side thread and from the store, as a worker would, and goes afterwards.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use shared::{
+    ModelDir, RunDir,
+    channel::fleet::{Edition, Made},
+};
+use shared_store::Store;
+
+use super::{
+    check::Check,
+    weights::{self, GiveUp},
+};
+use crate::{
+    data::Tokenizer,
+    engine::{Engine, EngineOptions, WeightSource},
+};
+
+/// A case with what the judge has made of it, or why it has made nothing.
+pub type Decided = (Check, Result<Vec<Made>, String>);
+
+/// What a judge needs.
+#[derive(Clone)]
+pub struct Bench {
+    /// Where weights are.
+    pub store: Arc<Store>,
+    /// Where it may put them.
+    pub scratch: PathBuf,
+    /// The model, without weights.
+    pub model: ModelDir,
+    /// For stop strings.
+    pub tokenizer: Tokenizer,
+    /// How it computes.
+    pub options: EngineOptions,
+}
+
+/// Decides one bunch of cases at a time.
+pub struct Judge {
+    bench: Bench,
+    session: Option<JoinHandle<Vec<Decided>>>,
+}
+
+impl Judge {
+    /// A judge without cases.
+    #[must_use]
+    pub fn new(bench: Bench) -> Self {
+        Self { bench, session: None }
+    }
+
+    /// Whether it would take cases.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.session.is_none()
+    }
+
+    /// Begins with cases, which were sampled from `edition` or are too old.
+    pub fn take(&mut self, cases: Vec<Check>, edition: Option<Edition>) {
+        if cases.is_empty() {
+            return;
+        }
+        let bench = self.bench.clone();
+        let decide = move || decide(&bench, cases, edition.as_ref());
+        match thread::Builder::new().name("judge".into()).spawn(decide) {
+            Ok(session) => self.session = Some(session),
+            Err(error) => tracing::warn!("completions are not checked, there is no thread for it: {error}"),
+        }
+    }
+
+    /// What it has decided since the last call.
+    pub fn decided(&mut self) -> Vec<Decided> {
+        let Some(session) = self.session.take_if(|session| session.is_finished()) else { return Vec::new() };
+        session.join().unwrap_or_else(|_| {
+            tracing::error!("the engine that checks completions has panicked");
+            Vec::new()
+        })
+    }
+}
+
+impl Drop for Judge {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            let _ = session.join();
+        }
+    }
+}
+
+fn decide(bench: &Bench, cases: Vec<Check>, edition: Option<&Edition>) -> Vec<Decided> {
+    let of_edition = |check: &Check| edition.filter(|edition| edition.version == check.version);
+    let mut engine: Option<Result<Engine, String>> = None;
+    let mut decided = Vec::new();
+    for check in cases {
+        let Some(edition) = of_edition(&check) else {
+            let reason = format!("its weights v{} are not the newest any more", check.version);
+            decided.push((check, Err(reason)));
+            continue;
+        };
+        let engine = engine.get_or_insert_with(|| open(bench, edition).map_err(|e| format!("{e:#}")));
+        let made = match engine {
+            Ok(engine) => make(bench, engine, &check),
+            Err(reason) => Err(reason.clone()),
+        };
+        decided.push((check, made));
+    }
+    decided
+}
+
+fn open(bench: &Bench, edition: &Edition) -> anyhow::Result<Engine> {
+    let folder = tempfile::tempdir_in(&bench.scratch)?;
+    let run_dir = RunDir::new(folder.path());
+    weights::fetch(&bench.store, edition, &run_dir, &GiveUp::default())?;
+    let source = WeightSource { dir: run_dir.version(edition.version), version: edition.version };
+    // Packed weights are in memory; what is mapped stays until it is let go of.
+    Ok(Engine::new(source, &bench.model, bench.options.clone())?)
+}
+
+fn make(bench: &Bench, engine: &mut Engine, check: &Check) -> Result<Vec<Made>, String> {
+    let mut request = check.request.clone();
+    request.stop_criterion = bench.tokenizer.stop_criterion(&request.sampling.stop);
+    request.tag = 0;
+    engine.add_group(request).map_err(|e| e.to_string())?;
+    let mut made = Vec::new();
+    while !engine.is_idle() {
+        let finished = engine.step().map_err(|e| e.to_string())?;
+        made.extend(finished.into_iter().map(|sequence| super::worker::made(0, sequence)));
+    }
+    Ok(made)
+}

@@ -1,0 +1,31 @@
+//! Samplers on other hosts: the hub beside the learner, and the workers.
+//!
+//! The step loop, the plan, the dataset and the rewards of a run are where they always are. What differs is the
+//! [`Generator`](crate::pair::generator::Generator) behind them: [`hub::Fleet`] leases what the plan has begun to workers and
+//! gives back what they have made. A completion depends on weights, seed, prompt, sample and sampling parameters alone, so it
+//! does not matter who makes it, how often, or when.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`hub`] | the generator, and the thread that answers calls |
+//! | [`desk`] | requests, leases and workers: who makes what, without a transport or a clock |
+//! | [`roster`] | what is known of a worker |
+//! | [`check`], [`judge`] | completions that are made again; the engine beside the learner that decides |
+//! | [`weights`] | versions on their way into the store, and out of it |
+//! | `open` | all of that from a configuration |
+//! | [`facts`] | what a worker has to know of a run |
+//! | [`table`] | `workers.json` |
+//! | [`worker`] | the other side |
+
+pub mod check;
+pub mod desk;
+pub mod facts;
+pub mod hub;
+pub mod judge;
+mod open;
+pub mod roster;
+pub mod table;
+pub mod weights;
+pub mod worker;
+
+pub use open::open;

@@ -1,0 +1,78 @@
+//! `workers.json`: the books as people see them.
+
+use std::time::{Duration, Instant};
+
+use shared::workers::{WorkerRow, WorkerState, WorkersTable, now as clock};
+
+use super::{
+    desk::{Desk, in_words},
+    roster::Worker,
+};
+
+/// A worker that has not called for so long is shown as silent.
+const SILENT: Duration = Duration::from_secs(3);
+
+/// The table of a desk.
+#[must_use]
+pub fn of(desk: &Desk, now: Instant) -> WorkersTable {
+    let newest = desk.edition().map(|edition| edition.version.0);
+    let mut rows: Vec<(Instant, WorkerRow)> =
+        desk.workers().map(|(number, worker)| (worker.joined, row(desk, *number, worker, newest, now))).collect();
+    rows.sort_by_key(|(joined, _)| *joined);
+    let mut table = WorkersTable {
+        written: clock(),
+        workers: rows.into_iter().map(|(_, row)| row).collect(),
+        version: newest,
+        verified: desk.checks().agreed,
+        disputed: desk.checks().disputes,
+        refused_calls: desk.refused_calls,
+        ..WorkersTable::default()
+    };
+    table.forget();
+    table
+}
+
+fn row(desk: &Desk, number: u64, worker: &Worker, newest: Option<u64>, now: Instant) -> WorkerRow {
+    let leases = desk.leases_of(number) as u64;
+    let version = worker.version().map(|version| version.0);
+    let time = worker.work.busy_s + worker.work.idle_s;
+    WorkerRow {
+        number: format!("{number:016x}"),
+        name: worker.name.clone(),
+        state: state(worker, leases, now),
+        reason: worker.dropped().map(str::to_owned),
+        class: worker.class.map(in_words).unwrap_or_default(),
+        version,
+        staleness: newest.zip(version).map(|(newest, version)| newest.saturating_sub(version)),
+        tokens: worker.work.tokens,
+        tokens_per_s: worker.rate().unwrap_or(0.0),
+        busy_share: if time > 0.0 { worker.work.busy_s / time } else { 0.0 },
+        leases,
+        completions: worker.completions,
+        twice: worker.twice,
+        expired: worker.expired,
+        failures: worker.failures,
+        fetched_bytes: worker.work.fetched_bytes,
+        fetch_s: worker.work.fetch_s,
+        swap_s: worker.work.swap_s,
+        clock_off_s: worker.clock_off_s,
+        last_call_s: worker.silence(now).as_secs_f64(),
+        joined_s: now.duration_since(worker.joined).as_secs_f64(),
+    }
+}
+
+fn state(worker: &Worker, leases: u64, now: Instant) -> WorkerState {
+    if !worker.is_welcome() {
+        WorkerState::Dropped
+    } else if worker.is_gone() {
+        WorkerState::Gone
+    } else if worker.silence(now) > SILENT {
+        WorkerState::Silent
+    } else if worker.edition.is_none() {
+        if worker.class.is_some() { WorkerState::Loading } else { WorkerState::Joining }
+    } else if leases > 0 {
+        WorkerState::Sampling
+    } else {
+        WorkerState::Waiting
+    }
+}

@@ -1,0 +1,208 @@
+//! The thread that calls the hub, and what it and the session leave for each other.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use shared::{
+    channel::fleet::{CALL_INTERVAL, Orders, Report, WorkerEnd},
+    workers,
+};
+
+use super::WorkerOptions;
+
+/// How long a call may take.
+const CALL: Duration = Duration::from_secs(10);
+/// Time between two looks at whether there is something to say while nothing is heard.
+const POLL: Duration = Duration::from_millis(1);
+/// Pause after a call that failed.
+const PAUSE: Duration = Duration::from_millis(300);
+/// Time between two words on a hub that does not answer.
+const SAID: Duration = Duration::from_secs(10);
+
+/// What is pinned up for the other.
+pub struct Board {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    notes: Mutex<Notes>,
+    /// There are new orders.
+    ordered: Condvar,
+    /// There is something to say.
+    news: AtomicBool,
+    over: AtomicBool,
+}
+
+struct Notes {
+    report: Report,
+    orders: Option<Orders>,
+    /// The hub has not answered for so long that there is no use in calling any more.
+    given_up: Option<String>,
+    /// Calls that were answered.
+    answered: u64,
+}
+
+impl Shared {
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Board {
+    /// Begins to call.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(end: impl WorkerEnd + 'static, number: u64, options: &WorkerOptions) -> anyhow::Result<Self> {
+        let build = env!("CARGO_PKG_VERSION").to_owned();
+        let report = Report { worker: number, name: options.name.clone(), build, ..Report::default() };
+        let notes = Mutex::new(Notes { report, orders: None, given_up: None, answered: 0 });
+        let shared =
+            Shared { notes, ordered: Condvar::new(), news: AtomicBool::new(true), over: AtomicBool::new(false) };
+        let shared = Arc::new(shared);
+        let mut caller = Caller { end, shared: Arc::clone(&shared), retry_for: options.retry_for };
+        let thread =
+            thread::Builder::new().name("calls".into()).spawn(move || caller.run()).context("thread of calls")?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Changes what the next call says.
+    pub fn update(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.shared.notes().report);
+    }
+
+    /// As [`Board::update`], and calls at once.
+    pub fn report(&self, change: impl FnOnce(&mut Report)) {
+        self.update(change);
+        self.shared.news.store(true, Ordering::Release);
+    }
+
+    /// The newest orders since the last call, waiting at most so long for them.
+    ///
+    /// # Errors
+    /// When the hub has been silent for too long.
+    pub fn orders(&self, timeout: Duration) -> anyhow::Result<Option<Orders>> {
+        let mut notes = self.shared.notes();
+        if notes.orders.is_none() && notes.given_up.is_none() && !timeout.is_zero() {
+            notes = self.shared.ordered.wait_timeout(notes, timeout).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match notes.given_up.clone() {
+            Some(reason) => Err(anyhow::anyhow!(reason)),
+            None => Ok(notes.orders.take()),
+        }
+    }
+
+    /// Waits, for a moment at most, until what the report says now has arrived.
+    pub fn say_last(&self) {
+        let answered = self.shared.notes().answered;
+        self.shared.news.store(true, Ordering::Release);
+        let until = Instant::now() + Duration::from_secs(2);
+        // The call that is under way may have begun before.
+        while Instant::now() < until && self.shared.notes().answered < answered + 2 {
+            self.shared.news.store(true, Ordering::Release);
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Caller<E> {
+    end: E,
+    shared: Arc<Shared>,
+    retry_for: Duration,
+}
+
+impl<E: WorkerEnd> Caller<E> {
+    fn run(&mut self) {
+        let mut heard = Instant::now();
+        let mut said = heard;
+        while !self.shared.over.load(Ordering::Relaxed) {
+            self.shared.news.store(false, Ordering::Relaxed);
+            let report = Report { clock: workers::now(), ..self.shared.notes().report.clone() };
+            match self.end.exchange(&report, CALL) {
+                Ok(orders) => {
+                    if said > heard {
+                        tracing::info!("the hub answers again");
+                    }
+                    heard = Instant::now();
+                    self.answered(&report, orders);
+                    self.listen();
+                }
+                Err(error) => {
+                    let silent = heard.elapsed();
+                    if said <= heard || said.elapsed() >= SAID {
+                        tracing::warn!("no answer from the hub for {:.0} s: {error}", silent.as_secs_f64());
+                        said = Instant::now();
+                    }
+                    if silent > self.retry_for {
+                        let seconds = silent.as_secs();
+                        self.shared.notes().given_up =
+                            Some(format!("no answer from the hub for {seconds} s (--retry-for): {error}"));
+                        self.shared.ordered.notify_all();
+                        return;
+                    }
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    /// What was said has arrived.
+    fn answered(&self, report: &Report, orders: Orders) {
+        let mut notes = self.shared.notes();
+        // What was made since stands behind it.
+        let arrived =
+            if orders.hub == report.hub || report.hub == 0 { report.made.len() } else { notes.report.made.len() };
+        let arrived = arrived.min(notes.report.made.len());
+        notes.report.made.drain(..arrived);
+        // Granted once: the session must see them all.
+        if let Some(before) = notes.orders.take().filter(|before| before.hub == orders.hub) {
+            notes.orders = Some(joined(before, orders));
+        } else {
+            notes.orders = Some(orders);
+        }
+        notes.answered += 1;
+        drop(notes);
+        self.shared.ordered.notify_all();
+    }
+
+    /// Until the hub rings, there is something to say, or it is time.
+    fn listen(&mut self) {
+        let until = Instant::now() + CALL_INTERVAL;
+        while Instant::now() < until
+            && !self.shared.news.load(Ordering::Acquire)
+            && !self.shared.over.load(Ordering::Relaxed)
+        {
+            if self.end.listen(POLL) {
+                return;
+            }
+        }
+    }
+}
+
+/// Two orders of one hub as one.
+fn joined(before: Orders, mut orders: Orders) -> Orders {
+    let is_new = |lease: &shared::channel::fleet::Lease| {
+        orders.leases.contains(&lease.id) && orders.granted.iter().all(|granted| granted.id != lease.id)
+    };
+    let earlier: Vec<_> = before.granted.into_iter().filter(is_new).collect();
+    orders.granted.splice(0..0, earlier);
+    orders.facts = orders.facts.or(before.facts);
+    orders
+}

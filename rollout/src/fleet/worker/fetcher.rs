@@ -1,0 +1,112 @@
+//! The thread that fetches editions, one at a time, the newest that is wanted.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use shared::{RunDir, channel::fleet::Edition};
+use shared_store::Store;
+
+use crate::fleet::weights::{self, Came, FetchError, GiveUp};
+
+/// Pause before an edition is tried again that did not come.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Fetches what is wanted.
+pub struct Fetcher {
+    store: Arc<Store>,
+    run_dir: RunDir,
+    under_way: Option<UnderWay>,
+    /// The last that has come.
+    here: Option<Edition>,
+    not_before: Instant,
+}
+
+struct UnderWay {
+    edition: Edition,
+    give_up: GiveUp,
+    thread: JoinHandle<Result<Came, FetchError>>,
+}
+
+/// An edition that has come.
+pub struct Here {
+    /// Which.
+    pub edition: Edition,
+    /// What that took.
+    pub came: Came,
+}
+
+impl Fetcher {
+    /// A fetcher that puts versions where `run_dir` has them.
+    #[must_use]
+    pub fn new(store: Arc<Store>, run_dir: RunDir) -> Self {
+        Self { store, run_dir, under_way: None, here: None, not_before: Instant::now() }
+    }
+
+    /// The last edition that has come.
+    #[must_use]
+    pub fn here(&self) -> Option<&Edition> {
+        self.here.as_ref()
+    }
+
+    /// One look: begins to fetch `wanted` if it is not here, or takes note of what has come. `busy` tells of a version that is
+    /// being read and must not be replaced.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn look(&mut self, wanted: Option<&Edition>, busy: bool) -> anyhow::Result<Option<Here>> {
+        if let Some(under_way) = &self.under_way
+            && Some(&under_way.edition) != wanted
+        {
+            under_way.give_up.0.store(true, Ordering::Relaxed);
+        }
+        if let Some(UnderWay { edition, thread, .. }) =
+            self.under_way.take_if(|under_way| under_way.thread.is_finished())
+        {
+            match thread.join() {
+                Ok(Ok(came)) => {
+                    self.here = Some(edition.clone());
+                    return Ok(Some(Here { edition, came }));
+                }
+                Ok(Err(error)) if Some(&edition) == wanted => {
+                    tracing::warn!("weights v{} have not come, they are tried again: {error}", edition.version);
+                }
+                Ok(Err(_)) => (),
+                Err(_) => anyhow::bail!("the thread that fetches weights has panicked"),
+            }
+            self.not_before = Instant::now() + PAUSE;
+        }
+        let Some(wanted) = wanted.filter(|wanted| Some(*wanted) != self.here.as_ref()) else { return Ok(None) };
+        if self.under_way.is_some() || busy || Instant::now() < self.not_before {
+            return Ok(None);
+        }
+        if let Some(here) = self.here.as_ref().filter(|here| here.blake3 == wanted.blake3 && here.base == wanted.base) {
+            // Published again with the same bytes.
+            debug_assert_eq!(here.version, wanted.version);
+            self.here = Some(wanted.clone());
+            return Ok(Some(Here { edition: wanted.clone(), came: Came::default() }));
+        }
+        self.begin(wanted.clone()).map(|()| None)
+    }
+
+    fn begin(&mut self, edition: Edition) -> anyhow::Result<()> {
+        let give_up = GiveUp::default();
+        let (store, run_dir, watch, what) =
+            (Arc::clone(&self.store), self.run_dir.clone(), give_up.clone(), edition.clone());
+        let job = move || weights::fetch(&store, &what, &run_dir, &watch);
+        let thread = thread::Builder::new().name("fetch".into()).spawn(job)?;
+        self.under_way = Some(UnderWay { edition, give_up, thread });
+        Ok(())
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        if let Some(under_way) = self.under_way.take() {
+            under_way.give_up.0.store(true, Ordering::Relaxed);
+            let _ = under_way.thread.join();
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Samplers in other processes: whichever worker makes what, and whatever becomes of workers and learner, the weights are those
+//! of one pair.
+
+use std::{
+    fs,
+    net::TcpListener,
+    ops::Deref,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::{
+    bench::{self, Running},
+    binary,
+    processes::{children, signal},
+    training::json_lines,
+};
+use serde_json::Value;
+
+const STEPS: u64 = 12;
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Where runs of one configuration are made, and a place where workers join.
+struct Bench {
+    bench: bench::Bench,
+    listen: String,
+}
+
+impl Deref for Bench {
+    type Target = bench::Bench;
+
+    fn deref(&self) -> &bench::Bench {
+        &self.bench
+    }
+}
+
+/// A worker that a failing test does not leave behind.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Bench {
+    fn new(steps: u64, more: &str) -> Self {
+        let bench = bench::Bench::new(&format!(
+            "dataset = \"prompts.jsonl\"\nmax_steps = {steps}\nsave_steps = 4\nnum_generations = 4\n\
+             generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
+             learning_rate = 1e-3\nmax_restarts = 9\n{more}"
+        ));
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen = format!("tcp/{}", free.local_addr().unwrap());
+        Self { bench, listen }
+    }
+
+    /// A run that samples with workers.
+    fn start_fleet(&self, run: &str) -> Running {
+        self.start(run, &["--listen", &self.listen, "--lease_timeout", "5", "--verify_share", "0.3"])
+    }
+
+    fn worker(&self, name: &str) -> Worker {
+        self.worker_with(name, &[])
+    }
+
+    fn worker_with(&self, name: &str, more: &[&str]) -> Worker {
+        let mut command = Command::new(binary("tandem"));
+        command.args(["worker", "--join", &self.listen, "--name", name, "--threads", "1", "--retry-for", "120"]);
+        command.arg("--cache").arg(self.path("workers")).args(more);
+        let log = fs::File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        Worker(command.spawn().unwrap())
+    }
+
+    fn worker_said(&self, name: &str) -> String {
+        fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default()
+    }
+
+    /// Ends well, and so does every worker.
+    fn ends(&self, run: &mut Running, workers: Vec<(&str, Worker)>) {
+        let begun = Instant::now();
+        let status = loop {
+            match run.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(begun.elapsed() < PATIENCE, "{}", fs::read_to_string(self.path("stderr")).unwrap()),
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        assert!(status.success(), "{}", fs::read_to_string(self.path("stderr")).unwrap());
+        for (name, mut worker) in workers {
+            let begun = Instant::now();
+            while worker.0.try_wait().unwrap().is_none() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{name} stays: {}", self.worker_said(name));
+                thread::sleep(Duration::from_millis(20));
+            }
+            assert!(worker.0.wait().unwrap().success(), "{name}: {}", self.worker_said(name));
+        }
+    }
+
+    /// The weights after the last step; every step must be on record exactly once, in order.
+    fn result(&self, run: &str, steps: u64) -> Vec<u8> {
+        let records = json_lines(&self.path(run).join("metrics.jsonl"));
+        let found: Vec<u64> = records.iter().filter_map(|record| record["step"].as_u64()).collect();
+        assert_eq!(found, (1..=steps).collect::<Vec<_>>(), "{run}");
+        fs::read(self.path(run).join(format!("checkpoint-{steps}/model.safetensors"))).unwrap()
+    }
+
+    fn wait_for_step(&self, run: &str, step: usize) {
+        let begun = Instant::now();
+        let steps = || fs::read_to_string(self.path(run).join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+        while steps() < step {
+            let said = fs::read_to_string(self.path("stderr")).unwrap_or_default();
+            assert!(begun.elapsed() < PATIENCE, "{run} does not reach step {step}: {said}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn pair(&self, steps: u64) -> Vec<u8> {
+        let mut run = self.start("pair", &[]);
+        assert!(run.wait().unwrap().success(), "{}", fs::read_to_string(self.path("stderr")).unwrap());
+        self.result("pair", steps)
+    }
+
+    fn table(&self, run: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.path(run).join("workers.json")).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn workers_that_come_and_go_make_the_weights_of_one_pair() {
+    let bench = Bench::new(STEPS, "");
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet");
+    let first = bench.worker("first");
+    bench.wait_for_step("fleet", 2);
+    let second = bench.worker("second");
+    bench.wait_for_step("fleet", 5);
+    // Killed in the middle of whatever it makes.
+    drop(first);
+    let third = bench.worker("third");
+    bench.ends(&mut run, vec![("second", second), ("third", third)]);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    let table = bench.table("fleet");
+    assert!(table["verified"].as_u64().unwrap() > 0 && table["disputed"] == 0, "{table}");
+}
+
+#[test]
+fn a_run_whose_learner_and_hub_are_killed_goes_on_with_the_workers_that_it_had() {
+    let bench = Bench::new(STEPS, "");
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet");
+    let workers = vec![("one", bench.worker("one")), ("two", bench.worker("two"))];
+    for (step, half) in [(3, "learner"), (6, "rollout"), (9, "learner")] {
+        bench.wait_for_step("fleet", step);
+        for process in children(run.id(), half) {
+            signal(process, "KILL");
+        }
+    }
+    bench.ends(&mut run, workers);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+}
+
+#[test]
+fn an_asynchronous_run_with_workers_makes_every_step_and_its_ledger_balances() {
+    let bench = Bench::new(20, "max_staleness = 2\nweight_swap = \"continue\"\n");
+    let mut run = bench.start_fleet("fleet");
+    let workers = vec![("one", bench.worker("one")), ("two", bench.worker("two"))];
+    bench.wait_for_step("fleet", 4);
+    for process in children(run.id(), "learner") {
+        signal(process, "KILL");
+    }
+    bench.ends(&mut run, workers);
+    bench.assert_balanced("fleet", 20, 4);
+}
