@@ -111,6 +111,21 @@ fn fill_dir<E: From<io::Error>>(
     result
 }
 
+/// Gives a folder that was filled beside its place, over several runs of a program perhaps, its name in one visible step, as
+/// [`write_dir`] does; a folder that had the name is gone then. Both are on one file system.
+///
+/// # Errors
+/// Any error of the file system; `filled` is then still there, and so is what had the name.
+pub fn place_dir(filled: &Path, path: &Path) -> io::Result<()> {
+    let placed = sync_tree(filled).and_then(|()| put_in_place(filled, path)).and_then(|()| sync_parent(path));
+    placed.map_err(named(path))?;
+    // After an exchange this is the folder that was replaced.
+    match fs::remove_dir_all(filled) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(filled)(e)),
+        _ => Ok(()),
+    }
+}
+
 /// Removes a folder in one visible step: a reader finds it whole or not at all.
 ///
 /// # Errors
@@ -465,6 +480,22 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
         let error = remove_dir(&path).unwrap_err().to_string();
         assert!(error.starts_with(&path.display().to_string()), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_was_filled_elsewhere_takes_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, filled) = (dir.path().join("v1"), dir.path().join("v1.part"));
+        for content in ["a", "b"] {
+            fs::create_dir(&filled).unwrap();
+            fs::write(filled.join("data"), content).unwrap();
+            place_dir(&filled, &path).unwrap();
+            assert_eq!(fs::read_to_string(path.join("data")).unwrap(), content);
+            assert!(!filled.exists());
+        }
+        let error = place_dir(&filled, &path).unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
+        assert_eq!(fs::read_to_string(path.join("data")).unwrap(), "b");
     }
 
     #[test]

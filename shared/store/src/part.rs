@@ -1,0 +1,128 @@
+//! The folder beside its place in which a fetch gathers what arrives, over several runs of a program if need be.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+};
+
+use shared::atomic;
+
+use crate::{
+    Index, IndexedFile, StoreError,
+    error::{of_file, on_disk},
+    read::read_at,
+};
+
+/// What is there of something that is fetched.
+pub struct Part<'a> {
+    folder: PathBuf,
+    into: &'a Path,
+    /// Keeps others out as long as it is open, since the folder is locked through it.
+    _lock: File,
+}
+
+impl<'a> Part<'a> {
+    /// Makes the folder or takes up the one that is there; has every file of the index in it and nothing else.
+    pub fn open(into: &'a Path, index: &Index) -> Result<Self, StoreError> {
+        let folder = part_of(into);
+        fs::create_dir_all(&folder).map_err(|e| of_file(&folder, e))?;
+        let part = Self { _lock: lock(&folder)?, folder, into };
+        part.keep_only(index)?;
+        for file in &index.files {
+            part.prepare(file).map_err(|e| of_file(&part.folder.join(&file.name), e))?;
+        }
+        Ok(part)
+    }
+
+    fn keep_only(&self, index: &Index) -> Result<(), StoreError> {
+        let wrong = |e| of_file(&self.folder, e);
+        for entry in fs::read_dir(&self.folder).map_err(wrong)? {
+            let entry = entry.map_err(wrong)?;
+            let is_file = entry.file_type().map_err(wrong)?.is_file();
+            if is_file && index.files.iter().any(|file| entry.file_name() == *file.name) {
+                continue;
+            }
+            let path = entry.path();
+            let removed = if entry.path().is_dir() && !entry.path().is_symlink() {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            removed.map_err(|e| of_file(&path, e))?;
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, file: &IndexedFile) -> io::Result<()> {
+        let options = File::options().create(true).truncate(false).write(true).open(self.folder.join(&file.name))?;
+        if options.metadata()?.len() > file.length { options.set_len(file.length) } else { Ok(()) }
+    }
+
+    /// Has room for what is missing, as far as lengths tell.
+    pub fn require_space(&self, index: &Index) -> Result<(), StoreError> {
+        let there = |file: &IndexedFile| fs::metadata(self.folder.join(&file.name)).map_or(0, |what| what.len());
+        let missing = index.files.iter().map(|file| file.length.saturating_sub(there(file))).sum();
+        atomic::require_space(&self.folder, missing).map_err(on_disk)
+    }
+
+    /// Whether a chunk is there.
+    pub fn has(&self, file: &IndexedFile, chunk: usize, buffer: &mut Vec<u8>) -> bool {
+        has(&self.folder, file, chunk, buffer)
+    }
+
+    /// Writes a chunk.
+    pub fn write(&self, file: &IndexedFile, chunk: usize, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.folder.join(&file.name);
+        let written = File::options().write(true).open(&path).and_then(|f| f.write_all_at(bytes, file.offset(chunk)));
+        written.map_err(|e| of_file(&path, e))
+    }
+
+    /// Gives the folder its place.
+    pub fn place(self) -> Result<(), StoreError> {
+        atomic::place_dir(&self.folder, self.into).map_err(on_disk)
+    }
+}
+
+/// Whether a folder has a chunk.
+pub fn has(folder: &Path, file: &IndexedFile, chunk: usize, buffer: &mut Vec<u8>) -> bool {
+    let start = file.offset(chunk);
+    let range = start..start + file.chunk_bytes(chunk) as u64;
+    let read = File::open(folder.join(&file.name)).and_then(|f| {
+        // Most files that a fetch begins with are empty.
+        if f.metadata()?.len() < range.end {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        } else {
+            read_at(&f, range, buffer)
+        }
+    });
+    read.is_ok() && file.is_chunk(chunk, buffer)
+}
+
+/// Throws away what has arrived of something that is no longer wanted.
+///
+/// # Errors
+/// Any error of the file system, with the path.
+pub fn forget(into: &Path) -> Result<(), StoreError> {
+    let folder = part_of(into);
+    match fs::remove_dir_all(&folder) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(of_file(&folder, e)),
+        _ => Ok(()),
+    }
+}
+
+fn part_of(into: &Path) -> PathBuf {
+    let mut name = into.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+fn lock(folder: &Path) -> Result<File, StoreError> {
+    let opened = File::open(folder).map_err(|e| of_file(folder, e))?;
+    match opened.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(StoreError::Busy { folder: folder.to_owned() }),
+        // A file system without locks is as good as one whose user sees to it.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(opened),
+    }
+}

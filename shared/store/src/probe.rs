@@ -1,0 +1,98 @@
+//! Whether a store can be used, and how fast it is.
+
+use std::time::{Instant, SystemTime};
+
+use crate::{
+    Index, Store, StoreError, Watch,
+    index::{CHUNK_BYTES, MOST_INDEX_BYTES},
+    store::index_path,
+};
+
+/// Largest object that is tried.
+const MOST_BYTES: u64 = CHUNK_BYTES;
+
+/// What a trial found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Probe {
+    /// Bytes that were read, and written if any were. 0 where there was nothing to read.
+    pub bytes: u64,
+    /// Seconds that writing them took, unless only reading was tried.
+    pub write_s: Option<f64>,
+    /// Seconds that reading them took.
+    pub read_s: f64,
+}
+
+impl Store {
+    /// Writes, reads, compares and removes an object of so many bytes, 8 MiB at most.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the first of these that does not work.
+    pub fn probe(&self, bytes: u64, watch: &dyn Watch) -> Result<Probe, StoreError> {
+        self.writable()?;
+        let name = name_of_trial();
+        let object = self.place.root.clone().join(name.as_str());
+        let mut content = vec![0; bytes.min(MOST_BYTES) as usize];
+        // Bytes that no compression on the way makes fewer.
+        blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut content);
+
+        let begin = Instant::now();
+        self.write_whole(&object, content.clone(), watch)?;
+        let write_s = begin.elapsed().as_secs_f64();
+        let begin = Instant::now();
+        let read = self.read_whole(&object, content.len(), watch);
+        let read_s = begin.elapsed().as_secs_f64();
+        self.delete(&object, watch)?;
+        if read? != content {
+            return Err(self.corrupted(&object, "what was read is not what was written"));
+        }
+        Ok(Probe { bytes: content.len() as u64, write_s: Some(write_s), read_s })
+    }
+
+    /// As [`Store::probe`] for somebody who may only read: reads at most so many bytes of something published, of which prefix
+    /// and hash are `known`, or else of the newest thing there.
+    ///
+    /// # Errors
+    /// [`StoreError`] of what does not work.
+    pub fn probe_reading(
+        &self,
+        known: Option<(&str, &[u8; 32])>,
+        bytes: u64,
+        watch: &dyn Watch,
+    ) -> Result<Probe, StoreError> {
+        let (folder, index) = match known {
+            Some((prefix, blake3)) => {
+                self.checked(prefix)?;
+                let folder = self.folder(prefix, blake3);
+                let index = self.index(&folder, blake3, watch)?;
+                (folder, index)
+            }
+            None => {
+                let Some(held) = self.list(watch)?.into_iter().rfind(|held| held.whole) else {
+                    return Ok(Probe { bytes: 0, write_s: None, read_s: 0. });
+                };
+                let folder = self.place.root.clone().join(format!("{}-{}", held.prefix, held.hash8));
+                let bytes = self.read_whole(&index_path(&folder), MOST_INDEX_BYTES, watch)?;
+                let index = Index::parse(&bytes).map_err(|what| self.corrupted(&index_path(&folder), what))?;
+                (folder, index)
+            }
+        };
+        let Some(largest) = index.files.iter().max_by_key(|file| file.length) else {
+            return Ok(Probe { bytes: 0, write_s: None, read_s: 0. });
+        };
+        let (object, mut buffer) = (folder.join(largest.name.as_str()), Vec::new());
+        let wanted = bytes.min(MOST_BYTES).min(largest.length);
+        let begin = Instant::now();
+        if wanted > 0 {
+            self.read_range(&object, 0..wanted, &mut buffer, watch)?;
+        }
+        Ok(Probe { bytes: buffer.len() as u64, write_s: None, read_s: begin.elapsed().as_secs_f64() })
+    }
+}
+
+/// A name that nobody else has; it begins unlike everything published.
+fn name_of_trial() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let seed = format!("{host} {} {now}", std::process::id());
+    format!("trial_{}", &blake3::hash(seed.as_bytes()).to_hex()[..16])
+}

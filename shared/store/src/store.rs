@@ -1,0 +1,153 @@
+//! A store: its objects, and a runtime that they are asked in.
+
+use std::{env, future::Future, time::Duration};
+
+use object_store::{ObjectStore, ObjectStoreExt as _, path::Path};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{
+    Doing, StoreError, Watch,
+    index::{INDEX_FILE, folder_of, plain},
+    place::{self, Kind, Place},
+    understand::understand,
+};
+
+/// How long a request may take with all its tries.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// Time between two looks at whether a transfer is still wanted.
+const POLL: Duration = Duration::from_millis(50);
+/// Transfers at a time; each holds one chunk.
+pub const TRANSFERS: usize = 8;
+
+/// Where weights lie for others.
+pub struct Store {
+    pub(crate) place: Place,
+    runtime: Runtime,
+}
+
+/// What a request is about, for errors.
+#[derive(Clone, Copy)]
+pub struct About<'a> {
+    pub doing: Doing,
+    pub object: &'a Path,
+}
+
+impl Store {
+    /// Opens a store: a folder, which is made if it is missing, or a URL (`file://`, `s3://`, `gs://`, `az://`, `http://`,
+    /// `https://`). Options and credentials are those of the usual variables of the environment: `AWS_…`, `GOOGLE_…`, `AZURE_…`.
+    /// No store is asked anything yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Place`] with the reason.
+    pub fn open(place: &str) -> Result<Self, StoreError> {
+        Self::open_with(place, env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))))
+    }
+
+    /// As [`Store::open`], with other variables than those of the environment.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_with(place: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self, StoreError> {
+        let variables: Vec<_> = variables.into_iter().collect();
+        let no_runtime = |e| StoreError::Place { place: place.to_owned(), reason: format!("no threads for it: {e}") };
+        let mut threads = Builder::new_multi_thread();
+        threads.worker_threads(2).max_blocking_threads(TRANSFERS).thread_name("store").enable_all();
+        let runtime = threads.build().map_err(no_runtime)?;
+        // Clients want to be made where they will run.
+        let place = runtime.block_on(async { place::open(place, &variables) })?;
+        Ok(Self { place, runtime })
+    }
+
+    /// What people call it, without credentials.
+    #[must_use]
+    pub fn place(&self) -> &str {
+        &self.place.shown
+    }
+
+    pub(crate) fn objects(&self) -> &dyn ObjectStore {
+        &*self.place.objects
+    }
+
+    /// Where the objects of something published are. The prefix was checked.
+    pub(crate) fn folder(&self, prefix: &str, blake3: &[u8; 32]) -> Path {
+        self.place.root.clone().join(folder_of(prefix, blake3))
+    }
+
+    /// Checks a prefix.
+    pub(crate) fn checked(&self, prefix: &str) -> Result<(), StoreError> {
+        if plain(prefix) {
+            return Ok(());
+        }
+        let reason = "has other characters than letters, digits, `.`, `_` and `-`, or is empty or too long".into();
+        Err(StoreError::Unpublishable { path: prefix.into(), reason })
+    }
+
+    /// Refuses to write where there is only reading.
+    pub(crate) fn writable(&self) -> Result<(), StoreError> {
+        match self.place.kind {
+            Kind::Http => Err(StoreError::ReadOnly { place: self.place.shown.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for what is asked of the store, as long as there is time and it is wanted.
+    pub(crate) fn ask<T>(
+        &self,
+        about: About<'_>,
+        watch: &dyn Watch,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, StoreError> {
+        let in_time = async {
+            match tokio::time::timeout(DEADLINE, request).await {
+                Ok(answer) => answer.map_err(|error| self.understood(about, &error)),
+                Err(_) => Err(self.timed_out(about)),
+            }
+        };
+        self.runtime.block_on(async {
+            tokio::select! {
+                answer = in_time => answer,
+                () = given_up(watch) => Err(StoreError::GaveUp),
+            }
+        })
+    }
+
+    fn timed_out(&self, About { doing, object }: About<'_>) -> StoreError {
+        let (place, object) = (self.place.shown.clone(), object.to_string());
+        StoreError::TimedOut { place, doing, object, reason: format!("more than {} s", DEADLINE.as_secs()) }
+    }
+
+    pub(crate) fn understood(&self, about: About<'_>, error: &object_store::Error) -> StoreError {
+        understand(&self.place, about.doing, about.object.as_ref(), error)
+    }
+
+    /// An object that is not what it is to be.
+    pub(crate) fn corrupted(&self, object: &Path, what: impl Into<String>) -> StoreError {
+        StoreError::Corrupted { place: self.place.shown.clone(), object: object.to_string(), what: what.into() }
+    }
+
+    /// Writes an object that fits into one request.
+    pub(crate) fn write_whole(&self, object: &Path, bytes: Vec<u8>, watch: &dyn Watch) -> Result<(), StoreError> {
+        let write = self.objects().put(object, bytes.into());
+        self.ask(About { doing: Doing::Writing, object }, watch, write).map(drop)
+    }
+
+    /// Removes an object. One that is not there is none to remove.
+    pub(crate) fn delete(&self, object: &Path, watch: &dyn Watch) -> Result<(), StoreError> {
+        match self.ask(About { doing: Doing::Removing, object }, watch, self.objects().delete(object)) {
+            Err(StoreError::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Where the index of what lies in a folder is.
+pub fn index_path(folder: &Path) -> Path {
+    folder.clone().join(INDEX_FILE)
+}
+
+/// Comes back when nobody wants the answer any more.
+async fn given_up(watch: &dyn Watch) {
+    while !watch.give_up() {
+        tokio::time::sleep(POLL).await;
+    }
+}
