@@ -56,7 +56,7 @@ pub enum StoreError {
         variables: &'static str,
     },
     /// The store refuses who is asking.
-    #[error("{place}: {doing} {object} is denied ({reason}); {variables} must be of somebody who may")]
+    #[error("{place}: {doing} {object} is denied ({reason}); see that {variables} allow it")]
     Denied {
         /// The store.
         place: String,

@@ -42,7 +42,7 @@ impl Held {
         self.folder() == folder_of(prefix, blake3)
     }
 
-    fn folder(&self) -> String {
+    pub(crate) fn folder(&self) -> String {
         format!("{}-{}", self.prefix, self.hash8)
     }
 }

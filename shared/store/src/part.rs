@@ -12,7 +12,7 @@ use shared::atomic;
 use crate::{
     Index, IndexedFile, StoreError,
     error::{of_file, on_disk},
-    read::read_at,
+    read::{PIECE_BYTES, read_at},
 };
 
 /// What is there of something that is fetched.
@@ -75,7 +75,10 @@ impl<'a> Part<'a> {
     /// Writes a chunk.
     pub fn write(&self, file: &IndexedFile, chunk: usize, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.folder.join(&file.name);
-        let written = File::options().write(true).open(&path).and_then(|f| f.write_all_at(bytes, file.offset(chunk)));
+        let written = File::options().write(true).open(&path).and_then(|opened| {
+            let places = (file.offset(chunk)..).step_by(PIECE_BYTES);
+            bytes.chunks(PIECE_BYTES).zip(places).try_for_each(|(piece, place)| opened.write_all_at(piece, place))
+        });
         written.map_err(|e| of_file(&path, e))
     }
 

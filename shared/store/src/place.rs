@@ -62,7 +62,7 @@ impl Kind {
             Self::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             Self::Google => "GOOGLE_APPLICATION_CREDENTIALS",
             Self::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-            Self::Folder(_) | Self::Http => "the owner and mode of its files",
+            Self::Folder(_) | Self::Http => "the owners and modes of its files",
         }
     }
 }
@@ -112,7 +112,7 @@ fn open_remote(scheme: ObjectStoreScheme, url: &Url, variables: &[(String, Strin
             base: 2.,
         },
         max_retries: 6,
-        retry_timeout: Duration::from_secs(60),
+        retry_timeout: Duration::from_secs(120),
     };
     let words = |e: object_store::Error| e.to_string();
     match scheme {

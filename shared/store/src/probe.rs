@@ -2,6 +2,8 @@
 
 use std::time::{Instant, SystemTime};
 
+use object_store::path::Path;
+
 use crate::{
     Index, Store, StoreError, Watch,
     index::{CHUNK_BYTES, MOST_INDEX_BYTES},
@@ -59,33 +61,34 @@ impl Store {
         bytes: u64,
         watch: &dyn Watch,
     ) -> Result<Probe, StoreError> {
-        let (folder, index) = match known {
-            Some((prefix, blake3)) => {
-                self.checked(prefix)?;
-                let folder = self.folder(prefix, blake3);
-                let index = self.index(&folder, blake3, watch)?;
-                (folder, index)
-            }
-            None => {
-                let Some(held) = self.list(watch)?.into_iter().rfind(|held| held.whole) else {
-                    return Ok(Probe { bytes: 0, write_s: None, read_s: 0. });
-                };
-                let folder = self.place.root.clone().join(format!("{}-{}", held.prefix, held.hash8));
-                let bytes = self.read_whole(&index_path(&folder), MOST_INDEX_BYTES, watch)?;
-                let index = Index::parse(&bytes).map_err(|what| self.corrupted(&index_path(&folder), what))?;
-                (folder, index)
-            }
+        let found = match known {
+            Some((prefix, blake3)) => Some(self.known(prefix, blake3, watch)?),
+            None => self.newest(watch)?,
         };
-        let Some(largest) = index.files.iter().max_by_key(|file| file.length) else {
-            return Ok(Probe { bytes: 0, write_s: None, read_s: 0. });
-        };
-        let (object, mut buffer) = (folder.join(largest.name.as_str()), Vec::new());
-        let wanted = bytes.min(MOST_BYTES).min(largest.length);
-        let begin = Instant::now();
-        if wanted > 0 {
-            self.read_range(&object, 0..wanted, &mut buffer, watch)?;
-        }
+        let largest = found.and_then(|(folder, index)| {
+            let file = index.files.into_iter().max_by_key(|file| file.length).filter(|file| file.length > 0)?;
+            Some((folder.join(file.name.as_str()), file.length))
+        });
+        let Some((object, length)) = largest else { return Ok(Probe { bytes: 0, write_s: None, read_s: 0. }) };
+        let (mut buffer, begin) = (Vec::new(), Instant::now());
+        self.read_range(&object, 0..bytes.clamp(1, MOST_BYTES).min(length), &mut buffer, watch)?;
         Ok(Probe { bytes: buffer.len() as u64, write_s: None, read_s: begin.elapsed().as_secs_f64() })
+    }
+
+    fn known(&self, prefix: &str, blake3: &[u8; 32], watch: &dyn Watch) -> Result<(Path, Index), StoreError> {
+        self.checked(prefix)?;
+        let folder = self.folder(prefix, blake3);
+        self.index(&folder, blake3, watch).map(|index| (folder, index))
+    }
+
+    /// The newest thing there. Nobody has said what hash its index is to have.
+    fn newest(&self, watch: &dyn Watch) -> Result<Option<(Path, Index)>, StoreError> {
+        let Some(held) = self.list(watch)?.into_iter().rfind(|held| held.whole) else { return Ok(None) };
+        let folder = self.place.root.clone().join(held.folder());
+        let object = index_path(&folder);
+        let bytes = self.read_whole(&object, MOST_INDEX_BYTES, watch)?;
+        let index = Index::parse(&bytes).map_err(|what| self.corrupted(&object, what))?;
+        Ok(Some((folder, index)))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     index::{CHUNK_BYTES, INDEX_FILE, plain},
     parallel::in_parallel,
     read::read_at,
-    store::{About, TRANSFERS, index_path},
+    store::{About, TRANSFERS, index_path, payload},
     watch::Briefly,
 };
 
@@ -158,7 +158,7 @@ impl Publication<'_> {
                 parts.next = range.end;
                 let (mut part, bytes) = (Vec::new(), range.end - range.start);
                 read_at(opened, range, &mut part).map_err(|e| of_file(path, e))?;
-                (bytes, parts.upload.put_part(part.into()))
+                (bytes, parts.upload.put_part(payload(part)))
             };
             self.store.ask(about, self.watch, request)?;
             self.progress(bytes);

@@ -2,13 +2,15 @@
 
 use std::{env, future::Future, time::Duration};
 
-use object_store::{ObjectStore, ObjectStoreExt as _, path::Path};
+use bytes::Bytes;
+use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, path::Path};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
     Doing, StoreError, Watch,
     index::{INDEX_FILE, folder_of, plain},
     place::{self, Kind, Place},
+    read::PIECE_BYTES,
     understand::understand,
 };
 
@@ -127,7 +129,7 @@ impl Store {
 
     /// Writes an object that fits into one request.
     pub(crate) fn write_whole(&self, object: &Path, bytes: Vec<u8>, watch: &dyn Watch) -> Result<(), StoreError> {
-        let write = self.objects().put(object, bytes.into());
+        let write = self.objects().put(object, payload(bytes));
         self.ask(About { doing: Doing::Writing, object }, watch, write).map(drop)
     }
 
@@ -143,6 +145,12 @@ impl Store {
 /// Where the index of what lies in a folder is.
 pub fn index_path(folder: &Path) -> Path {
     folder.clone().join(INDEX_FILE)
+}
+
+/// Bytes as stores take them, in pieces.
+pub fn payload(bytes: Vec<u8>) -> PutPayload {
+    let bytes = Bytes::from(bytes);
+    (0..bytes.len()).step_by(PIECE_BYTES).map(|at| bytes.slice(at..bytes.len().min(at + PIECE_BYTES))).collect()
 }
 
 /// Comes back when nobody wants the answer any more.

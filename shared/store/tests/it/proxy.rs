@@ -26,6 +26,8 @@ struct State {
     cut_after: AtomicU64,
     /// Connections that are cut before it is over.
     cuts: AtomicU64,
+    /// Times that a bit is changed on its way from the server, as late as a connection is cut.
+    flips: AtomicU64,
     /// Nothing passes any more.
     silent: AtomicBool,
 }
@@ -40,6 +42,7 @@ impl Proxy {
             up: AtomicU64::new(0),
             cut_after: AtomicU64::new(u64::MAX),
             cuts: AtomicU64::new(0),
+            flips: AtomicU64::new(0),
             silent: AtomicBool::new(false),
         });
         let shared = Arc::clone(&state);
@@ -55,6 +58,12 @@ impl Proxy {
     pub fn cut(&self, after: u64, times: u64) {
         self.state.cut_after.store(after, Ordering::SeqCst);
         self.state.cuts.store(times, Ordering::SeqCst);
+    }
+
+    /// Changes a bit so many times, each when so many bytes came from the server on a connection.
+    pub fn flip(&self, after: u64, times: u64) {
+        self.state.cut_after.store(after, Ordering::SeqCst);
+        self.state.flips.store(times, Ordering::SeqCst);
     }
 
     /// How many connections are still to be cut.
@@ -89,8 +98,12 @@ impl State {
             if self.silent.load(Ordering::SeqCst) {
                 continue;
             }
-            if may_cut && here >= self.cut_after.load(Ordering::SeqCst) && self.takes_a_cut() {
+            let due = may_cut && here >= self.cut_after.load(Ordering::SeqCst);
+            if due && takes_one(&self.cuts) {
                 break;
+            }
+            if due && takes_one(&self.flips) {
+                buffer[read / 2] ^= 1;
             }
             count.fetch_add(read as u64, Ordering::SeqCst);
             if to.write_all(&buffer[..read]).is_err() {
@@ -101,8 +114,8 @@ impl State {
             let _ = end.shutdown(Shutdown::Both);
         }
     }
+}
 
-    fn takes_a_cut(&self) -> bool {
-        self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
-    }
+fn takes_one(left: &AtomicU64) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }

@@ -119,12 +119,33 @@ fn connections_that_are_cut_cost_what_was_under_way() {
     assert_eq!(proxy.cuts_left(), 0);
     proxy.passed();
 
-    proxy.cut(CHUNK_BYTES / 2, 5);
+    proxy.cut(CHUNK_BYTES / 8, 5);
     let fetched = store.fetch("v1", &published.blake3, &dir.path().join("v1"), &()).unwrap();
     assert_eq!((proxy.cuts_left(), fetched.bytes), (0, fetched.total));
     let (down, _) = proxy.passed();
     assert!(down < fetched.total + 5 * CHUNK_BYTES, "{down} of {}", fetched.total);
     assert_same(&dir.path().join("v1"), &source);
+}
+
+#[test]
+fn a_bit_that_changes_on_the_way_costs_one_chunk_and_not_more_than_a_few() {
+    let (server, dir) = (Server::start(), tempfile::tempdir().unwrap());
+    let proxy = Proxy::start(server.address);
+    let store = Store::open_with("s3://bucket/x", server.variables(proxy.address)).unwrap();
+    let source = version(dir.path(), 1);
+    let published = store.publish("v1", &source, &()).unwrap();
+    proxy.passed();
+    proxy.flip(CHUNK_BYTES / 2, 1);
+    let fetched = store.fetch("v1", &published.blake3, &dir.path().join("v1"), &()).unwrap();
+    assert_same(&dir.path().join("v1"), &source);
+    let (down, _) = proxy.passed();
+    assert!((fetched.total + CHUNK_BYTES..fetched.total + CHUNK_BYTES + 100_000).contains(&down), "{down}");
+
+    proxy.flip(CHUNK_BYTES / 2, 1000);
+    let error = store.fetch("v1", &published.blake3, &dir.path().join("v2"), &()).unwrap_err();
+    assert!(matches!(error, StoreError::Corrupted { .. }), "{error}");
+    let (down, _) = proxy.passed();
+    assert!(down < 8 * CHUNK_BYTES, "{down}");
 }
 
 #[test]
