@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -15,6 +14,8 @@ use crate::{assert_same, version};
 const LITTLE_ROOM: &str = "STORE_TEST_LITTLE_ROOM";
 /// A file system with room for two chunks of three.
 const MOUNT: &str = "mount -t tmpfs -o size=16m tmpfs \"$0\" && exec \"$@\"";
+/// No file of more than one chunk; what would be a signal is an error.
+const LIMIT: &str = "trap '' XFSZ && ulimit -f 18000 && exec \"$0\" \"$@\"";
 
 /// The same test in a child that has a small file system in a folder.
 fn within_a_small_file_system(folder: &Path, test: &str) -> Option<bool> {
@@ -29,21 +30,9 @@ fn within_a_small_file_system(folder: &Path, test: &str) -> Option<bool> {
 
 /// The same test in a child that may not write large files: the error is another one, and it is the same to us.
 fn with_small_files(folder: &Path, test: &str) -> bool {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).env(LITTLE_ROOM, folder);
-    // SAFETY: both calls are async-signal-safe and touch nothing of the parent.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-            let limit = libc::rlimit { rlim_cur: 9 << 20, rlim_max: 9 << 20 };
-            if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0 {
-                Ok(())
-            } else {
-                Err(std::io::Error::last_os_error())
-            }
-        });
-    }
-    command.status().unwrap().success()
+    let mut command = Command::new("sh");
+    command.args(["-c", LIMIT]).arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    command.env(LITTLE_ROOM, folder).status().unwrap().success()
 }
 
 /// What the child finds in the folder with little room: `source` is a published folder, `large` a store with room.
