@@ -16,6 +16,7 @@ use shared::{
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
     testing,
 };
+use shared_store::{CHUNK_BYTES, Index, IndexedFile};
 
 /// The first byte chooses the kind of message, the rest is a body.
 pub fn frame_seeds() -> Vec<Vec<u8>> {
@@ -132,6 +133,29 @@ pub fn index_seeds() -> Vec<Vec<u8>> {
 /// As [`safetensors`], of weights in shards.
 pub fn index(bytes: &[u8]) {
     with_changed("sharded", "model.safetensors.index.json", bytes, read_all);
+}
+
+pub fn store_index_seeds() -> Vec<Vec<u8>> {
+    let file = |name: &str, length: u64, chunks: u8| IndexedFile {
+        name: name.into(),
+        length,
+        chunks: (0..chunks).map(|n| [n; 32]).collect(),
+    };
+    let files = vec![file("weights.data", 2 * CHUNK_BYTES + 1, 3), file("manifest.json", 300, 1), file("empty", 0, 0)];
+    vec![Index { files }.to_bytes()]
+}
+
+/// What is accepted names no file elsewhere, has a hash for every byte, and is written again as something that is read as the same.
+pub fn store_index(bytes: &[u8]) {
+    let Ok(index) = Index::parse(bytes) else { return };
+    for file in &index.files {
+        let path = Path::new(&file.name);
+        assert_eq!(path.file_name().and_then(|name| name.to_str()), Some(file.name.as_str()));
+        assert_eq!(file.length.div_ceil(CHUNK_BYTES), file.chunks.len() as u64);
+        assert!(file.chunks.len() <= bytes.len(), "more is kept than came");
+    }
+    assert!(index.total() <= bytes.len() as u64 * CHUNK_BYTES);
+    assert_eq!(Index::parse(&index.to_bytes()), Ok(index));
 }
 
 fn read_all(dir: &Path) {

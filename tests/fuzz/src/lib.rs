@@ -24,12 +24,13 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "frames", seeds: files::frame_seeds, parse: files::frame },
     Target { name: "manifest", seeds: files::manifest_seeds, parse: files::manifest },
     Target { name: "graph", seeds: files::graph_seeds, parse: files::graph },
     Target { name: "safetensors", seeds: files::safetensors_seeds, parse: files::safetensors },
     Target { name: "index", seeds: files::index_seeds, parse: files::index },
+    Target { name: "store_index", seeds: files::store_index_seeds, parse: files::store_index },
     Target { name: "config_json", seeds: models::config_seeds, parse: models::config },
     Target { name: "model_directory", seeds: models::directory_seeds, parse: models::directory },
     Target { name: "tokenizer", seeds: models::tokenizer_seeds, parse: models::tokenizer },
