@@ -11,6 +11,7 @@ pub mod golden;
 pub mod hub;
 pub mod memory;
 pub mod processes;
+pub mod proxy;
 pub mod timeline;
 pub mod tiny_model;
 pub mod training;

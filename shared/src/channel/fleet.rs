@@ -174,7 +174,8 @@ pub trait WorkerEnd: Send {
     /// Calls the hub. What is in the report has arrived when there is an answer; without one it may have.
     ///
     /// # Errors
-    /// [`ChannelError::Timeout`] without an answer; an answer that cannot be read; a transport that does not work.
+    /// [`ChannelError::Unreachable`] without a connection, which comes back by itself; [`ChannelError::Timeout`] without an
+    /// answer; [`ChannelError::Refused`] by the hub; an answer that cannot be read.
     fn exchange(&mut self, report: &Report, timeout: Duration) -> Result<Orders, ChannelError>;
 
     /// Waits until the hub rings, at most so long; whether it has.

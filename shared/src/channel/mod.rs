@@ -8,6 +8,7 @@
 //! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. With
 //! samplers on other hosts, [`fleet`] is a second seam behind the first one, with frames of the same kind.
 
+pub mod endpoint;
 pub mod fleet;
 pub mod frame;
 pub mod in_flight;
@@ -145,7 +146,7 @@ pub enum ChannelError {
     /// The peer did not take the message before the deadline.
     #[error("the {peer} did not take a message for {seconds:.0} s; see its log in the run directory")]
     Timeout {
-        /// `sampler` or `learner`.
+        /// `sampler`, `learner` or `hub`.
         peer: &'static str,
         /// How long it was tried.
         seconds: f64,
@@ -156,6 +157,12 @@ pub enum ChannelError {
     /// The transport failed.
     #[error("the shared-memory channel failed: {0}")]
     Transport(String),
+    /// There is no connection to the hub.
+    #[error("the hub cannot be reached: {0}")]
+    Unreachable(String),
+    /// The hub says why it does not take a call, or a message is more than either side takes.
+    #[error("a call was refused: {0}")]
+    Refused(String),
 }
 
 impl From<frame::FrameError> for ChannelError {

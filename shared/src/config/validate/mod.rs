@@ -10,6 +10,7 @@ macro_rules! ensure {
     };
 }
 
+mod fleet;
 mod method;
 mod mismatch;
 #[cfg(test)]
@@ -57,6 +58,7 @@ impl TrainConfig {
             Self::check_adapter,
             Self::check_mismatch,
             Self::check_trackers,
+            Self::check_fleet,
         ];
         checks.iter().filter_map(|check| check(self).err()).collect()
     }

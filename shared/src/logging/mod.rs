@@ -1,12 +1,16 @@
 //! Log output of the binaries: plain lines on stderr, from level info up unless `TANDEM_LOG` says otherwise.
 
+mod overheard;
+
 use std::{
     env,
     io::{self, Write},
 };
 
 use shared_bounds::OneLine;
-use tracing_subscriber::{EnvFilter, fmt};
+use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt};
+
+pub use overheard::overhear;
 
 /// Environment variable with a `tracing` filter, for instance `debug` or `rollout::engine=trace`.
 pub const LOG_VARIABLE: &str = "TANDEM_LOG";
@@ -21,9 +25,10 @@ pub fn init_from(level: &str) {
     let asked = env::var_os(LOG_VARIABLE).unwrap_or_default();
     let asked = if asked.is_empty() { level.into() } else { asked.to_string_lossy() };
     let (filter, remark) = filter(&asked);
-    let lines = fmt().with_env_filter(filter).with_writer(|| Lines(io::stderr())).with_ansi(false).with_target(false);
+    let lines = fmt::layer().with_writer(|| Lines(io::stderr())).with_ansi(false).with_target(false);
     // A line that cannot be written, since the disk is full, would be complained about with `eprintln!`, which panics.
-    let _ = lines.log_internal_errors(false).try_init();
+    let lines = lines.log_internal_errors(false).with_filter(overheard::bounded(filter, asked.contains("zenoh")));
+    let _ = registry().with(lines).with(overheard::layer()).try_init();
     if let Some(remark) = remark {
         tracing::warn!("{remark}");
     }

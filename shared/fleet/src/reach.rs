@@ -1,0 +1,194 @@
+//! The way to a hub, a stage after the other, so that what is in the way can be named.
+
+use std::{
+    io::{self, ErrorKind, Read},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore, Stream, crypto::ring,
+    pki_types::ServerName,
+};
+use shared::channel::endpoint::{Endpoint, Scheme};
+
+use crate::{FleetError, JoinOptions, tls};
+
+/// How long a hub may take to complain of a certificate once it has seen it.
+const COMPLAINT: Duration = Duration::from_secs(1);
+
+/// The addresses of a hub.
+pub(crate) fn resolve(endpoint: &Endpoint, within: Duration) -> Result<Vec<SocketAddr>, FleetError> {
+    let (host, port) = (endpoint.host.clone(), endpoint.port);
+    let (sender, receiver) = mpsc::channel();
+    // The system's resolver has no deadline. Left alone, it ends by its own.
+    thread::spawn(move || sender.send((host.as_str(), port).to_socket_addrs().map(Vec::from_iter)));
+    let failed = |reason: String| FleetError::Name { endpoint: endpoint.clone(), reason };
+    match receiver.recv_timeout(within) {
+        Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+        Ok(Ok(_)) => Err(failed("none is known".into())),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed(format!("the resolver has not answered for {:.0} s", within.as_secs_f64()))),
+    }
+}
+
+/// A connection to the first address that takes one.
+pub(crate) fn connect(
+    endpoint: &Endpoint,
+    addresses: &[SocketAddr],
+    within: Duration,
+) -> Result<TcpStream, FleetError> {
+    let deadline = Instant::now() + within;
+    let mut reason = String::new();
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => reason = format!("{address}: {}", connecting(&error, within)),
+        }
+    }
+    Err(FleetError::Nobody { endpoint: endpoint.clone(), reason })
+}
+
+fn connecting(error: &io::Error, within: Duration) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => "connection refused".into(),
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => format!("no answer within {:.0} s", within.as_secs_f64().ceil()),
+        _ => error.to_string(),
+    }
+}
+
+/// Why a session did not open, given zenoh's words for it. What TLS has to say is asked for again, since those words do not
+/// have it.
+pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> FleetError {
+    let endpoint = &options.endpoint;
+    if endpoint.scheme == Scheme::Tls
+        && let Err(error) = resolve(endpoint, within)
+            .and_then(|addresses| connect(endpoint, &addresses, within))
+            .and_then(|stream| handshake(options, stream, within))
+    {
+        return error;
+    }
+    let given = options.token_file.is_some();
+    let token = |reason| FleetError::Token { endpoint: endpoint.clone(), reason };
+    match words {
+        // Whoever has the wrong word is sent away at the second message, whoever has none at the first.
+        _ if words.contains("response to an OpenSyn") && given => {
+            token("does not accept the token: --token-file has another word than its `token_file`")
+        }
+        _ if words.contains("response to an InitSyn") && !given => {
+            token("asks for a token: give --token-file, with the word of its `token_file`")
+        }
+        _ if words.contains("UsrPwd") && given => {
+            token("has no token: leave out --token-file, or give it `token_file`")
+        }
+        _ => FleetError::NoHub { endpoint: endpoint.clone(), reason: format!("what listens there is no hub: {words}") },
+    }
+}
+
+/// The handshake of TLS as zenoh does it, up to the point where the hub would complain of the worker's certificate.
+pub(crate) fn handshake(options: &JoinOptions, mut stream: TcpStream, within: Duration) -> Result<(), FleetError> {
+    let endpoint = &options.endpoint;
+    let other = |reason: String| FleetError::NoHub { endpoint: endpoint.clone(), reason };
+    let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| other(e.to_string()))?;
+    let mut tls = ClientConnection::new(Arc::new(client(options)?), name).map_err(|e| other(e.to_string()))?;
+    let timeouts = |stream: &TcpStream, within: Duration| {
+        stream.set_read_timeout(Some(within)).and_then(|()| stream.set_write_timeout(Some(within)))
+    };
+    let failed =
+        |error: &io::Error| refusal(options, error).unwrap_or_else(|| other(format!("no handshake of TLS: {error}")));
+    timeouts(&stream, within.max(Duration::from_millis(1))).map_err(|e| failed(&e))?;
+    while tls.is_handshaking() {
+        tls.complete_io(&mut stream).map_err(|e| failed(&e))?;
+    }
+    timeouts(&stream, COMPLAINT).map_err(|e| failed(&e))?;
+    // The hub speaks second, so there is nothing to read but a complaint.
+    match Stream::new(&mut tls, &mut stream).read(&mut [0]) {
+        Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            refusal(options, &error).map_or(Ok(()), Err)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn client(options: &JoinOptions) -> Result<ClientConfig, FleetError> {
+    // As zenoh does, which adds the former to the latter.
+    let mut roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    if let Some(ca) = &options.ca {
+        roots.add_parsable_certificates(tls::certificates("--tls-ca", ca)?);
+    }
+    let versions =
+        ClientConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions();
+    let wrong = |e: rustls::Error| FleetError::Flags(format!("--tls-certificate: {e}"));
+    let builder = versions.map_err(wrong)?.with_root_certificates(roots);
+    match (&options.certificate, &options.key) {
+        (Some(certificate), Some(key)) => {
+            let chain = tls::certificates("--tls-certificate", certificate)?;
+            builder.with_client_auth_cert(chain, tls::key("--tls-private-key", key)?).map_err(wrong)
+        }
+        _ => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// What a failed handshake means, where it is about certificates or there is no TLS at all.
+fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
+    let endpoint = options.endpoint.clone();
+    match error.get_ref()?.downcast_ref::<rustls::Error>()? {
+        rustls::Error::InvalidCertificate(error) => {
+            Some(FleetError::Certificate { reason: wrong(options, error), endpoint })
+        }
+        rustls::Error::AlertReceived(alert) => {
+            Some(FleetError::OwnCertificate { endpoint, reason: complaint(options, *alert) })
+        }
+        rustls::Error::InvalidMessage(_) => Some(FleetError::NoHub {
+            reason: format!("what listens there does not speak TLS; is it tcp/{}:{}?", endpoint.host, endpoint.port),
+            endpoint,
+        }),
+        _ => None,
+    }
+}
+
+/// What is wrong with the hub's certificate.
+fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "it has expired; the hub needs a new one, if this host's clock is right".into()
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "it is not valid yet; is this host's clock right?".into()
+        }
+        CertificateError::UnknownIssuer => match &options.ca {
+            Some(_) => "it is signed by nobody in --tls-ca".into(),
+            None => "it is signed by no public authority; name who signed it with --tls-ca".into(),
+        },
+        CertificateError::NotValidForName => format!("it is not for the name {}", options.endpoint.host),
+        CertificateError::NotValidForNameContext { presented, .. } => {
+            format!("it is not for the name {}, but for {}", options.endpoint.host, names(presented))
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// Names as a certificate has them: `DnsName("hub")`.
+fn names(presented: &[String]) -> String {
+    let bare =
+        |name: &String| name.split_once("(\"").map_or(name.clone(), |(_, rest)| rest.trim_end_matches("\")").into());
+    presented.iter().map(bare).collect::<Vec<_>>().join(", ")
+}
+
+/// What the hub says of this worker's certificate.
+fn complaint(options: &JoinOptions, alert: AlertDescription) -> String {
+    match alert {
+        AlertDescription::CertificateRequired => {
+            "asks for a certificate: give --tls-certificate and --tls-private-key, signed by its `tls_client_ca`".into()
+        }
+        AlertDescription::CertificateExpired => "does not accept --tls-certificate: it has expired".into(),
+        AlertDescription::UnknownCA | AlertDescription::DecryptError | AlertDescription::BadCertificate => {
+            "does not accept --tls-certificate: it is not signed by its `tls_client_ca`".into()
+        }
+        _ if options.certificate.is_some() => format!("does not accept --tls-certificate: {alert:?}"),
+        _ => format!("broke off TLS: {alert:?}"),
+    }
+}

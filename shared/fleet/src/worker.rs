@@ -1,0 +1,187 @@
+//! A worker's end.
+
+use std::{
+    fmt::Display,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use shared::channel::{
+    ChannelError,
+    fleet::{MOST_BYTES, Orders, Report, WorkerEnd},
+    frame,
+};
+use zenoh::{
+    Session, Wait,
+    handlers::FifoChannel,
+    liveliness::LivelinessToken,
+    pubsub::Subscriber,
+    qos::CongestionControl,
+    query::{ConsolidationMode, Querier},
+};
+
+use crate::{
+    FleetError, JoinOptions,
+    error::plain,
+    session::{self, wait_for_hub},
+};
+
+/// How long one try to join may take, and how long a worker rests between two.
+const TRY: Duration = Duration::from_secs(10);
+const REST: Duration = Duration::from_secs(1);
+/// How often a worker without a connection looks why, and how long that may take.
+const LOOK_WHY: Duration = Duration::from_secs(5);
+const LOOKING: Duration = Duration::from_secs(2);
+
+/// A worker's end of a run's fleet. Dropped, it is gone from the hub.
+pub struct ZenohWorker {
+    options: JoinOptions,
+    /// What it calls itself where its frames cannot be read.
+    caller: String,
+    bell: Arc<Bell>,
+    /// Why there is no connection, and when that was looked at.
+    why: Option<(Instant, String)>,
+    querier: Option<Querier<'static>>,
+    token: Option<LivelinessToken>,
+    rings: Option<Subscriber<()>>,
+    session: Session,
+}
+
+impl ZenohWorker {
+    /// Joins the hub as the worker of this number, waiting at most so long for it to be there.
+    ///
+    /// # Errors
+    /// What is wrong, at once if waiting does not help.
+    pub fn join(options: &JoinOptions, worker: u64, wait: Duration) -> Result<Self, FleetError> {
+        options.check()?;
+        let deadline = Instant::now() + wait;
+        let (session, querier) = connect(options, deadline)?;
+        let failed =
+            |e: zenoh::Error| FleetError::Zenoh { endpoint: options.endpoint.clone(), reason: plain(&e.to_string()) };
+        let bell = Arc::new(Bell::default());
+        let to = Arc::clone(&bell);
+        let rings = session.declare_subscriber(session::BELL).callback(move |_| to.ring()).wait().map_err(failed)?;
+        let token = session.liveliness().declare_token(format!("{}/{worker:016x}", session::WORKERS));
+        Ok(Self {
+            options: options.clone(),
+            caller: format!("worker {worker:016x} of build {}", env!("CARGO_PKG_VERSION")),
+            bell,
+            why: None,
+            querier: Some(querier),
+            token: Some(token.wait().map_err(failed)?),
+            rings: Some(rings),
+            session,
+        })
+    }
+
+    /// Whether the hub is there, waiting until then.
+    fn reachable(&mut self, deadline: Instant) -> Result<(), ChannelError> {
+        let Some(querier) = &self.querier else { return Err(ChannelError::Unreachable("the worker has left".into())) };
+        // It comes back within a moment where only the connection was cut.
+        let soon = deadline.min(Instant::now() + LOOKING);
+        if wait_for_hub(querier, soon) {
+            self.why = None;
+            return Ok(());
+        }
+        if self.why.as_ref().is_none_or(|(at, _)| at.elapsed() >= LOOK_WHY) {
+            let words = match session::join(&self.options, LOOKING) {
+                Ok(_) => "it is there again, and the connection is about to come back".into(),
+                Err(error) => error.to_string(),
+            };
+            self.why = Some((Instant::now(), words));
+        }
+        if wait_for_hub(querier, deadline) {
+            return Ok(());
+        }
+        let words = self.why.as_ref().map(|(_, words)| words.clone()).unwrap_or_default();
+        Err(ChannelError::Unreachable(words))
+    }
+}
+
+/// Connects, again and again until the deadline where that may help.
+fn connect(options: &JoinOptions, deadline: Instant) -> Result<(Session, Querier<'static>), FleetError> {
+    let mut told = false;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let error = match session::join(options, left.clamp(session::LOOK, TRY)) {
+            Ok(joined) => return Ok(joined),
+            Err(error) => error,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !error.may_pass() || left.is_zero() {
+            return Err(error);
+        }
+        if !told {
+            tracing::info!("waiting up to {:.0} s for the hub: {error}", left.as_secs_f64().ceil());
+            told = true;
+        }
+        thread::sleep(left.min(REST));
+    }
+}
+
+impl WorkerEnd for ZenohWorker {
+    fn exchange(&mut self, report: &Report, timeout: Duration) -> Result<Orders, ChannelError> {
+        let start = Instant::now();
+        let frame = frame::encode(report);
+        if frame.len() > MOST_BYTES {
+            return Err(ChannelError::Refused(format!("it has {} bytes; {MOST_BYTES} are the most", frame.len())));
+        }
+        self.reachable(start + timeout)?;
+        let unanswered = || ChannelError::Timeout { peer: "hub", seconds: start.elapsed().as_secs_f64() };
+        let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
+        // Waits until it is sent, which takes its time on a slow connection; then the answer has all of `timeout`.
+        let answers = self
+            .session
+            .get(session::CALL)
+            .payload(frame)
+            .attachment(self.caller.as_str())
+            .congestion_control(CongestionControl::Block)
+            .consolidation(ConsolidationMode::None)
+            .timeout(timeout)
+            .with(FifoChannel::new(1))
+            .wait()
+            .map_err(|e| failed(&e))?;
+        let Ok(Some(answer)) = answers.recv_timeout(timeout) else { return Err(unanswered()) };
+        match answer.result() {
+            Ok(sample) => Ok(frame::decode(&sample.payload().to_bytes())?),
+            Err(error) => match error.payload().try_to_string().unwrap_or_default().as_ref() {
+                // zenoh's own word for the end of its patience.
+                "Timeout" => Err(unanswered()),
+                reason => Err(ChannelError::Refused(reason.to_owned())),
+            },
+        }
+    }
+
+    fn listen(&mut self, timeout: Duration) -> bool {
+        self.bell.wait(timeout)
+    }
+}
+
+impl Drop for ZenohWorker {
+    fn drop(&mut self) {
+        (self.querier, self.token, self.rings) = (None, None, None);
+        drop(self.session.close().wait());
+    }
+}
+
+/// Whether it has rung since somebody looked.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.rings.notify_one();
+    }
+
+    fn wait(&self, timeout: Duration) -> bool {
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut rung, _) =
+            self.rings.wait_timeout_while(rung, timeout, |rung| !*rung).unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut rung)
+    }
+}
