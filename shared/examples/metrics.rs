@@ -57,5 +57,6 @@ fn unit(unit: Unit) -> &'static str {
         Unit::Tokens => "tokens",
         Unit::TokensPerSecond => "tokens per second",
         Unit::Seconds => "seconds",
+        Unit::Bytes => "bytes",
     }
 }

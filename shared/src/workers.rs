@@ -4,11 +4,11 @@
 //! fleet is in its metrics.
 
 use std::{
-    fs, io,
+    io,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{atomic, run_dir::RunDir};
 
@@ -16,6 +16,11 @@ use crate::{atomic, run_dir::RunDir};
 pub const INTERVAL: Duration = Duration::from_secs(1);
 /// Workers that are not there any more, of which the table keeps the last.
 pub const REMEMBERED: usize = 50;
+
+/// Most bytes of a table that is read.
+const MOST_BYTES: u64 = 16 << 20;
+/// A table that is older than this is of a hub that does not write it any more.
+const OLD: f64 = 15.0;
 
 /// How a worker is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,8 +78,10 @@ pub struct WorkerRow {
     /// Completion tokens that it has generated.
     pub tokens: u64,
     /// Tokens per second over the last half minute or so.
+    #[serde(deserialize_with = "or_zero")]
     pub tokens_per_s: f64,
     /// Share of its time that it spent generating.
+    #[serde(deserialize_with = "or_zero")]
     pub busy_share: f64,
     /// Leases that it has now.
     pub leases: u64,
@@ -89,14 +96,19 @@ pub struct WorkerRow {
     /// Bytes that it fetched from the store.
     pub fetched_bytes: u64,
     /// Seconds that it spent fetching them.
+    #[serde(deserialize_with = "or_zero")]
     pub fetch_s: f64,
     /// Seconds that its last version took from being heard of to being in use.
+    #[serde(deserialize_with = "or_zero")]
     pub swap_s: f64,
     /// Its clock minus the hub's, in seconds; the way of the call is part of it.
+    #[serde(deserialize_with = "or_zero")]
     pub clock_off_s: f64,
     /// Seconds since its last call.
+    #[serde(deserialize_with = "or_zero")]
     pub last_call_s: f64,
     /// Seconds since its first call.
+    #[serde(deserialize_with = "or_zero")]
     pub joined_s: f64,
 }
 
@@ -105,10 +117,12 @@ pub struct WorkerRow {
 #[serde(default)]
 pub struct WorkersTable {
     /// Seconds since 1970 when this was written, so that readers know an old table from a new one.
+    #[serde(deserialize_with = "or_zero")]
     pub written: f64,
     /// Where workers join.
     pub listen: String,
     /// Seconds for which no worker has been at work: since the last one, or since the hub began to listen. 0 while one is.
+    #[serde(deserialize_with = "or_zero")]
     pub alone_s: f64,
     /// Those that are there, in the order in which they came, and the last [`REMEMBERED`] that are not.
     pub workers: Vec<WorkerRow>,
@@ -154,7 +168,7 @@ impl WorkersTable {
     /// Reads it; none of a run without one.
     #[must_use]
     pub fn read(run_dir: &RunDir) -> Option<Self> {
-        serde_json::from_slice(&fs::read(run_dir.workers()).ok()?).ok()
+        serde_json::from_slice(&shared_bounds::read(&run_dir.workers(), MOST_BYTES).ok()?).ok()
     }
 
     /// Seconds since it was written.
@@ -162,6 +176,30 @@ impl WorkersTable {
     pub fn age(&self) -> f64 {
         (now() - self.written).max(0.0)
     }
+
+    /// Whether it says how things are now.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.age() < OLD
+    }
+
+    /// What whoever starts a worker writes, as far as the hub knows it.
+    #[must_use]
+    pub fn join(&self) -> String {
+        join(&self.listen)
+    }
+}
+
+/// The command that joins a run which listens there. An address of every interface is none that anybody reaches.
+#[must_use]
+pub fn join(listen: &str) -> String {
+    let reached = listen.replace("/0.0.0.0:", "/HOST:").replace("/[::]:", "/HOST:");
+    format!("tandem worker --join {reached}")
+}
+
+/// A number; what JSON has no word for is written as `null`.
+fn or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(0.0))
 }
 
 /// Seconds since 1970, for [`WorkersTable::written`].
@@ -172,6 +210,8 @@ pub fn now() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn row(name: &str, state: WorkerState, last_call_s: f64) -> WorkerRow {
@@ -190,8 +230,16 @@ mod tests {
         assert!(table.age() < 10.0 && table.at_work() == 1);
         let text = fs::read_to_string(run.workers()).unwrap();
         assert!(text.contains(r#""number":"ffffffffffffffff""#) && text.contains(r#""state":"sampling""#), "{text}");
+        assert_eq!(serde_json::from_str::<WorkersTable>(r#"{"alone_s":null}"#).unwrap(), WorkersTable::default());
         fs::write(run.workers(), &text[..text.len() / 2]).unwrap();
         assert_eq!(WorkersTable::read(&run), None);
+    }
+
+    #[test]
+    fn an_address_that_nobody_reaches_is_not_told() {
+        assert_eq!(join("tls/0.0.0.0:7447"), "tandem worker --join tls/HOST:7447");
+        assert_eq!(join("tcp/[::]:1"), "tandem worker --join tcp/HOST:1");
+        assert_eq!(join("tcp/127.0.0.1:7447"), "tandem worker --join tcp/127.0.0.1:7447");
     }
 
     #[test]

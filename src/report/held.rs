@@ -14,6 +14,7 @@ use crate::view::{
     pairs::{self, Pair},
     run::{self, Notices, Overview, Settings},
     tokens,
+    workers::{self, Workers},
 };
 
 /// Steps whose completions are held: the first, the last, and some between.
@@ -44,6 +45,7 @@ struct Run {
     curves: Figures,
     notices: Notices,
     comparisons: Vec<Value>,
+    workers: Option<Workers>,
     settings: Settings,
     pairs: Vec<Pair>,
     steps: BTreeMap<u64, Step>,
@@ -67,6 +69,7 @@ pub fn of(dir: &RunDir) -> Result<Held> {
         curves,
         notices: run::notices(dir)?,
         comparisons: run::comparisons(dir).context("comparisons.jsonl")?,
+        workers: workers::of(dir),
         settings: run::settings(dir),
         pairs: pairs::pairs(dir).context("completions")?,
         steps,

@@ -10,6 +10,7 @@ mod progress;
 mod rehearsal;
 mod resolve;
 mod sampler_check;
+mod workers;
 
 use std::{ffi::OsString, process::ExitCode, time::Instant};
 

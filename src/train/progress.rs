@@ -18,7 +18,7 @@ use shared::{
 };
 use shared_bounds::Shown;
 
-use super::printed::Printed;
+use super::{printed::Printed, workers::Workers};
 use crate::{
     notices::Board,
     output, signals, summary,
@@ -54,6 +54,8 @@ pub struct Progress {
     long_prompts: Option<PathBuf>,
     /// Both halves work at once, so that it matters how long each waits.
     overlaps: bool,
+    /// Of a run that samples with workers.
+    workers: Option<Workers>,
 }
 
 impl Progress {
@@ -83,6 +85,7 @@ impl Progress {
             memory_kills,
             long_prompts: Some(dir.prompts()),
             overlaps: config.max_staleness > 0,
+            workers: Workers::of(config, dir),
         };
         match Follower::new(dir.clone(), shown, total) {
             Ok(follower) => progress.tensorboard = Some(follower),
@@ -186,6 +189,9 @@ impl Watch for Progress {
         for notice in self.board.news() {
             self.say(&format!("notice: {notice}"));
         }
+        for news in self.workers.as_mut().map(Workers::news).unwrap_or_default() {
+            self.say(&news);
+        }
         if let Some(bar) = &self.bar {
             bar.tick();
         }
@@ -193,7 +199,12 @@ impl Watch for Progress {
     }
 
     fn at_work(&mut self, learner: Beat, sampler: Beat) {
-        self.work = work(learner, sampler);
+        let waits = learner.main.is_some_and(|(phase, _)| phase == Phase::Wait);
+        let work = work(learner, sampler);
+        self.work = match &self.workers {
+            Some(workers) => workers.words(work, waits),
+            None => work,
+        };
         let steps = self.tail.steps();
         match &self.bar {
             Some(bar) => {

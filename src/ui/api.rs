@@ -21,7 +21,7 @@ use crate::view::{
     curves::Figures,
     pairs,
     run::{self, Overview},
-    search, tokens,
+    search, tokens, workers,
 };
 
 pub fn routes() -> Router<Arc<Shared>> {
@@ -36,6 +36,10 @@ pub fn routes() -> Router<Arc<Shared>> {
         .route(
             "/runs/{id}/comparisons",
             get(async |State(shared), Path(id)| of_run(shared, id, |run| run::comparisons(&run.dir)).await),
+        )
+        .route(
+            "/runs/{id}/workers",
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| Ok(workers::of(&run.dir))).await),
         )
         .route(
             "/runs/{id}/settings",

@@ -16,7 +16,7 @@ use super::server::Shared;
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Files of a run that are looked at.
-const WATCHED: usize = 6;
+const WATCHED: usize = 7;
 
 /// What is looked at, by the name of its part of the page.
 fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
@@ -25,6 +25,7 @@ fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
         ("curves", dir.eval()),
         ("notices", dir.notices()),
         ("comparisons", dir.comparisons()),
+        ("workers", dir.workers()),
         ("steps", dir.completions()),
         ("state", dir.finished()),
     ]

@@ -20,7 +20,7 @@ macro_rules! assets {
 }
 
 /// Scripts, in the order in which they build on each other.
-pub const SCRIPTS: [Asset; 10] = assets! {
+pub const SCRIPTS: [Asset; 11] = assets! {
     SCRIPT "uPlot.js" "uplot/uPlot.iife.min.js"
     SCRIPT "dom.js" "dom.js"
     SCRIPT "format.js" "format.js"
@@ -30,6 +30,7 @@ pub const SCRIPTS: [Asset; 10] = assets! {
     SCRIPT "tokens.js" "tokens.js"
     SCRIPT "samples.js" "samples.js"
     SCRIPT "panels.js" "panels.js"
+    SCRIPT "workers.js" "workers.js"
     SCRIPT "app.js" "app.js"
 };
 

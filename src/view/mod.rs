@@ -9,3 +9,4 @@ pub mod pairs;
 pub mod run;
 pub mod search;
 pub mod tokens;
+pub mod workers;

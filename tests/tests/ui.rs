@@ -11,6 +11,7 @@ use std::{
 
 use harness::{bench::Bench, binary, browser::Browser, cli, skipped};
 use serde_json::{Value, json};
+use shared::{RunDir, workers::WorkersTable};
 
 /// `tandem ui`, which ends with the test.
 struct Ui {
@@ -84,6 +85,15 @@ fn made_up_run(dir: &Path, steps: u64, text: impl Fn(u64, u64) -> String) {
         fs::write(dir.join(format!("completions/step-{step}.jsonl")), (0..4).map(row).collect::<String>()).unwrap();
     }
     fs::write(dir.join("metrics.jsonl"), metrics).unwrap();
+}
+
+/// The table of a hub that has just written it.
+fn workers(rows: &[Value]) -> WorkersTable {
+    let table = json!({
+        "written": shared::workers::now(), "listen": "tls/0.0.0.0:7447", "version": 7, "verified": 12, "disputed": 1,
+        "refused_calls": 2, "store_bytes_out": 4_200_000_000_u64, "workers": rows,
+    });
+    serde_json::from_value(table).unwrap()
 }
 
 /// Chooses a value of the control of this name.
@@ -334,6 +344,81 @@ fn links_last_and_nobody_is_disturbed() {
     }
 }
 
+/// A row changes where it stands: whoever has scrolled the table, or is in it, stays there. What is drawn once for curves is left
+/// alone by what changes every second.
+#[test]
+fn workers_are_seen_while_they_come_and_go() {
+    const TEST: &str = "workers_are_seen_while_they_come_and_go";
+    let Some(mut browser) = Browser::start() else { return skipped(TEST, "no Chromium") };
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::new(dir.path().join("run"));
+    made_up_run(run.root(), 3, |step, sample| format!("{step} {sample}"));
+    made_up_run(&dir.path().join("alone"), 3, |step, sample| format!("{step} {sample}"));
+    let row = |number: &str, state: &str, tokens_per_s: f64| {
+        json!({
+            "number": number, "name": format!("node-{number}"), "state": state, "tokens_per_s": tokens_per_s, "busy_share": 0.875,
+            "version": 6, "staleness": 1, "fetched_bytes": 1_234_567_u64, "fetch_s": 0.5, "clock_off_s": -0.25,
+            "reason": (state == "dropped").then_some("its log-probs differ"),
+        })
+    };
+    WorkersTable { alone_s: 75.0, ..workers(&[]) }.write(&run).unwrap();
+    let ui = Ui::of(dir.path());
+    assert_eq!(ui.json("runs").as_array().unwrap().len(), 2);
+    let with =
+        (0..2).find(|run| ui.json(&format!("runs/{run}/workers")) != Value::Null).expect("one of them has workers");
+    assert_eq!(ui.json(&format!("runs/{}/workers", 1 - with)), Value::Null);
+
+    browser.window(390, 844, true);
+    browser.open(&ui.address);
+    browser.eval("document.querySelectorAll('.runs input').forEach((box) => box.checked || box.click())");
+    let waits = "No worker has been at work for 1 min 15 s, and the run waits: tandem worker --join tls/HOST:7447";
+    browser.wait_for(&format!("document.querySelector('.workers')?.closest('section').innerText.includes('{waits}')"));
+    assert_eq!(
+        browser.eval("document.querySelectorAll('table.workers').length"),
+        1,
+        "of the other run there is nothing"
+    );
+
+    let table = "document.querySelector('table.workers').parentElement";
+    let texts = format!("{table}.innerText");
+    workers(&[row("a", "sampling", 123.4), row("b", "dropped", 0.0)]).write(&run).unwrap();
+    browser.wait_for(&format!("{texts}.includes('node-b') && {texts}.includes('dropped: its log-probs differ')"));
+    let words = browser.eval("document.querySelector('table.workers').closest('section').innerText");
+    for expected in [
+        "1 at work, 123 tokens/s; 12 prompts verified, 1 disputed; 4.2 GB written to the store; 2 calls refused.",
+        "6, 1 behind",
+        "1.23 MB in 0.5 s",
+        "88 %",
+        "−0.25 s",
+    ] {
+        assert!(words.as_str().unwrap().contains(expected), "{expected}: {words}");
+    }
+    assert!(!words.as_str().unwrap().contains("the run waits"), "{words}");
+
+    // It is scrolled by keys, and what changes leaves it there.
+    browser.eval(&format!("{table}.focus(); {table}.marked = {table}.querySelector('tbody tr')"));
+    for _ in 0..4 {
+        browser.press("ArrowRight");
+    }
+    browser.wait_for(&format!("{table}.scrollLeft > 0 && document.activeElement === {table}"));
+    browser.eval("window.chart = document.querySelector('.tiles')");
+    workers(&[row("a", "silent", 0.0), row("b", "dropped", 0.0), row("c", "loading", 0.0)]).write(&run).unwrap();
+    browser.wait_for(&format!("{texts}.includes('node-c') && {texts}.includes('silent')"));
+    browser.wait_for(&format!(
+        "{table}.scrollLeft > 0 && document.activeElement === {table} && {table}.marked === {table}.querySelector('tbody tr')"
+    ));
+    assert_eq!(browser.eval("window.chart === document.querySelector('.tiles')"), true, "only the table was drawn");
+    assert_eq!(browser.complaints(), [""; 0]);
+
+    // The report has the table as it was last.
+    let report = cli::run("tandem", [Path::new("report"), run.root()]).success().stdout;
+    browser.open(&format!("file://{}", report.trim()));
+    browser.wait_for(&format!("{texts}.includes('node-c')"));
+    browser
+        .wait_for("/As of \\d{4}-.* UTC/.test(document.querySelector('table.workers').closest('section').innerText)");
+    assert_eq!(browser.complaints(), [""; 0]);
+}
+
 /// Contrast of every text against what is behind it, and whether anything sticks out of the window.
 const LEGIBLE: &str = r"(() => {
   const context = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
@@ -382,6 +467,12 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
     fs::write(dir.path().join("first/notices.jsonl"), format!("{notice}\n")).unwrap();
     let comparison = json!({"a": "/m/one", "b": "/m/two", "sentences": ["accuracy: B is better, they say"]});
     fs::write(dir.path().join("first/comparisons.jsonl"), format!("{comparison}\n")).unwrap();
+    let names = ["node-1".to_owned(), "a-name-that-somebody-has-chosen-in-a-hurry-".repeat(4)];
+    let states = ["sampling", "dropped"];
+    let rows: Vec<Value> = (0..2)
+        .map(|at| json!({"number": at.to_string(), "name": names[at], "state": states[at], "reason": "word ".repeat(20 * at)}))
+        .collect();
+    workers(&rows).write(&RunDir::new(dir.path().join("first"))).unwrap();
     let ui = Ui::of(dir.path());
     for (width, height, touch) in [(1440, 900, false), (390, 844, true)] {
         for dark in [false, true] {
@@ -389,7 +480,7 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
             browser.dark(dark);
             browser.open(&ui.address);
             browser.eval("document.querySelectorAll('.runs input').forEach((box) => box.checked || box.click())");
-            browser.wait_for("document.querySelectorAll('tbody tr').length === 2");
+            browser.wait_for("document.querySelectorAll('tbody tr').length === 4");
             browser.wait_for(&format!("{TEXT}.includes('accuracy: B is better, they say')"));
             assert_eq!(browser.eval(LEGIBLE), json!([]), "curves, {width} wide, dark {dark}");
             for part in ["completions", "configuration"] {
@@ -440,6 +531,9 @@ fn hostile_texts_stay_texts() {
         "entropy": [0.5, 0.25], "advantages": [1.0, 1.0], "weights": [], "marks": {evil_name: [1]},
     });
     fs::write(run.join("completions/tokens-3.jsonl"), format!("{tokens}\n")).unwrap();
+    let worker =
+        json!({"number": evil_name, "name": evil(0, 1), "state": "dropped", "reason": evil(0, 0), "class": evil_name});
+    WorkersTable { listen: evil_name.into(), written: 1e300, ..workers(&[worker]) }.write(&RunDir::new(&run)).unwrap();
     let ui = Ui::of(dir.path());
     let report = cli::run("tandem", [Path::new("report"), &run]).success().stdout;
 
@@ -452,6 +546,9 @@ fn hostile_texts_stay_texts() {
         browser.wait_for("document.querySelectorAll('.legend').length > 3");
         // The notice is shown as it is.
         browser.wait_for(&format!("{TEXT}.includes('</script><script>hacked=1')"));
+        browser.wait_for(
+            "document.querySelector('table.workers td').textContent.includes('dropped: </script><script>hacked=1')",
+        );
         for part in ["configuration", "completions"] {
             browser.click(&format!("nav a[href='#{part}']"));
         }

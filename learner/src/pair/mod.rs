@@ -4,6 +4,7 @@ mod collector;
 mod completions;
 mod dynamic_sampling;
 mod failures;
+mod fleet;
 mod gate;
 mod in_flight;
 mod ledger;
@@ -431,6 +432,7 @@ impl<'a> Run<'a> {
         line.set(metrics::PERF_GATE_S, durations.gate.as_secs_f64());
         if let Some(now) = link.sampler() {
             rollout_metrics(&self.sampler, &now, &mut line);
+            fleet::record(&self.sampler, &now, &mut line);
             self.sampler = now;
         }
         let step_time = durations.start.elapsed().as_secs_f64();

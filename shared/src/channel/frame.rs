@@ -24,7 +24,7 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 6;
+pub const FRAME_VERSION: u16 = 7;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 24;
 
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        channel::{InFlight, Refusal},
+        channel::{FleetStatus, InFlight, Refusal},
         group::{Completion, DroppedGroup, FinishReason, Provenance, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
     };
@@ -272,22 +272,35 @@ mod tests {
             idle_micros: 8,
             waiting: true,
             in_flight: Some(InFlight { learner: 300, step: Step(5), blake3: Some([7; 32]) }),
+            fleet: Some(FleetStatus {
+                workers: 2,
+                tokens_per_s: 900,
+                staleness: 1,
+                expired: 3,
+                twice: 4,
+                verified: 5,
+                disputed: 6,
+                stored_bytes: 1 << 32,
+                fetched_bytes: 1 << 33,
+                alone_micros: 300,
+            }),
         };
         let frames = [encode(&sample_group()), encode(&learner), encode(&sampler)];
         assert_eq!(frames.map(|frame| hex(&frame)), [GROUP, LEARNER, SAMPLER]);
     }
 
     const GROUP: &str = "\
-        544e444d06000100b0000000000000008471943b53de4c4aac020207010201dba00904322b323d01000213dda0090\
-        2000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000040\
-        02030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f7\
-        26d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d0001000000000000\
-        f03fac020001000000000000e83f";
+        544e444d07000100b0000000000000000a29d4bdf6c577b3ac020207010201dba00904322b323d01000213dda00\
+        902000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000\
+        04002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f066\
+        66f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d00010000000\
+        00000f03fac020001000000000000e83f";
     const LEARNER: &str =
-        "544e444d060002001b0000000000000017d131eae0c6f597ef9bafcdf8acd1910105010528040200c8012ae807010204010101";
+        "544e444d070002001b000000000000005fa00960e5758690ef9bafcdf8acd1910105010528040200c8012ae807010204010101";
     const SAMPLER: &str = "\
-        544e444d060003003a000000000000005e7904fe7a7d9348090504c0843dac02c801010601026e6fb96007080101a\
-        c0205010707070707070707070707070707070707070707070707070707070707070707";
+        544e444d070003004f00000000000000d19c236bea664176090504c0843dac02c801010601026e6fb9600708010\
+        1ac02050107070707070707070707070707070707070707070707070707070707070707070102840701030405068\
+        0808080108080808020ac02";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {

@@ -111,6 +111,31 @@ pub struct InFlight {
     pub blake3: Option<[u8; 32]>,
 }
 
+/// What the workers of a run are and have done, all of them together. Counters are those of the process that tells them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetStatus {
+    /// Workers that can make completions now.
+    pub workers: u64,
+    /// Completion tokens that they make per second, over the last half minute or so.
+    pub tokens_per_s: u64,
+    /// The largest number of versions that one of them is behind the newest.
+    pub staleness: u64,
+    /// Leases that were taken back because nothing came of them in time.
+    pub expired: u64,
+    /// Completions that were made although another worker's came first.
+    pub twice: u64,
+    /// Prompts that were made again elsewhere and came out the same.
+    pub verified: u64,
+    /// Those that did not.
+    pub disputed: u64,
+    /// Bytes written to the store.
+    pub stored_bytes: u64,
+    /// Bytes that workers fetched from it.
+    pub fetched_bytes: u64,
+    /// Microseconds in which no worker was at work.
+    pub alone_micros: u64,
+}
+
 /// What the sampler tells the learner, again and again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerStatus {
@@ -138,6 +163,8 @@ pub struct SamplerStatus {
     pub waiting: bool,
     /// The last checkpoint for which it has written what was in flight.
     pub in_flight: Option<InFlight>,
+    /// Its workers, where it samples with those.
+    pub fleet: Option<FleetStatus>,
 }
 
 /// A hand-over that failed.

@@ -54,6 +54,7 @@ macro_rules! charts {
 const LEARNING: &str = "Learning";
 const OPTIMISATION: &str = "Optimisation";
 const PAIR: &str = "The pair";
+const FLEET: &str = "Workers";
 
 charts! {
     REWARD = Chart::new(LEARNING, "Reward", "mean over the completions of a step");
@@ -74,4 +75,8 @@ charts! {
     THROUGHPUT = Chart::new(PAIR, "Throughput", "completion tokens per second");
     SWAP = Chart::new(PAIR, "Weight swap", "seconds until the sampler runs new weights");
     STALENESS = Chart::new(PAIR, "Staleness", "versions between sampling and training").hidden_at_zero();
+    WORKERS = Chart::new(FLEET, "Workers", "at work at the end of the step").not_smooth();
+    FLEET_THROUGHPUT = Chart::new(FLEET, "Throughput of the workers", "completion tokens per second, all of them");
+    FLEET_BYTES = Chart::new(FLEET, "Bytes of weights", "written to the store, and fetched from it");
+    FLEET_LOST = Chart::new(FLEET, "Work done again", "leases that ran out; completions made twice; disputed prompts").not_smooth().hidden_at_zero();
 }

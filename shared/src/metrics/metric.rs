@@ -98,6 +98,8 @@ pub enum Unit {
     TokensPerSecond,
     /// Seconds.
     Seconds,
+    /// Bytes.
+    Bytes,
 }
 
 /// Metrics that belong together.

@@ -30,6 +30,7 @@
   const live = el('span', { class: 'live' });
   const tiles = el('div');
   const notices = el('div');
+  const workers = Workers.create();
   const lanes = el('div', { class: 'lanes' });
   const sections = el('div');
   const problem = el('p', { class: 'problem', role: 'alert', hidden: true });
@@ -59,7 +60,7 @@
   });
   const settings = Panels.settings();
   const tabs = {
-    curves: ['Curves', el('div', {}, tiles, notices, controls, lanes, sections)],
+    curves: ['Curves', el('div', {}, tiles, notices, workers.root, controls, lanes, sections)],
     completions: ['Completions', samples.root],
     configuration: ['Configuration', settings.root],
   };
@@ -144,6 +145,7 @@
       const runs = shown();
       tiles.replaceChildren(Panels.tiles(runs));
       notices.replaceChildren(Panels.notices(runs), Panels.comparisons(runs));
+      workers.update(runs);
       drawLanes();
       for (const chart of charts) if (near.has(chart)) drawChart(chart);
       for (const { section } of charts) tidy(section);
@@ -179,9 +181,11 @@
     }
   });
 
+  const EVERYTHING = ['curves', 'notices', 'comparisons', 'workers'];
   const load = (run, parts) => Promise.all([
     parts.includes('curves') ? run.figures.refresh() : undefined,
     parts.includes('notices') || parts.includes('state') ? Source.notices(run.id).then((found) => { run.notices = found; }) : undefined,
+    parts.includes('workers') ? Source.workers(run.id).then((found) => { run.workers = found; }) : undefined,
     parts.includes('comparisons') ? Source.comparisons(run.id).then((found) => { run.comparisons = found; }) : undefined,
   ]);
 
@@ -189,7 +193,7 @@
     const next = yes ? [...state.selected, id] : state.selected.filter((one) => one !== id);
     if (next.length > 0) state.selected = next.sort((a, b) => a - b);
     await trying('choose', () => Promise.all(shown().filter((run) => !run.loaded).map(async (run) => {
-      await load(run, ['curves', 'notices', 'comparisons']);
+      await load(run, EVERYTHING);
       run.loaded = true;
     })));
     shown().forEach((run, index) => { run.index = index; });
@@ -261,7 +265,7 @@
   const refresh = () => trying('runs', async () => {
     await listRuns();
     await Promise.all(shown().map(async (run) => {
-      await load(run, ['curves', 'notices', 'comparisons']);
+      await load(run, EVERYTHING);
       problems.delete(`run ${run.id}`);
     }));
     await draw(true);
@@ -286,8 +290,12 @@
     const news = [...pending];
     pending.clear();
     await Promise.all(news.map(([id, parts]) => trying(`run ${id}`, () => take(id, [...parts]))));
-    drawRuns();
-    await draw(true);
+    // Workers change every second, and nothing else with them.
+    if (news.every(([, parts]) => [...parts].every((part) => part === 'workers'))) workers.update(shown());
+    else {
+      drawRuns();
+      await draw(true);
+    }
     // Curves are drawn in the next frame.
     await new Promise((drawn) => { requestAnimationFrame(() => requestAnimationFrame(drawn)); });
     const end = performance.now();
@@ -311,5 +319,12 @@
   setInterval(() => {
     ticks += 1;
     if (state.runs.length === 0 || ticks % 8 === 0) trying('runs', listRuns);
+    // A table that nobody writes any more says nothing of that by itself.
+    if (ticks % 8 === 0 && !document.hidden) {
+      for (const run of shown().filter((one) => one.workers?.current && !pending.has(one.id))) {
+        pending.set(run.id, new Set(['workers']));
+        wait();
+      }
+    }
   }, 2000);
 })();

@@ -38,6 +38,12 @@ const Format = (() => {
 
   const percent = (share) => `${number(100 * share)} %`;
 
+  const bytes = (value) => {
+    const units = ['B', 'kB', 'MB', 'GB', 'TB', 'PB'];
+    const at = Math.min(Math.max(Math.floor(Math.log10(Math.max(value, 1)) / 3), 0), units.length - 1);
+    return `${Number((value / 1000 ** at).toPrecision(3))} ${units[at]}`;
+  };
+
   const duration = (seconds) => {
     const whole = Math.round(seconds);
     const two = (n) => String(n).padStart(2, '0');
@@ -63,5 +69,5 @@ const Format = (() => {
     return code === 0x7f ? '\u2421' : `\u27e8${code.toString(16).toUpperCase().padStart(4, '0')}\u27e9`;
   });
 
-  return { ticks, number, count, percent, duration, clock, visible };
+  return { ticks, number, count, percent, bytes, duration, clock, visible };
 })();

@@ -7,6 +7,7 @@ mod completions;
 mod credit;
 mod dynamic_sampling;
 mod evaluation;
+mod fleet;
 mod mismatch;
 mod optimisation;
 mod policy;
@@ -18,6 +19,7 @@ pub use completions::*;
 pub use credit::*;
 pub use dynamic_sampling::*;
 pub use evaluation::*;
+pub use fleet::*;
 pub use mismatch::*;
 pub use optimisation::*;
 pub use policy::*;
@@ -47,6 +49,7 @@ pub const SECTIONS: &[&Section] = &[
     credit::SECTION,
     dynamic_sampling::SECTION,
     time::SECTION,
+    fleet::SECTION,
     evaluation::SECTION,
 ];
 

@@ -15,6 +15,7 @@ fn a_constant_is_called_as_its_key() {
         credit::NAMES,
         dynamic_sampling::NAMES,
         evaluation::NAMES,
+        fleet::NAMES,
         mismatch::NAMES,
         optimisation::NAMES,
         policy::NAMES,
@@ -66,6 +67,7 @@ fn what_a_text_refers_to_exists() {
         "rollout/…",
         "eval_",
         "rollout eval",
+        "tandem worker",
         "--correct-at",
     ];
     let options: BTreeSet<&str> = OPTIONS.iter().map(|option| option.key).collect();

@@ -1,0 +1,48 @@
+//! What the sampler says of its workers, for the records.
+
+use shared::{
+    channel::{FleetStatus, SamplerStatus},
+    metrics::{self, MetricRecord},
+};
+
+/// What they are, and what they did since the last record; nothing where there are none.
+pub fn record(before: &SamplerStatus, now: &SamplerStatus, line: &mut MetricRecord) {
+    let Some(fleet) = now.fleet else { return };
+    let before = before.fleet.filter(|_| before.incarnation == now.incarnation).unwrap_or_default();
+    let since = |pick: fn(&FleetStatus) -> u64| pick(&fleet).saturating_sub(pick(&before));
+    line.count(metrics::FLEET_WORKERS, fleet.workers);
+    line.count(metrics::FLEET_TOKENS_PER_S, fleet.tokens_per_s);
+    line.count(metrics::FLEET_STALENESS_MAX, fleet.staleness);
+    line.count(metrics::FLEET_LEASES_EXPIRED, since(|f| f.expired));
+    line.count(metrics::FLEET_COMPLETIONS_TWICE, since(|f| f.twice));
+    line.count(metrics::FLEET_VERIFIED, since(|f| f.verified));
+    line.count(metrics::FLEET_DISPUTED, since(|f| f.disputed));
+    line.count(metrics::FLEET_STORED_BYTES, since(|f| f.stored_bytes));
+    line.count(metrics::FLEET_FETCHED_BYTES, since(|f| f.fetched_bytes));
+    line.set(metrics::FLEET_ALONE_S, since(|f| f.alone_micros) as f64 / 1e6);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_told_by_step_and_a_run_without_workers_has_none() {
+        let fleet =
+            |expired, workers| FleetStatus { workers, expired, alone_micros: 500_000, ..FleetStatus::default() };
+        let status = |incarnation, fleet| SamplerStatus { incarnation, fleet, ..SamplerStatus::default() };
+        let recorded = |before: &SamplerStatus, now: &SamplerStatus| {
+            let mut line = MetricRecord::default();
+            record(before, now, &mut line);
+            line
+        };
+        let (before, now) = (status(1, Some(fleet(3, 4))), status(1, Some(fleet(5, 2))));
+        let line = recorded(&before, &now);
+        assert_eq!(line.get(metrics::FLEET_LEASES_EXPIRED), Some(2.0));
+        assert_eq!((line.get(metrics::FLEET_WORKERS), line.get(metrics::FLEET_ALONE_S)), (Some(2.0), Some(0.0)));
+        let line = recorded(&before, &status(2, now.fleet));
+        assert_eq!(line.get(metrics::FLEET_LEASES_EXPIRED), Some(5.0), "another process counts from zero");
+        assert_eq!(line.get(metrics::FLEET_ALONE_S), Some(0.5));
+        assert!(recorded(&before, &status(1, None)).values().is_empty());
+    }
+}

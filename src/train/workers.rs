@@ -1,0 +1,160 @@
+//! What the launcher says of the workers of a run: how many are at work, that there are none, and who was dropped.
+
+use std::{collections::BTreeSet, time::Instant};
+
+use shared::{
+    RunDir,
+    config::TrainConfig,
+    workers::{self, WorkerState, WorkersTable},
+};
+
+/// Seconds without a worker after which a run says so.
+const PATIENCE: f64 = 60.0;
+
+/// Follows the table that the hub writes.
+#[derive(Debug)]
+pub struct Workers {
+    dir: RunDir,
+    /// The command that starts one.
+    join: String,
+    looked: Option<Instant>,
+    /// What the hub says now; nothing before it does.
+    table: Option<WorkersTable>,
+    /// That nobody is there was said, and not yet that somebody is.
+    alone: bool,
+    /// Who was told of as dropped, by number and reason.
+    dropped: BTreeSet<(String, String)>,
+}
+
+impl Workers {
+    /// Follows those of a run that samples with workers.
+    pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
+        let join = workers::join(config.listen.as_deref()?);
+        Some(Self { dir: dir.clone(), join, looked: None, table: None, alone: false, dropped: BTreeSet::new() })
+    }
+
+    /// Looks, at most as often as there is something new, and says what has to be said once.
+    pub fn news(&mut self) -> Vec<String> {
+        if self.looked.is_some_and(|at| at.elapsed() < workers::INTERVAL) {
+            return Vec::new();
+        }
+        self.looked = Some(Instant::now());
+        self.look(WorkersTable::read(&self.dir).filter(WorkersTable::is_current))
+    }
+
+    fn look(&mut self, table: Option<WorkersTable>) -> Vec<String> {
+        self.table = table;
+        let Some(table) = &self.table else { return Vec::new() };
+        let mut news = Vec::new();
+        for row in table.workers.iter().filter(|row| row.state == WorkerState::Dropped) {
+            let reason = row.reason.clone().unwrap_or_default();
+            if self.dropped.insert((row.number.clone(), reason.clone())) {
+                let name = if row.name.is_empty() { &row.number } else { &row.name };
+                news.push(format!("notice: worker {name} was dropped: {reason}"));
+            }
+        }
+        let alone = table.at_work() == 0;
+        if alone && !self.alone && table.alone_s >= PATIENCE {
+            self.alone = true;
+            let seconds = table.alone_s;
+            news.push(format!(
+                "notice: no worker has been at work for {seconds:.0} s, and the run waits; start one on any host: {}",
+                self.join
+            ));
+        }
+        if !alone && self.alone {
+            self.alone = false;
+            news.push("a worker is at work again".to_owned());
+        }
+        news
+    }
+
+    /// What a step is at, with who is at it. `waits`: the learner has nothing to do until there are groups.
+    pub fn words(&self, work: String, waits: bool) -> String {
+        let Some(table) = &self.table else { return work };
+        let coming =
+            table.workers.iter().filter(|row| matches!(row.state, WorkerState::Joining | WorkerState::Loading));
+        match (table.at_work(), coming.count()) {
+            (0, 0) if waits => format!("waiting for a worker: {}", self.join),
+            (0, n) if waits => format!("waiting for {}, loading", counted(n)),
+            (n, _) => format!("{work}, {}", counted(n)),
+        }
+    }
+}
+
+/// `1 worker`.
+fn counted(workers: usize) -> String {
+    format!("{workers} worker{}", if workers == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::workers::WorkerRow;
+
+    use super::*;
+
+    fn workers(dir: &RunDir) -> Workers {
+        let config = TrainConfig { listen: Some("tls/0.0.0.0:7447".into()), ..TrainConfig::default() };
+        Workers::of(&config, dir).unwrap()
+    }
+
+    fn table(states: &[WorkerState], alone_s: f64) -> WorkersTable {
+        let row = |(at, state): (usize, &WorkerState)| WorkerRow {
+            number: format!("{at:016x}"),
+            name: format!("node-{at}"),
+            state: *state,
+            reason: (*state == WorkerState::Dropped).then(|| "its log-probs differ".into()),
+            ..WorkerRow::default()
+        };
+        let workers = states.iter().enumerate().map(row).collect();
+        WorkersTable { written: workers::now(), alone_s, workers, ..WorkersTable::default() }
+    }
+
+    #[test]
+    fn a_step_says_how_many_are_at_it_and_what_it_waits_for() {
+        use WorkerState::{Dropped, Gone, Joining, Loading, Sampling, Silent, Waiting};
+        let mut workers = workers(&RunDir::new("run"));
+        assert_eq!(workers.words("sampling 1/8 groups".into(), true), "sampling 1/8 groups");
+        for (states, waits, expected) in [
+            (&[Sampling, Waiting, Loading, Dropped][..], true, "sampling 1/8 groups, 2 workers"),
+            (&[Waiting], false, "sampling 1/8 groups, 1 worker"),
+            (&[Gone, Silent], false, "sampling 1/8 groups, 0 workers"),
+            (&[Gone, Dropped, Silent], true, "waiting for a worker: tandem worker --join tls/HOST:7447"),
+            (&[Loading, Joining], true, "waiting for 2 workers, loading"),
+        ] {
+            workers.look(Some(table(states, 0.0)));
+            assert_eq!(workers.words("sampling 1/8 groups".into(), waits), expected);
+        }
+    }
+
+    #[test]
+    fn that_nobody_is_there_is_said_once_and_so_is_who_was_dropped() {
+        let mut workers = workers(&RunDir::new("run"));
+        assert_eq!(workers.look(Some(table(&[], 59.0))), [""; 0]);
+        let said = workers.look(Some(table(&[WorkerState::Silent], 60.0)));
+        assert!(said.len() == 1 && said[0].contains("60 s") && said[0].ends_with("--join tls/HOST:7447"), "{said:?}");
+        assert_eq!(workers.look(Some(table(&[], 61.0))), [""; 0]);
+        assert_eq!(workers.look(None), [""; 0], "a hub that starts again");
+        assert_eq!(workers.look(Some(table(&[WorkerState::Sampling], 0.0))), ["a worker is at work again"]);
+        let dropped = [WorkerState::Sampling, WorkerState::Dropped];
+        assert_eq!(
+            workers.look(Some(table(&dropped, 0.0))),
+            ["notice: worker node-1 was dropped: its log-probs differ"]
+        );
+        assert_eq!(workers.look(Some(table(&dropped, 0.0))), [""; 0]);
+    }
+
+    #[test]
+    fn the_table_is_read_from_the_run_while_somebody_writes_it() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        assert!(Workers::of(&TrainConfig::default(), &dir).is_none());
+        let old = WorkersTable { written: workers::now() - 3600.0, ..table(&[], 100.0) };
+        old.write(&dir).unwrap();
+        let mut follower = workers(&dir);
+        assert_eq!(follower.news(), [""; 0]);
+        table(&[], 100.0).write(&dir).unwrap();
+        assert_eq!(follower.news(), [""; 0], "it was looked at a moment ago");
+        assert_eq!(workers(&dir).news().len(), 1);
+    }
+}

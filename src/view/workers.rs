@@ -1,0 +1,48 @@
+//! The samplers of a run on other hosts.
+
+use serde::Serialize;
+use shared::{RunDir, workers::WorkersTable};
+
+/// The table that the hub wrote last, and what a reader wants to know besides.
+#[derive(Debug, Serialize)]
+pub struct Workers {
+    #[serde(flatten)]
+    table: WorkersTable,
+    /// It says how things are now.
+    current: bool,
+    /// What whoever starts a worker writes.
+    join: String,
+}
+
+/// The workers of a run; none of a run without a table of them.
+pub fn of(dir: &RunDir) -> Option<Workers> {
+    let table = WorkersTable::read(dir)?;
+    Some(Workers { current: table.is_current(), join: table.join(), table })
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::workers::{WorkerRow, now};
+
+    use super::*;
+
+    #[test]
+    fn a_table_is_shown_with_its_age() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        assert!(of(&dir).is_none());
+        let row = WorkerRow { name: "node-1".into(), ..WorkerRow::default() };
+        let listen = "tls/0.0.0.0:7447".to_owned();
+        for (written, current) in [(now(), true), (now() - 60.0, false)] {
+            let table =
+                WorkersTable { written, listen: listen.clone(), workers: vec![row.clone()], ..Default::default() };
+            table.write(&dir).unwrap();
+            let shown = serde_json::to_value(of(&dir)).unwrap();
+            assert_eq!(shown["current"], current);
+            assert_eq!(
+                (&shown["workers"][0]["name"], &shown["join"]),
+                (&"node-1".into(), &"tandem worker --join tls/HOST:7447".into())
+            );
+        }
+    }
+}
