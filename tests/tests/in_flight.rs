@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{
-    bench::{Bench, Running, groups},
+    bench::{Bench, Running},
     cli,
     processes::{children, signal},
     training::json_lines,
@@ -167,7 +167,7 @@ fn fifty_kills_leave_everything_accounted_for_and_the_run_learns() {
     }
     assert!(kills >= 50, "{kills}");
     for run in ["undisturbed", "chaos"] {
-        assert_balanced(&bench, run, STEPS);
+        bench.assert_balanced(run, STEPS, GENERATIONS);
     }
     let lines = json_lines(&bench.path("chaos/ledger.jsonl"));
     let carried = events(&lines, "carried_over").len();

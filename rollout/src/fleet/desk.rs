@@ -176,6 +176,12 @@ impl Desk {
         self.active(worker).count()
     }
 
+    /// Whether a worker could make something.
+    #[must_use]
+    pub fn has_someone_at_work(&self) -> bool {
+        self.workers.values().any(|worker| worker.can_sample(&self.edition))
+    }
+
     /// What was compared so far.
     #[must_use]
     pub fn checks(&self) -> &Checks {

@@ -11,7 +11,10 @@ use std::{
 
 use shared::{
     PolicyVersion, PromptId, RolloutGroup, RunDir,
-    channel::fleet::{CALL_INTERVAL, Edition, HubEnd, HubEvent},
+    channel::{
+        FleetStatus,
+        fleet::{CALL_INTERVAL, Edition, HubEnd, HubEvent},
+    },
     workers,
 };
 
@@ -64,6 +67,8 @@ struct Shared {
     /// For the table.
     store_bytes: AtomicU64,
     store_versions: AtomicU64,
+    /// Microseconds in which nobody sampled.
+    alone_micros: AtomicU64,
 }
 
 impl Shared {
@@ -96,6 +101,7 @@ impl Fleet {
             over: AtomicBool::new(false),
             store_bytes: AtomicU64::new(0),
             store_versions: AtomicU64::new(0),
+            alone_micros: AtomicU64::new(0),
         });
         let mut desk_clerk =
             Clerk { end, shared: Arc::clone(&shared), run_dir, listen, alone: Instant::now(), told: None };
@@ -217,6 +223,12 @@ impl Generator for Fleet {
         false
     }
 
+    fn fleet(&self) -> Option<FleetStatus> {
+        let status = table::status(&self.shared.desk(), Instant::now());
+        let stored_bytes = self.publisher.bytes();
+        Some(FleetStatus { stored_bytes, alone_micros: self.shared.alone_micros.load(Ordering::Relaxed), ..status })
+    }
+
     /// Sends the workers home, and waits for a moment until all have heard it.
     fn close(&mut self) {
         self.shared.desk().close();
@@ -276,7 +288,11 @@ impl<E: HubEnd> Clerk<E> {
             let now = Instant::now();
             if now >= tick {
                 tick = now + TICK;
-                self.shared.desk().tick(now);
+                let mut desk = self.shared.desk();
+                desk.tick(now);
+                if !desk.has_someone_at_work() {
+                    self.shared.alone_micros.fetch_add(TICK.as_micros() as u64, Ordering::Relaxed);
+                }
             }
             if now >= written {
                 written = now + workers::INTERVAL;
@@ -309,7 +325,7 @@ impl<E: HubEnd> Clerk<E> {
             (self.alone, self.told) = (now, None);
         } else if now.duration_since(self.told.unwrap_or(self.alone)) >= ALONE {
             let seconds = now.duration_since(self.alone).as_secs();
-            tracing::warn!("no worker has sampled for {seconds} s; start some: tandem worker --join {}", self.listen);
+            tracing::warn!("no worker has sampled for {seconds} s; start some: {}", workers::join(&self.listen));
             self.told = Some(now);
         }
         table.listen.clone_from(&self.listen);

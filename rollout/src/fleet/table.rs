@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use shared::workers::{WorkerRow, WorkerState, WorkersTable, now as clock};
+use shared::{
+    channel::FleetStatus,
+    workers::{WorkerRow, WorkerState, WorkersTable, now as clock},
+};
 
 use super::{
     desk::{Desk, in_words},
@@ -11,6 +14,26 @@ use super::{
 
 /// A worker that has not called for so long is shown as silent.
 const SILENT: Duration = Duration::from_secs(3);
+
+/// What the learner is told of the workers. Bytes in the store and time without workers are known elsewhere.
+#[must_use]
+pub fn status(desk: &Desk, now: Instant) -> FleetStatus {
+    let newest = desk.edition().map(|edition| edition.version.0);
+    let mut status =
+        FleetStatus { verified: desk.checks().agreed, disputed: desk.checks().disputes, ..FleetStatus::default() };
+    for (number, worker) in desk.workers() {
+        let row = row(desk, *number, worker, newest, now);
+        if row.state.at_work() {
+            status.workers += 1;
+            status.tokens_per_s += row.tokens_per_s as u64;
+            status.staleness = status.staleness.max(row.staleness.unwrap_or(0));
+        }
+        status.expired += row.expired;
+        status.twice += row.twice;
+        status.fetched_bytes += row.fetched_bytes;
+    }
+    status
+}
 
 /// The table of a desk.
 #[must_use]

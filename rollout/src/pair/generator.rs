@@ -1,6 +1,6 @@
 //! What samples for the step loop: the engine of this process, or workers on other hosts.
 
-use shared::{PolicyVersion, PromptId, RolloutGroup};
+use shared::{PolicyVersion, PromptId, RolloutGroup, channel::FleetStatus};
 
 use crate::engine::{Engine, EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource};
 
@@ -54,6 +54,11 @@ pub trait Generator {
     /// Whether it computes on this host.
     fn is_here(&self) -> bool {
         true
+    }
+
+    /// What workers are and have done, where there are any.
+    fn fleet(&self) -> Option<FleetStatus> {
+        None
     }
 
     /// The run is over.

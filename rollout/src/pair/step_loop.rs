@@ -182,6 +182,8 @@ impl StepLoop {
                 return;
             };
             self.engine.handed_over(&group);
+            let fleet = self.engine.fleet();
+            self.link.update(|status| status.fleet = fleet);
             self.link.send(group);
         }
     }

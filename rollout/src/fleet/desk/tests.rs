@@ -1,3 +1,5 @@
+//! Desks with workers of a few lines: what is leased, lost, late, wrong and checked.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -226,7 +228,8 @@ fn a_worker_that_cannot_be_of_use_is_told_why() {
 
 #[test]
 fn completions_that_cannot_be_drop_their_worker() {
-    let spoils: [(fn(&mut Made), &str); 6] = [
+    type Spoil = fn(&mut Made);
+    let spoils: [(Spoil, &str); 6] = [
         (|made| made.token_ids[0] = VOCAB, "of a vocabulary of 50"),
         (|made| made.token_ids.clear(), "0 tokens"),
         (|made| made.token_ids = vec![1; 9], "9 tokens"),
