@@ -12,6 +12,7 @@ pub mod hub;
 pub mod memory;
 pub mod processes;
 pub mod proxy;
+pub mod s3;
 pub mod timeline;
 pub mod tiny_model;
 pub mod training;

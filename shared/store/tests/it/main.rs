@@ -3,7 +3,6 @@
 mod damage;
 mod full;
 mod proxy;
-mod server;
 mod tried;
 mod words;
 
@@ -13,7 +12,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use server::Server;
+use harness::s3::Server;
 use shared_store::{CHUNK_BYTES, Store, StoreError, Watch};
 use tempfile::TempDir;
 

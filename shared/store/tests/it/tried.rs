@@ -2,9 +2,10 @@
 
 use std::{fs, thread};
 
+use harness::s3::Server;
 use shared_store::{CHUNK_BYTES, Store, StoreError, forget};
 
-use crate::{Place, THREE_CHUNKS, Until, assert_same, assert_says, bytes, proxy::Proxy, server::Server, version};
+use crate::{Place, THREE_CHUNKS, Until, assert_same, assert_says, bytes, proxy::Proxy, version};
 
 #[test]
 fn what_is_published_is_fetched_and_neither_is_done_twice() {

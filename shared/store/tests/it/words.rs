@@ -7,14 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harness::s3::{SECRET, Server, variables};
 use shared_store::{Doing, Store, StoreError};
 
-use crate::{
-    Until, assert_says,
-    proxy::Proxy,
-    server::{SECRET, Server, variables},
-    version,
-};
+use crate::{Until, assert_says, proxy::Proxy, version};
 
 /// A server that says the same to everybody.
 fn says(status: &'static str, body: &'static str) -> SocketAddr {
