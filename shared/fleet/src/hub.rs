@@ -101,7 +101,9 @@ impl ZenohHub {
         let report = frame::decode::<Report>(&bytes);
         drop(bytes);
         match report {
-            Ok(report) => Some(HubEvent::Call(Box::new(Waiting { report, call, answers: Arc::clone(&self.answers) }))),
+            Ok(report) => {
+                Some(HubEvent::Call(Box::new(Waiting { report, call: Some(call), answers: Arc::clone(&self.answers) })))
+            }
             Err(error) => {
                 refuse(&self.queue, &self.answers, call, error.to_string());
                 None
@@ -200,10 +202,11 @@ fn gone(sample: &Sample) -> Option<u64> {
     u64::from_str_radix(sample.key_expr().as_str().rsplit('/').next()?, 16).ok()
 }
 
-/// A call that waits for its answer. zenoh tells the worker when it is dropped.
+/// A call that waits for its answer.
 struct Waiting {
     report: Report,
-    call: Query,
+    /// Until it is answered.
+    call: Option<Query>,
     answers: Arc<Answers>,
 }
 
@@ -212,15 +215,24 @@ impl Call for Waiting {
         &self.report
     }
 
-    fn answer(self: Box<Self>, orders: &Orders) {
-        let Self { report, call, answers } = *self;
+    fn answer(mut self: Box<Self>, orders: &Orders) {
+        let Some(call) = self.call.take() else { return };
         let frame = frame::encode(orders);
         if frame.len() > MOST_BYTES {
             let reason = format!("its answer has {} bytes; {MOST_BYTES} are the most", frame.len());
-            tracing::error!("worker {} ({:016x}): {reason}", report.name, report.worker);
-            return answers.run(move || drop(call.reply_err(reason).wait()));
+            tracing::error!("worker {} ({:016x}): {reason}", self.report.name, self.report.worker);
+            return self.answers.run(move || drop(call.reply_err(reason).wait()));
         }
-        answers.run(move || drop(call.reply(session::CALL, frame).wait()));
+        self.answers.run(move || drop(call.reply(session::CALL, frame).wait()));
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            // zenoh tells the worker, which may take as long as an answer.
+            self.answers.run(move || drop(call));
+        }
     }
 }
 

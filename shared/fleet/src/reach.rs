@@ -160,7 +160,7 @@ fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
             "it is not valid yet; is this host's clock right?".into()
         }
         CertificateError::UnknownIssuer => match &options.ca {
-            Some(_) => "it is signed by nobody in --tls-ca".into(),
+            Some(_) => "it is signed by neither --tls-ca nor a public authority".into(),
             None => "it is signed by no public authority; name who signed it with --tls-ca".into(),
         },
         CertificateError::NotValidForName => format!("it is not for the name {}", options.endpoint.host),

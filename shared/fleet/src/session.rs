@@ -28,9 +28,10 @@ pub(crate) const BELL: &str = "tandem/fleet/bell";
 pub(crate) const WORKERS: &str = "tandem/fleet/worker";
 
 /// A connection without a sign of life is given up after this.
-const LEASE: Duration = Duration::from_secs(10);
-/// How long a message may take to be sent on a connection that lives. zenoh would close it for being slow.
-const SLOWEST: Duration = Duration::from_secs(300);
+pub(crate) const LEASE: Duration = Duration::from_secs(10);
+/// How long a message may take to be sent; then zenoh closes the connection. Less than [`LEASE`]: where a connection dies with a
+/// message half sent, zenoh's only thread for sending waits for whoever is at it, and every other connection with it.
+const SLOWEST: Duration = Duration::from_secs(8);
 /// How long a worker rests between two tries to connect again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
 /// How often something is looked for that zenoh does not tell.

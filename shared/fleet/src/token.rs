@@ -3,7 +3,7 @@
 use std::{
     fmt, fs,
     io::{self, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
 };
 
@@ -55,6 +55,7 @@ impl Token {
     /// process can read, and which goes with it.
     pub(crate) fn dictionary(&self) -> io::Result<fs::File> {
         let mut file = tempfile::tempfile()?;
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
         writeln!(file, "{USER}:{}", self.0)?;
         Ok(file)
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Display,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +14,6 @@ use shared::channel::{
 };
 use zenoh::{
     Session, Wait,
-    handlers::FifoChannel,
     liveliness::LivelinessToken,
     pubsub::Subscriber,
     qos::CongestionControl,
@@ -130,19 +129,20 @@ impl WorkerEnd for ZenohWorker {
         self.reachable(start + timeout)?;
         let unanswered = || ChannelError::Timeout { peer: "hub", seconds: start.elapsed().as_secs_f64() };
         let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
-        // Waits until it is sent, which takes its time on a slow connection; then the answer has all of `timeout`.
-        let answers = self
-            .session
+        let (sender, answers) = mpsc::channel();
+        // Waits until it is sent, which takes its time on a slow connection; then the answer has all of `timeout`. zenoh's own
+        // deadline is only to come after that.
+        self.session
             .get(session::CALL)
             .payload(frame)
             .attachment(self.caller.as_str())
             .congestion_control(CongestionControl::Block)
             .consolidation(ConsolidationMode::None)
-            .timeout(timeout)
-            .with(FifoChannel::new(1))
+            .timeout(timeout + 2 * session::LEASE)
+            .callback(move |answer| drop(sender.send(answer)))
             .wait()
             .map_err(|e| failed(&e))?;
-        let Ok(Some(answer)) = answers.recv_timeout(timeout) else { return Err(unanswered()) };
+        let Ok(answer) = answers.recv_timeout(timeout) else { return Err(unanswered()) };
         match answer.result() {
             Ok(sample) => Ok(frame::decode(&sample.payload().to_bytes())?),
             Err(error) => match error.payload().try_to_string().unwrap_or_default().as_ref() {

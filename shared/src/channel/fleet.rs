@@ -25,6 +25,9 @@ use crate::{
 pub const CALL_INTERVAL: Duration = Duration::from_millis(500);
 /// Largest message that either side takes.
 pub const MOST_BYTES: usize = 256 << 20;
+/// About as many bytes of what it has made a worker puts into one call, and keeps the rest for the next: a message that is not
+/// sent within some seconds is lost with its connection, however slow that is.
+pub const CALL_BYTES: usize = 1 << 20;
 
 /// A published version as it lies in the store. A version that a restarted learner makes again, or publishes again, is
 /// another edition of the same number.

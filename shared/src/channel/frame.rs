@@ -86,9 +86,7 @@ pub enum FrameError {
         found: [u8; 4],
     },
     /// Written by another version of this program.
-    #[error(
-        "frame version {found} is not version {FRAME_VERSION} of this program; run rollout and learner of one build"
-    )]
+    #[error("frame version {found} is not version {FRAME_VERSION} of this program; run one build everywhere")]
     Version {
         /// The version found.
         found: u16,

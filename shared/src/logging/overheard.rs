@@ -24,6 +24,8 @@ const OVERHEARD: [(&str, LevelFilter); 2] =
     [("zenoh_transport::unicast::establishment::accept", LevelFilter::TRACE), ("zenoh_link_tls", LevelFilter::WARN)];
 /// Where it writes a whole configuration, with the word in it, at level debug.
 const WITH_SECRETS: &str = "zenoh::api::session";
+/// Where it warns that it gossips with nobody, at every session.
+const IDLE: &str = "zenoh::net::routing::hat::peer";
 /// So many of its lines are written in [`SPELL`].
 const MOST_LINES: usize = 10;
 const SPELL: Duration = Duration::from_secs(60);
@@ -90,7 +92,8 @@ pub(super) fn bounded<S>(inner: impl Filter<S> + 'static, named: bool) -> impl F
 
 /// Whether it is worth a line where nobody has asked for zenoh's.
 fn wanted(of: &Metadata<'_>) -> bool {
-    *of.level() <= Level::WARN && !OVERHEARD.iter().any(|(target, _)| of.target().starts_with(target))
+    let handed_on = OVERHEARD.iter().any(|(target, _)| of.target().starts_with(target));
+    *of.level() <= Level::WARN && !handed_on && (of.target(), *of.level()) != (IDLE, Level::WARN)
 }
 
 /// The lines of a spell.
@@ -158,6 +161,7 @@ mod tests {
         tracing::trace!(target: "zenoh_transport::unicast::establishment::accept", "link {}", 7);
         tracing::error!(target: "zenoh_transport::unicast::establishment::accept", "refused");
         tracing::warn!(target: "zenoh_link_tls::unicast", "no certificate");
+        tracing::warn!(target: "zenoh::net::routing::hat::peer", "no gossip");
         for index in 0..100 {
             tracing::warn!(target: "zenoh::net::routing", "oops {index}");
         }
@@ -167,7 +171,13 @@ mod tests {
     fn lines_of_zenoh_are_bounded_and_refusals_are_handed_on() {
         let (written, records) = heard("info", all_kinds);
         assert_eq!(written.lines().count(), 1 + MOST_LINES, "{written}");
-        assert!(written.contains("ours") && written.contains("oops 9") && !written.contains("oops 10"), "{written}");
+        assert!(
+            written.contains("ours")
+                && !written.contains("gossip")
+                && written.contains("oops 9")
+                && !written.contains("oops 10"),
+            "{written}"
+        );
         let accept = OVERHEARD[0].0.to_owned();
         let expected =
             [(accept.clone(), "link 7"), (accept, "refused"), ("zenoh_link_tls::unicast".into(), "no certificate")];

@@ -1,0 +1,116 @@
+//! Connections that are cut or dead, and hubs that die.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::proxy::{Proxy, Way};
+use shared::channel::{
+    ChannelError,
+    fleet::{HubEnd, Orders, RunFacts, WorkerEnd},
+};
+
+use crate::support::{HUB, PATIENCE, Serving, at, call, call_again, join, listen, loopback, report};
+
+#[test]
+fn a_connection_that_is_cut_comes_back_by_itself() {
+    let hub = Serving::new(&loopback());
+    let proxy = Proxy::to(hub.address);
+    let mut worker = join(&at(proxy.address()), 1).unwrap();
+    call(&mut worker, 1);
+    proxy.cut();
+    hub.wait_for("the worker to be gone", |words| words == "gone 1");
+    call(&mut worker, 1);
+
+    proxy.cut_for(Duration::from_secs(1));
+    let start = Instant::now();
+    let errors = call_again(&mut worker, 1);
+    assert!(start.elapsed() >= Duration::from_millis(990) && start.elapsed() < Duration::from_secs(10));
+    assert!(errors.iter().all(|error| !matches!(error, ChannelError::Frame(_))), "{errors:?}");
+    let mut end = hub.stop();
+    end.ring();
+    assert!(worker.listen(PATIENCE), "it hears the bell again, too");
+}
+
+#[test]
+fn a_long_and_narrow_way_is_only_slow() {
+    let hub = Serving::new(&loopback());
+    let proxy = Proxy::to(hub.address);
+    proxy.set(Way { delay: Duration::from_millis(20), bytes_per_s: Some(2 << 20) });
+    let mut worker = join(&at(proxy.address()), 1).unwrap();
+    let large = shared::channel::fleet::Report { name: "n".repeat(1 << 20), ..report(1) };
+    let start = Instant::now();
+    // The time is for the answer; sending may take longer.
+    let orders = worker.exchange(&large, Duration::from_millis(400)).unwrap();
+    assert_eq!(orders.leases, [1]);
+    assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn workers_find_a_new_hub_at_the_place_of_the_old_one() {
+    let hub = Serving::new(&loopback());
+    let address = hub.address;
+    let mut worker = hub.join(1);
+    call(&mut worker, 1);
+    drop(hub);
+    let error = worker.exchange(&report(1), Duration::from_millis(200)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!(
+            "the hub cannot be reached: --join tcp/{address}: nothing listens there ({address}: connection refused); is the run \
+             up, and does a firewall let this host through?"
+        )
+    );
+    let hub = Serving::new(&listen(&format!("tcp/{address}")));
+    let start = Instant::now();
+    call_again(&mut worker, 1);
+    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
+    drop(worker);
+    hub.wait_for("the worker to be gone", |words| words == "gone 1");
+}
+
+/// A worker behind a dead connection, with a large answer stuck on the way to it.
+#[test]
+fn a_worker_that_does_not_read_holds_up_nobody() {
+    let hub = Serving::with(&loopback(), |report| {
+        let config = "n".repeat(if report.worker == 1 { 64 << 20 } else { 0 });
+        let facts = RunFacts { config, model: [0; 32], max_model_len: 0, store: String::new() };
+        Orders { hub: HUB, leases: vec![report.worker], facts: Some(facts), ..Orders::default() }
+    });
+    let proxy = Proxy::to(hub.address);
+    // Narrow, so that the answer is on the way when it becomes a hole.
+    let mut stuck = join(&at(proxy.address()), 1).unwrap();
+    let mut other = hub.join(2);
+    call(&mut other, 2);
+    proxy.set(Way { delay: Duration::ZERO, bytes_per_s: Some(4 << 20) });
+    let before = proxy.passed();
+    let calls = thread::spawn(move || {
+        let start = Instant::now();
+        let error = stuck.exchange(&report(1), Duration::from_secs(2)).unwrap_err();
+        (error, start.elapsed(), stuck)
+    });
+    crate::support::wait_for("the answer to be on its way", || (proxy.passed() > before + (1 << 20)).then_some(()));
+    proxy.hole(true);
+    let start = Instant::now();
+    for _ in 0..50 {
+        call(&mut other, 2);
+    }
+    call(&mut hub.join(3), 3);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    let (error, took, mut stuck) = calls.join().unwrap();
+    assert!(matches!(error, ChannelError::Timeout { .. }), "{error:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    // The hub gives the connection up, and the worker comes back once the way is open.
+    hub.wait_for("the worker to be gone", |words| words == "gone 1");
+    call(&mut other, 2);
+    proxy.set(Way::default());
+    proxy.hole(false);
+    call_again(&mut stuck, 1);
+    // Neither side waits for a connection that is dead when it leaves.
+    proxy.hole(true);
+    let start = Instant::now();
+    drop(stuck);
+    drop(hub);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}

@@ -1,0 +1,9 @@
+//! Hub and workers through the crate's public interface, on loopback.
+
+mod cuts;
+mod frames;
+mod support;
+mod talk;
+mod tidy;
+mod tls;
+mod wrong;
