@@ -6,7 +6,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{bench, check, check_rewards, compare, eval, explain, generate, rewards, run, tune, worker};
+use rollout::commands::{
+    bench, check, check_rewards, compare, eval, explain, generate, reach, rewards, run, tune, worker,
+};
 use rollout_rewards::contain;
 use shared::{command_line, logging, native};
 use shared_bounds::Metered;
@@ -39,6 +41,9 @@ enum Command {
     /// The run is one of `tandem train` with `listen`. A worker needs nothing of it but the address: model, weights and prompts come
     /// by themselves. It may come and go at any time, and ends with the run.
     Worker(worker::Args),
+    /// Say whether this host could work for a run on another one (asked by `tandem doctor --join`).
+    #[command(hide = true)]
+    Reach(reach::Args),
     /// Score a model on a dataset: avg@k, pass@k and maj@k.
     ///
     /// maj@k takes a prompt's most frequent answer, where the first reward function extracts one. Each figure has a 95 %
@@ -81,6 +86,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
         Command::Worker(args) => worker::run(&args),
+        Command::Reach(args) => reach::run(&args),
         Command::Eval(args) => eval::run(&args).map(done),
         Command::Compare(args) => compare::run(&args).map(done),
         Command::Explain(args) => explain::run(&args).map(done),

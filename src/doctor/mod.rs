@@ -4,13 +4,13 @@ mod leftovers;
 mod libraries;
 mod machine;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 pub use machine::{gpu_memory, has_bf16_tiles};
 
-use crate::output;
+use crate::{binaries, output};
 
 /// Flags of `tandem doctor`.
 #[derive(Debug, clap::Args)]
@@ -18,6 +18,12 @@ pub struct Args {
     /// Remove what dead runs left in shared memory and in the temporary folder
     #[arg(long)]
     remove_leftovers: bool,
+    /// See too whether this host could work for a run that listens there (tls/HOST:PORT); flags of `tandem worker` may follow
+    #[arg(long, value_name = "ADDRESS")]
+    join: Option<String>,
+    /// Flags of `tandem worker`, behind --join
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "join", value_name = "FLAGS")]
+    worker: Vec<String>,
 }
 
 /// What a check found.
@@ -67,7 +73,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let left = vec![leftovers::examine(args.remove_leftovers)];
     let findings = [libraries::examine(), machine::examine(), left].concat();
     findings.iter().for_each(|finding| output::print(finding.line()));
-    Ok(verdict(&findings))
+    let Some(join) = &args.join else { return Ok(verdict(&findings)) };
+    let mut reach = Command::new(binaries::find("rollout")?);
+    let status = reach.args(["reach", "--join", join]).args(&args.worker).status().context("rollout reach")?;
+    Ok(if status.success() { verdict(&findings) } else { ExitCode::FAILURE })
 }
 
 fn verdict(findings: &[Finding]) -> ExitCode {

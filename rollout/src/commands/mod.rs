@@ -11,6 +11,7 @@ pub mod flags;
 pub mod generate;
 mod journal;
 mod progress;
+pub mod reach;
 pub mod rewards;
 mod rows;
 pub mod run;

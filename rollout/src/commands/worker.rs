@@ -22,9 +22,9 @@ use crate::{
     fleet::worker::{self, Left, WorkerOptions},
 };
 
-/// Flags of `rollout worker`.
+/// Where a run is, and what opens its door.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct JoinFlags {
     /// Where the run listens: tls/HOST:PORT or tcp/HOST:PORT
     #[arg(long, env = "TANDEM_JOIN", value_name = "ADDRESS")]
     pub join: String,
@@ -43,6 +43,30 @@ pub struct Args {
     /// Where weights lie, if this host finds them elsewhere than the run says: a folder or a URL
     #[arg(long, env = "TANDEM_STORE", value_name = "PLACE")]
     pub store: Option<String>,
+}
+
+impl JoinFlags {
+    /// What the transport is to be told.
+    ///
+    /// # Errors
+    /// An address that is none.
+    pub fn options(&self) -> anyhow::Result<JoinOptions> {
+        Ok(JoinOptions {
+            endpoint: self.join.parse().with_context(|| format!("--join {}", self.join))?,
+            token_file: self.token_file.clone(),
+            ca: self.tls_ca.clone(),
+            certificate: self.tls_certificate.clone(),
+            key: self.tls_private_key.clone(),
+        })
+    }
+}
+
+/// Flags of `rollout worker`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where and how.
+    #[command(flatten)]
+    pub join: JoinFlags,
     /// Where weights are put [default: tandem/workers in the user's cache folder]
     #[arg(long, env = "TANDEM_WORKER_CACHE", value_name = "DIR")]
     pub cache: Option<PathBuf>,
@@ -81,7 +105,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let cache = args.cache.clone().map_or_else(default_cache, Ok)?;
     let options = WorkerOptions {
         name: args.name.clone().unwrap_or_else(default_name),
-        store: args.store.clone(),
+        store: args.join.store.clone(),
         cache,
         threads: args.threads.map(|n| n as usize),
         max_num_seqs: args.max_num_seqs.map(|n| n as usize),
@@ -91,14 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         tokens_per_second: args.tokens_per_second,
     };
     let number = incarnation();
-    let join = JoinOptions {
-        endpoint: args.join.parse().with_context(|| format!("--join {}", args.join))?,
-        token_file: args.token_file.clone(),
-        ca: args.tls_ca.clone(),
-        certificate: args.tls_certificate.clone(),
-        key: args.tls_private_key.clone(),
-    };
-    let end = ZenohWorker::join(&join, number, options.retry_for)?;
+    let end = ZenohWorker::join(&args.join.options()?, number, options.retry_for)?;
     Ok(match worker::run(end, number, &options, &stop)? {
         Left::RunOver => ExitCode::SUCCESS,
         Left::BySignal => ExitCode::from(ENDED_BY_SIGNAL),

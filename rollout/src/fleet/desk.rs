@@ -219,6 +219,11 @@ impl Desk {
         if let Some(reason) = self.refuses(report) {
             return Orders { hub, refused: Some(reason), finished, ..Orders::default() };
         }
+        if report.name.is_empty() {
+            // It only wants to know whether it could be a worker.
+            let facts = Some(self.options.facts.clone());
+            return Orders { hub, facts, edition: self.edition.clone(), finished, ..Orders::default() };
+        }
         self.note(report, now);
         let knows_us = report.hub == hub;
         if knows_us {

@@ -11,7 +11,7 @@
 //! | [`desk`] | requests, leases and workers: who makes what, without a transport or a clock |
 //! | [`roster`] | what is known of a worker |
 //! | [`check`], [`judge`] | completions that are made again; the engine beside the learner that decides |
-//! | [`weights`] | versions on their way into the store, and out of it |
+//! | `weights` | versions on their way into the store, and out of it |
 //! | `open` | all of that from a configuration |
 //! | [`facts`] | what a worker has to know of a run |
 //! | [`table`] | `workers.json` |
@@ -25,7 +25,7 @@ pub mod judge;
 mod open;
 pub mod roster;
 pub mod table;
-pub mod weights;
+pub(crate) mod weights;
 pub mod worker;
 
 pub use open::open;

@@ -31,7 +31,7 @@ const TRIES: u32 = 6;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What the store calls a version.
-pub(super) fn prefix(version: PolicyVersion) -> String {
+pub(crate) fn prefix(version: PolicyVersion) -> String {
     format!("v{:06}", version.0)
 }
 

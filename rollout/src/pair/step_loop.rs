@@ -291,8 +291,8 @@ impl StepLoop {
 
     fn wait(&self) {
         let scoring = self.assembly.scoring() > 0 || self.evaluating();
-        if scoring {
-            // Rewards have a deadline of their own.
+        if scoring || !self.engine.is_here() {
+            // Rewards have a deadline of their own, and a worker may come at any time.
             heartbeat::beat(Phase::Step);
         } else if self.weights.pending() {
             // The new session is made by another thread, of which nothing is seen until it is there.

@@ -99,7 +99,7 @@ pub struct Made {
 pub struct Report {
     /// Random number drawn at the worker's start.
     pub worker: u64,
-    /// What people call it.
+    /// What people call it. Whoever has no name is no worker, and is told what a worker is told first.
     pub name: String,
     /// Version of the program.
     pub build: String,
