@@ -61,7 +61,7 @@ impl ListenOptions {
             tls::check_pair(("`tls_certificate`", certificate), ("`tls_private_key`", key))?;
         }
         if let Some(ca) = &self.client_ca {
-            tls::certificates("`tls_client_ca`", ca)?;
+            tls::check("`tls_client_ca`", ca)?;
         }
         self.token_file.as_ref().map(|path| Token::read("`token_file`", path)).transpose()
     }
@@ -127,7 +127,7 @@ impl JoinOptions {
             }
         }
         if let Some(ca) = &self.ca {
-            tls::certificates("--tls-ca", ca)?;
+            tls::check("--tls-ca", ca)?;
         }
         self.token_file.as_ref().map(|path| Token::read("--token-file", path)).transpose()
     }

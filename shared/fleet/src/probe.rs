@@ -68,7 +68,7 @@ pub fn probe(options: &JoinOptions, within: Duration) -> Probe {
 fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), (Stage, FleetError)> {
     let at = |stage| move |error| (stage, error);
     let since = |start: Instant| Some(start.elapsed().as_secs_f64());
-    options.check().map_err(at(Stage::Options))?;
+    let token = options.token().map_err(at(Stage::Options))?;
     probe.resolved = reach::resolve(&options.endpoint, within).map_err(at(Stage::Resolve))?;
     let start = Instant::now();
     let stream = reach::connect(&options.endpoint, &probe.resolved, within).map_err(at(Stage::Connect))?;
@@ -79,7 +79,7 @@ fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), 
         probe.tls_handshake_s = since(start);
     }
     let start = Instant::now();
-    let (session, _querier) = session::join(options, within).map_err(at(Stage::Join))?;
+    let (session, _querier) = session::join(options, token.as_ref(), within).map_err(at(Stage::Join))?;
     probe.join_s = since(start);
     let silent = || FleetError::NoHub {
         endpoint: options.endpoint.clone(),

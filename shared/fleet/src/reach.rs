@@ -63,29 +63,36 @@ fn connecting(error: &io::Error, within: Duration) -> String {
 /// Why a session did not open, given zenoh's words for it. What TLS has to say is asked for again, since those words do not
 /// have it.
 pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> FleetError {
-    let endpoint = &options.endpoint;
-    if endpoint.scheme == Scheme::Tls
-        && let Err(error) = resolve(endpoint, within)
-            .and_then(|addresses| connect(endpoint, &addresses, within))
-            .and_then(|stream| handshake(options, stream, within))
-    {
-        return error;
+    if let Some(reason) = of_token(words, options.token_file.is_some()) {
+        return FleetError::Token { endpoint: options.endpoint.clone(), reason };
     }
-    let given = options.token_file.is_some();
-    let token = |reason| FleetError::Token { endpoint: endpoint.clone(), reason };
-    match words {
-        // Whoever has the wrong word is sent away at the second message, whoever has none at the first.
-        _ if words.contains("response to an OpenSyn") && given => {
-            token("does not accept the token: --token-file has another word than its `token_file`")
+    let no_hub = |reason: String| FleetError::NoHub { endpoint: options.endpoint.clone(), reason };
+    let Endpoint { host, port, .. } = &options.endpoint;
+    let tls = resolve(&options.endpoint, within)
+        .and_then(|addresses| connect(&options.endpoint, &addresses, within))
+        .and_then(|stream| handshake(options, stream, within.min(COMPLAINT)));
+    match (options.endpoint.scheme, tls) {
+        (Scheme::Tls, Err(error)) => error,
+        (Scheme::Tcp, Ok(()) | Err(FleetError::Certificate { .. } | FleetError::OwnCertificate { .. })) => {
+            no_hub(format!("what listens there speaks TLS; is it tls/{host}:{port}?"))
         }
-        _ if words.contains("response to an InitSyn") && !given => {
-            token("asks for a token: give --token-file, with the word of its `token_file`")
+        _ if words.contains("deadline has elapsed") => {
+            no_hub("what listens there takes connections and says nothing".into())
         }
-        _ if words.contains("UsrPwd") && given => {
-            token("has no token: leave out --token-file, or give it `token_file`")
-        }
-        _ => FleetError::NoHub { endpoint: endpoint.clone(), reason: format!("what listens there is no hub: {words}") },
+        _ => no_hub(format!("what listens there is no hub: {words}")),
     }
+}
+
+/// What the words say of a token. Whoever has the wrong word is sent away at the second message, whoever has none at the first.
+fn of_token(words: &str, given: bool) -> Option<&'static str> {
+    if given && words.contains("response to an OpenSyn") {
+        return Some("does not accept the token: --token-file has another word than its `token_file`");
+    }
+    if !given && words.contains("response to an InitSyn") {
+        return Some("asks for a token: give --token-file, with the word of its `token_file`");
+    }
+    let needless = given && words.contains("UsrPwd");
+    needless.then_some("has no token: leave out --token-file, or give it `token_file`")
 }
 
 /// The handshake of TLS as zenoh does it, up to the point where the hub would complain of the worker's certificate.
@@ -159,7 +166,7 @@ fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "it is not valid yet; is this host's clock right?".into()
         }
-        CertificateError::UnknownIssuer => match &options.ca {
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => match &options.ca {
             Some(_) => "it is signed by neither --tls-ca nor a public authority".into(),
             None => "it is signed by no public authority; name who signed it with --tls-ca".into(),
         },

@@ -59,14 +59,21 @@ pub(crate) fn listen(options: &ListenOptions, token: Option<&Token>) -> Result<S
     open(config).map_err(failed)
 }
 
-/// The session of a worker, connected, and a way to ask the hub that has been seen there. Takes at most about so long.
-pub(crate) fn join(options: &JoinOptions, within: Duration) -> Result<(Session, Querier<'static>), FleetError> {
-    let token = options.token()?;
+/// The session of a worker, connected, and a way to ask the hub that has been seen there. Takes at most about so long, or twice
+/// that where something is wrong.
+pub(crate) fn join(
+    options: &JoinOptions,
+    token: Option<&Token>,
+    within: Duration,
+) -> Result<(Session, Querier<'static>), FleetError> {
     let deadline = Instant::now() + within;
-    reach::connect(&options.endpoint, &reach::resolve(&options.endpoint, within)?, within)?;
+    let addresses = reach::resolve(&options.endpoint, within)?;
+    // zenoh would say no more than that it has not worked. A hub of TLS rests after a connection that comes to nothing.
+    if options.endpoint.scheme == Scheme::Tcp {
+        reach::connect(&options.endpoint, &addresses, within)?;
+    }
     let within = deadline.saturating_duration_since(Instant::now()).max(LOOK);
-    let session =
-        open(joining(options, token.as_ref(), within)).map_err(|words| reach::why(options, &words, within))?;
+    let session = open(joining(options, token, within)).map_err(|words| reach::why(options, &words, within))?;
     let failed =
         |e: zenoh::Error| FleetError::Zenoh { endpoint: options.endpoint.clone(), reason: plain(&e.to_string()) };
     let querier = session.declare_querier(CALL).wait().map_err(failed)?;

@@ -26,24 +26,29 @@ pub(crate) fn certificates(option: &'static str, path: &Path) -> Result<Vec<Cert
     if list.is_empty() {
         return Err(wrong("it has no certificate: expected PEM, with a line BEGIN CERTIFICATE".into()));
     }
-    for certificate in &list {
-        let (_, parsed) =
-            X509Certificate::from_der(certificate).map_err(|e| wrong(format!("it is no certificate: {e}")))?;
-        remark(option, path, &parsed);
-    }
     Ok(list)
 }
 
-/// One that is not valid today is no error here, since clocks differ; the other side is the one to refuse it.
-fn remark(option: &str, path: &Path, certificate: &X509Certificate) {
+/// As [`certificates`], once. Remarks on those that are not valid today: clocks differ, so the other side is the one to refuse
+/// them.
+pub(crate) fn check(option: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FleetError> {
+    let list = certificates(option, path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-    let validity = certificate.validity();
-    if validity.not_after.timestamp() < now {
-        tracing::warn!("{option} {}: the certificate expired on {}", path.display(), validity.not_after);
+    for certificate in &list {
+        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|e| FleetError::File {
+            option,
+            path: path.into(),
+            reason: format!("it is no certificate: {e}"),
+        })?;
+        let validity = parsed.validity();
+        if validity.not_after.timestamp() < now {
+            tracing::warn!("{option} {}: the certificate expired on {}", path.display(), validity.not_after);
+        }
+        if validity.not_before.timestamp() > now {
+            tracing::warn!("{option} {}: the certificate is not valid before {}", path.display(), validity.not_before);
+        }
     }
-    if validity.not_before.timestamp() > now {
-        tracing::warn!("{option} {}: the certificate is not valid before {}", path.display(), validity.not_before);
-    }
+    Ok(list)
 }
 
 /// The key of a file.
@@ -58,7 +63,7 @@ pub(crate) fn key(option: &'static str, path: &Path) -> Result<PrivateKeyDer<'st
 
 /// Checks that a key is that of a certificate. Both come with the name of their option.
 pub(crate) fn check_pair(certificate: (&'static str, &Path), key: (&'static str, &Path)) -> Result<(), FleetError> {
-    let chain = certificates(certificate.0, certificate.1)?;
+    let chain = check(certificate.0, certificate.1)?;
     let private = self::key(key.0, key.1)?;
     let wrong = |reason: String| FleetError::File { option: key.0, path: key.1.into(), reason };
     let signing = ring::sign::any_supported_type(&private).map_err(|e| wrong(e.to_string()))?;

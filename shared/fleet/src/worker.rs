@@ -24,10 +24,11 @@ use crate::{
     FleetError, JoinOptions,
     error::plain,
     session::{self, wait_for_hub},
+    token::Token,
 };
 
-/// How long one try to join may take, and how long a worker rests between two.
-const TRY: Duration = Duration::from_secs(10);
+/// How long one try to join may take, at least and at most, and how long a worker rests between two.
+const TRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 const REST: Duration = Duration::from_secs(1);
 /// How often a worker without a connection looks why, and how long that may take.
 const LOOK_WHY: Duration = Duration::from_secs(5);
@@ -36,13 +37,14 @@ const LOOKING: Duration = Duration::from_secs(2);
 /// A worker's end of a run's fleet. Dropped, it is gone from the hub.
 pub struct ZenohWorker {
     options: JoinOptions,
+    token: Option<Token>,
     /// What it calls itself where its frames cannot be read.
     caller: String,
     bell: Arc<Bell>,
     /// Why there is no connection, and when that was looked at.
     why: Option<(Instant, String)>,
     querier: Option<Querier<'static>>,
-    token: Option<LivelinessToken>,
+    alive: Option<LivelinessToken>,
     rings: Option<Subscriber<()>>,
     session: Session,
 }
@@ -53,22 +55,22 @@ impl ZenohWorker {
     /// # Errors
     /// What is wrong, at once if waiting does not help.
     pub fn join(options: &JoinOptions, worker: u64, wait: Duration) -> Result<Self, FleetError> {
-        options.check()?;
-        let deadline = Instant::now() + wait;
-        let (session, querier) = connect(options, deadline)?;
+        let token = options.token()?;
+        let (session, querier) = connect(options, token.as_ref(), Instant::now() + wait)?;
         let failed =
             |e: zenoh::Error| FleetError::Zenoh { endpoint: options.endpoint.clone(), reason: plain(&e.to_string()) };
         let bell = Arc::new(Bell::default());
         let to = Arc::clone(&bell);
         let rings = session.declare_subscriber(session::BELL).callback(move |_| to.ring()).wait().map_err(failed)?;
-        let token = session.liveliness().declare_token(format!("{}/{worker:016x}", session::WORKERS));
+        let alive = session.liveliness().declare_token(format!("{}/{worker:016x}", session::WORKERS));
         Ok(Self {
             options: options.clone(),
+            token,
             caller: format!("worker {worker:016x} of build {}", env!("CARGO_PKG_VERSION")),
             bell,
             why: None,
             querier: Some(querier),
-            token: Some(token.wait().map_err(failed)?),
+            alive: Some(alive.wait().map_err(failed)?),
             rings: Some(rings),
             session,
         })
@@ -84,7 +86,7 @@ impl ZenohWorker {
             return Ok(());
         }
         if self.why.as_ref().is_none_or(|(at, _)| at.elapsed() >= LOOK_WHY) {
-            let words = match session::join(&self.options, LOOKING) {
+            let words = match session::join(&self.options, self.token.as_ref(), LOOKING) {
                 Ok(_) => "it is there again, and the connection is about to come back".into(),
                 Err(error) => error.to_string(),
             };
@@ -99,11 +101,15 @@ impl ZenohWorker {
 }
 
 /// Connects, again and again until the deadline where that may help.
-fn connect(options: &JoinOptions, deadline: Instant) -> Result<(Session, Querier<'static>), FleetError> {
+fn connect(
+    options: &JoinOptions,
+    token: Option<&Token>,
+    deadline: Instant,
+) -> Result<(Session, Querier<'static>), FleetError> {
     let mut told = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let error = match session::join(options, left.clamp(session::LOOK, TRY)) {
+        let error = match session::join(options, token, left.clamp(TRY[0], TRY[1])) {
             Ok(joined) => return Ok(joined),
             Err(error) => error,
         };
@@ -130,8 +136,8 @@ impl WorkerEnd for ZenohWorker {
         let unanswered = || ChannelError::Timeout { peer: "hub", seconds: start.elapsed().as_secs_f64() };
         let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
         let (sender, answers) = mpsc::channel();
-        // Waits until it is sent, which takes its time on a slow connection; then the answer has all of `timeout`. zenoh's own
-        // deadline is only to come after that.
+        // Waits until zenoh and the system have taken it all; then the answer has all of `timeout`. zenoh's own deadline is only
+        // to come after that.
         self.session
             .get(session::CALL)
             .payload(frame)
@@ -160,7 +166,7 @@ impl WorkerEnd for ZenohWorker {
 
 impl Drop for ZenohWorker {
     fn drop(&mut self) {
-        (self.querier, self.token, self.rings) = (None, None, None);
+        (self.querier, self.alive, self.rings) = (None, None, None);
         drop(self.session.close().wait());
     }
 }

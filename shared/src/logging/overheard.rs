@@ -22,10 +22,17 @@ use tracing_subscriber::{
 /// Where it says what becomes of connections: the handshake (and, at the lowest level, with whom) and TLS before it.
 const OVERHEARD: [(&str, LevelFilter); 2] =
     [("zenoh_transport::unicast::establishment::accept", LevelFilter::TRACE), ("zenoh_link_tls", LevelFilter::WARN)];
-/// Where it writes a whole configuration, with the word in it, at level debug.
-const WITH_SECRETS: &str = "zenoh::api::session";
-/// Where it warns that it gossips with nobody, at every session.
-const IDLE: &str = "zenoh::net::routing::hat::peer";
+/// Where it writes what no log is to have, from below these levels on: its configuration with the word in it, and what the word
+/// could be found from.
+const SECRET: [(&str, Level); 2] =
+    [("zenoh::api::session", Level::INFO), ("zenoh_transport::unicast::establishment", Level::DEBUG)];
+/// What is said in other words by those who open a session, and what is no news: that it gossips with nobody.
+const KNOWN: [&str; 4] = [
+    "zenoh_transport::unicast::establishment",
+    "zenoh_link_tls",
+    "zenoh::net::runtime::orchestrator",
+    "zenoh::net::routing::hat",
+];
 /// So many of its lines are written in [`SPELL`].
 const MOST_LINES: usize = 10;
 const SPELL: Duration = Duration::from_secs(60);
@@ -83,7 +90,7 @@ pub(super) fn bounded<S>(inner: impl Filter<S> + 'static, named: bool) -> impl F
         if !of.target().starts_with("zenoh") {
             return true;
         }
-        if of.target() == WITH_SECRETS && *of.level() > Level::INFO {
+        if SECRET.iter().any(|(target, level)| of.target().starts_with(target) && of.level() > level) {
             return false;
         }
         named || (wanted(of) && lines.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now()))
@@ -92,8 +99,8 @@ pub(super) fn bounded<S>(inner: impl Filter<S> + 'static, named: bool) -> impl F
 
 /// Whether it is worth a line where nobody has asked for zenoh's.
 fn wanted(of: &Metadata<'_>) -> bool {
-    let handed_on = OVERHEARD.iter().any(|(target, _)| of.target().starts_with(target));
-    *of.level() <= Level::WARN && !handed_on && (of.target(), *of.level()) != (IDLE, Level::WARN)
+    let known = KNOWN.iter().any(|target| of.target().starts_with(target));
+    *of.level() <= Level::WARN && !known
 }
 
 /// The lines of a spell.
@@ -187,8 +194,8 @@ mod tests {
     #[test]
     fn whoever_asks_for_them_sees_them_all_but_the_secrets() {
         let (written, _) = heard("zenoh=trace,zenoh::api::session=trace", all_kinds);
-        assert!(written.contains("all is well") && written.contains("oops 99") && written.contains("link 7"));
-        assert!(!written.contains("the word") && !written.contains("ours"), "{written}");
+        assert!(written.contains("all is well") && written.contains("oops 99") && written.contains("refused"));
+        assert!(!written.contains("the word") && !written.contains("link 7") && !written.contains("ours"), "{written}");
         let (written, _) = heard("trace", all_kinds);
         assert!(!written.contains("the word") && written.contains("ours"), "{written}");
     }

@@ -3,14 +3,18 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use shared_fleet::{JoinOptions, ListenOptions, Stage, ZenohHub, probe};
 use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 
 use crate::support::{PATIENCE, Serving, call, join, listen, token_file};
+
+/// Tells authorities apart.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Who signs.
 struct Authority {
@@ -21,6 +25,7 @@ struct Authority {
 impl Authority {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, format!("authority {}", NUMBER.fetch_add(1, Relaxed)));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -176,8 +181,10 @@ fn a_token_is_asked_for_behind_a_certificate_too() {
 fn each_side_says_when_the_other_speaks_without_tls() {
     let authority = Authority::new();
     let tls = Serving::new(&authority.hub("127.0.0.1", TODAY));
-    let error = join(&tls.join_options(), 1).err().unwrap().to_string();
-    assert!(error.contains("what listens there is no hub") && error.contains("is it tls/127.0.0.1:"), "{error}");
+    assert_eq!(
+        refused(&tls.join_options(), Stage::Join),
+        format!("what listens there speaks TLS; is it tls/{}?", tls.address)
+    );
     from_somebody(&tls, "it does not speak TLS");
     let tcp = Serving::new(&listen("tcp/127.0.0.1:0"));
     assert_eq!(

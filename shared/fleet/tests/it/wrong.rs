@@ -67,8 +67,8 @@ fn a_port_that_takes_connections_and_says_nothing_is_not_waited_for_for_ever() {
     let start = Instant::now();
     let options = at(listener.local_addr().unwrap());
     let error = ZenohWorker::join(&options, 1, Duration::from_millis(300)).map(drop).unwrap_err().to_string();
-    assert!(error.contains("what listens there is no hub"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(error.ends_with(": what listens there takes connections and says nothing"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
 }
 
 #[test]
@@ -131,8 +131,9 @@ fn whoever_only_knocks_is_not_remarked_on() {
     hub.wait_for("the worker to be gone", |words| words == "gone 1");
     assert_eq!(hub.told(), ["gone 1"]);
     let mut stranger = std::net::TcpStream::connect(hub.address).unwrap();
-    stranger.write_all(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n").unwrap();
-    hub.wait_for("a word of the stranger", |words| words.contains(": it does not speak zenoh ("));
+    stranger.write_all(&[2, 0, 0xff, 0xff]).unwrap();
+    let words = format!("{}: it does not speak zenoh", stranger.local_addr().unwrap());
+    hub.wait_for("a word on the stranger", |told| told == words);
 }
 
 #[test]
