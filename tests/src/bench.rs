@@ -104,6 +104,14 @@ pub fn groups(lines: &[Value]) -> impl Iterator<Item = &Value> {
 /// A run that a failing test does not leave behind.
 pub struct Running(Child);
 
+impl Running {
+    /// Of a launcher that was started otherwise.
+    #[must_use]
+    pub fn of(launcher: Child) -> Self {
+        Self(launcher)
+    }
+}
+
 impl Deref for Running {
     type Target = Child;
 

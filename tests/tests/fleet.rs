@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     ops::Deref,
     process::{Child, Command, Stdio},
     thread,
@@ -12,11 +12,19 @@ use std::{
 
 use harness::{
     bench::{self, Running},
-    binary,
+    binary, cli,
     processes::{children, signal},
+    proxy::{Proxy, Way},
+    s3::Server,
     training::json_lines,
 };
 use serde_json::Value;
+use shared::{
+    FinishReason, TokenLogprob,
+    channel::fleet::{KernelClass, Made, Report, WorkerEnd},
+    config::{Device, Kernels, KvDtype, RolloutDtype},
+};
+use shared_fleet::{JoinOptions, ZenohWorker};
 
 const STEPS: u64 = 12;
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -25,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(240);
 struct Bench {
     bench: bench::Bench,
     listen: String,
+    /// Of the store.
+    variables: Vec<(String, String)>,
 }
 
 impl Deref for Bench {
@@ -54,7 +64,7 @@ impl Bench {
         ));
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = format!("tcp/{}", free.local_addr().unwrap());
-        Self { bench, listen }
+        Self { bench, listen, variables: Vec::new() }
     }
 
     /// A run that samples with workers.
@@ -62,13 +72,34 @@ impl Bench {
         self.start(run, &["--listen", &self.listen, "--lease_timeout", "5", "--verify_share", "0.3"])
     }
 
+    /// As [`Bench::start_fleet`], with the weights in the bucket of a server.
+    fn start_fleet_with_bucket(&self, run: &str) -> Running {
+        let mut command = self.command(run, &["--listen", &self.listen, "--lease_timeout", "5"]);
+        command
+            .args(["--weights_store", "s3://bucket/run", "--store_versions", "1"])
+            .envs(self.variables.iter().cloned());
+        let stderr = fs::File::create(self.path("stderr")).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        Running::of(command.spawn().unwrap())
+    }
+
     fn worker(&self, name: &str) -> Worker {
         self.worker_with(name, &[])
     }
 
+    /// The address behind `tcp/`.
+    fn address(&self) -> SocketAddr {
+        self.listen.trim_start_matches("tcp/").parse().unwrap()
+    }
+
     fn worker_with(&self, name: &str, more: &[&str]) -> Worker {
+        self.worker_at(&self.listen, name, more)
+    }
+
+    fn worker_at(&self, join: &str, name: &str, more: &[&str]) -> Worker {
         let mut command = Command::new(binary("tandem"));
-        command.args(["worker", "--join", &self.listen, "--name", name, "--threads", "1", "--retry-for", "120"]);
+        command.args(["worker", "--join", join, "--name", name, "--threads", "1", "--retry-for", "120"]);
+        command.envs(self.variables.iter().cloned());
         command.arg("--cache").arg(self.path("workers")).args(more);
         let log = fs::File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -174,4 +205,112 @@ fn an_asynchronous_run_with_workers_makes_every_step_and_its_ledger_balances() {
     }
     bench.ends(&mut run, workers);
     bench.assert_balanced("fleet", 20, 4);
+}
+
+#[test]
+fn weights_go_through_a_server_of_objects_and_calls_over_a_slow_line_that_is_cut() {
+    let mut bench = Bench::new(STEPS, "");
+    let server = Server::start();
+    bench.variables = server.variables(server.address);
+    let expected = bench.pair(STEPS);
+    let proxy = Proxy::to(bench.address());
+    proxy.set(Way { delay: Duration::from_millis(20), ..Way::default() });
+    let mut run = bench.start_fleet_with_bucket("fleet");
+    let workers =
+        vec![("near", bench.worker("near")), ("far", bench.worker_at(&format!("tcp/{}", proxy.address()), "far", &[]))];
+    for step in [3, 6, 9] {
+        bench.wait_for_step("fleet", step);
+        proxy.cut_for(Duration::from_millis(300));
+    }
+    bench.ends(&mut run, workers);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    let versions = fs::read_dir(server.bucket().join("run")).unwrap().flatten();
+    let versions: Vec<String> = versions.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    let kept = versions.iter().filter(|name| name.starts_with('v')).count();
+    assert!((1..=3).contains(&kept), "{versions:?}");
+}
+
+/// Joins as a worker does, and makes things up.
+fn lie(join: &str) -> String {
+    let options =
+        JoinOptions { endpoint: join.parse().unwrap(), token_file: None, ca: None, certificate: None, key: None };
+    let mut end = ZenohWorker::join(&options, 7, PATIENCE).unwrap();
+    let class = KernelClass {
+        device: Device::Cpu,
+        kernels: Kernels::Packed,
+        rollout_dtype: RolloutDtype::Auto,
+        kv_dtype: KvDtype::Auto,
+    };
+    let (name, build) = ("liar".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    let mut report = Report { worker: 7, name, build, class: Some(class), ..Report::default() };
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < PATIENCE, "it is believed");
+        let Ok(orders) = end.exchange(&report, Duration::from_secs(5)) else { continue };
+        if let Some(reason) = orders.refused {
+            return reason;
+        }
+        assert!(!orders.finished, "it was believed to the end");
+        report.made.clear();
+        report.hub = orders.hub;
+        report.max_num_seqs = 4;
+        report.edition = orders.edition;
+        for lease in orders.granted {
+            for &sample in &lease.samples {
+                report.made.push(Made {
+                    lease: lease.id,
+                    sample,
+                    token_ids: vec![3; 4],
+                    logprobs: vec![
+                        TokenLogprob {
+                            logprob: -1.0,
+                            logprob_at_temperature: -1.0,
+                            ..TokenLogprob::default()
+                        };
+                        4
+                    ],
+                    versions: vec![(0, report.edition.as_ref().unwrap().version)],
+                    finish_reason: FinishReason::Length,
+                    seconds: 0.01,
+                });
+            }
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_worker_that_makes_things_up_is_named_and_dropped_and_the_run_goes_on() {
+    let bench = Bench::new(STEPS, "");
+    let options = ["--listen", &bench.listen, "--lease_timeout", "5", "--verify_share", "1"];
+    let mut run = bench.start("fleet", &options);
+    let honest = bench.worker("honest");
+    let reason = lie(&bench.listen);
+    assert!(reason.contains("made again beside the learner"), "{reason}");
+    bench.ends(&mut run, vec![("honest", honest)]);
+    let table = bench.table("fleet");
+    assert!(table["disputed"].as_u64().unwrap() > 0, "{table}");
+    let log = fs::read_to_string(bench.path("fleet/logs/rollout.log")).unwrap();
+    assert!(log.contains("worker liar is dropped"), "{log}");
+    assert!(!log.contains("worker honest is dropped"), "{log}");
+}
+
+#[test]
+fn doctor_says_whether_a_host_could_work_for_a_run() {
+    let bench = Bench::new(40, "");
+    let refused = cli::run("tandem", ["doctor", "--join", &bench.listen]);
+    assert!(!refused.status.success() && refused.stderr.contains("nothing listens there"), "{}", refused.stderr);
+    let run = bench.start_fleet("fleet");
+    let begun = Instant::now();
+    let found = loop {
+        let found = cli::run("tandem", ["doctor", "--join", &bench.listen]);
+        if found.status.success() {
+            break found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{}", found.stderr);
+    };
+    for words in ["takes connections", "lets this host in", "ahead of this host's", "can be read"] {
+        assert!(found.stderr.contains(words), "{words}: {}", found.stderr);
+    }
+    drop(run);
 }
