@@ -101,6 +101,15 @@ fn a_fetch_goes_on_where_it_was_given_up() {
     assert_eq!(open().fetch("v1", &published.blake3, &into, &()).unwrap().bytes, CHUNK_BYTES);
     assert_same(&into, &source);
 
+    // A link that lies there is not written through.
+    fs::rename(&into, &part).unwrap();
+    fs::rename(part.join("weights.data"), dir.path().join("elsewhere")).unwrap();
+    fs::write(dir.path().join("elsewhere"), "kept").unwrap();
+    std::os::unix::fs::symlink(dir.path().join("elsewhere"), part.join("weights.data")).unwrap();
+    open().fetch("v1", &published.blake3, &into, &()).unwrap();
+    assert_same(&into, &source);
+    assert_eq!(fs::read(dir.path().join("elsewhere")).unwrap(), b"kept");
+
     let fetch = |most| open().fetch("v1", &published.blake3, &dir.path().join("v2"), &Until::new(most));
     fetch(CHUNK_BYTES).unwrap_err();
     forget(&dir.path().join("v2")).unwrap();
