@@ -299,7 +299,7 @@ pub fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Puts the path before what the system says of an error.
-pub(crate) fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
+pub fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
