@@ -61,7 +61,8 @@ pub fn from_bytes_of_row(largest: f32, bytes: &[i8], row: &mut [f32]) {
     assert_eq!(row.len(), bytes.len(), "a byte for each number");
     let scale = largest / BYTE_MAX;
     for (x, &byte) in row.iter_mut().zip(bytes) {
-        let magnitude = if byte.unsigned_abs() >= BYTE_MAX as u8 { largest } else { f32::from(byte.unsigned_abs()) * scale };
+        let magnitude =
+            if byte.unsigned_abs() >= BYTE_MAX as u8 { largest } else { f32::from(byte.unsigned_abs()) * scale };
         *x = magnitude.copysign(f32::from(byte));
     }
 }
@@ -158,7 +159,8 @@ mod tests {
 
     #[test]
     fn most_sums_of_two_halves_end_in_zeros() {
-        let short = (0..10_000).filter(|i| shortened(0.01 + *i as f32 * 1.7e-6).to_bits().trailing_zeros() >= 6).count();
+        let short =
+            (0..10_000).filter(|i| shortened(0.01 + *i as f32 * 1.7e-6).to_bits().trailing_zeros() >= 6).count();
         assert!(short > 8_000, "{short}");
     }
 }

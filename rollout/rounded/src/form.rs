@@ -112,7 +112,8 @@ impl Grid {
     /// That of a tensor whose entry fits its data.
     pub fn of(entry: &TensorEntry) -> Self {
         let elements = entry.length as usize / entry.dtype.size();
-        let depth = entry.shape.last().map_or(1, |&n| n as usize).max(1);
+        // What is no matrix has rows of one number.
+        let depth = entry.shape.get(1..).and_then(<[u64]>::last).map_or(1, |&n| n as usize).max(1);
         Self { rows: elements / depth, depth, block: (BLOCK / depth).max(1) }
     }
 
@@ -160,7 +161,7 @@ mod tests {
     fn blocks_are_whole_rows_and_cover_every_number_once() {
         for (shape, blocks) in [
             (&[5][..], 1),
-            (&[300_000], 1),
+            (&[300_000], 3),
             (&[1000, 576], 5),
             (&[227, 576], 1),
             (&[228, 576], 2),
@@ -198,7 +199,8 @@ mod tests {
     #[test]
     fn what_is_not_only_a_linear_layer_stays_whole() {
         let of = |name| Form::of(name, RolloutDtype::Int8);
-        for name in ["model.layers.0.mlp.down_proj.weight", "model.layers.11.self_attn.q_proj.weight", "lm_head.weight"] {
+        for name in ["model.layers.0.mlp.down_proj.weight", "model.layers.11.self_attn.q_proj.weight", "lm_head.weight"]
+        {
             assert_eq!(of(name), Form::Bytes, "{name}");
         }
         for name in ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.bias", "model.norm.weight", "cos"] {

@@ -84,10 +84,12 @@ impl Tensor {
         };
         let hashes = || {
             let before = hash_and_norm_of(values);
-            let after = if form == Form::Whole { before.clone() } else { hash_and_norm_of(&widened(&rounded, grid, form)) };
+            let after =
+                if form == Form::Whole { before.clone() } else { hash_and_norm_of(&widened(&rounded, grid, form)) };
             (before, after)
         };
-        let encode = |(block, words): (usize, &Vec<u8>)| planes::encode(words, form.runs(grid.rows_of(block), grid.depth));
+        let encode =
+            |(block, words): (usize, &Vec<u8>)| planes::encode(words, form.runs(grid.rows_of(block), grid.depth));
         let blocks = || rounded.par_iter().enumerate().map(encode).collect::<Result<_, _>>();
         let ((before, after), blocks) = rayon::join(hashes, blocks);
         Ok(Self { form, before, after, blocks: blocks? })

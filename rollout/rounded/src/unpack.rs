@@ -1,10 +1,13 @@
 //! From a packed directory to a version directory.
 
-use std::path::Path;
+use std::{io, path::Path};
 
 use exporters::{ExportError, VersionDir, fill_tensors};
 use rayon::prelude::*;
-use shared::{Canaries, TensorEntry, WeightManifest, atomic};
+use shared::{
+    Canaries, TensorEntry, WeightManifest, atomic,
+    memory::{self, Size},
+};
 
 use super::{RoundedError, difference::are_alike, packed::Packed, planes};
 
@@ -17,6 +20,7 @@ use super::{RoundedError, difference::are_alike, packed::Packed, planes};
 pub fn unpack(packed: &Path, base: Option<&Path>, out: &Path) -> Result<WeightManifest, RoundedError> {
     let packed = Packed::open(packed)?;
     let base = packed.index.base.as_ref().map(|needed| open_base(&packed, needed, base)).transpose()?;
+    require_memory(&packed.manifest)?;
     let canaries = Canaries::read(&packed.dir)?;
     let graph = match (packed.graph()?, &base) {
         (Some(graph), _) => graph,
@@ -30,6 +34,17 @@ pub fn unpack(packed: &Path, base: Option<&Path>, out: &Path) -> Result<WeightMa
         Ok::<_, RoundedError>(())
     })?;
     Ok(packed.manifest)
+}
+
+/// A plane of zeros takes no bytes, so a tensor may be larger than what was received of it.
+fn require_memory(manifest: &WeightManifest) -> io::Result<()> {
+    let largest = Size(manifest.tensors.iter().map(|tensor| tensor.length).max().unwrap_or(0));
+    let free = Size(memory::available()?);
+    if largest <= free {
+        return Ok(());
+    }
+    let message = format!("a tensor of {largest} does not fit into the {free} of free memory");
+    Err(io::Error::new(io::ErrorKind::OutOfMemory, message))
 }
 
 /// The version that a difference is to.

@@ -93,7 +93,9 @@ impl Gate {
         let refuse = |reason: String| Err(EngineError::Refused { version, reason });
         if let Some(rounded) = manifest.rounded.filter(|rounded| *rounded != self.dtype) {
             let dtype = self.dtype;
-            return refuse(format!("its weights were rounded for `rollout_dtype` {rounded}, and this sampler's is {dtype}"));
+            return refuse(format!(
+                "its weights were rounded for `rollout_dtype` {rounded}, and this sampler's is {dtype}"
+            ));
         }
         if !self.on {
             return Ok(Examined { version, canaries: None, data: None, time: Duration::ZERO });
