@@ -5,56 +5,63 @@
 //! that does other things as well, these tell more.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     time::Instant,
 };
 
-use rollout_rounded::{RoundedError, difference, round, unpack};
-use shared::{atomic, config::RolloutDtype};
+use rollout_rounded::{INDEX_FILE, Index, RoundedError, difference, round, unpack};
+use shared::{WeightManifest, config::RolloutDtype};
 
-/// Seconds of the clock and of the cores.
-type Times = [f64; 2];
-
-const NAMES: [&str; 6] =
-    ["whole, MB", "difference, MB", "round, s", "difference, s", "unpack whole, s", "unpack difference, s"];
+const COLUMNS: &str = "| | whole, MB | difference, MB | of it embedding, MB | round, s | difference, s | unpack whole, s | unpack difference, s |\n\
+                       |---|---|---|---|---|---|---|---|";
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 fn main() -> Result<(), RoundedError> {
     let versions: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
-    let place = env::temp_dir().join(format!("tandem-deltas-{}", std::process::id()));
-    let result = formats(&versions, &place);
-    std::fs::remove_dir_all(&place)?;
-    result
-}
-
-fn formats(versions: &[PathBuf], place: &Path) -> Result<(), RoundedError> {
-    println!("| | {} |\n|---|{}", NAMES.join(" | "), "---|".repeat(NAMES.len()));
+    println!("{COLUMNS}");
     for dtype in [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Int8] {
-        let [older, newer, change, base, out] =
-            ["older", "newer", "change", "base", "out"].map(|name| place.join(name));
-        for (number, version) in versions.iter().enumerate() {
-            let (whole, rounding) = timed(|| round(version, dtype, &newer))?;
-            let (_, unpacking) = timed(|| unpack(&newer, None, &out))?;
-            if number > 0 {
-                let (changed, comparing) = timed(|| difference(&newer, &older, &change))?;
-                let (_, unpacking_change) = timed(|| unpack(&change, Some(&base), &out))?;
-                let bytes = [whole.packed, changed.packed].map(|bytes| format!("{:.2}", bytes as f64 / 1e6));
-                let times = [rounding, comparing, unpacking, unpacking_change];
-                let times = times.map(|[clock, cores]| format!("{clock:.2} ({cores:.2})"));
-                println!("| {dtype}, {} | {} | {} |", version.display(), bytes.join(" | "), times.join(" | "));
-            }
-            for (from, to) in [(&newer, &older), (&out, &base)] {
-                let _ = std::fs::remove_dir_all(to);
-                std::fs::rename(from, to)?;
-            }
-        }
-        atomic::remove_dir(place)?;
+        let place = env::temp_dir().join(format!("tandem-deltas-{}-{dtype}", std::process::id()));
+        fs::create_dir_all(&place)?;
+        let result = measure(&versions, dtype, &place);
+        fs::remove_dir_all(&place)?;
+        result?;
     }
-    std::fs::create_dir_all(place)?;
     Ok(())
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T, RoundedError>) -> Result<(T, Times), RoundedError> {
+fn measure(versions: &[PathBuf], dtype: RolloutDtype, place: &Path) -> Result<(), RoundedError> {
+    let [older, newer, change] = ["older", "newer", "change"].map(|name| place.join(name));
+    let [base, whole, out] = ["base", "whole", "out"].map(|name| place.join(name));
+    for (number, version) in versions.iter().enumerate() {
+        let (all, rounding) = timed(|| round(version, dtype, &newer))?;
+        let (_, unpacking) = timed(|| unpack(&newer, None, &whole))?;
+        if number > 0 {
+            let (changed, comparing) = timed(|| difference(&newer, &older, &change))?;
+            let (_, applying) = timed(|| unpack(&change, Some(&base), &out))?;
+            let bytes = [all.packed, changed.packed, bytes_of(EMBEDDING, &change)?];
+            let bytes = bytes.map(|bytes| format!("{:.2}", bytes as f64 / 1e6)).join(" | ");
+            let times = [rounding, comparing, unpacking, applying];
+            let times = times.map(|[clock, cores]| format!("{clock:.2} ({cores:.2})")).join(" | ");
+            println!("| {dtype}, {} | {bytes} | {times} |", version.display());
+            [&older, &change, &base, &out].into_iter().try_for_each(fs::remove_dir_all)?;
+        }
+        fs::rename(&newer, &older)?;
+        fs::rename(&whole, &base)?;
+    }
+    Ok(())
+}
+
+/// Bytes of a tensor in a packed directory.
+fn bytes_of(name: &str, packed: &Path) -> Result<u64, RoundedError> {
+    let manifest = WeightManifest::read_alone(packed)?;
+    let index = Index::read(&packed.join(INDEX_FILE), &manifest)?;
+    let of_name = manifest.tensors.iter().zip(&index.tensors).filter(|(entry, _)| entry.name == name);
+    Ok(of_name.flat_map(|(_, tensor)| &tensor.blocks).flat_map(|block| &block.1).map(|&length| u64::from(length)).sum())
+}
+
+/// What came of it, and the seconds of a clock and of the cores.
+fn timed<T>(work: impl FnOnce() -> Result<T, RoundedError>) -> Result<(T, [f64; 2]), RoundedError> {
     let (begun, used) = (Instant::now(), core_seconds());
     Ok((work()?, [begun.elapsed().as_secs_f64(), core_seconds() - used]))
 }
