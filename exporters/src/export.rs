@@ -118,6 +118,7 @@ pub(crate) fn fill<'a>(
         model_blake3: blake3::hash(graph).to_hex().to_string(),
         tensors,
         adapter: None,
+        rounded: None,
     };
     manifest.write(dir)?;
     Ok(manifest)

@@ -75,6 +75,12 @@ pub fn norm(values: &[f32]) -> f64 {
     root(&squares(values))
 }
 
+/// blake3 of fp32 values as they are stored, in hex, and their [`norm`]; on all cores.
+#[must_use]
+pub fn hash_and_norm_of(values: &[f32]) -> (String, f64) {
+    hash_and_norm(bytemuck::cast_slice(values), Dtype::Fp32)
+}
+
 /// Bytes that are hashed and added up together: they come from memory once.
 const PIECE: usize = 64 * BLOCK * size_of::<f32>();
 

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fs, path::Path};
 use memmap2::Mmap;
 use rayon::prelude::*;
 use shared::{
-    PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
+    Dtype, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
     manifest::{DATA_FILE, MODEL_FILE},
 };
 
@@ -52,6 +52,24 @@ pub fn fill_version(
             Ok(values) => Ok(Values::Floats(values)),
             Err(source) => Err(ExportError::Tensor { name: tensor.name.clone(), source }),
         },
+    })
+}
+
+/// Writes a version of which everything is known into a folder that is there: its graph and the tensors of a manifest, of
+/// which `read` gives the values one by one. The manifest that is returned has the hashes of what was written.
+///
+/// # Errors
+/// As [`write_version`]; the folder may then have some of the files.
+pub fn fill_tensors(
+    dir: &Path,
+    version: PolicyVersion,
+    tensors: &[TensorEntry],
+    graph: &[u8],
+    read: TensorSource<'_, '_>,
+) -> Result<WeightManifest, ExportError> {
+    export::fill(dir, version, tensors, graph, |tensor| {
+        let values = read(&tensor.name);
+        values.map(Values::Floats).map_err(|source| ExportError::Tensor { name: tensor.name.clone(), source })
     })
 }
 
@@ -106,7 +124,8 @@ impl VersionDir {
     }
 
     /// The serialised graph.
-    pub(crate) fn graph(&self) -> &[u8] {
+    #[must_use]
+    pub fn graph(&self) -> &[u8] {
         &self.graph
     }
 
@@ -175,6 +194,13 @@ impl VersionDir {
             let values = self.read_f32(&tensor.name)?;
             Ok((tensor, values::encode(&tensor.name, &values, tensor.dtype)?.into_owned()))
         })
+    }
+
+    /// The values of one of its tensors where they lie, if they are fp32; without what an adapter adds to them.
+    #[must_use]
+    pub fn floats(&self, tensor: &TensorEntry) -> Option<&[f32]> {
+        let floats = bytemuck::try_cast_slice(self.bytes(tensor)).ok();
+        floats.filter(|_| tensor.dtype == Dtype::Fp32)
     }
 
     pub(crate) fn bytes(&self, tensor: &TensorEntry) -> &[u8] {

@@ -52,6 +52,13 @@ impl Canaries {
         Ok(Some(canaries))
     }
 
+    /// Whether the learner's parameter of that name has this norm, within `slack`. The norms of equal values are equal but for the
+    /// last bits of their sum.
+    #[must_use]
+    pub fn has(&self, name: &str, found: f64, slack: f64) -> bool {
+        self.norms.get(name).is_some_and(|norm| (norm - found).abs() <= slack + 1e-12 * norm && found.is_finite())
+    }
+
     /// Tokens that have a log-prob.
     #[must_use]
     pub fn scored(&self) -> usize {

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{atomic::named, ids::PolicyVersion, model_config::ModelConfig};
+use crate::{atomic::named, config::RolloutDtype, ids::PolicyVersion, model_config::ModelConfig};
 
 /// File name of the graph in a version directory or export.
 pub const MODEL_FILE: &str = "model.onnx";
@@ -22,6 +22,8 @@ const MOST_BYTES: u64 = 64 << 20;
 pub const MANIFEST_FORMAT: u32 = 3;
 /// The same, of a version that is an adapter on an export: programs that know no adapters refuse it.
 pub const ADAPTER_FORMAT: u32 = 4;
+/// The same, of a version whose weights were rounded to what a sampler computes in.
+pub const ROUNDED_FORMAT: u32 = 5;
 
 /// Element type of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,7 +101,7 @@ pub struct AdapterEntry {
 /// an adapter (`adapter_config.json` and `adapter_model.safetensors`) that is to be added to them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightManifest {
-    /// [`MANIFEST_FORMAT`], with an adapter [`ADAPTER_FORMAT`].
+    /// [`MANIFEST_FORMAT`], with an adapter [`ADAPTER_FORMAT`], rounded [`ROUNDED_FORMAT`].
     pub format: u32,
     /// The version these weights are; 0 for an export.
     pub version: PolicyVersion,
@@ -114,6 +116,9 @@ pub struct WeightManifest {
     /// The adapter; graph and data are then those of its base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<AdapterEntry>,
+    /// What the weights were rounded to: they are those of the version for a sampler that computes in it, and for no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounded: Option<RolloutDtype>,
 }
 
 /// A manifest that cannot be used.
@@ -161,17 +166,10 @@ impl WeightManifest {
     /// A [`ManifestError`] that names the file.
     pub fn read(dir: &Path) -> Result<Self, ManifestError> {
         let path = dir.join(MANIFEST_FILE);
-        let text = shared_bounds::read(&path, MOST_BYTES).map_err(named(&path))?;
-        let manifest: Self =
-            serde_json::from_slice(&text).map_err(|e| refused(&path, format!("not a weight manifest: {e}")))?;
-        let (found, known) = (manifest.format, manifest.own_format());
-        if found != known {
-            let words = format!("manifest format {found} is not the format {known} of this program");
-            return Err(refused(&path, format!("{words}; export the model again")));
-        }
+        let manifest = Self::read_alone(dir)?;
         if let Some(AdapterEntry { base, .. }) = &manifest.adapter {
             let export = Self::read(base)?;
-            if export.adapter.is_some() || export.data_blake3 != manifest.data_blake3 {
+            if export.adapter.is_some() || export.rounded.is_some() || export.data_blake3 != manifest.data_blake3 {
                 let base = base.display();
                 return Err(refused(&path, format!("is of an adapter for other weights than those in {base}")));
             }
@@ -180,6 +178,23 @@ impl WeightManifest {
         let (length, stated) = (fs::metadata(&data).map_err(named(&data))?.len(), manifest.data_length);
         if length != stated {
             return Err(refused(&data, format!("is {length} bytes long, the manifest says {stated}")));
+        }
+        Ok(manifest)
+    }
+
+    /// Reads `dir/manifest.json` where its `weights.data` need not be.
+    ///
+    /// # Errors
+    /// A [`ManifestError`] that names the file.
+    pub fn read_alone(dir: &Path) -> Result<Self, ManifestError> {
+        let path = dir.join(MANIFEST_FILE);
+        let text = shared_bounds::read(&path, MOST_BYTES).map_err(named(&path))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|e| refused(&path, format!("not a weight manifest: {e}")))?;
+        let (found, known) = (manifest.format, manifest.own_format());
+        if found != known {
+            let words = format!("manifest format {found} is not the format {known} of this program");
+            return Err(refused(&path, format!("{words}; export the model again")));
         }
         manifest.check_entries(&path)?;
         if manifest.data_blake3 != hash_of(&manifest.tensors) {
@@ -190,13 +205,23 @@ impl WeightManifest {
 
     /// The format that a manifest of this content has.
     fn own_format(&self) -> u32 {
-        if self.adapter.is_some() { ADAPTER_FORMAT } else { MANIFEST_FORMAT }
+        match (&self.adapter, self.rounded) {
+            (Some(_), _) => ADAPTER_FORMAT,
+            (None, Some(_)) => ROUNDED_FORMAT,
+            (None, None) => MANIFEST_FORMAT,
+        }
     }
 
     /// The folder of graph and data: that of the manifest, `dir`, or the base of its adapter.
     #[must_use]
     pub fn export_dir<'a>(&'a self, dir: &'a Path) -> &'a Path {
         self.adapter.as_ref().map_or(dir, |adapter| &adapter.base)
+    }
+
+    /// This manifest for a version whose tensors are these, rounded for samplers that compute in `dtype`.
+    #[must_use]
+    pub fn with_rounded(self, tensors: Vec<TensorEntry>, dtype: RolloutDtype) -> Self {
+        Self { format: ROUNDED_FORMAT, data_blake3: hash_of(&tensors), tensors, rounded: Some(dtype), ..self }
     }
 
     /// This manifest for a version that adds an adapter to its export, which lies in `dir`.
@@ -284,6 +309,7 @@ mod tests {
             model_blake3: String::new(),
             tensors,
             adapter: None,
+            rounded: None,
         };
         fs::write(dir.path().join(DATA_FILE), vec![0; 4096 + 24]).unwrap();
         spoil(&mut manifest);
@@ -334,6 +360,7 @@ mod tests {
             model_blake3: String::new(),
             tensors: vec![entry("a", &[2], 0)],
             adapter: None,
+            rounded: None,
         };
         export.write(&base).unwrap();
         let adapter = export.clone().with_adapter(&base, PolicyVersion(1), "of the adapter".into());

@@ -16,6 +16,7 @@
 //! | [`spans`] | which sequences a call computes, and what is computed together |
 //! | [`pages`] | where keys and values lie |
 //! | [`element`] | what weights, keys and values are stored as |
+//! | [`rounded`] | what is left of weights in a format, to be stored or sent |
 //! | [`buffer`] | large buffers |
 //! | [`limits`] | what the machine can do at most |
 //! | [`workers`], [`parallel`] | threads that stay awake; how they share the tasks of a kernel |
@@ -29,6 +30,7 @@ pub mod packed;
 pub mod pages;
 pub mod parallel;
 pub mod residual;
+pub mod rounded;
 pub mod simd;
 pub mod spans;
 mod tile;

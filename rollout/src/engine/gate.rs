@@ -18,11 +18,12 @@ use ndarray::Array2;
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
     Canaries, Dtype, ModelConfig, PolicyVersion, TensorRole, WeightManifest,
+    config::RolloutDtype,
     manifest::{AdapterEntry, ManifestError},
 };
 
 use super::{
-    EngineError, WeightSource,
+    EngineError, EngineOptions, WeightSource,
     session::{read_manifest, require_finite},
 };
 use crate::sampling::stats::{block_exp_sums, block_maxima};
@@ -36,6 +37,8 @@ const PROBE: [u32; 3] = [0, 1, 2];
 #[derive(Debug, Clone)]
 pub(super) struct Gate {
     on: bool,
+    /// What the linear layers of its engine compute in.
+    dtype: RolloutDtype,
     /// Hash of the base of adapters that was looked at.
     base: Arc<Mutex<Option<String>>>,
 }
@@ -61,9 +64,9 @@ pub(super) struct Examined {
 }
 
 impl Gate {
-    /// A gate, or none.
-    pub fn new(on: bool) -> Self {
-        Self { on, base: Arc::default() }
+    /// The gate of an engine with these options, or none.
+    pub fn of(options: &EngineOptions) -> Self {
+        Self { on: options.conformity_gate, dtype: options.rollout_dtype, base: Arc::default() }
     }
 
     /// Whether versions are looked at.
@@ -83,16 +86,23 @@ impl Gate {
         Ok(())
     }
 
-    /// Looks at the files of a version. Without canaries beside them, only at their bytes.
+    /// Looks at the files of a version. Without canaries beside them, only at their bytes. Weights that were rounded for
+    /// engines of another kind are refused without a gate, too.
     ///
     /// # Errors
     /// [`EngineError::Refused`], with the names of the tensors, or files that cannot be read.
     pub fn examine(&self, source: &WeightSource, manifest: &WeightManifest) -> Result<Examined, EngineError> {
         let (version, begun) = (source.version, Instant::now());
+        let refuse = |reason: String| Err(EngineError::Refused { version, reason });
+        if let Some(rounded) = manifest.rounded.filter(|rounded| *rounded != self.dtype) {
+            let dtype = self.dtype;
+            return refuse(format!(
+                "its weights were rounded for `rollout_dtype` {rounded}, and this sampler's is {dtype}"
+            ));
+        }
         if !self.on {
             return Ok(Examined { version, canaries: None, data: None, time: Duration::ZERO });
         }
-        let refuse = |reason: String| Err(EngineError::Refused { version, reason });
         let canaries = match Canaries::read(&source.dir) {
             Err(error) if error.kind() == ErrorKind::InvalidData => return refuse(error.to_string()),
             read => read.map_err(|e| unreadable(&source.dir, e.to_string()))?,
@@ -131,7 +141,7 @@ impl Gate {
         let adapter = Adapter::open(dir, manifest.parameters())?;
         let mut unlike = Vec::new();
         for (name, values) in adapter.tensors() {
-            if canaries.is_some_and(|canaries| is_unlike(canaries, &name, exporters::norm(values), 0.0)) {
+            if canaries.is_some_and(|canaries| !canaries.has(&name, exporters::norm(values), 0.0)) {
                 unlike.push(name);
             }
         }
@@ -149,7 +159,8 @@ impl Gate {
 /// As [`Gate::examine`].
 pub(crate) fn examine(source: &WeightSource, config: &ModelConfig, on: bool) -> Result<WeightManifest, EngineError> {
     let manifest = read_manifest(source, config)?;
-    Gate::new(on).examine(source, &manifest)?;
+    // What the learner publishes is not rounded for anybody.
+    Gate { on, dtype: RolloutDtype::Auto, base: Arc::default() }.examine(source, &manifest)?;
     Ok(manifest)
 }
 
@@ -173,15 +184,10 @@ fn wrong_tensors(version: &VersionDir, canaries: Option<&Canaries>) -> Option<St
         let elements = entry.length as f64 / entry.dtype.size() as f64;
         // Half the distance of neighbours, of the values and of what is next to nothing.
         let slack = if entry.dtype == Dtype::Fp32 { 0.0 } else { 1e-3 * norm + elements.sqrt() * 2.0_f64.powi(-25) };
-        let is_unlike = |canaries| is_unlike(canaries, &entry.name, *norm, slack);
+        let is_unlike = |canaries: &Canaries| !canaries.has(&entry.name, *norm, slack);
         entry.role == TensorRole::Parameter && canaries.is_some_and(is_unlike)
     });
     (!unlike.is_empty()).then(|| format!("not what the learner has, by the norms: {}", list(&unlike)))
-}
-
-/// Whether the learner's tensor of that name has another norm, or there is none. The norms of equal values are equal.
-fn is_unlike(canaries: &Canaries, name: &str, found: f64, slack: f64) -> bool {
-    canaries.norms.get(name).is_none_or(|norm| (norm - found).abs() > slack + 1e-12 * norm || !found.is_finite())
 }
 
 fn list(names: &[impl AsRef<str>]) -> String {

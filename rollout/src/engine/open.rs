@@ -29,7 +29,7 @@ pub(super) fn open(
     manifest: &WeightManifest,
     options: &EngineOptions,
 ) -> Result<Box<dyn Backend>, EngineError> {
-    Gate::new(options.conformity_gate).examine_graph(source, manifest)?;
+    Gate::of(options).examine_graph(source, manifest)?;
     if sizes(dtype_of(manifest), options).packed() {
         if packed::supports(source, config, manifest)? {
             return Ok(Box::new(PackedBackend::open(source, config, manifest, options)?));

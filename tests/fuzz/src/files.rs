@@ -7,12 +7,14 @@ use std::{cell::OnceCell, fs, path::Path};
 use exporters::{Checkpoint, ExportOptions, VersionDir, export, onnx::proto::ModelProto};
 use harness::tiny_model::Place;
 use prost::Message as _;
+use rollout_rounded::{Index, RoundedError, round, unpack};
 use shared::{
     ModelDir, RolloutGroup, WeightManifest,
     channel::{
         LearnerStatus, SamplerStatus,
         frame::{self, FRAME_VERSION, HEADER_LEN, Kind, MAGIC},
     },
+    config::RolloutDtype,
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
     testing,
 };
@@ -69,6 +71,7 @@ fn in_place<T>(work: impl FnOnce(&Place) -> T) -> T {
             let place = Place::new();
             let model = ModelDir::open(place.path("model")).expect("a tiny model");
             export(&model, &place.path("export"), &ExportOptions::default()).expect("a tiny export");
+            round(&place.path("export"), RolloutDtype::Int8, &place.path("rounded")).expect("a whole export");
             fs::create_dir(place.path("sharded")).expect("a writable folder");
             for (from, to) in [("config.json", "config.json"), ("model.safetensors", "model-1.safetensors")] {
                 fs::copy(place.path("model").join(from), place.path("sharded").join(to)).expect("a writable folder");
@@ -93,6 +96,37 @@ pub fn manifest(bytes: &[u8]) {
             let data = fs::metadata(manifest.export_dir(dir).join(DATA_FILE)).expect("it was looked at").len();
             assert!(manifest.tensors.iter().all(|tensor| tensor.offset + tensor.length <= data));
             let _ = VersionDir::open(dir).map(|version| version.damaged().count());
+        }
+    });
+}
+
+/// The first byte chooses the file.
+const ROUNDED: [&str; 2] = [rollout_rounded::INDEX_FILE, rollout_rounded::DATA_FILE];
+
+pub fn rounded_seeds() -> Vec<Vec<u8>> {
+    let seed = |(number, name): (u8, &str)| [&[number][..], &file(&format!("rounded/{name}"))].concat();
+    (0..).zip(ROUNDED).map(seed).collect()
+}
+
+/// What is unpacked is what was packed, and an index that is read is written again as the same.
+pub fn rounded(bytes: &[u8]) {
+    let Some((which, bytes)) = bytes.split_first() else { return };
+    let name = ROUNDED[usize::from(*which) % ROUNDED.len()];
+    with_changed("rounded", name, bytes, |dir| {
+        let manifest = WeightManifest::read_alone(dir).expect("it is whole");
+        let path = dir.join(rollout_rounded::INDEX_FILE);
+        if let Ok(index) = Index::read(&path, &manifest) {
+            let written = serde_json::to_vec(&index).expect("an index is valid JSON");
+            assert_eq!(Index::parse(&written, &path, &manifest).expect("what was written is read"), index);
+        }
+        let out = dir.with_file_name("unpacked");
+        match unpack(dir, None, &out) {
+            Ok(_) => {
+                assert!(VersionDir::open(&out).expect("a version directory").is_intact());
+                fs::remove_dir_all(&out).expect("a writable folder");
+            }
+            Err(RoundedError::Export(error)) => panic!("{error}"),
+            Err(_) => assert!(!out.exists(), "half a version is there"),
         }
     });
 }

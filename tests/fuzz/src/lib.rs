@@ -27,6 +27,7 @@ pub struct Target {
 pub const TARGETS: [Target; 14] = [
     Target { name: "frames", seeds: files::frame_seeds, parse: files::frame },
     Target { name: "manifest", seeds: files::manifest_seeds, parse: files::manifest },
+    Target { name: "rounded", seeds: files::rounded_seeds, parse: files::rounded },
     Target { name: "graph", seeds: files::graph_seeds, parse: files::graph },
     Target { name: "safetensors", seeds: files::safetensors_seeds, parse: files::safetensors },
     Target { name: "index", seeds: files::index_seeds, parse: files::index },

@@ -29,6 +29,6 @@ macro_rules! tests {
 }
 
 tests! {
-    frames manifest graph safetensors index store_index config_json model_directory tokenizer template dataset dataset_card run_toml
-    answers
+    frames manifest rounded graph safetensors index store_index config_json model_directory tokenizer template dataset dataset_card
+    run_toml answers
 }

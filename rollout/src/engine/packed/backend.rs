@@ -113,7 +113,7 @@ impl PackedBackend {
             pages: page_shape(config, engine.slots(), engine.max_model_len, engine.kv_format()),
             format: engine.format(),
         };
-        let gate = Gate::new(engine.conformity_gate);
+        let gate = Gate::of(engine);
         let (weights, _) = load(&gate, source, config, manifest, options, Provided::default())?;
         let spare = if options.session.hot_swap { Spare::new(weights.own_words()) } else { None };
         Ok(Self {
@@ -440,7 +440,7 @@ mod tests {
             pages: page_shape(model.config(), 1, PAGE, engine.kv_format()),
             format: engine.format(),
         };
-        let gate = Gate::new(true);
+        let gate = Gate::of(&engine);
         let passes = |spoil: &dyn Fn(&mut PackedWeights)| {
             let mut weights =
                 PackedWeights::load(&source, model.config(), &manifest, Format::Int8, Provided::default(), 1).unwrap();

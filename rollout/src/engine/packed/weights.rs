@@ -430,7 +430,8 @@ mod tests {
     use std::path::Path;
 
     use exporters::{AdapterConfig, ExportOptions, VersionDir, export, write_adapter_version, write_version};
-    use shared::{ModelDir, PolicyVersion};
+    use rollout_rounded::Form;
+    use shared::{ModelDir, PolicyVersion, config::RolloutDtype};
 
     use super::*;
 
@@ -438,6 +439,25 @@ mod tests {
         let source = WeightSource { dir: dir.to_path_buf(), version: PolicyVersion(0) };
         let manifest = WeightManifest::read(dir).unwrap();
         PackedWeights::load(&source, config, &manifest, Format::Fp32, provided, 1).unwrap()
+    }
+
+    /// What is rounded on its way to a sampler is what is rounded here: the weights of products, and of these not one that is
+    /// read as it is.
+    #[test]
+    fn tensors_that_are_only_products_are_those_that_lose_bits_on_their_way() {
+        for name in &harness::golden_models() {
+            let model = ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap();
+            let config = model.config();
+            let mut only_products: Vec<String> =
+                products(config, Format::Int8).flat_map(|product| product.names).map(|name| name + ".weight").collect();
+            only_products.retain(|name| name != EMBEDDING);
+            let losing = config.parameters().into_iter().map(|(name, _)| name);
+            let mut losing: Vec<String> =
+                losing.filter(|name| Form::of(name, RolloutDtype::Int8) != Form::Whole).collect();
+            only_products.sort();
+            losing.sort();
+            assert_eq!(only_products, losing, "{name}");
+        }
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl StockBackend {
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let shape = KvShape::new(config, dtype_of(manifest), options.slots(), options.max_model_len);
-        let (session, gate) = (SessionOptions::of(options), Gate::new(options.conformity_gate));
+        let (session, gate) = (SessionOptions::of(options), Gate::of(options));
         Ok(Self {
             session: load(&gate, source, config, manifest, session)?.0,
             kv: KvCache::new(shape, options.device)?,

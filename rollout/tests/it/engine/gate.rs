@@ -17,16 +17,16 @@ use shared::{
 use super::support::{MODES, exported, golden_model, options, trained, wait_swap, write};
 
 /// A model with its export, version 0, and with version 1, which training has made of it.
-struct Bench {
-    model: ModelDir,
+pub struct Bench {
+    pub model: ModelDir,
     folder: tempfile::TempDir,
-    v0: WeightSource,
-    v1: WeightSource,
+    pub v0: WeightSource,
+    pub v1: WeightSource,
     golden: Value,
 }
 
 impl Bench {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let (model, folder) = (golden_model(name), tempfile::tempdir().unwrap());
         let v0 = exported(&model, folder.path());
         let v1 = trained(name, &v0, folder.path());
@@ -38,7 +38,7 @@ impl Bench {
         bench
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
@@ -68,7 +68,19 @@ impl Bench {
         WeightSource { dir, version: PolicyVersion(1) }
     }
 
-    fn open(&self, weights: &WeightSource, change: impl FnOnce(&mut EngineOptions)) -> Result<Engine, String> {
+    /// Version 1 with the first two layers in each other's place.
+    pub fn swapped_layers(&self) -> WeightSource {
+        self.tampered("swapped", |name, good| {
+            let other = match name.strip_prefix("model.layers.") {
+                Some(rest) if rest.starts_with('0') => format!("model.layers.1{}", &rest[1..]),
+                Some(rest) if rest.starts_with('1') => format!("model.layers.0{}", &rest[1..]),
+                _ => name.to_owned(),
+            };
+            good.read_f32(&other).unwrap()
+        })
+    }
+
+    pub fn open(&self, weights: &WeightSource, change: impl FnOnce(&mut EngineOptions)) -> Result<Engine, String> {
         let mut options = EngineOptions { hot_swap: true, ..options(2, 1) };
         change(&mut options);
         Engine::new(weights.clone(), &self.model, options).map_err(|error| error.refusal().expect("a refusal"))
@@ -132,7 +144,7 @@ fn reseal(dir: &Path) {
 }
 
 /// The norms that the learner would have if its own values were the ones that were stored: only log-probs can tell.
-fn with_norms_of_what_is_stored(weights: &WeightSource) {
+pub fn with_norms_of_what_is_stored(weights: &WeightSource) {
     let stored = VersionDir::open(&weights.dir).unwrap();
     let mut canaries = Canaries::read(&weights.dir).unwrap().unwrap();
     canaries.norms.iter_mut().for_each(|(name, found)| *found = norm(&stored, name));
@@ -183,14 +195,7 @@ fn a_corrupted_tensor_is_named() {
 #[test]
 fn swapped_layers_are_named_and_found_by_their_log_probs_as_well() {
     let bench = Bench::new("llama");
-    let swapped = bench.tampered("swapped", |name, good| {
-        let other = match name.strip_prefix("model.layers.") {
-            Some(rest) if rest.starts_with('0') => format!("model.layers.1{}", &rest[1..]),
-            Some(rest) if rest.starts_with('1') => format!("model.layers.0{}", &rest[1..]),
-            _ => name.to_owned(),
-        };
-        good.read_f32(&other).unwrap()
-    });
+    let swapped = bench.swapped_layers();
     bench.assert_refused("swapped", &swapped, "not what the learner has, by the norms: model.layers.0");
     with_norms_of_what_is_stored(&swapped);
     bench.assert_refused("swapped in the learner's norms too", &swapped, LOGPROBS);

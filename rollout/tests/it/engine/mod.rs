@@ -5,6 +5,7 @@ mod batching;
 mod bounds;
 mod gate;
 mod reference;
+mod rounded;
 mod support;
 mod swaps;
 mod ways;

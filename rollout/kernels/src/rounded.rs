@@ -1,0 +1,166 @@
+//! Weights as a product takes them, outside its layout: in fewer bytes than fp32, and back to numbers that are packed to the
+//! same bits ([`PackedShape::pack`](super::packed::PackedShape::pack)).
+//!
+//! Every format but fp32 forgets most of a number when it is packed. What it keeps can be stored or sent in place of the
+//! number: for [`Format::Bf16`](super::element::Format::Bf16) sixteen bits, for [`Format::Int8`](super::element::Format::Int8)
+//! a byte and the largest magnitude of each row. For [`Format::Bf16x3`](super::element::Format::Bf16x3) there are no fewer
+//! than 32 bits, but of most numbers the last six are zeros then.
+
+use super::element::{BYTE_MAX, from_bf16, largest, small_half, to_bf16, to_bytes, to_row_of_bytes};
+
+/// Rounds numbers to bf16.
+///
+/// # Panics
+/// When the two differ in length.
+pub fn to_halves(values: &[f32], halves: &mut [u16]) {
+    assert_eq!(values.len(), halves.len(), "a half for each number");
+    halves.iter_mut().zip(values).for_each(|(half, &x)| *half = to_bf16(x));
+}
+
+/// The numbers that bf16 stand for. They are rounded to the same again.
+///
+/// # Panics
+/// When the two differ in length.
+pub fn from_halves(halves: &[u16], values: &mut [f32]) {
+    assert_eq!(values.len(), halves.len(), "a half for each number");
+    values.iter_mut().zip(halves).for_each(|(x, &half)| *x = from_bf16(half));
+}
+
+/// A number that is the sum of the same two bf16 as `x`, with fewer bits.
+///
+/// That is their sum, with few exceptions: where the small half was rounded to just half a step of the large one, the sum may
+/// lie as near to a neighbour, and where halves are next to nothing, they are not what they were made of.
+#[must_use]
+pub fn shortened(x: f32) -> f32 {
+    let halves = |x: f32| (to_bf16(x), small_half(x));
+    let (large, small) = halves(x);
+    let sum = from_bf16(large) + from_bf16(small);
+    if halves(sum) == (large, small) { sum } else { x }
+}
+
+/// Rounds a row to bytes and returns its largest magnitude, by which it is known what they stand for. None where bytes cannot
+/// stand for it: a row with something that is no finite number, or of numbers that are next to nothing.
+///
+/// # Panics
+/// When the two differ in length.
+pub fn to_bytes_of_row(row: &[f32], bytes: &mut [i8]) -> Option<f32> {
+    assert_eq!(row.len(), bytes.len(), "a byte for each number");
+    to_row_of_bytes(row, bytes);
+    let largest = largest(row);
+    (largest == 0.0 || largest.is_finite() && to_bytes(largest) > 0.0).then_some(largest)
+}
+
+/// Numbers that are rounded to these bytes, with this largest magnitude among them.
+///
+/// The scale of a row is made of its largest number, so that one must be there as it was: it is the byte of 127. Any other
+/// byte times its scale is within a few last bits of a whole number of steps, and so rounded to it.
+///
+/// # Panics
+/// When the two differ in length.
+pub fn from_bytes_of_row(largest: f32, bytes: &[i8], row: &mut [f32]) {
+    assert_eq!(row.len(), bytes.len(), "a byte for each number");
+    let scale = largest / BYTE_MAX;
+    for (x, &byte) in row.iter_mut().zip(bytes) {
+        let magnitude =
+            if byte.unsigned_abs() >= BYTE_MAX as u8 { largest } else { f32::from(byte.unsigned_abs()) * scale };
+        *x = magnitude.copysign(f32::from(byte));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        element::Format,
+        packed::{Columns, PackedShape, Quantized},
+        workers::Workers,
+    };
+
+    const DEPTH: usize = 40;
+
+    /// Rows as they are packed.
+    fn packed(rows: &[f32], format: Format) -> (Vec<u32>, Option<Quantized>) {
+        let shape = PackedShape { depth: DEPTH, outputs: rows.len() / DEPTH, columns: Columns::Joined, format };
+        let mut panels = vec![0.0; shape.words()];
+        let quantized = shape.pack(&[rows.into()], &mut panels, &Workers::new(1, Duration::ZERO).unwrap());
+        (panels.iter().map(|x| x.to_bits()).collect(), quantized)
+    }
+
+    /// What becomes of rows on their way through fewer bytes.
+    fn through(rows: &[f32], format: Format) -> Option<Vec<f32>> {
+        let mut back = vec![0.0; rows.len()];
+        match format {
+            Format::Fp32 => back.copy_from_slice(rows),
+            Format::Bf16x3 => back.iter_mut().zip(rows).for_each(|(back, &x)| *back = shortened(x)),
+            Format::Bf16 => {
+                let mut halves = vec![0; rows.len()];
+                to_halves(rows, &mut halves);
+                from_halves(&halves, &mut back);
+            }
+            Format::Int8 => {
+                for (row, back) in rows.chunks(DEPTH).zip(back.chunks_mut(DEPTH)) {
+                    let mut bytes = [0; DEPTH];
+                    let largest = to_bytes_of_row(row, &mut bytes)?;
+                    from_bytes_of_row(largest, &bytes, back);
+                    let mut again = [1; DEPTH];
+                    assert_eq!(to_bytes_of_row(back, &mut again), Some(largest));
+                    assert_eq!(again, bytes);
+                }
+            }
+        }
+        Some(back)
+    }
+
+    /// Numbers of any size, many of them just between two that a format knows.
+    fn number() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            8 => -0.2_f32..0.2,
+            3 => (any::<u16>(), 0x7f00_u32..0x8100).prop_map(|(high, low)| f32::from_bits(u32::from(high) << 16 | low)),
+            1 => any::<u32>().prop_map(f32::from_bits),
+            1 => Just(0.0),
+            1 => Just(-0.0),
+        ]
+        .prop_filter("finite", |x| x.is_finite())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn what_comes_back_is_packed_to_the_same_bits(
+            rows in proptest::collection::vec(number(), 3 * DEPTH),
+            size in prop_oneof![4 => Just(1.0_f32), 1 => Just(1e-3), 1 => Just(1e-20), 1 => Just(1e-36), 1 => Just(1e-38)],
+        ) {
+            let rows: Vec<f32> = rows.iter().map(|x| x * size).collect();
+            for format in [Format::Fp32, Format::Bf16, Format::Bf16x3, Format::Int8] {
+                if let Some(back) = through(&rows, format) {
+                    prop_assert!(packed(&back, format) == packed(&rows, format), "{format:?}");
+                    let twice = through(&back, format).expect("what came back can go again");
+                    prop_assert!(twice.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()), "{format:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ordinary_rows_become_bytes_and_others_do_not() {
+        let mut bytes = [0; 3];
+        assert_eq!(to_bytes_of_row(&[0.5, -1.0, 0.004], &mut bytes), Some(1.0));
+        assert_eq!(bytes, [64, -127, 1]);
+        assert_eq!(to_bytes_of_row(&[0.0, -0.0, 0.0], &mut bytes), Some(0.0));
+        for odd in [f32::NAN, f32::INFINITY, 1e-38] {
+            assert_eq!(to_bytes_of_row(&[0.0, odd, 0.0], &mut bytes), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn most_sums_of_two_halves_end_in_zeros() {
+        let short =
+            (0..10_000).filter(|i| shortened(0.01 + *i as f32 * 1.7e-6).to_bits().trailing_zeros() >= 6).count();
+        assert!(short > 8_000, "{short}");
+    }
+}

@@ -1,0 +1,5 @@
+//! Versions that are rounded, packed and unpacked again.
+
+mod refusals;
+mod support;
+mod ways;
