@@ -18,7 +18,7 @@ use shared::{
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
     testing,
 };
-use shared_store::{CHUNK_BYTES, Index, IndexedFile};
+use shared_store::{CHUNK_BYTES, Index as StoreIndex, IndexedFile};
 
 /// The first byte chooses the kind of message, the rest is a body.
 pub fn frame_seeds() -> Vec<Vec<u8>> {
@@ -176,12 +176,12 @@ pub fn store_index_seeds() -> Vec<Vec<u8>> {
         chunks: (0..chunks).map(|n| [n; 32]).collect(),
     };
     let files = vec![file("weights.data", 2 * CHUNK_BYTES + 1, 3), file("manifest.json", 300, 1), file("empty", 0, 0)];
-    vec![Index { files }.to_bytes()]
+    vec![StoreIndex { files }.to_bytes()]
 }
 
 /// What is accepted names no file elsewhere, has a hash for every byte, and is written again as something that is read as the same.
 pub fn store_index(bytes: &[u8]) {
-    let Ok(index) = Index::parse(bytes) else { return };
+    let Ok(index) = StoreIndex::parse(bytes) else { return };
     for file in &index.files {
         let path = Path::new(&file.name);
         assert_eq!(path.file_name().and_then(|name| name.to_str()), Some(file.name.as_str()));
@@ -189,7 +189,7 @@ pub fn store_index(bytes: &[u8]) {
         assert!(file.chunks.len() <= bytes.len(), "more is kept than came");
     }
     assert!(index.total() <= bytes.len() as u64 * CHUNK_BYTES);
-    assert_eq!(Index::parse(&index.to_bytes()), Ok(index));
+    assert_eq!(StoreIndex::parse(&index.to_bytes()), Ok(index));
 }
 
 fn read_all(dir: &Path) {
