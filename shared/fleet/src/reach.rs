@@ -139,7 +139,7 @@ fn client(options: &JoinOptions) -> Result<ClientConfig, FleetError> {
     }
 }
 
-/// What a failed handshake means, where it is about certificates or there is no TLS at all.
+/// What a failed handshake means, where it is about certificates.
 fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
     let endpoint = options.endpoint.clone();
     match error.get_ref()?.downcast_ref::<rustls::Error>()? {
@@ -149,10 +149,6 @@ fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
         rustls::Error::AlertReceived(alert) => {
             Some(FleetError::OwnCertificate { endpoint, reason: complaint(options, *alert) })
         }
-        rustls::Error::InvalidMessage(_) => Some(FleetError::NoHub {
-            reason: format!("what listens there does not speak TLS; is it tcp/{}:{}?", endpoint.host, endpoint.port),
-            endpoint,
-        }),
         _ => None,
     }
 }
