@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use shared::channel::endpoint::{Endpoint, EndpointError};
+use shared::channel::endpoint::{Endpoint, EndpointError, Scheme};
 
 /// A hub that does not open, or a worker that does not join. No message has a secret in it.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +72,12 @@ pub enum FleetError {
         endpoint: Endpoint,
         /// What the hub does.
         reason: &'static str,
+    },
+    /// The hub has certificates, and the worker does not ask for them.
+    #[error("--join {endpoint}: what listens there speaks TLS; join {}", Endpoint { scheme: Scheme::Tls, ..endpoint.clone() })]
+    SpeaksTls {
+        /// Where.
+        endpoint: Endpoint,
     },
     /// Something else listens there.
     #[error("--join {endpoint}: {reason}")]

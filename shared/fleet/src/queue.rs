@@ -15,7 +15,7 @@ use zenoh::query::Query;
 const MOST_EVENTS: usize = 4096;
 const MOST_WAITING: usize = 2 * MOST_BYTES;
 /// So many refusals are told in [`SPELL`]; the rest is counted.
-const MOST_TOLD: usize = 8;
+const MOST_TOLD: usize = 16;
 const SPELL: Duration = Duration::from_secs(10);
 
 /// What has happened.

@@ -67,17 +67,19 @@ pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> Fleet
         return FleetError::Token { endpoint: options.endpoint.clone(), reason };
     }
     let no_hub = |reason: String| FleetError::NoHub { endpoint: options.endpoint.clone(), reason };
-    let Endpoint { host, port, .. } = &options.endpoint;
     let tls = resolve(&options.endpoint, within)
         .and_then(|addresses| connect(&options.endpoint, &addresses, within))
         .and_then(|stream| handshake(options, stream, within.min(COMPLAINT)));
     match (options.endpoint.scheme, tls) {
         (Scheme::Tls, Err(error)) => error,
         (Scheme::Tcp, Ok(()) | Err(FleetError::Certificate { .. } | FleetError::OwnCertificate { .. })) => {
-            no_hub(format!("what listens there speaks TLS; is it tls/{host}:{port}?"))
+            FleetError::SpeaksTls { endpoint: options.endpoint.clone() }
         }
         _ if words.contains("deadline has elapsed") => {
             no_hub("what listens there takes connections and says nothing".into())
+        }
+        _ if ["eof", "reset by peer"].iter().any(|sign| words.contains(sign)) => {
+            no_hub("what listens there takes connections and ends them; is it a hub?".into())
         }
         _ => no_hub(format!("what listens there is no hub: {words}")),
     }
@@ -104,8 +106,9 @@ pub(crate) fn handshake(options: &JoinOptions, mut stream: TcpStream, within: Du
     let timeouts = |stream: &TcpStream, within: Duration| {
         stream.set_read_timeout(Some(within)).and_then(|()| stream.set_write_timeout(Some(within)))
     };
-    let failed =
-        |error: &io::Error| refusal(options, error).unwrap_or_else(|| other(format!("no handshake of TLS: {error}")));
+    let Endpoint { host, port, .. } = endpoint;
+    let silent = || other(format!("what listens there does not speak TLS; is it tcp/{host}:{port}?"));
+    let failed = |error: &io::Error| refusal(options, error).unwrap_or_else(silent);
     timeouts(&stream, within.max(Duration::from_millis(1))).map_err(|e| failed(&e))?;
     while tls.is_handshaking() {
         tls.complete_io(&mut stream).map_err(|e| failed(&e))?;
@@ -139,7 +142,7 @@ fn client(options: &JoinOptions) -> Result<ClientConfig, FleetError> {
     }
 }
 
-/// What a failed handshake means, where it is about certificates or there is no TLS at all.
+/// What a failed handshake means, where it is about certificates.
 fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
     let endpoint = options.endpoint.clone();
     match error.get_ref()?.downcast_ref::<rustls::Error>()? {
@@ -149,10 +152,6 @@ fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
         rustls::Error::AlertReceived(alert) => {
             Some(FleetError::OwnCertificate { endpoint, reason: complaint(options, *alert) })
         }
-        rustls::Error::InvalidMessage(_) => Some(FleetError::NoHub {
-            reason: format!("what listens there does not speak TLS; is it tcp/{}:{}?", endpoint.host, endpoint.port),
-            endpoint,
-        }),
         _ => None,
     }
 }

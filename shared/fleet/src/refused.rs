@@ -1,20 +1,22 @@
 //! Connections that never came to be. zenoh tells the hub nothing of them, and says in its log what is understood here.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::task;
 
 use crate::{error::plain, queue::Queue};
 
-thread_local! {
-    /// The other end of the link that this thread of zenoh's has just spoken of, if it is one of the hub's: a refused token is
-    /// logged without it, by the thread that has logged the message with the token in it.
-    static PEER: RefCell<Option<String>> = const { RefCell::new(None) };
-}
-
 /// Whom nobody has named.
 const SOMEBODY: &str = "somebody";
+/// Most handshakes that are followed at a time.
+const MOST: usize = 1024;
 
 /// Tells a hub's queue of what becomes of connections to its port.
 pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<dyn Fn(&str, &str) + Send + Sync> {
+    let peers = Peers::default();
     Arc::new(move |target, message| {
         if target.starts_with("zenoh_link_tls") {
             if let Some(reason) = of_tls(message).filter(|_| tls) {
@@ -26,13 +28,35 @@ pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<dyn Fn(&s
         let named = link.is_some();
         let peer = link.filter(|link| link.port == port).map(|link| link.peer);
         if message.starts_with("Establishment Accept ") {
-            PEER.set(peer);
+            peers.note(peer);
         } else if let Some(reason) = of_handshake(message)
-            && let Some(peer) = if named { peer } else { PEER.take() }
+            && let Some(peer) = if named { peer } else { peers.take() }
         {
             queue.refuse(peer, reason.into());
         }
     })
+}
+
+/// The other end of each handshake with the hub, by the task of zenoh's that does it: a refused token is logged without it, by
+/// the task that has logged the message with the token in it.
+#[derive(Default)]
+struct Peers(Mutex<HashMap<task::Id, String>>);
+
+impl Peers {
+    fn note(&self, peer: Option<String>) {
+        let (Some(peer), Some(task)) = (peer, task::try_id()) else { return };
+        let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.len() >= MOST {
+            // Those that ended well are forgotten here.
+            peers.clear();
+        }
+        peers.insert(task, peer);
+    }
+
+    /// That of the present task.
+    fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&task::try_id()?)
+    }
 }
 
 /// The two ends of a link.
@@ -42,13 +66,14 @@ struct Link {
     peer: String,
 }
 
-/// The link that a record names: `… tcp/127.0.0.1:7447 => tcp/127.0.0.1:5. …`.
+/// The link that a record names: `… tcp/127.0.0.1:7447 => tcp/127.0.0.1:5 …`.
 fn of_link(message: &str) -> Option<Link> {
     let (before, after) = message.split_once(" => ")?;
     let port = before.rsplit(':').next()?.parse().ok()?;
-    let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || ".:[]/%".contains(c))).unwrap_or(after.len());
-    let end = after[..end].trim_end_matches(['.', ':']);
-    Some(Link { port, peer: end.split_once('/').map_or(end, |(_, address)| address).to_owned() })
+    let (_, peer) = after.split_once('/')?;
+    let colon = if peer.starts_with('[') { peer.find("]:")? + 1 } else { peer.find(':')? };
+    let digits = peer[colon + 1..].bytes().take_while(u8::is_ascii_digit).count();
+    Some(Link { port, peer: peer[..colon + 1 + digits].to_owned() })
 }
 
 /// What a record says of a handshake that failed. Whoever only looks whether there is anybody is not remarked on.

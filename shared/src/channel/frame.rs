@@ -189,9 +189,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        channel::{FleetStatus, InFlight, Refusal},
+        channel::{
+            FleetStatus, InFlight, Refusal,
+            fleet::{Edition, KernelClass, Lease, Made, RunFacts, Work},
+        },
+        config::{Device, Kernels, KvDtype, RolloutDtype},
         group::{Completion, DroppedGroup, FinishReason, Provenance, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
+        sampling::SamplingParams,
     };
 
     fn sample_group() -> RolloutGroup {
@@ -233,6 +238,57 @@ mod tests {
             }],
             filler: true,
             generation_seconds: 0.75,
+        }
+    }
+
+    fn sample_report() -> Report {
+        Report {
+            worker: 0x0123_4567_89ab_cdef,
+            name: "a".into(),
+            build: "0.1.0".into(),
+            clock: 0.5,
+            hub: 9,
+            class: Some(KernelClass {
+                device: Device::Cuda,
+                kernels: Kernels::Stock,
+                rollout_dtype: RolloutDtype::Bf16,
+                kv_dtype: KvDtype::Int8,
+            }),
+            max_num_seqs: 300,
+            edition: Some(Edition { version: PolicyVersion(5), publication: 1, blake3: [7; 32], base: None }),
+            held: vec![1, 200],
+            made: vec![Made {
+                lease: 1,
+                sample: 2,
+                token_ids: vec![19, 151_645],
+                logprobs: vec![TokenLogprob::default(); 2],
+                versions: vec![(0, PolicyVersion(5))],
+                finish_reason: FinishReason::Length,
+                seconds: 0.75,
+            }],
+            refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
+            problem: Some("full".into()),
+            work: Work { tokens: 12_345, busy_s: 1.0, idle_s: 2.0, fetched_bytes: 300, fetch_s: 0.5, swap_s: 0.25 },
+        }
+    }
+
+    fn sample_orders() -> Orders {
+        Orders {
+            hub: 9,
+            facts: Some(RunFacts { config: "a = 1".into(), model: [3; 32], max_model_len: 300, store: "s".into() }),
+            edition: Some(Edition { version: PolicyVersion(5), publication: 1, blake3: [7; 32], base: None }),
+            leases: vec![1, 200],
+            granted: vec![Lease {
+                id: 200,
+                version: PolicyVersion(5),
+                prompt_id: PromptId(7),
+                epoch: 1,
+                prompt_ids: vec![1, 151_643],
+                samples: vec![0, 3],
+                sampling: SamplingParams::default(),
+            }],
+            refused: Some("no".into()),
+            finished: true,
         }
     }
 
@@ -285,6 +341,7 @@ mod tests {
         };
         let frames = [encode(&sample_group()), encode(&learner), encode(&sampler)];
         assert_eq!(frames.map(|frame| hex(&frame)), [GROUP, LEARNER, SAMPLER]);
+        assert_eq!([encode(&sample_report()), encode(&sample_orders())].map(|frame| hex(&frame)), [REPORT, ORDERS]);
     }
 
     const GROUP: &str = "\
@@ -299,6 +356,17 @@ mod tests {
         544e444d070003004f00000000000000d19c236bea664176090504c0843dac02c801010601026e6fb9600708010\
         1ac02050107070707070707070707070707070707070707070707070707070707070707070102840701030405068\
         0808080108080808020ac02";
+
+    const REPORT: &str = "\
+        544e444d06000400b800000000000000ab2707afc63168efef9bafcdf8acd19101016105302e312e30000000000000e03f09\
+        0104637564610573746f636b046266313604696e7438ac020105010707070707070707070707070707070707070707070707\
+        0707070707070707070201c8010101020213dda0090200000000000000000000000000000000000000000000000000000100\
+        0501000000000000e83f010601026e6f010466756c6cb960000000000000f03f0000000000000040ac02000000000000e03f\
+        000000000000d03f";
+    const ORDERS: &str = "\
+        544e444d0600050079000000000000003b42f4581c491ce109010561203d2031030303030303030303030303030303030303\
+        0303030303030303030303030303ac0201730105010707070707070707070707070707070707070707070707070707070707\
+        0707070201c80101c8010507010201dba0090200030000803f000000803f000000803f800400002a01026e6f01";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {
@@ -428,6 +496,16 @@ mod tests {
             let at = at.index(frame.len());
             frame[at] ^= 1 << bit;
             prop_assert!(decode::<RolloutGroup>(&frame).is_err());
+        }
+
+        #[test]
+        fn a_flipped_bit_of_a_call_or_an_answer_never_goes_unnoticed(at in any::<prop::sample::Index>(), bit in 0..8u8) {
+            let (mut report, mut orders) = (encode(&sample_report()), encode(&sample_orders()));
+            for frame in [&mut report, &mut orders] {
+                let at = at.index(frame.len());
+                frame[at] ^= 1 << bit;
+            }
+            prop_assert!(decode::<Report>(&report).is_err() && decode::<Orders>(&orders).is_err());
         }
 
         #[test]

@@ -9,9 +9,11 @@ use harness::tiny_model::Place;
 use prost::Message as _;
 use rollout_rounded::{Index, RoundedError, round, unpack};
 use shared::{
-    ModelDir, RolloutGroup, WeightManifest,
+    ModelDir, PolicyVersion, PromptId, RolloutGroup, SamplingParams, WeightManifest,
     channel::{
         LearnerStatus, SamplerStatus,
+        endpoint::Endpoint,
+        fleet::{Edition, Lease, Made, Orders, Report, RunFacts},
         frame::{self, FRAME_VERSION, HEADER_LEN, Kind, MAGIC},
     },
     config::RolloutDtype,
@@ -41,6 +43,67 @@ pub fn frame(bytes: &[u8]) {
         2 => check::<SamplerStatus>(&framed(Kind::SamplerStatus, body)),
         _ => check::<RolloutGroup>(body),
     }
+}
+
+/// As [`frame_seeds`], of calls and their answers.
+pub fn fleet_seeds() -> Vec<Vec<u8>> {
+    let edition = Edition { version: PolicyVersion(5), publication: 1, blake3: [7; 32], base: None };
+    let completion = testing::completion(0, vec![5, 6, 7]);
+    let made = Made {
+        lease: 1,
+        sample: 2,
+        token_ids: completion.token_ids,
+        logprobs: completion.logprobs,
+        versions: completion.versions,
+        finish_reason: completion.finish_reason,
+        seconds: 0.75,
+    };
+    let report =
+        Report { worker: 300, name: "a".into(), edition: Some(edition.clone()), made: vec![made], ..Report::default() };
+    let lease = Lease {
+        id: 200,
+        version: PolicyVersion(5),
+        prompt_id: PromptId(7),
+        epoch: 1,
+        prompt_ids: vec![1, 151_643],
+        samples: vec![0, 3],
+        sampling: SamplingParams::default(),
+    };
+    let facts = RunFacts { config: "a = 1".into(), model: [3; 32], max_model_len: 300, store: "s".into() };
+    let orders = Orders {
+        facts: Some(facts),
+        edition: Some(edition),
+        leases: vec![200],
+        granted: vec![lease],
+        ..Orders::default()
+    };
+    let (report, orders) = (frame::encode(&report), frame::encode(&orders));
+    let with = |kind: u8, bytes: &[u8]| [&[kind], bytes].concat();
+    vec![with(0, &report[HEADER_LEN..]), with(1, &orders[HEADER_LEN..]), with(2, &report), with(3, &orders)]
+}
+
+/// As [`frame`], for calls and their answers, which strangers may send.
+pub fn fleet(bytes: &[u8]) {
+    let Some((kind, body)) = bytes.split_first() else { return };
+    match kind % 4 {
+        0 => check::<Report>(&framed(Kind::Report, body)),
+        1 => check::<Orders>(&framed(Kind::Orders, body)),
+        2 => check::<Report>(body),
+        _ => check::<Orders>(body),
+    }
+}
+
+/// An endpoint that is read is written as it was.
+pub fn endpoint(bytes: &[u8]) {
+    let Some(text) = crate::text(bytes) else { return };
+    if let Ok(endpoint) = text.parse::<Endpoint>() {
+        let written = endpoint.to_string();
+        assert_eq!(written.parse(), Ok(endpoint));
+    }
+}
+
+pub fn endpoint_seeds() -> Vec<Vec<u8>> {
+    ["tcp/127.0.0.1:7447", "tls/hub.example.org:1", "tcp/[::1]:0"].map(|text| text.as_bytes().to_vec()).into()
 }
 
 fn check<M: frame::Message>(bytes: &[u8]) {

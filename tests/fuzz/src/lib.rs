@@ -24,8 +24,10 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 17] = [
     Target { name: "frames", seeds: files::frame_seeds, parse: files::frame },
+    Target { name: "fleet_frames", seeds: files::fleet_seeds, parse: files::fleet },
+    Target { name: "endpoint", seeds: files::endpoint_seeds, parse: files::endpoint },
     Target { name: "manifest", seeds: files::manifest_seeds, parse: files::manifest },
     Target { name: "rounded", seeds: files::rounded_seeds, parse: files::rounded },
     Target { name: "graph", seeds: files::graph_seeds, parse: files::graph },

@@ -29,6 +29,7 @@ macro_rules! tests {
 }
 
 tests! {
-    frames manifest rounded graph safetensors index store_index config_json model_directory tokenizer template dataset dataset_card
+    frames fleet_frames endpoint manifest rounded graph safetensors index store_index config_json model_directory tokenizer template
+    dataset dataset_card
     run_toml answers
 }

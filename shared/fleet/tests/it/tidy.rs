@@ -54,14 +54,18 @@ fn nothing_is_left_behind() {
     let first = counts();
     println!("threads, open files, temporary files: {before:?} at first, then {first:?}");
     assert!(first[0] <= before[0] + 16, "{first:?}");
-    for _ in 0..5 {
+    for _ in 0..12 {
         cycle();
     }
+    // Threads of zenoh's that have nothing to do stay for a while, so a few more are none that are left.
+    let most = [first[0] + 6, first[1]];
     let deadline = Instant::now() + PATIENCE;
-    while counts()[..2].iter().zip(&first).any(|(now, first)| now > first) {
+    while counts().iter().zip(most).any(|(&now, most)| now > most) {
         assert!(Instant::now() < deadline, "{first:?} became {:?}", counts());
         thread::sleep(Duration::from_millis(10));
     }
+    // Others may have temporary files, and no name is one of ours: the list for zenoh has none.
+    println!("in the end: {:?}", counts());
 }
 
 /// Not a bound, but a figure that is printed: what a call takes, and what a session costs.
@@ -102,7 +106,7 @@ fn what_it_costs() {
     println!("a call of 20 MiB: median {:?}, {:.0} MB/s", times[4], 20.97 / times[4].as_secs_f64());
     let (threads, memory) = (count("/proc/self/task"), rss());
     let more: Vec<_> = (2..10).map(|number| hub.join(number)).collect();
-    println!("eight more workers: {} threads, {:.1} MB", count("/proc/self/task") - threads, rss() - memory);
+    println!("threads with eight more workers: {threads}, then {}; {:.1} MB", count("/proc/self/task"), rss() - memory);
     drop(more);
     assert!(times[4] < PATIENCE);
 }

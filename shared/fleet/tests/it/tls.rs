@@ -183,7 +183,7 @@ fn each_side_says_when_the_other_speaks_without_tls() {
     let tls = Serving::new(&authority.hub("127.0.0.1", TODAY));
     assert_eq!(
         refused(&tls.join_options(), Stage::Join),
-        format!("what listens there speaks TLS; is it tls/{}?", tls.address)
+        format!("what listens there speaks TLS; join tls/{}", tls.address)
     );
     from_somebody(&tls, "it does not speak TLS");
     let tcp = Serving::new(&listen("tcp/127.0.0.1:0"));
