@@ -29,5 +29,6 @@ macro_rules! tests {
 }
 
 tests! {
-    frames manifest graph safetensors index config_json model_directory tokenizer template dataset dataset_card run_toml answers
+    frames manifest graph safetensors index store_index config_json model_directory tokenizer template dataset dataset_card run_toml
+    answers
 }
