@@ -11,6 +11,7 @@ mod halves;
 mod help;
 mod import_config;
 mod iterate;
+mod learner_rank;
 mod merge;
 mod notices;
 mod output;
@@ -79,6 +80,11 @@ enum Command {
     ///
     /// Lists what has no counterpart.
     ImportConfig(import_config::Args),
+    /// Be a further rank of a run's learner.
+    ///
+    /// For a learner of several ranks on several hosts: torchrun, Slurm, Kubernetes or ssh start it with torchrun's variables
+    /// (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), `tandem train` being rank 0. Comes back when a rank is gone.
+    LearnerRank(learner_rank::Args),
     /// Check the machine: libraries, processor, memory, GPU, disk.
     Doctor(doctor::Args),
 }
@@ -136,6 +142,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Export(args) => export::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::ImportConfig(args) => import_config::run(&args),
+        Command::LearnerRank(args) => learner_rank::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

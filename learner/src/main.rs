@@ -25,8 +25,7 @@ struct Cli {
 enum Command {
     /// The training half of a pair (started by `tandem train`).
     Run(run::Args),
-    /// A further rank of the learner (started by its first one).
-    #[command(hide = true)]
+    /// A further rank of a run's learner, by torchrun's variables (`tandem learner-rank` starts it again).
     Rank(rank::Args),
     /// Supervised warm start on prompt/completion rows.
     Sft(sft::Args),
@@ -63,7 +62,7 @@ fn program() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
         Command::Run(args) => run::run(&args),
-        Command::Rank(args) => rank::run(&args).map(done),
+        Command::Rank(args) => rank::run(&args),
         Command::Sft(args) => sft::run(&args).map(done),
         Command::RewardModel(args) => reward_model::run(&args).map(done),
         Command::Score(args) => score::run(&args).map(done),

@@ -3,14 +3,13 @@
 //! Policy, critic, reward model and supervised warm start differ in the pass that gives a loss and its gradients. All else
 //! of an update is the same and is here.
 
-use std::time::Instant;
-
-use tch::Tensor;
+use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
 use crate::{
     error::LearnerError,
     model::{Gradients, Parameters, Trainable},
     optimizer::{AdamW, AdamWOptions},
+    ranks::{self, Alone, Ranks},
     schedule::Schedule,
 };
 
@@ -18,8 +17,27 @@ use crate::{
 /// less often.
 const REPORT_SECONDS: (f64, f64) = (2.0, 0.1);
 
-/// An optimiser's state as named tensors.
-pub type OptimizerState = Vec<(String, Tensor)>;
+/// The ranks that train a model, and whether they share its optimiser's state out.
+#[derive(Debug, Clone)]
+pub struct Among {
+    /// The ranks.
+    pub ranks: Arc<dyn Ranks>,
+    /// `shard_optimizer`.
+    pub shards: bool,
+}
+
+impl Default for Among {
+    fn default() -> Self {
+        Self { ranks: Arc::new(Alone), shards: false }
+    }
+}
+
+impl Among {
+    /// How many have a part of the state of their own.
+    fn shards(&self) -> usize {
+        if self.shards { self.ranks.count() } else { 1 }
+    }
+}
 
 /// A model with its optimiser, its gradients and its place in the schedule.
 #[derive(Debug)]
@@ -27,6 +45,7 @@ pub struct Trained<M> {
     model: M,
     optimizer: AdamW,
     gradients: Gradients,
+    among: Among,
     schedule: Schedule,
     updates: u64,
     /// What the rates of the schedule are multiplied with.
@@ -67,10 +86,19 @@ impl<M: Trainable> Trained<M> {
     /// A model before its first update.
     #[must_use]
     pub fn new(model: M, options: AdamWOptions, schedule: Schedule) -> Self {
+        Self::among(model, options, schedule, Among::default())
+    }
+
+    /// A model before its first update, which several ranks train.
+    #[must_use]
+    pub fn among(model: M, options: AdamWOptions, schedule: Schedule, among: Among) -> Self {
         let parameters = model.trained();
+        let shards = among.shards();
+        let rank = if shards > 1 { among.ranks.rank() } else { 0 };
         Self {
-            optimizer: AdamW::new(parameters, options),
+            optimizer: AdamW::of_shard(parameters, options, rank, shards),
             gradients: parameters.gradients(),
+            among,
             schedule,
             updates: 0,
             rate_factor: 1.0,
@@ -87,6 +115,12 @@ impl<M: Trainable> Trained<M> {
     /// What the optimiser moves of it.
     pub fn parameters(&self) -> &Parameters {
         self.model.trained()
+    }
+
+    /// The elements of the flat buffer that this rank moves, and whose gradients it has: all, unless the state is shared out.
+    #[must_use]
+    pub fn own(&self) -> Range<i64> {
+        self.optimizer.own()
     }
 
     /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the way.
@@ -117,16 +151,17 @@ impl<M: Trainable> Trained<M> {
         self.finite
     }
 
-    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss.
+    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss. Of several ranks, each adds
+    /// those of its share, and all return the whole loss.
     ///
     /// # Errors
-    /// Those of `pass`; the update then counts for nothing.
+    /// Those of `pass`; the update then counts for nothing. A rank that is gone.
     pub fn update(
         &mut self,
         pass: impl FnOnce(&M, &mut Gradients) -> Result<f64, LearnerError>,
     ) -> Result<Update, LearnerError> {
         let mut update = self.differentiate(pass)?;
-        self.apply(&mut update);
+        self.apply(&mut update)?;
         Ok(update)
     }
 
@@ -141,19 +176,44 @@ impl<M: Trainable> Trained<M> {
         self.gradients.zero();
         let loss = pass(&self.model, &mut self.gradients)?;
         let learning_rate = self.skip();
-        let grad_norm = if loss.is_finite() { self.gradients.norm() } else { f64::NAN };
+        let grad_norm = self.sum_gradients()?;
+        let grad_norm = if loss.is_finite() { grad_norm } else { f64::NAN };
         Ok(Update { loss, grad_norm, learning_rate, applied: false })
     }
 
+    /// Adds up the gradients of all ranks, each its own part if the state is shared out, and returns their global norm.
+    fn sum_gradients(&self) -> Result<f64, LearnerError> {
+        let (ranks, flat) = (&*self.among.ranks, self.gradients.flat());
+        if self.among.shards() > 1 {
+            ranks::sum_shards(ranks, flat)?;
+            let mut squares = [self.gradients.squares(self.own())];
+            ranks.sum(&mut squares)?;
+            return Ok(squares[0].sqrt());
+        }
+        ranks::sum(ranks, flat)?;
+        // One number for all, whatever each rounds to.
+        ranks.of_first(self.gradients.norm())
+    }
+
     /// The second half: moves the model, unless the gradients are not finite.
-    pub fn apply(&mut self, update: &mut Update) {
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn apply(&mut self, update: &mut Update) -> Result<(), LearnerError> {
         if !update.grad_norm.is_finite() {
-            return;
+            return Ok(());
         }
         let (norm, rate) = (update.grad_norm, update.learning_rate);
-        self.finite &= self.optimizer.update(self.model.trained(), &self.gradients, norm, rate);
+        let finite = self.optimizer.update(self.model.trained(), &self.gradients, norm, rate);
+        let mut overflows = [f64::from(u8::from(!finite))];
+        if self.among.shards() > 1 {
+            self.among.ranks.sum(&mut overflows)?;
+            ranks::gather(&*self.among.ranks, self.model.trained().flat())?;
+        }
+        self.finite &= overflows[0] == 0.0;
         self.model.moved();
         update.applied = true;
+        Ok(())
     }
 
     /// Leaves an update out and returns the rate that it would have had: the schedule goes on, so that it ends with the run.
@@ -201,19 +261,39 @@ impl<M: Trainable> Trained<M> {
         Ok(losses)
     }
 
-    /// The optimiser's state, for a checkpoint.
+    /// Whether all ranks are needed to write the optimiser's state.
     #[must_use]
-    pub fn state(&self) -> OptimizerState {
-        self.optimizer.state(self.parameters())
+    pub fn is_sharded(&self) -> bool {
+        self.among.shards() > 1
     }
 
-    /// Goes on from the state of a checkpoint and the number of updates before it.
+    /// Writes the optimiser's state to a file, for a checkpoint. Where it is shared out, all ranks must call it, and the first
+    /// alone has the file.
     ///
     /// # Errors
-    /// A tensor that is missing or does not fit the model, by name.
-    pub fn restore(&mut self, updates: u64, state: &OptimizerState) -> Result<(), LearnerError> {
+    /// Any error of the file system; a rank that is gone.
+    pub fn save_state(&self, file: Option<&Path>) -> Result<(), LearnerError> {
+        self.optimizer.save(self.parameters(), &*self.among.ranks, file)
+    }
+
+    /// Goes on from the state of a checkpoint and the number of updates before it. All ranks must call it, and the first alone
+    /// has the file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a tensor that is missing or does not fit the model, by name; a rank that is gone.
+    pub fn restore(&mut self, updates: u64, file: Option<&Path>) -> Result<(), LearnerError> {
         self.updates = updates;
-        self.optimizer.restore(self.model.trained(), state)
+        self.optimizer.restore(self.model.trained(), &*self.among.ranks, file)
+    }
+
+    /// Takes over the parameters of the first rank; all ranks must call it.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn follow_first(&mut self) -> Result<(), LearnerError> {
+        ranks::copy(&*self.among.ranks, self.model.trained().flat())?;
+        self.model.moved();
+        Ok(())
     }
 }
 

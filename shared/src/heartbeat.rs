@@ -99,6 +99,11 @@ pub fn enter(phase: Phase) {
     }
 }
 
+/// The main loop has done a part of what it is at.
+pub fn go_on() {
+    beat(Phase::ALL[usize::from(PHASE.load(Ordering::Relaxed))]);
+}
+
 /// So much is done of what the main loop is at in a phase: of the groups of a step while it waits, of the completions of a pass
 /// over them while it trains.
 pub fn part(phase: Phase, done: usize, of: usize) {

@@ -35,6 +35,7 @@ pub mod run_dir;
 pub mod sampling;
 pub mod signals;
 pub mod testing;
+pub mod torchrun;
 pub mod versions;
 pub mod workers;
 

@@ -7,9 +7,9 @@ mod save;
 mod state;
 mod step_batch;
 
-pub use open::{find, find_first, open_trainer};
+pub use open::{find, find_first, open_rank, open_trainer};
 pub use origin::Origin;
-pub use save::{go_back, save};
+pub use save::{fill, go_back, help_to_save, save};
 pub use shared::resume::STATE_FILE;
 pub use state::TrainerState;
 pub use step_batch::{read_step_batch, save_step_batch};

@@ -8,15 +8,16 @@ use shared::{
     config::TrainConfig,
     resume,
 };
-use tch::{Device, Tensor};
+use tch::Device;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, TrainerState};
 use crate::{
     critic::Critic,
     error::LearnerError,
-    model::{self, Decoder, LoadOptions},
-    step::Trainer,
-    trained::OptimizerState,
+    model::{self, Decoder, LoadOptions, Trainable},
+    ranks::{self, Ranks},
+    step::{Carried, Trainer},
+    trained::Among,
 };
 
 /// Where a run goes on: the newest checkpoint of its own directory that is whole, else the one that `resume_from_checkpoint`
@@ -61,6 +62,21 @@ pub fn open_trainer(
     checkpoint: Option<&Path>,
     device: Device,
 ) -> Result<(Trainer, TrainerState), LearnerError> {
+    open_rank(config, model, checkpoint, device, &Among::default())
+}
+
+/// As [`open_trainer`], as one of several ranks, all of which must call it. The first has the checkpoint, and gives the others
+/// what it is to hold; they need the model alone.
+///
+/// # Errors
+/// As [`open_trainer`]; a rank that is gone.
+pub fn open_rank(
+    config: &TrainConfig,
+    model: &ModelDir,
+    checkpoint: Option<&Path>,
+    device: Device,
+    among: &Among,
+) -> Result<(Trainer, TrainerState), LearnerError> {
     let options = LoadOptions::training(device, config.bf16, config.gradient_checkpointing);
     // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.
     let moved = checkpoint.filter(|_| config.sync_ref_model).map(|path| path.join(REFERENCE_DIR));
@@ -91,31 +107,48 @@ pub fn open_trainer(
         let reference = (config.beta != 0.0).then(|| open(moved.as_deref(), of_reference)).transpose()?;
         (open(checkpoint, options)?, reference)
     };
-    let mut trainer = Trainer::new(config, policy, reference)?;
+    let mut trainer = Trainer::among(config, policy, reference, among.clone())?;
     if config.advantage_estimator.spec().critic {
         // A checkpoint of a run without one leaves the critic to begin anew.
         let saved = checkpoint.map(|path| path.join(CRITIC_DIR)).filter(|dir| dir.is_dir());
-        let critic = Critic::open(config, saved.as_deref(), model.config().vocab_size, options)?;
+        let critic = Critic::open(config, saved.as_deref(), model.config().vocab_size, options, among.clone())?;
         trainer.credit_mut().set_critic(critic);
     }
     let total_steps = config.max_steps.unwrap_or_default();
-    let state = match checkpoint {
-        None => TrainerState::start(config, total_steps),
-        Some(path) => TrainerState { total_steps, ..restore(path, &mut trainer)? },
-    };
-    Ok((trainer, state))
+    let saved = checkpoint.map(TrainerState::read).transpose()?;
+    follow_first(&mut trainer, &*among.ranks)?;
+    restore(&mut trainer, &*among.ranks, checkpoint.zip(saved.as_ref()))?;
+    let state = saved.unwrap_or_else(|| TrainerState::start(config, total_steps));
+    Ok((trainer, TrainerState { total_steps, ..state }))
 }
 
-fn restore(checkpoint: &Path, trainer: &mut Trainer) -> Result<TrainerState, LearnerError> {
-    let saved = TrainerState::read(checkpoint)?;
-    let critic = Some(checkpoint.join(CRITIC_DIR)).filter(|dir| trainer.credit().critic().is_some() && dir.is_dir());
-    let critic = critic.map(|dir| read_optimizer(&dir)).transpose()?;
-    trainer.restore(&saved.carried, &read_optimizer(checkpoint)?, critic.as_ref())?;
-    Ok(saved)
+/// Gives all ranks the models of the first.
+fn follow_first(trainer: &mut Trainer, ranks: &dyn Ranks) -> Result<(), LearnerError> {
+    trainer.policy_mut().follow_first()?;
+    if let Some(reference) = trainer.moving_reference() {
+        ranks::copy(ranks, reference.weights().trained().flat())?;
+        reference.moved();
+    }
+    trainer.credit_mut().critic_mut().map_or(Ok(()), |critic| critic.trained_mut().follow_first())
 }
 
-/// The optimiser state of a checkpoint, or of the critic's folder in one.
-fn read_optimizer(dir: &Path) -> Result<OptimizerState, LearnerError> {
-    let path = dir.join(OPTIMIZER_FILE);
-    Tensor::read_safetensors(&path).map_err(|e| LearnerError::content(&path, format!("cannot be read: {e}")))
+/// Gives all ranks the optimisers of the first one's checkpoint, if it has one, and what else is carried from step to step.
+fn restore(
+    trainer: &mut Trainer,
+    ranks: &dyn Ranks,
+    saved: Option<(&Path, &TrainerState)>,
+) -> Result<(), LearnerError> {
+    // A checkpoint of a run without a critic leaves it to begin anew.
+    let critic = saved.map(|(checkpoint, _)| checkpoint.join(CRITIC_DIR)).filter(|dir| dir.is_dir());
+    let known = saved.map(|(_, state)| (state.carried, critic.is_some()));
+    let known = serde_json::to_vec(&known).expect("numbers and names become JSON");
+    let known: Option<(Carried, bool)> = serde_json::from_slice(&ranks.bytes_of_first(known)?)
+        .map_err(|e| LearnerError::Peer(format!("the first rank's state is damaged: {e}")))?;
+    let Some((carried, has_critic)) = known else { return Ok(()) };
+    if let Some(of_run) = trainer.credit_mut().critic_mut().filter(|_| has_critic) {
+        of_run.trained_mut().restore(carried.updates, critic.map(|dir| dir.join(OPTIMIZER_FILE)).as_deref())?;
+    }
+    trainer.restore(&carried);
+    let file = saved.map(|(checkpoint, _)| checkpoint.join(OPTIMIZER_FILE));
+    trainer.policy_mut().restore(carried.updates, file.as_deref())
 }

@@ -6,7 +6,6 @@ use exporters::ExportError;
 use shared::{
     ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, channel::in_flight::IN_FLIGHT_FILE, checkpoints,
 };
-use tch::Tensor;
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
@@ -67,10 +66,10 @@ pub fn go_back(run_dir: &RunDir, earlier: &Path, state: TrainerState) -> Result<
 ///
 /// # Errors
 /// Any error of the file system.
-pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &TrainerState) -> Result<(), LearnerError> {
+pub fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &TrainerState) -> Result<(), LearnerError> {
     let policy = trainer.policy();
     fill_policy(dir, model, policy.model())?;
-    Tensor::write_safetensors(&policy.state(), dir.join(OPTIMIZER_FILE))?;
+    policy.save_state(Some(&dir.join(OPTIMIZER_FILE)))?;
     if let Some(reference) = trainer.moving_reference() {
         let folder = dir.join(REFERENCE_DIR);
         fs::create_dir(&folder)?;
@@ -81,9 +80,18 @@ pub(super) fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &Trai
         fs::create_dir(&folder)?;
         let host = scorer.parameters().host();
         exporters::fill_hf_scorer(critic.source(), &folder, &mut |name| Ok(host.values(name)?.into()))?;
-        Tensor::write_safetensors(&scorer.state(), folder.join(OPTIMIZER_FILE))?;
+        scorer.save_state(Some(&folder.join(OPTIMIZER_FILE)))?;
     }
     write_state(dir, state)
+}
+
+/// What the other ranks do while the first one saves, if they have a part of the optimisers' state: they give it.
+///
+/// # Errors
+/// A rank that is gone.
+pub fn help_to_save(trainer: &Trainer) -> Result<(), LearnerError> {
+    trainer.policy().save_state(None)?;
+    trainer.credit().critic().map_or(Ok(()), |critic| critic.trained().save_state(None))
 }
 
 fn write_state(dir: &Path, state: &TrainerState) -> Result<(), LearnerError> {

@@ -1,42 +1,101 @@
 //! `learner rank`: a further rank of a run's learner.
 
-use std::{io, path::PathBuf};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use shared::{ModelDir, RunDir, config::layers, signals};
+use shared::{
+    command_line,
+    config::layers::Overrides,
+    exit::{AGAIN, HOPELESS},
+    signals,
+    torchrun::Torchrun,
+};
 
-use crate::{checkpoint, cores, device, ranks};
+use super::above_zero;
+use crate::{
+    error::LearnerError,
+    ranks::{self, LetGo, Place},
+};
 
 /// Flags of `learner rank`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Run directory with the resolved config.toml.
+    /// Folder of the model on this host, where it is another than the run's.
     #[arg(long)]
-    pub run_dir: PathBuf,
-    /// Which rank it is, from 1.
+    pub model: Option<PathBuf>,
+    /// Folder of the critic's model on this host, where the run names one and it is elsewhere here.
     #[arg(long)]
-    pub rank: usize,
-    /// File that the ranks meet at.
-    #[arg(long)]
-    pub meeting: PathBuf,
-    /// Checkpoint that the run goes on from.
-    #[arg(long)]
-    pub checkpoint: Option<PathBuf>,
+    pub critic_model: Option<PathBuf>,
+    /// Seconds to wait for the first rank.
+    #[arg(long, default_value_t = 600.0)]
+    pub patience: f64,
+    /// Which rank it is, from 1, of those that the first rank starts itself.
+    #[arg(long, hide = true, requires = "meeting")]
+    pub rank: Option<usize>,
+    /// File that they meet at.
+    #[arg(long, hide = true, requires = "rank")]
+    pub meeting: Option<PathBuf>,
 }
 
-/// Trains with the first rank until that is gone. Signals that end a run are for the first rank, which ends this one.
+/// Trains with the first rank until that lets go, or is gone. The exit code says which, and whether it would be of use to
+/// come again.
 ///
 /// # Errors
 /// With context for the user.
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("it could outlive the first rank")?;
-    signals::leave_to_others().context("signals cannot be handled")?;
-    ranks::show_life()?;
-    let config = layers::load(Some(&RunDir::new(&args.run_dir).config()), &Vec::new())?;
-    let device = device::open(config.learner_device)?;
-    cores::set_threads(config.threads_of_rank());
-    let model = ModelDir::open(&config.model)?;
-    let (trainer, _) = checkpoint::open_trainer(&config, &model, args.checkpoint.as_deref(), device)?;
-    Ok(ranks::serve(&config, trainer, args.rank, &args.meeting, io::stdin().lock())?)
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    above_zero("--patience", args.patience)?;
+    let place = match (args.rank, &args.meeting) {
+        (Some(rank), Some(meeting)) => {
+            // Signals that end a run are for the first rank, which ends this one.
+            set_parent_process_death_signal(Some(Signal::KILL)).context("it could outlive the first rank")?;
+            signals::leave_to_others().context("signals cannot be handled")?;
+            ranks::show_life()?;
+            Place::Child { meeting: meeting.clone(), rank }
+        }
+        _ => match told() {
+            Ok(told) => Place::Told(told),
+            Err(error) => return Ok(hopeless(error)),
+        },
+    };
+    let folders = [("model", &args.model), ("critic_model", &args.critic_model)];
+    let given =
+        |(key, folder): (&str, &Option<PathBuf>)| Some((key.to_owned(), folder.as_ref()?.display().to_string()));
+    let overrides: Overrides = folders.into_iter().filter_map(given).collect();
+    let counted = matches!(place, Place::Told(_));
+    let mut report = |step: u64| {
+        if counted {
+            // Whoever started it may not listen.
+            let _ = writeln!(io::stdout(), "step {step}").and_then(|()| io::stdout().flush());
+        }
+    };
+    let served = ranks::serve(&place, &overrides, Duration::from_secs_f64(args.patience), &mut report);
+    Ok(match served {
+        Ok(LetGo::ForGood) => ExitCode::SUCCESS,
+        Ok(LetGo::Again) => ExitCode::from(AGAIN),
+        Err(error @ (LearnerError::Peer(_) | LearnerError::Torch(_) | LearnerError::Io(_))) => return Err(error.into()),
+        Err(error) => hopeless(error.into()),
+    })
+}
+
+/// Says why it would be of no use to start the rank again.
+fn hopeless(error: anyhow::Error) -> ExitCode {
+    command_line::tell_error(&error);
+    ExitCode::from(HOPELESS)
+}
+
+/// What torchrun's variables say of this rank.
+fn told() -> anyhow::Result<Torchrun> {
+    let Some(told) = Torchrun::from_env()? else {
+        bail!("a rank needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as torchrun sets them");
+    };
+    if told.rank == 0 {
+        bail!("RANK is 0, and the first rank of a learner is that of `tandem train`: start it with these variables");
+    }
+    Ok(told)
 }

@@ -3,7 +3,7 @@
 mod stats;
 mod value_loss;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use shared::{ModelDir, config::TrainConfig, methods::advantage::CRITIC_AGGREGATION};
 use tch::Device;
@@ -12,15 +12,16 @@ pub use stats::{CriticStats, explained_variance, spread};
 pub use value_loss::{ValueLoss, clip_fraction, value_loss};
 
 use crate::{
-    batch::{MicroBatch, Sequence, split},
+    batch::{MicroBatch, Sequence, share, split},
     error::LearnerError,
     loss::reduction::Aggregation,
     model::{LoadOptions, Scorer, load_scorer},
     optimizer::AdamWOptions,
     ragged::Ragged,
+    ranks::Ranks,
     schedule::Schedule,
     step::token_budget,
-    trained::Trained,
+    trained::{Among, Trained},
 };
 
 /// A value model with everything an update needs.
@@ -33,11 +34,12 @@ pub struct Critic {
     aggregation: Aggregation,
     budget: usize,
     device: Device,
+    ranks: Arc<dyn Ranks>,
 }
 
 impl Critic {
     /// The critic of a run: the one that was `saved` in a folder, else the model that `critic_model` names, else the policy's with a head
-    /// that starts at 0. `vocabulary` is the policy's.
+    /// that starts at 0. `vocabulary` is the policy's. The passes are shared out `among` ranks as the policy's are.
     ///
     /// # Errors
     /// A model that cannot be loaded or has a smaller vocabulary than the policy.
@@ -46,6 +48,7 @@ impl Critic {
         saved: Option<&Path>,
         vocabulary: usize,
         options: LoadOptions,
+        among: Among,
     ) -> Result<Self, LearnerError> {
         let source = ModelDir::open(config.critic_model.as_ref().unwrap_or(&config.model))?;
         if source.config().vocab_size < vocabulary {
@@ -66,7 +69,8 @@ impl Critic {
         };
         Ok(Self {
             source,
-            trained: Trained::new(scorer, AdamWOptions::from_config(config), schedule),
+            ranks: Arc::clone(&among.ranks),
+            trained: Trained::among(scorer, AdamWOptions::from_config(config), schedule, among),
             range: config.cliprange_value,
             aggregation: Aggregation::new(
                 config.loss_aggregation.unwrap_or(CRITIC_AGGREGATION),
@@ -100,10 +104,12 @@ impl Critic {
         let mut lengths = vec![0; sequences.len()];
         rows.iter().for_each(|&row| lengths[row] = sequences[row].completion.len());
         let mut found = Ragged::filled(0.0, lengths);
-        for rows in split(sequences, rows, self.budget) {
+        let own = share(sequences, rows, self.ranks.rank(), self.ranks.count());
+        for rows in split(sequences, &own, self.budget) {
             let micro = MicroBatch::new(sequences, &rows, self.device);
             found.scatter(&rows, &self.trained.model().evaluate(&micro.packed, &micro.positions_N)?);
         }
+        self.ranks.sum(found.values_mut())?;
         Ok(found)
     }
 
@@ -125,23 +131,28 @@ impl Critic {
         for (&row, weight) in rows.iter().zip(self.aggregation.weights(&lengths)) {
             weights[row] = weight;
         }
-        let (budget, device, range) = (self.budget, self.device, self.range);
+        let (budget, device, range, ranks) = (self.budget, self.device, self.range, &*self.ranks);
         let update = self.trained.update(|scorer, gradients| {
-            let mut loss = 0.0;
-            for rows in split(sequences, rows, budget) {
+            let (mut loss, mut own) = (0.0, CriticStats::default());
+            for rows in split(sequences, &share(sequences, rows, ranks.rank(), ranks.count()), budget) {
                 let micro = MicroBatch::new(sequences, &rows, device);
                 let (values, returns) = (values.gather(&rows), returns.gather(&rows));
                 let weights = micro.per_token(|row| weights[row]);
                 scorer.differentiate(&micro.packed, &micro.positions_N, gradients, &mut |predictions| {
                     let found = value_loss(predictions, &values, &returns, &weights, range);
                     loss += found.value;
-                    stats.predictions += predictions.iter().sum::<f64>();
-                    stats.tokens += predictions.len();
-                    stats.clipped += found.clipped;
+                    own.predictions += predictions.iter().sum::<f64>();
+                    own.tokens += predictions.len();
+                    own.clipped += found.clipped;
                     found.gradients
                 })?;
             }
-            Ok(loss)
+            let mut all = [loss, own.predictions, own.tokens as f64, own.clipped as f64];
+            ranks.sum(&mut all)?;
+            stats.predictions += all[1];
+            stats.tokens += all[2] as usize;
+            stats.clipped += all[3] as usize;
+            Ok(all[0])
         })?;
         stats.learning_rate = update.learning_rate;
         stats.losses.push(update.loss);

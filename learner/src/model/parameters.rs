@@ -9,10 +9,12 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use tch::{Device, Kind, Tensor};
 
-use crate::error::LearnerError;
+use crate::{error::LearnerError, ranks::pieces};
 
 /// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
 const ALIGNMENT: i64 = 16;
+/// Elements whose squares are added up in the precision that they have.
+const NORM_BLOCK: i64 = 1 << 17;
 
 /// A Hugging Face parameter: a run of rows of a leaf.
 #[derive(Debug, Clone)]
@@ -206,6 +208,11 @@ impl Parameters {
         self.layout.slices.iter().map(|s| (s.name.as_str(), s.shape.as_slice()))
     }
 
+    /// As [`Self::named`], with the elements of a flat buffer that each has.
+    pub fn places(&self) -> impl Iterator<Item = (&str, &[i64], Range<i64>)> {
+        self.layout.slices.iter().map(|s| (s.name.as_str(), s.shape.as_slice(), s.elements.clone()))
+    }
+
     /// The part of a flat buffer of this layout that belongs to a Hugging Face parameter, in its shape.
     #[must_use]
     pub fn slice_of(&self, flat: &Tensor, name: &str) -> Option<Tensor> {
@@ -309,6 +316,16 @@ impl Gradients {
         if let Some(gradient) = self.of(leaf) {
             *gradient += rows.sum_dim_intlist([0i64].as_slice(), false, gradient.kind());
         }
+    }
+
+    /// Sum of the squares of some elements of the flat buffer.
+    #[must_use]
+    pub fn squares(&self, elements: Range<i64>) -> f64 {
+        let of = |part: Range<i64>| {
+            let part = self.flat.narrow(0, part.start, part.end - part.start);
+            part.dot(&part).double_value(&[])
+        };
+        pieces(elements, NORM_BLOCK).map(of).sum()
     }
 
     /// Global 2-norm: the norm of the leaves' norms, as `torch.nn.utils.clip_grad_norm_`.

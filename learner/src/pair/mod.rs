@@ -111,7 +111,11 @@ pub fn run(
     run_dir.create()?;
     run_dir.remove_litter()?;
     run_dir.reopen()?;
-    let mut run = Run::open(run_dir, config, device)?;
+    let mut run = match Run::open(run_dir, config, device, stop) {
+        // It has waited for the other ranks, and no step was made.
+        Err(LearnerError::Peer(_)) if stop.load(Ordering::Relaxed) => return Ok(Outcome::Stopped),
+        opened => opened?,
+    };
     let mut collector = Collector::new(config, run.model.config().vocab_size);
     let status = run.begin(&mut collector);
     let link = Link::start(end, status, queue_capacity(config), Deadlines::of(config).silence_of_peer());
@@ -119,7 +123,7 @@ pub fn run(
         match run.all_steps(&mut collector, &link, stop)? {
             Stretch::Ended(outcome) => break outcome,
             Stretch::RollBack => {
-                run = run.go_back(device)?;
+                run = run.go_back(device, stop)?;
                 let status = run.begin(&mut collector);
                 link.announce(|known| *known = status);
             }
@@ -129,6 +133,9 @@ pub fn run(
         run.save(&link)?;
     }
     run.record_left(&collector)?;
+    if let Some(Err(error)) = run.crew.take().map(|crew| crew.end(true)) {
+        tracing::warn!("the run is over, and not all ranks have heard of it: {error}");
+    }
     if outcome == Outcome::Finished {
         LearnerStatus { finished: true, ..link.status() }.leave(run_dir)?;
     }
@@ -139,11 +146,16 @@ pub fn run(
 }
 
 impl<'a> Run<'a> {
-    fn open(run_dir: &'a RunDir, config: &'a TrainConfig, device: Device) -> Result<Self, LearnerError> {
+    fn open(
+        run_dir: &'a RunDir,
+        config: &'a TrainConfig,
+        device: Device,
+        stop: &AtomicBool,
+    ) -> Result<Self, LearnerError> {
         let model = ModelDir::open(&config.model)?;
         let (found, aside) = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
-        let (trainer, state) = checkpoint::open_trainer(config, &model, found.as_deref(), device)?;
-        let (trainer, crew) = Crew::start(config, run_dir, found.as_deref(), trainer)?;
+        let (among, crew) = Crew::start(config, run_dir, stop)?;
+        let (trainer, state) = checkpoint::open_rank(config, &model, found.as_deref(), device, &among)?;
         let options = export_options(config, model.config())?;
         let mut publisher = Publisher::new(run_dir.clone(), model.clone(), options)?;
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
@@ -226,6 +238,7 @@ impl<'a> Run<'a> {
             let failures = failures::of(&groups);
             self.look_at_failures(&failures, link)?;
             if self.config.save_step_batches {
+                self.ask_for_parts()?;
                 checkpoint::save_step_batch(self.run_dir, &self.model, &self.trainer, &self.state, &groups)?;
             }
             if let Some(crew) = &mut self.crew {
@@ -296,7 +309,7 @@ impl<'a> Run<'a> {
 
     /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step that was
     /// made last.
-    fn go_back(self, device: Device) -> Result<Self, LearnerError> {
+    fn go_back(self, device: Device, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let Self {
             config,
             run_dir,
@@ -313,7 +326,8 @@ impl<'a> Run<'a> {
             ..
         } = self;
         // Its memory is needed for the one that takes its place.
-        drop((trainer, crew));
+        drop(trainer);
+        crew.map_or(Ok(()), |crew| crew.end(false))?;
         let whole = |path: &PathBuf| checkpoints::check(path, Depth::Contents).is_ok();
         let healthy = guard.state.healthy.map(|step| run_dir.checkpoint(step)).filter(whole);
         let after = guard.state.healthy.filter(|_| healthy.is_some()).unwrap_or(0);
@@ -332,7 +346,7 @@ impl<'a> Run<'a> {
             state.carried = trainer.carried().at(&state.carried);
             checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None, |_| Ok(()))?;
         }
-        Ok(Self { sampler, ..Self::open(run_dir, config, device)? })
+        Ok(Self { sampler, ..Self::open(run_dir, config, device, stop)? })
     }
 
     /// Says which reward functions failed in a step, and ends the run where one has failed on everything: what would be

@@ -10,7 +10,7 @@ use shared::{
 };
 
 use super::{Collector, Link, Run, in_flight::Request, ledger};
-use crate::{checkpoint, error::LearnerError};
+use crate::{checkpoint, error::LearnerError, ranks::Crew};
 
 impl Run<'_> {
     /// Writes a checkpoint of where the run is.
@@ -31,6 +31,7 @@ impl Run<'_> {
             in_flight = request.map_or(Ok(false), |request| request.take(self.run_dir, link, dir))?;
             Ok(())
         };
+        self.ask_for_parts()?;
         checkpoint::save(self.run_dir, &self.model, &self.publisher, &self.trainer, &self.state, limit, more)?;
         (self.durable, self.in_flight) = (self.state.step, in_flight);
         link.announce(|status| {
@@ -40,6 +41,12 @@ impl Run<'_> {
         });
         tracing::info!("saved {}", self.run_dir.checkpoint(self.durable).display());
         Ok(())
+    }
+
+    /// Asks the other ranks for their parts of the optimisers' state, which is written next.
+    pub(super) fn ask_for_parts(&mut self) -> Result<(), LearnerError> {
+        let sharded = self.trainer.policy().is_sharded();
+        self.crew.as_mut().filter(|_| sharded).map_or(Ok(()), Crew::save)
     }
 
     /// Puts into the ledger what is in flight when the run ends.

@@ -1,13 +1,11 @@
-//! The further ranks of a run on one host: processes that the first rank starts, gives each batch to, watches and ends.
-//!
-//! What goes to a rank goes through its standard input, so that it ends with the first one whatever becomes of that. It
-//! sends a byte a second through its standard output. Sums go over [`Gloo`].
+//! The further ranks of a run, as the first one has them: it starts them, or they come to it; it gives them each batch and
+//! says when it is over.
 
 use std::{
-    env, fs,
-    io::{BufRead, Read, Write},
-    path::{Path, PathBuf},
-    process::{self, Child, ChildStdin, ChildStdout, Command, Stdio},
+    fs,
+    io::Read,
+    path::PathBuf,
+    process::{self, Child, ChildStdout, Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,71 +15,127 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shared::{PolicyVersion, RolloutGroup, RunDir, channel::frame, config::TrainConfig, heartbeat::Deadlines};
+use shared::{RolloutGroup, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
 
-use super::{Gloo, Meeting};
-use crate::{
-    error::LearnerError,
-    step::{StepBatch, Trainer},
+use super::{
+    Gloo, Ranks, Signs, Store, Watch,
+    content::agree_on_model,
+    meeting::{CONNECT, gather},
+    signs::{SIGN, SILENCE},
 };
-
-/// How often a rank gives a sign of life.
-const SIGN: Duration = Duration::from_secs(1);
-/// A rank that has given none for so long is stopped, and is ended.
-const SILENCE: Duration = Duration::from_secs(8);
-/// Largest message that a rank takes.
-const MOST_BYTES: u64 = 1 << 32;
+use crate::{cores, error::LearnerError, trained::Among};
 
 /// What the first rank asks of the others, as a line of JSON; the groups of a step follow it, a frame each.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Order {
-    Step { step: u64, groups: usize },
-    LowerLearningRate { factor: f64 },
+pub(super) enum Order {
+    /// The next step.
+    Step {
+        /// Steps done before it.
+        step: u64,
+        /// How many follow.
+        groups: usize,
+    },
+    /// As [`crate::step::Trainer::lower_learning_rate`].
+    LowerLearningRate {
+        /// What the rate is multiplied with.
+        factor: f64,
+    },
+    /// Their parts of a checkpoint.
+    Save,
+    /// The first rank begins anew, and they are to come again.
+    Again,
+    /// The run is over.
+    End,
 }
 
-/// The further ranks, as the first one sees them. They are ended when it is dropped.
+/// The further ranks, as the first one sees them. Those that it has started are ended when it is dropped.
 #[derive(Debug)]
 pub struct Crew {
-    members: Vec<Member>,
+    ranks: Arc<Gloo>,
+    children: Children,
+    /// Signs of life of those that it has not started.
+    _signs: Option<Signs>,
+    _store: Store,
+}
+
+/// Ranks that this one has started.
+#[derive(Debug)]
+struct Children {
+    list: Vec<Arc<Mutex<Child>>>,
     over: Arc<AtomicBool>,
     meeting: PathBuf,
 }
 
-#[derive(Debug)]
-struct Member {
-    rank: usize,
-    child: Arc<Mutex<Child>>,
-    orders: ChildStdin,
-}
-
 impl Crew {
-    /// Starts the ranks that `config` asks for besides the one that calls, from a checkpoint or the beginning, and makes
-    /// `trainer` the first of them. Without any it stays alone.
+    /// Starts the ranks that `config` asks for besides the one that calls, which is the first of them, or waits for them
+    /// where torchrun's variables say that others start them; none if it is alone. All then open their models
+    /// (`checkpoint::open_rank`).
     ///
     /// # Errors
-    /// A rank that cannot be started, or does not come.
+    /// A rank that cannot be started, does not come, or has another model; when `stop` is set.
     pub fn start(
         config: &TrainConfig,
         run_dir: &RunDir,
-        checkpoint: Option<&Path>,
-        trainer: Trainer,
-    ) -> Result<(Trainer, Option<Self>), LearnerError> {
-        let count = config.learner_ranks as usize;
-        if count == 1 {
-            return Ok((trainer, None));
+        stop: &AtomicBool,
+    ) -> Result<(Among, Option<Self>), LearnerError> {
+        if config.learner_ranks == 1 {
+            return Ok((Among::default(), None));
         }
+        let told = Torchrun::of_run(config).map_err(|e| LearnerError::Config(e.to_string()))?;
+        let crew = match &told {
+            Some(told) => Self::of_others(config, told, stop)?,
+            None => Self::of_children(config, run_dir, stop)?,
+        };
+        tracing::info!("the learner has {} ranks", config.learner_ranks);
+        Ok((Among { ranks: Arc::clone(&crew.ranks) as _, shards: config.shard_optimizer }, Some(crew)))
+    }
+
+    fn of_children(config: &TrainConfig, run_dir: &RunDir, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let meeting = run_dir.logs().join(format!("ranks-{}", process::id()));
         let _ = fs::remove_file(&meeting);
-        let mut crew = Self { members: Vec::new(), over: Arc::default(), meeting };
-        for rank in 1..count {
-            let member = Member::start(rank, run_dir, checkpoint, &crew.meeting, &crew.over)
+        let store = Store::file(&meeting, CONNECT)?;
+        let watch = Watch::on();
+        let mut children = Children { list: Vec::new(), over: Arc::default(), meeting };
+        for rank in 1..config.learner_ranks as usize {
+            children
+                .start(rank, &watch)
                 .map_err(|e| LearnerError::Peer(format!("rank {rank} of the learner cannot be started: {e}")))?;
-            crew.members.push(member);
         }
-        let ranks = Gloo::join(&Meeting::File(crew.meeting.clone()), 0, count, deadline(config))?;
-        tracing::info!("the learner has {count} ranks");
-        Ok((trainer.with_ranks(Arc::new(ranks)), Some(crew)))
+        let ranks = Self::meet(config, &store, None, "127.0.0.1", stop, watch)?.0;
+        Ok(Self { ranks, children, _signs: None, _store: store })
+    }
+
+    fn of_others(config: &TrainConfig, told: &Torchrun, stop: &AtomicBool) -> Result<Self, LearnerError> {
+        let (host, port) = (&*told.master_addr, told.master_port);
+        let store =
+            if told.agent_listens { Store::reach(host, port, CONNECT) } else { Store::keep(host, port, CONNECT) }?;
+        let (ranks, signs) = Self::meet(config, &store, Some(told), host, stop, Arc::default())?;
+        agree_on_model(&*ranks, config)?;
+        let children = Children { list: Vec::new(), over: Arc::default(), meeting: PathBuf::new() };
+        Ok(Self { ranks, children, _signs: signs, _store: store })
+    }
+
+    /// Waits for the others and joins them.
+    fn meet(
+        config: &TrainConfig,
+        store: &Store,
+        told: Option<&Torchrun>,
+        host: &str,
+        stop: &AtomicBool,
+        watch: Arc<Watch>,
+    ) -> Result<(Arc<Gloo>, Option<Signs>), LearnerError> {
+        let goes_on = || match stop.load(Ordering::Relaxed) {
+            true => Err(LearnerError::Peer("it was asked to end while it waited for the other ranks".into())),
+            false => Ok(()),
+        };
+        let threads = config.threads_of_rank().unwrap_or_else(cores::all);
+        let patience = Duration::from_secs_f64(config.peer_timeout);
+        let prefix = gather(store, config, threads, patience, goes_on, &watch)?;
+        let place = [0, config.learner_ranks as usize];
+        let signs = told.map(|_| Signs::start(store, &prefix, place)).transpose()?;
+        let watch = signs.as_ref().map_or(watch, Signs::watch);
+        Ok((Arc::new(Gloo::join(store, &prefix, place, host, CONNECT, watch)?), signs))
     }
 
     /// Gives all ranks the groups of a step, which this one trains on next. `step` is the number of steps done before it.
@@ -95,68 +149,78 @@ impl Crew {
             message.extend((frame.len() as u64).to_le_bytes());
             message.extend(frame);
         }
-        self.tell(&message)
+        self.tell(message)
     }
 
-    /// As [`Trainer::lower_learning_rate`] on all ranks.
+    /// As [`crate::step::Trainer::lower_learning_rate`] on all ranks.
     ///
     /// # Errors
     /// A rank that is gone.
     pub fn lower_learning_rate(&mut self, factor: f64) -> Result<(), LearnerError> {
-        self.tell(&line(&Order::LowerLearningRate { factor }))
+        self.tell(line(&Order::LowerLearningRate { factor }))
     }
 
-    fn tell(&mut self, message: &[u8]) -> Result<(), LearnerError> {
-        for member in &mut self.members {
-            let told = member.orders.write_all(message).and_then(|()| member.orders.flush());
-            told.map_err(|e| LearnerError::Peer(format!("rank {} of the learner is gone: {e}", member.rank)))?;
-        }
-        Ok(())
+    /// Asks all ranks for their part of a checkpoint that this one writes next.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn save(&mut self) -> Result<(), LearnerError> {
+        self.tell(line(&Order::Save))
+    }
+
+    /// Lets the others go: for good, or until this one has begun anew.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn end(self, for_good: bool) -> Result<(), LearnerError> {
+        // That they end then is no news.
+        self.children.over.store(true, Ordering::Relaxed);
+        self.tell(line(if for_good { &Order::End } else { &Order::Again }))
+    }
+
+    fn tell(&self, message: Vec<u8>) -> Result<(), LearnerError> {
+        self.ranks.bytes_of_first(message).map(drop)
     }
 }
 
-impl Drop for Crew {
+impl Children {
+    fn start(&mut self, rank: usize, watch: &Arc<Watch>) -> std::io::Result<()> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["rank", "--rank", &rank.to_string()]).arg("--meeting").arg(&self.meeting);
+        // Only the first rank shows its progress to the launcher.
+        command.env_remove(shared::heartbeat::VARIABLE);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let signs = child.stdout.take().ok_or_else(|| std::io::Error::other("it has no standard output"))?;
+        let child = Arc::new(Mutex::new(child));
+        self.list.push(Arc::clone(&child));
+        let (watch, over) = (Arc::clone(watch), Arc::clone(&self.over));
+        let attend = move || attend(rank, signs, &child, &watch, &over);
+        thread::Builder::new().name(format!("rank-{rank}")).spawn(attend).map(drop)
+    }
+}
+
+impl Drop for Children {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
-        for member in &self.members {
-            let mut child = member.child.lock().unwrap_or_else(PoisonError::into_inner);
+        for child in &self.list {
+            let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = fs::remove_file(&self.meeting);
-    }
-}
-
-impl Member {
-    fn start(
-        rank: usize,
-        run_dir: &RunDir,
-        checkpoint: Option<&Path>,
-        meeting: &Path,
-        over: &Arc<AtomicBool>,
-    ) -> std::io::Result<Self> {
-        let mut command = Command::new(env::current_exe()?);
-        command.arg("rank").arg("--run-dir").arg(run_dir.root()).args(["--rank", &rank.to_string()]);
-        command.arg("--meeting").arg(meeting);
-        if let Some(checkpoint) = checkpoint {
-            command.arg("--checkpoint").arg(checkpoint);
+        if !self.list.is_empty() {
+            let _ = fs::remove_file(&self.meeting);
         }
-        // Only the first rank shows its progress to the launcher.
-        command.env_remove(shared::heartbeat::VARIABLE);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let missing = || std::io::Error::other("it has no standard input or output");
-        let orders = child.stdin.take().ok_or_else(missing)?;
-        let signs = child.stdout.take().ok_or_else(missing)?;
-        let child = Arc::new(Mutex::new(child));
-        let (watched, over) = (Arc::clone(&child), Arc::clone(over));
-        thread::Builder::new().name(format!("rank-{rank}")).spawn(move || watch(rank, signs, &watched, &over))?;
-        Ok(Self { rank, child, orders })
     }
 }
 
-/// Ends a rank that is silent, and says so of one that has ended.
-fn watch(rank: usize, mut signs: ChildStdout, child: &Mutex<Child>, over: &AtomicBool) {
+/// Ends a rank that is silent, and says so of one that has ended. It sends a byte a second through its standard output.
+fn attend(rank: usize, mut signs: ChildStdout, child: &Mutex<Child>, watch: &Watch, over: &AtomicBool) {
     let (begin, last, ended) = (Instant::now(), AtomicU64::new(0), AtomicBool::new(false));
+    let name = |what: String| {
+        if !over.load(Ordering::Relaxed) {
+            watch.name(what);
+        }
+    };
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = [0; 64];
@@ -168,87 +232,20 @@ fn watch(rank: usize, mut signs: ChildStdout, child: &Mutex<Child>, over: &Atomi
         while !ended.load(Ordering::Relaxed) {
             thread::sleep(SIGN / 4);
             let silent = begin.elapsed().saturating_sub(Duration::from_millis(last.load(Ordering::Relaxed)));
-            if silent > SILENCE && !over.load(Ordering::Relaxed) {
-                let seconds = silent.as_secs();
-                tracing::error!("rank {rank} of the learner has given no sign of life for {seconds} s and is ended");
+            if silent > SILENCE {
+                name(format!("rank {rank} of the learner has given no sign of life for {} s", silent.as_secs()));
                 let _ = child.lock().unwrap_or_else(PoisonError::into_inner).kill();
                 break;
             }
         }
     });
     let status = child.lock().unwrap_or_else(PoisonError::into_inner).wait();
-    if !over.load(Ordering::Relaxed) {
-        let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
-        tracing::error!("rank {rank} of the learner has ended: {how}");
-    }
-}
-
-/// A further rank: does what the first one says until that is gone.
-///
-/// # Errors
-/// The same as of the first rank's steps; a message that is none.
-pub fn serve(
-    config: &TrainConfig,
-    mut trainer: Trainer,
-    rank: usize,
-    meeting: &Path,
-    mut orders: impl BufRead,
-) -> Result<(), LearnerError> {
-    let count = config.learner_ranks as usize;
-    let ranks = Gloo::join(&Meeting::File(meeting.into()), rank, count, deadline(config))?;
-    trainer = trainer.with_ranks(Arc::new(ranks));
-    let broken = |e: &dyn std::fmt::Display| LearnerError::Peer(format!("the first rank's message is damaged: {e}"));
-    let mut text = String::new();
-    while orders.read_line(&mut text).map_err(|e| broken(&e))? > 0 {
-        match serde_json::from_str(&text).map_err(|e| broken(&e))? {
-            Order::Step { step, groups } => {
-                let groups: Result<Vec<RolloutGroup>, LearnerError> =
-                    (0..groups).map(|_| read_group(&mut orders)).collect();
-                let groups = groups?;
-                trainer.step(&StepBatch::new(&groups, config, PolicyVersion(step)), step)?;
-            }
-            Order::LowerLearningRate { factor } => trainer.lower_learning_rate(factor),
-        }
-        text.clear();
-    }
-    Ok(())
-}
-
-/// Gives a sign of life every second, for as long as somebody takes it.
-///
-/// # Errors
-/// When there can be no thread.
-pub fn show_life() -> std::io::Result<()> {
-    let show = || {
-        while std::io::stdout().write_all(b".").and_then(|()| std::io::stdout().flush()).is_ok() {
-            thread::sleep(SIGN);
-        }
-        process::exit(1);
-    };
-    thread::Builder::new().name("life".into()).spawn(show).map(drop)
-}
-
-fn read_group(orders: &mut impl BufRead) -> Result<RolloutGroup, LearnerError> {
-    let broken = |e: &dyn std::fmt::Display| LearnerError::Peer(format!("a group from the first rank is damaged: {e}"));
-    let mut length = [0; 8];
-    orders.read_exact(&mut length).map_err(|e| broken(&e))?;
-    let length = u64::from_le_bytes(length);
-    if length > MOST_BYTES {
-        return Err(broken(&format_args!("it has {length} bytes")));
-    }
-    let mut bytes = Vec::new();
-    orders.by_ref().take(length).read_to_end(&mut bytes).map_err(|e| broken(&e))?;
-    frame::decode(&bytes).map_err(|e| broken(&e))
+    let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
+    name(format!("rank {rank} of the learner has ended: {how}"));
 }
 
 fn line(order: &Order) -> Vec<u8> {
     let mut line = serde_json::to_vec(order).expect("names and numbers become JSON");
     line.push(b'\n');
     line
-}
-
-/// How long a rank waits for the others: as long as a step may take.
-fn deadline(config: &TrainConfig) -> Duration {
-    let Deadlines { load, step, .. } = Deadlines::of(config);
-    load.max(step)
 }

@@ -1,64 +1,36 @@
-// torch's process group over Gloo, behind a few functions of C.
+// torch's stores and its process group over Gloo, behind a few functions of C.
 //
-// Every function that can fail returns a message that the caller frees with `tandem_ranks_free_message`, or null.
+// Every function that can fail returns a message that the caller frees with `tandem_ranks_free`, or null.
 
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <stdexcept>
-#include <thread>
 
 #include <ATen/ATen.h>
+#include <ATen/Version.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace {
 
 using std::chrono::milliseconds;
+using Clique = c10d::ProcessGroupGloo;
 
 // The stand-ins for Gloo's headers are right only for the layout that they were tried with.
-static_assert(sizeof(c10d::ProcessGroupGloo) == 488, "another libtorch: try src/ranks/stubs with it before this is changed");
+static_assert(sizeof(Clique) == 488, "another libtorch: try src/ranks/stubs with it before this is changed");
 
-// How long the ranks that found one missing wait for signs of the others. One that computes gives none meanwhile, so that it
-// may be named as well.
-constexpr milliseconds ROLL_CALL{5000};
-
-struct Group {
+struct Store {
   c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
-  int rank;
-  int count;
 };
 
-// The ranks that give no sign of life, after an operation of all has failed.
-std::string missing(Group& group) {
-  std::string names;
-  try {
-    auto key = [](int rank) { return "roll_call/" + std::to_string(rank); };
-    group.store->set(key(group.rank), std::vector<uint8_t>{1});
-    const auto end = std::chrono::steady_clock::now() + ROLL_CALL;
-    bool all = false;
-    while (!all && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(milliseconds(50));
-      std::string absent;
-      all = true;
-      for (int rank = 0; rank < group.count; rank++) {
-        if (!group.store->check({key(rank)})) {
-          all = false;
-          absent += (absent.empty() ? "" : ", ") + std::to_string(rank);
-        }
-      }
-      names = absent;
-    }
-  } catch (const std::exception&) {
-    // Where the first rank keeps the store, it is gone with it.
-    if (names.empty() && group.rank != 0) names = "0";
-  }
-  return names;
-}
+struct Group {
+  c10::intrusive_ptr<Clique> group;
+  c10::intrusive_ptr<c10d::Work> work;
+};
 
 template <typename Deed>
 char* guarded(Deed deed) {
@@ -74,56 +46,125 @@ char* guarded(Deed deed) {
   }
 }
 
-void all_reduce(Group& group, at::Tensor tensor) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  try {
-    group.group->allreduce(tensors, c10d::AllreduceOptions())->wait();
-  } catch (const std::exception& error) {
-    const std::string names = missing(group);
-    if (names.empty()) throw;
-    throw std::runtime_error("no sign of life within " + std::to_string(ROLL_CALL.count() / 1000) + " s of rank " + names + " (" + error.what() + ")");
-  }
-}
+std::vector<at::Tensor> one(void* tensor) { return {*static_cast<at::Tensor*>(tensor)}; }
 
 }  // namespace
 
 extern "C" {
 
-void tandem_ranks_free_message(char* message) { free(message); }
+void tandem_ranks_free(void* memory) { free(memory); }
 
-// `path`: a file that all ranks see and that does not exist before; null: rank 0 listens on `host`:`port`. `address`: of
-// this machine, to be reached at; null: what its name resolves to.
-char* tandem_ranks_join(const char* path, const char* host, uint16_t port, const char* address, int rank, int count,
-                        int64_t timeout_ms, Group** joined) {
+// The vector instructions that libtorch uses, to be freed with `tandem_ranks_free`.
+char* tandem_ranks_instructions() { return strdup(at::get_cpu_capability().c_str()); }
+
+// A file that all of one host see, and that does not exist before.
+char* tandem_store_file(const char* path, int64_t timeout_ms, Store** opened) {
   return guarded([&] {
-    const milliseconds timeout(timeout_ms);
-    c10::intrusive_ptr<c10d::Store> store;
-    if (path != nullptr) {
-      store = c10::make_intrusive<c10d::FileStore>(path, count);
-      store->setTimeout(timeout);
-    } else {
-      c10d::TCPStoreOptions options;
-      options.port = port;
-      options.isServer = rank == 0;
-      options.numWorkers = count;
-      options.timeout = timeout;
-      store = c10::make_intrusive<c10d::TCPStore>(host, options);
-    }
-    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-    options->devices.push_back(address != nullptr ? c10d::ProcessGroupGloo::createDeviceForHostname(address)
-                                                  : c10d::ProcessGroupGloo::createDefaultDevice());
-    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, count, options);
-    *joined = new Group{store, group, rank, count};
+    // Without a number of users, none of them removes it.
+    auto store = c10::make_intrusive<c10d::FileStore>(path, -1);
+    store->setTimeout(milliseconds(timeout_ms));
+    *opened = new Store{store};
   });
 }
 
-char* tandem_ranks_sum(Group* group, double* values, int64_t count) {
-  return guarded([&] { all_reduce(*group, at::from_blob(values, {count}, at::kDouble)); });
+// `listener`: a socket that listens, where the store is to be kept here; negative: it is kept at `host` and `port`.
+char* tandem_store_tcp(const char* host, uint16_t port, int listener, int64_t timeout_ms, Store** opened) {
+  return guarded([&] {
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = listener >= 0;
+    options.waitWorkers = false;
+    options.timeout = milliseconds(timeout_ms);
+    if (listener >= 0) options.masterListenFd = listener;
+    *opened = new Store{c10::make_intrusive<c10d::TCPStore>(host, options)};
+  });
 }
 
-// `tensor` is a `tch::Tensor`'s.
-char* tandem_ranks_sum_tensor(Group* group, void* tensor) {
-  return guarded([&] { all_reduce(*group, *static_cast<at::Tensor*>(tensor)); });
+// The same store by a connection of its own, for another thread.
+char* tandem_store_again(Store* store, Store** opened) {
+  return guarded([&] { *opened = new Store{store->store->clone()}; });
+}
+
+char* tandem_store_set(Store* store, const char* key, const uint8_t* bytes, size_t length) {
+  return guarded([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + length)); });
+}
+
+// What is there now, to be freed with `tandem_ranks_free`; null where nothing is.
+char* tandem_store_look(Store* store, const char* key, uint8_t** bytes, size_t* length) {
+  return guarded([&] {
+    *bytes = nullptr;
+    *length = 0;
+    if (!store->store->check({key})) return;
+    const std::vector<uint8_t> found = store->store->get(key);
+    *bytes = static_cast<uint8_t*>(malloc(found.size() + 1));
+    if (*bytes == nullptr) throw std::bad_alloc();
+    memcpy(*bytes, found.data(), found.size());
+    *length = found.size();
+  });
+}
+
+char* tandem_store_delete(Store* store, const char* key) {
+  return guarded([&] { store->store->deleteKey(key); });
+}
+
+void tandem_store_close(Store* store) { delete store; }
+
+// Joins the ranks that meet under `prefix`, which is used once. `interface`: its address is where the others reach this rank;
+// null: they do at `address`. `join_ms` is for them to come, `wait_ms` then for everything that they do together.
+char* tandem_ranks_join(Store* store, const char* prefix, int rank, int count, const char* interface,
+                        const char* address, int64_t join_ms, int64_t wait_ms, Group** joined) {
+  return guarded([&] {
+    auto options = Clique::Options::create(milliseconds(join_ms));
+    options->devices.push_back(interface != nullptr ? Clique::createDeviceForInterface(interface)
+                                                    : Clique::createDeviceForHostname(address));
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix, store->store);
+    prefixed->setTimeout(milliseconds(join_ms));
+    auto group = c10::make_intrusive<Clique>(prefixed, rank, count, options);
+    group->setTimeout(milliseconds(wait_ms));
+    *joined = new Group{group, {}};
+  });
+}
+
+// What all ranks do together is begun here and waited for with `tandem_ranks_wait`. `tensor` is a `tch::Tensor`'s, on the CPU.
+
+char* tandem_ranks_sum(Group* group, void* tensor) {
+  return guarded([&] {
+    auto tensors = one(tensor);
+    group->work = group->group->allreduce(tensors, c10d::AllreduceOptions());
+  });
+}
+
+char* tandem_ranks_sum_at(Group* group, void* tensor, int owner) {
+  return guarded([&] {
+    auto tensors = one(tensor);
+    c10d::ReduceOptions options;
+    options.rootRank = owner;
+    group->work = group->group->reduce(tensors, options);
+  });
+}
+
+char* tandem_ranks_copy_of(Group* group, void* tensor, int owner) {
+  return guarded([&] {
+    auto tensors = one(tensor);
+    c10d::BroadcastOptions options;
+    options.rootRank = owner;
+    group->work = group->group->broadcast(tensors, options);
+  });
+}
+
+// Waits so long; `done` says whether it was enough.
+char* tandem_ranks_wait(Group* group, int64_t ms, int* done) {
+  *done = 0;
+  return guarded([&] {
+    try {
+      group->work->wait(milliseconds(ms));
+    } catch (const std::exception&) {
+      // A wait that was too short is an exception as well. What was begun has memory of its own for as long as it goes on.
+      if (!group->work->isCompleted()) return;
+      if (auto failure = group->work->exception()) std::rethrow_exception(failure);
+    }
+    *done = 1;
+  });
 }
 
 void tandem_ranks_leave(Group* group) { delete group; }

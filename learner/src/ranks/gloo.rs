@@ -1,53 +1,55 @@
 //! Ranks that are processes, on one host or several: torch's own process group over Gloo.
 
 use std::{
-    ffi::{CStr, CString, c_char, c_void},
+    env,
+    ffi::{c_char, c_void},
     fmt,
-    path::PathBuf,
+    net::UdpSocket,
     ptr::{self, NonNull},
-    sync::{Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tch::{Device, Tensor};
 
-use super::Ranks;
+use super::{
+    Ranks, Store, Watch,
+    shim::{outcome, text},
+};
 use crate::error::LearnerError;
+
+/// The interface that ranks reach each other by, as in torch.
+const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
+/// How long what all ranks do together may take: who is gone is found otherwise, and who waits for the next batch waits for
+/// the sampler.
+const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How often a rank that waits looks whether another one is missing.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a rank that finds another one gone waits for its name.
+const NAMED_WITHIN: Duration = Duration::from_secs(10);
 
 /// `gloo.cpp`.
 mod c {
     use super::{c_char, c_void};
 
     unsafe extern "C" {
-        pub fn tandem_ranks_free_message(message: *mut c_char);
         pub fn tandem_ranks_join(
-            path: *const c_char,
-            host: *const c_char,
-            port: u16,
-            address: *const c_char,
+            store: *mut c_void,
+            prefix: *const c_char,
             rank: i32,
             count: i32,
-            timeout_ms: i64,
+            interface: *const c_char,
+            address: *const c_char,
+            join_ms: i64,
+            wait_ms: i64,
             joined: *mut *mut c_void,
         ) -> *mut c_char;
-        pub fn tandem_ranks_sum(group: *mut c_void, values: *mut f64, count: i64) -> *mut c_char;
-        pub fn tandem_ranks_sum_tensor(group: *mut c_void, tensor: *mut c_void) -> *mut c_char;
+        pub fn tandem_ranks_sum(group: *mut c_void, tensor: *mut c_void) -> *mut c_char;
+        pub fn tandem_ranks_sum_at(group: *mut c_void, tensor: *mut c_void, owner: i32) -> *mut c_char;
+        pub fn tandem_ranks_copy_of(group: *mut c_void, tensor: *mut c_void, owner: i32) -> *mut c_char;
+        pub fn tandem_ranks_wait(group: *mut c_void, ms: i64, done: *mut i32) -> *mut c_char;
         pub fn tandem_ranks_leave(group: *mut c_void);
     }
-}
-
-/// Where ranks find each other: torch's `init_method`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Meeting {
-    /// A file that all of them see, for ranks of one host. It must be a new one each time.
-    File(PathBuf),
-    /// The first rank listens here.
-    Tcp {
-        /// Its name or address.
-        host: String,
-        /// The port.
-        port: u16,
-    },
 }
 
 /// One rank among processes.
@@ -55,18 +57,26 @@ pub struct Gloo {
     group: Mutex<Group>,
     rank: usize,
     count: usize,
+    watch: Arc<Watch>,
 }
 
 /// The process group, which may go from thread to thread, one at a time.
-struct Group(NonNull<c_void>);
+struct Group {
+    group: NonNull<c_void>,
+    /// Whether something that all do together was given up.
+    is_broken: bool,
+}
 
 // SAFETY: nothing in it belongs to a thread; the mutex around it lets in one at a time.
 unsafe impl Send for Group {}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: it came from `tandem_ranks_join` and is given back once.
-        unsafe { c::tandem_ranks_leave(self.0.as_ptr()) }
+        // One that still waits for a rank would have this one wait as well. It ends with the process.
+        if !self.is_broken {
+            // SAFETY: it came from `tandem_ranks_join` and is given back once.
+            unsafe { c::tandem_ranks_leave(self.group.as_ptr()) }
+        }
     }
 }
 
@@ -77,31 +87,37 @@ impl fmt::Debug for Gloo {
 }
 
 impl Gloo {
-    /// Joins the `count` ranks that meet at `meeting`. Ranks that meet at a file reach each other over loopback, others
-    /// by the address that this host's name resolves to. `deadline` is for them to come, and then for every sum.
+    /// Joins the `count` ranks that meet under `prefix`, which is used once. `master` is where the first one is: ranks reach
+    /// this one at the address that leads there, or at that of the interface that GLOO_SOCKET_IFNAME names. `watch` says
+    /// whether one is missing.
     ///
     /// # Errors
     /// Ranks that do not come before the deadline, or cannot be reached.
-    pub fn join(meeting: &Meeting, rank: usize, count: usize, deadline: Duration) -> Result<Self, LearnerError> {
-        let text = |text: &str| {
-            CString::new(text).map_err(|_| LearnerError::Config(format!("{text:?} is no place for ranks to meet at")))
-        };
-        let (path, host, port, address) = match meeting {
-            Meeting::File(path) => (Some(text(&path.to_string_lossy())?), None, 0, Some(text("127.0.0.1")?)),
-            Meeting::Tcp { host, port } => (None, Some(text(host)?), *port, None),
-        };
-        let or_null = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
+    pub fn join(
+        store: &Store,
+        prefix: &str,
+        [rank, count]: [usize; 2],
+        master: &str,
+        deadline: Duration,
+        watch: Arc<Watch>,
+    ) -> Result<Self, LearnerError> {
+        let interface = env::var(INTERFACE).ok().filter(|name| !name.is_empty());
+        let [interface, address, prefix] =
+            [interface, Some(own_address(master)?), Some(prefix.to_owned())].map(|name| name.map(|name| text(&name)));
+        let [interface, address, prefix] = [interface.transpose()?, address.transpose()?, prefix.transpose()?];
+        let or_null = |text: &Option<std::ffi::CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let mut joined = ptr::null_mut();
-        // SAFETY: the texts live until it has returned, and it writes the group only.
+        // SAFETY: the store is open, the texts live until it has returned, and it writes the group only.
         let message = unsafe {
             c::tandem_ranks_join(
-                or_null(&path),
-                or_null(&host),
-                port,
-                or_null(&address),
+                store.as_ptr(),
+                or_null(&prefix),
                 rank as i32,
                 count as i32,
+                or_null(&interface),
+                or_null(&address),
                 deadline.as_millis() as i64,
+                ENDLESS.as_millis() as i64,
                 &raw mut joined,
             )
         };
@@ -109,17 +125,58 @@ impl Gloo {
         unsafe { outcome(message) }
             .map_err(|why| LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}")))?;
         let group = NonNull::new(joined).ok_or_else(|| LearnerError::Peer("no process group was made".into()))?;
-        Ok(Self { group: Mutex::new(Group(group)), rank, count })
+        Ok(Self { group: Mutex::new(Group { group, is_broken: false }), rank, count, watch })
     }
 
-    /// Has the process group do what all ranks do together.
-    fn together(&self, deed: impl FnOnce(*mut c_void) -> *mut c_char) -> Result<(), LearnerError> {
-        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        let message = deed(group.0.as_ptr());
+    /// Has the process group do something with a contiguous tensor; with one of a device, by way of the host.
+    fn together(
+        &self,
+        values: &Tensor,
+        deed: impl FnOnce(*mut c_void, *mut c_void) -> *mut c_char,
+    ) -> Result<(), LearnerError> {
+        assert!(values.is_contiguous(), "what ranks share is contiguous");
+        let host = values.to_device(Device::Cpu);
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = deed(group.group.as_ptr(), host.as_ptr().cast_mut().cast());
         // SAFETY: `deed` is one of the functions of `gloo.cpp`, and this its message.
-        unsafe { outcome(message) }.map_err(|why| {
-            LearnerError::Peer(format!("rank {} of {} could not go on with the others: {why}", self.rank, self.count))
-        })
+        let done = unsafe { outcome(message) }.and_then(|()| self.wait(&group));
+        if let Err(why) = done {
+            group.is_broken = true;
+            return Err(LearnerError::Peer(self.named(&why)));
+        }
+        if values.device() != Device::Cpu {
+            values.shallow_clone().copy_(&host);
+        }
+        Ok(())
+    }
+
+    /// Waits for what was begun, as long as no rank is missing.
+    fn wait(&self, group: &Group) -> Result<(), String> {
+        loop {
+            let mut done = 0;
+            // SAFETY: the group was joined, and something was begun.
+            let message = unsafe { c::tandem_ranks_wait(group.group.as_ptr(), LOOK.as_millis() as i64, &raw mut done) };
+            // SAFETY: it is this function's message.
+            unsafe { outcome(message) }?;
+            if done != 0 {
+                return Ok(());
+            }
+            if let Some(missing) = self.watch.missing() {
+                return Err(missing);
+            }
+        }
+    }
+
+    /// Who is missing; what Gloo says of a connection that broke is not known to be about anybody.
+    fn named(&self, why: &str) -> String {
+        let begin = Instant::now();
+        while self.watch.is_on() && begin.elapsed() < NAMED_WITHIN {
+            if let Some(missing) = self.watch.missing() {
+                return missing;
+            }
+            std::thread::sleep(LOOK);
+        }
+        format!("rank {} of {} could not go on with the others: {why}", self.rank, self.count)
     }
 }
 
@@ -136,34 +193,48 @@ impl Ranks for Gloo {
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: the values are borrowed until it has returned.
-        self.together(|group| unsafe { c::tandem_ranks_sum(group, values.as_mut_ptr(), values.len() as i64) })
+        let all = Tensor::from_slice(values);
+        self.sum_tensor(&all)?;
+        Ok(all.f_copy_data(values, values.len())?)
     }
 
     fn sum_tensor(&self, values: &Tensor) -> Result<(), LearnerError> {
-        assert!(values.is_contiguous(), "what ranks add up is contiguous");
-        if values.device() != Device::Cpu {
-            let host = values.to_device(Device::Cpu);
-            self.sum_tensor(&host)?;
-            values.shallow_clone().copy_(&host);
-            return Ok(());
-        }
-        // SAFETY: the tensor is borrowed until it has returned.
-        self.together(|group| unsafe { c::tandem_ranks_sum_tensor(group, values.as_ptr().cast_mut().cast()) })
+        // SAFETY: `together` gives a group that was joined, and a tensor that lives until it is done; so below.
+        self.together(values, |group, tensor| unsafe { c::tandem_ranks_sum(group, tensor) })
+    }
+
+    fn sum_at(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError> {
+        // SAFETY: as above.
+        self.together(values, |group, tensor| unsafe { c::tandem_ranks_sum_at(group, tensor, owner as i32) })
+    }
+
+    fn copy_of(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError> {
+        // SAFETY: as above.
+        self.together(values, |group, tensor| unsafe { c::tandem_ranks_copy_of(group, tensor, owner as i32) })
     }
 }
 
-/// What a function of `gloo.cpp` says.
-///
-/// # Safety
-/// `message` came from such a function and is given to nobody else.
-unsafe fn outcome(message: *mut c_char) -> Result<(), String> {
-    if message.is_null() {
-        return Ok(());
+/// The address of this host that leads to another one.
+fn own_address(master: &str) -> Result<String, LearnerError> {
+    let found = UdpSocket::bind("0.0.0.0:0")
+        .and_then(|socket| socket.connect((master, 1)).map(|()| socket))
+        .or_else(|_| {
+            let socket = UdpSocket::bind("[::]:0")?;
+            socket.connect((master, 1)).map(|()| socket)
+        })
+        .and_then(|socket| socket.local_addr());
+    // Nothing is sent: to connect chooses a route.
+    let found = found.map_err(|e| LearnerError::Peer(format!("no way to the first rank's host {master}: {e}")))?;
+    Ok(found.ip().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_one_host_reach_each_other_by_loopback() {
+        assert_eq!(own_address("127.0.0.1").unwrap(), "127.0.0.1");
+        assert!(own_address("no such host").is_err());
     }
-    // SAFETY: it ends in a zero, and is freed once, after it was copied.
-    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().lines().next().unwrap_or_default().to_owned();
-    // SAFETY: as above.
-    unsafe { c::tandem_ranks_free_message(message) };
-    Err(text)
 }

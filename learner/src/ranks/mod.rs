@@ -4,18 +4,33 @@
 //! balanced by tokens ([`crate::batch::share`]); what they find of a token, and the gradient, is added up over the ranks
 //! before anything reads it. So losses and their normalisers see all completions, as one learner would, and every rank
 //! goes on with the same bits.
+//!
+//! With `shard_optimizer` each rank has the optimiser's moments of its own [`shard`] of the flat buffer alone. It gets the
+//! sum of that shard's gradient, moves that shard, and the others take the moved values from it.
 
+mod content;
 mod crew;
+mod flat;
 mod gloo;
+mod meeting;
+mod member;
+mod shim;
+mod signs;
+mod store;
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::error::LearnerError;
 
-pub use crew::{Crew, serve, show_life};
-pub use gloo::{Gloo, Meeting};
+pub use crew::Crew;
+pub(crate) use flat::pieces;
+pub use flat::{BUCKET_BYTES, copy, gather, shard, sum, sum_shards};
+pub use gloo::Gloo;
+pub use member::{LetGo, Place, serve, show_life};
+pub use signs::{Signs, Watch};
+pub use store::Store;
 
 /// The ranks of a learner, as one of them sees them. All must call the same methods in the same order.
 pub trait Ranks: fmt::Debug + Send + Sync {
@@ -38,6 +53,18 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     /// As [`Ranks::sum`].
     fn sum_tensor(&self, values: &Tensor) -> Result<(), LearnerError>;
 
+    /// As [`Ranks::sum_tensor`], but only `owner` gets the sum; what the others are left with is of no use.
+    ///
+    /// # Errors
+    /// As [`Ranks::sum`].
+    fn sum_at(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError>;
+
+    /// Gives all ranks what `owner` has in a contiguous tensor.
+    ///
+    /// # Errors
+    /// As [`Ranks::sum`].
+    fn copy_of(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError>;
+
     /// The value that the first rank has.
     ///
     /// # Errors
@@ -46,6 +73,28 @@ pub trait Ranks: fmt::Debug + Send + Sync {
         let mut shared = [if self.rank() == 0 { value } else { 0.0 }];
         self.sum(&mut shared)?;
         Ok(shared[0])
+    }
+
+    /// The bytes that the first rank has.
+    ///
+    /// # Errors
+    /// As [`Ranks::sum`].
+    fn bytes_of_first(&self, bytes: Vec<u8>) -> Result<Vec<u8>, LearnerError> {
+        let length = self.of_first(bytes.len() as f64)? as usize;
+        if self.count() == 1 || length == 0 {
+            return Ok(if self.rank() == 0 { bytes } else { Vec::new() });
+        }
+        let shared = match self.rank() {
+            0 => Tensor::from_slice(&bytes),
+            _ => Tensor::zeros([length as i64], (Kind::Uint8, Device::Cpu)),
+        };
+        self.copy_of(&shared, 0)?;
+        Ok(if self.rank() == 0 { bytes } else { Vec::try_from(&shared)? })
+    }
+
+    /// The part of a flat buffer that is this rank's.
+    fn own_shard(&self, length: i64) -> Range<i64> {
+        shard(length, self.rank(), self.count())
     }
 }
 
@@ -67,6 +116,14 @@ impl Ranks for Alone {
     }
 
     fn sum_tensor(&self, _: &Tensor) -> Result<(), LearnerError> {
+        Ok(())
+    }
+
+    fn sum_at(&self, _: &Tensor, _: usize) -> Result<(), LearnerError> {
+        Ok(())
+    }
+
+    fn copy_of(&self, _: &Tensor, _: usize) -> Result<(), LearnerError> {
         Ok(())
     }
 }

@@ -12,7 +12,6 @@ use crate::{
     critic::{Critic, CriticStats, explained_variance, spread},
     error::LearnerError,
     ragged::Ragged,
-    trained::OptimizerState,
 };
 
 /// Turns what a batch earned into advantages, and trains the critic if there is one.
@@ -65,14 +64,15 @@ impl CreditAssigner {
         self.kl.map(|controller| controller.coef)
     }
 
-    /// Goes on from a checkpoint; a critic that it does not hold begins anew.
-    pub(super) fn restore(&mut self, carried: &Carried, critic: Option<&OptimizerState>) -> Result<(), LearnerError> {
+    /// The critic, to be restored.
+    pub fn critic_mut(&mut self) -> Option<&mut Critic> {
+        self.critic.as_mut()
+    }
+
+    /// Goes on from a checkpoint; the critic is restored by itself.
+    pub(super) fn restore(&mut self, carried: &Carried) {
         if let (Some(controller), Some(coef)) = (&mut self.kl, carried.kl_coef) {
             controller.coef = coef;
-        }
-        match (&mut self.critic, critic) {
-            (Some(critic), Some(state)) => critic.trained_mut().restore(carried.updates, state),
-            _ => Ok(()),
         }
     }
 

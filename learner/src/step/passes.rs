@@ -84,7 +84,6 @@ impl Pass<'_> {
                 self.count(&rows, &values);
             }
         }
-        self.forward.ranks.sum_tensor(gradients.flat())?;
         self.observe(policy, &idle, &mut totals)?;
         Ok(totals)
     }

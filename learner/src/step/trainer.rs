@@ -27,10 +27,10 @@ use crate::{
     model::{Decoder, Trainable},
     optimizer::AdamWOptions,
     ragged::Ragged,
-    ranks::{Alone, Ranks},
+    ranks::Ranks,
     schedule::Schedule,
     support::Truncation,
-    trained::{OptimizerState, Trained},
+    trained::{Among, Trained},
 };
 
 /// Distinguishes the shuffle of a step from other uses of the seed.
@@ -133,6 +133,20 @@ impl Trainer {
     /// # Errors
     /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
+        Self::among(config, policy, reference, Among::default())
+    }
+
+    /// A trainer that is one rank of several, all of which must be given the same batches. The first rank's gate decides for
+    /// all, and its metrics are those of the step.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn among(
+        config: &TrainConfig,
+        policy: Decoder,
+        reference: Option<Decoder>,
+        among: Among,
+    ) -> Result<Self, LearnerError> {
         if config.beta != 0.0 && reference.is_none() {
             return Err(LearnerError::Config("`beta` above 0 needs a reference model".into()));
         }
@@ -150,24 +164,22 @@ impl Trainer {
             credit: CreditAssigner::from_config(config),
             keeps_gradient: false,
             device: policy.device(),
-            policy: Trained::new(policy, AdamWOptions::from_config(config), schedule),
+            ranks: Arc::clone(&among.ranks),
+            policy: Trained::among(policy, AdamWOptions::from_config(config), schedule, among),
             config: Arc::new(config.clone()),
             reference,
-            ranks: Arc::new(Alone),
         })
-    }
-
-    /// Makes this one rank of several, all of which must be given the same batches. The first rank's gate decides for all,
-    /// and its metrics are those of the step. A critic's passes are not shared out: every rank makes all of them.
-    #[must_use]
-    pub fn with_ranks(self, ranks: Arc<dyn Ranks>) -> Self {
-        Self { ranks, ..self }
     }
 
     /// The policy.
     #[must_use]
     pub fn policy(&self) -> &Trained<Decoder> {
         &self.policy
+    }
+
+    /// The policy, to be restored.
+    pub fn policy_mut(&mut self) -> &mut Trained<Decoder> {
+        &mut self.policy
     }
 
     /// The reference policy, if it moves (`sync_ref_model`), so that a checkpoint must hold it.
@@ -210,23 +222,14 @@ impl Trainer {
         self.policy.set_rate_factor(self.policy.rate_factor() * factor);
     }
 
-    /// Goes on from a checkpoint, given the states of the policy's optimiser and, where it holds one, of the critic's.
-    ///
-    /// # Errors
-    /// A state that does not fit its model.
-    pub fn restore(
-        &mut self,
-        carried: &Carried,
-        policy: &OptimizerState,
-        critic: Option<&OptimizerState>,
-    ) -> Result<(), LearnerError> {
+    /// Goes on from a checkpoint; models and optimisers are restored by themselves.
+    pub fn restore(&mut self, carried: &Carried) {
         self.entropy.restore(carried.entropy);
         if let (Some(penalty), Some(coef)) = (&mut self.old_policy, carried.old_policy_kl_coef) {
             penalty.coef = coef;
         }
         self.policy.set_rate_factor(carried.rate_factor.unwrap_or(1.0));
-        self.credit.restore(carried, critic)?;
-        self.policy.restore(carried.updates, policy)
+        self.credit.restore(carried);
     }
 
     /// Has the gradient of each step's first update left in [`StepMetrics::first_gradient`].
@@ -448,15 +451,15 @@ impl Trainer {
     /// One update of the policy, if `gate` lets it.
     fn update(&mut self, mut pass: Pass<'_>, rows: &[usize], gate: &mut Gate<'_>) -> Result<Updated, LearnerError> {
         let (start, mut passed) = (Instant::now(), Duration::ZERO);
-        let (mut totals, mut gradient) = (Totals::default(), None);
+        let mut totals = Totals::default();
         let mut update = self.policy.differentiate(|policy, gradients| {
             totals = pass.run(policy, gradients, rows)?;
             wait_for(self.device);
             passed = start.elapsed();
-            let wanted = self.keeps_gradient && pass.metrics.first_gradient.is_none();
-            gradient = wanted.then(|| gradients.flat().copy());
             Ok(totals.loss)
         })?;
+        let wanted = self.keeps_gradient && pass.metrics.first_gradient.is_none();
+        let gradient = wanted.then(|| self.policy.gradients().flat().copy());
         let Pass { metrics, inputs, batch, .. } = pass;
         let number = metrics.losses.len();
         metrics.first_gradient = gradient.or(metrics.first_gradient.take());
@@ -470,7 +473,7 @@ impl Trainer {
         let goes_on = self.ranks.of_first(f64::from(u8::from(goes_on)))? != 0.0;
         let asked = asked.elapsed();
         if goes_on {
-            self.policy.apply(&mut update);
+            self.policy.apply(&mut update)?;
             wait_for(self.device);
         }
         metrics.times.guard += asked;

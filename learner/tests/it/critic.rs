@@ -9,6 +9,7 @@ use learner::{
     model::{LoadOptions, load, load_scorer},
     pair::{Outcome, run},
     step::{StepBatch, TrainedStep, Trainer},
+    trained::Among,
 };
 use serde_json::Value;
 use shared::{
@@ -72,7 +73,7 @@ fn trainer(config: &TrainConfig, kind: Kind) -> Trainer {
     let reference = (config.beta != 0.0).then(|| load(&model, LoadOptions { trainable: false, ..options }).unwrap());
     let mut trainer = Trainer::new(config, load(&model, options).unwrap(), reference).unwrap();
     if config.advantage_estimator == AdvantageEstimator::Gae {
-        let critic = Critic::open(config, None, model.config().vocab_size, options).unwrap();
+        let critic = Critic::open(config, None, model.config().vocab_size, options, Among::default()).unwrap();
         trainer.credit_mut().set_critic(critic);
     }
     trainer
@@ -199,7 +200,7 @@ fn gae_without_a_critic_and_a_critic_with_another_vocabulary_are_refused() {
     let groups = support::groups(&config, 3);
     let failed = trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(0)), 0).unwrap_err();
     assert!(failed.to_string().contains("critic"), "{failed}");
-    let failed = Critic::open(&config, None, 513, LoadOptions::default()).unwrap_err();
+    let failed = Critic::open(&config, None, 513, LoadOptions::default(), Among::default()).unwrap_err();
     assert!(failed.to_string().contains("critic_model"), "{failed}");
 }
 

@@ -1,9 +1,11 @@
 //! Gradients do not depend on how completions are spread over forward passes, for any method.
 
 use learner::{
-    model::{LoadOptions, load},
+    critic::Critic,
+    model::{LoadOptions, Parameters, adapter_config, load, load_adapter},
     replay::cosine,
     step::{StepBatch, TrainedStep, Trainer},
+    trained::Among,
 };
 use proptest::prelude::*;
 use shared::{
@@ -35,24 +37,46 @@ pub fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Train
 
 /// A trainer before its first step.
 pub fn trainer(config: &TrainConfig, kind: Kind) -> Trainer {
+    trainer_among(config, kind, &Among::default())
+}
+
+/// A trainer before its first step, as one of several ranks; with an adapter or a critic, where the configuration has one.
+pub fn trainer_among(config: &TrainConfig, kind: Kind, among: &Among) -> Trainer {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let gradient_checkpointing = config.gradient_checkpointing;
     let options = LoadOptions { kind, gradient_checkpointing, ..LoadOptions::default() };
+    let frozen = LoadOptions { trainable: false, ..options };
     // Another model of the same shape would do; this one is the policy after a few steps.
     let reference = (config.beta != 0.0).then(|| {
-        let reference = load(&model, LoadOptions { trainable: false, ..options }).unwrap();
+        let reference = load(&model, frozen).unwrap();
         let _ = reference.weights().trained().flat().shallow_clone().g_mul_scalar_(0.98);
         reference
     });
-    Trainer::new(config, load(&model, options).unwrap(), reference).unwrap()
+    let policy = match adapter_config(config, &model).unwrap() {
+        None => load(&model, options).unwrap(),
+        Some(adapter) => {
+            let parameters = load_adapter(&adapter, &model, None, config.seed, options).unwrap();
+            load(&model, frozen).unwrap().with_adapter(Some((adapter, parameters)))
+        }
+    };
+    let mut trainer = Trainer::among(config, policy, reference, among.clone()).unwrap();
+    if config.advantage_estimator.spec().critic {
+        let critic = Critic::open(config, None, model.config().vocab_size, options, among.clone()).unwrap();
+        trainer.credit_mut().set_critic(critic);
+    }
+    trainer
 }
 
 /// Largest relative L2 distance of a tensor's gradient. Norms below the floor count as the floor.
 pub fn distance(a: &Trainer, b: &Trainer, floor: f64) -> f64 {
+    let [a_flat, b_flat] = [a, b].map(|trainer| trainer.policy().gradients().flat());
+    distance_of(a.policy().parameters(), a_flat, b_flat, floor)
+}
+
+/// As [`distance`], of flat gradients.
+pub fn distance_of(parameters: &Parameters, a_flat: &Tensor, b_flat: &Tensor, floor: f64) -> f64 {
     let norm = |x: &Tensor| x.norm().double_value(&[]);
-    let (a_flat, b_flat) = (a.policy().gradients().flat(), b.policy().gradients().flat());
-    let parameters = a.policy().parameters();
     let of = |name: &str| {
         let (a, b) = (parameters.slice_of(a_flat, name).unwrap(), parameters.slice_of(b_flat, name).unwrap());
         norm(&(&a - &b)) / norm(&b).max(1e-6 * norm(b_flat)).max(floor)

@@ -1,9 +1,11 @@
 //! The training step: what does and does not change a gradient.
 
+use std::path::PathBuf;
+
 use learner::{
     advantage::{CreditOptions, credit},
     model::{LoadOptions, Parameters, load},
-    step::{Carried, StepBatch, TrainedStep, Trainer, record},
+    step::{StepBatch, TrainedStep, Trainer, record},
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
@@ -15,6 +17,7 @@ use shared::{
     metrics,
 };
 use tch::{Kind, Tensor};
+use tempfile::TempDir;
 
 use crate::support;
 
@@ -144,7 +147,7 @@ fn the_weight_of_the_penalty_is_carried_from_step_to_step() {
     let carried = first.carried();
     assert_eq!(carried.old_policy_kl_coef, Some(1.0));
     let mut second = trainer();
-    second.restore(&carried, &first.policy().state(), None).unwrap();
+    second.restore(&carried);
     assert_eq!(second.carried().old_policy_kl_coef, Some(1.0));
 }
 
@@ -203,8 +206,10 @@ fn a_loss_that_is_not_finite_skips_the_update() {
     let groups = support::groups(&config, 3);
     let stats = trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3).unwrap();
     assert_eq!(stats.metrics.skipped_updates, config.updates_per_step());
-    let state = trainer.policy().state();
-    assert_eq!((state[0].0.as_str(), state[0].1.int64_value(&[0])), ("step", 0));
+    let (_folder, file) = saved(&trainer);
+    let state = Tensor::read_safetensors(file).unwrap();
+    let (_, updates) = state.iter().find(|(name, _)| name == "step").unwrap();
+    assert_eq!(updates.int64_value(&[0]), 0);
     assert_eq!(trainer.policy().parameters().read_f32("model.embed_tokens.weight").unwrap(), before);
 }
 
@@ -339,19 +344,58 @@ fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
     assert_eq!(run(&config, &groups).0.metrics.entropy_coef, Some(0.04), "no contrast at all");
 }
 
+/// The optimiser's state in a file.
+fn saved(trainer: &Trainer) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("optimizer.safetensors");
+    trainer.policy().save_state(Some(&file)).unwrap();
+    (folder, file)
+}
+
+#[test]
+fn an_optimiser_state_is_restored_as_it_was() {
+    let config = config();
+    let trainer = || {
+        let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
+        Trainer::new(&config, policy, None).unwrap()
+    };
+    let (mut first, mut second) = (trainer(), trainer());
+    let groups = support::groups(&config, 3);
+    first.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3).unwrap();
+    let (_folder, file) = saved(&first);
+    second.policy_mut().restore(4, Some(&file)).unwrap();
+    assert_eq!(second.policy().updates(), 4);
+    let (_folder, again) = saved(&second);
+    let [file, again] = [file, again].map(|path| std::fs::read(path).unwrap());
+    assert!(file == again && file.len() > 8 * first.policy().parameters().flat().numel());
+}
+
 #[test]
 fn a_damaged_optimiser_state_is_refused() {
     let config = config();
     let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
     let mut trainer = Trainer::new(&config, policy, None).unwrap();
-    let state = trainer.policy().state();
+    let (_folder, file) = saved(&trainer);
+    let state = Tensor::read_safetensors(&file).unwrap();
+    let mut refusal = |change: &dyn Fn(&str, &Tensor) -> Option<Tensor>| {
+        let state: Vec<_> = state.iter().filter_map(|(name, of)| Some((name, change(name, of)?))).collect();
+        Tensor::write_safetensors(&state, &file).unwrap();
+        trainer.policy_mut().restore(0, Some(&file)).map_err(|error| error.to_string())
+    };
     for step in [Vec::new(), vec![-1i64]] {
-        let mut damaged = vec![("step".to_owned(), Tensor::from_slice(&step))];
-        damaged.extend(state[1..].iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())));
-        let error = trainer.restore(&Carried::default(), &damaged, None).unwrap_err().to_string();
-        assert!(error.contains("`step`"), "{error}");
+        let step = Tensor::from_slice(&step);
+        let error = refusal(&|name, of| Some(if name == "step" { step.shallow_clone() } else { of.shallow_clone() }));
+        assert!(error.clone().unwrap_err().contains("`step`"), "{error:?}");
     }
-    trainer.restore(&Carried::default(), &state, None).unwrap();
+    let norm = "exp_avg_sq.model.norm.weight";
+    let error = refusal(&|name, of| (name != norm).then(|| of.shallow_clone())).unwrap_err();
+    assert!(error.contains(norm), "{error}");
+    let error = refusal(&|name, of| Some(if name == norm { of.narrow(0, 0, 3) } else { of.shallow_clone() }));
+    assert!(error.clone().unwrap_err().contains(norm), "{error:?}");
+    refusal(&|_, of| Some(of.shallow_clone())).unwrap();
+    std::fs::write(&file, "no tensors").unwrap();
+    let error = trainer.policy_mut().restore(0, Some(&file)).unwrap_err().to_string();
+    assert!(error.contains("optimizer.safetensors"), "{error}");
 }
 
 /// A product beyond 32 bits is one update of everything.

@@ -53,7 +53,7 @@ use std::iter;
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::Contrast;
+use crate::{Contrast, torchrun::Torchrun};
 
 /// A configuration that makes no sense.
 #[derive(Debug, thiserror::Error)]
@@ -206,7 +206,7 @@ impl TrainConfig {
     /// Threads of each of the learner's ranks; absent where the learner's are not known.
     #[must_use]
     pub fn threads_of_rank(&self) -> Option<usize> {
-        self.learner_threads.map(|threads| (threads / self.learner_ranks as usize).max(1))
+        self.learner_threads.map(|threads| (threads / Torchrun::ranks_here(self) as usize).max(1))
     }
 
     /// Threads of (sampler, learner) on a machine with `cores` cores.

@@ -431,6 +431,10 @@ options! {
         /// and a share of `learner_threads`. More use many cores better where one process cannot, and take the memory of the
         /// learner as often.
         learner_ranks: u32 = 1, at_least(1.0);
+        /// Share the optimiser's moments out among the `learner_ranks`: each moves its part of the parameters and gives it to the
+        /// others. That spares memory, two numbers for each parameter over all ranks instead of in each, and costs no time.
+        /// Checkpoints are the same.
+        shard_optimizer: bool = false, source("DeepSpeed's ZeRO stage 1");
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
         /// their keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on
         /// it.

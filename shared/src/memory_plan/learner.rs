@@ -35,6 +35,8 @@ pub struct LearnerSizes<'a> {
     pub gradient_checkpointing: bool,
     /// Numbers of a low-rank adapter, where that alone is trained.
     pub adapter: Option<u64>,
+    /// Processes that share the optimiser's moments out.
+    pub shards: u64,
     /// Whether a frozen copy of the policy stays beside it.
     pub reference: bool,
     /// A critic, trained along.
@@ -75,6 +77,7 @@ impl<'a> LearnerSizes<'a> {
             bf16,
             gradient_checkpointing,
             adapter: None,
+            shards: 1,
             reference: false,
             critic: None,
             completion: 0,
@@ -92,11 +95,12 @@ impl<'a> LearnerSizes<'a> {
         LearnerPlan {
             weights: weights(self.model) + if self.trained { masters(self.model) } else { 0 },
             gradients: trained,
-            optimizer: 2 * trained,
+            optimizer: (2 * trained).div_ceil(self.shards),
             reference: if self.reference && self.adapter.is_none() { weights(self.model) } else { 0 },
             critic: self.critic.map_or(0, |critic| {
                 let all = critic.parameter_count();
-                all * self.number() + all * FLOAT * (3 + u64::from(self.bf16))
+                let moments = (2 * all * FLOAT).div_ceil(self.shards);
+                all * self.number() + moments + all * FLOAT * (1 + u64::from(self.bf16))
             }),
             activations: self.bytes_per_token().saturating_mul(tokens),
             head: self.head_buffers(tokens) + self.wide_heads(),

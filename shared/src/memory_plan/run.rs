@@ -7,6 +7,7 @@ use crate::{
     ModelConfig,
     config::{Device, KvDtype, RolloutDtype, TrainConfig},
     memory::{self, Size},
+    torchrun::Torchrun,
     versions::VersionRoom,
 };
 
@@ -125,7 +126,7 @@ impl RunPlan {
             max_num_seqs: sequences,
             machine,
             learner: sizes.plan(tokens.min(work.most())),
-            ranks: u64::from(config.learner_ranks),
+            ranks: u64::from(Torchrun::ranks_here(config)),
             sampler: sampler_sizes(config, model, &work, sequences).plan(model),
             versions,
             shared,
@@ -238,7 +239,8 @@ impl fmt::Display for RunPlan {
 type Change = fn(&mut TrainConfig);
 
 /// What makes a run smaller, the mildest first, as the user writes it.
-const WAYS_OUT: [(&str, Change); 8] = [
+const WAYS_OUT: [(&str, Change); 9] = [
+    ("`shard_optimizer` true", |c| c.shard_optimizer = true),
     ("`learner_ranks` 1", |c| c.learner_ranks = 1),
     ("`micro_batch_tokens` left out", |c| c.micro_batch_tokens = None),
     ("`max_num_seqs` left out", |c| c.max_num_seqs = None),
@@ -273,6 +275,7 @@ fn learner_sizes<'a>(
         bf16: config.bf16,
         gradient_checkpointing: config.gradient_checkpointing,
         adapter: config.use_peft.then(|| adapter_numbers(config, model)),
+        shards: if config.shard_optimizer { u64::from(config.learner_ranks) } else { 1 },
         reference: config.beta != 0.0,
         critic,
         completion: u64::from(config.max_completion_length),
@@ -417,6 +420,21 @@ mod tests {
         assert_eq!(plan(&one, 64 * GIB).unwrap().sampler.swap, 24 * 4 * 2 * 896 * 4864, "gate and up are one product");
         let text = plan(&config(), 10 * GIB).unwrap_err().to_string();
         assert!(text.ends_with("it would with `use_peft` true"), "{text}");
+    }
+
+    #[test]
+    fn each_rank_counts_and_has_its_shard_of_the_moments_alone() {
+        let ranks = TrainConfig { learner_ranks: 4, ..config() };
+        let sharded = TrainConfig { shard_optimizer: true, ..ranks.clone() };
+        let [one, whole, shards] = [config(), ranks.clone(), sharded].map(|config| plan(&config, 64 * GIB).unwrap());
+        assert_eq!(whole.needed()[0] - one.needed()[0], 3 * one.learner.total());
+        assert_eq!((whole.learner, shards.learner.optimizer), (one.learner, one.learner.optimizer / 4));
+        assert_eq!(whole.needed()[0] - shards.needed()[0], 3 * one.learner.optimizer);
+        let text = plan(&ranks, 32 * GIB).unwrap_err().to_string();
+        assert!(
+            text.contains("in each of 4 ranks") && text.ends_with("it would with `shard_optimizer` true"),
+            "{text}"
+        );
     }
 
     #[test]

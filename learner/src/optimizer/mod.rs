@@ -2,12 +2,17 @@
 //!
 //! tch gives no access to the state of libtorch's own optimisers, and exact resumption needs it.
 
+mod saved;
+
+use std::{ops::Range, path::Path};
+
 use shared::config::TrainConfig;
 use tch::{Device, Kind, Tensor};
 
 use crate::{
     error::LearnerError,
     model::{Gradients, Parameters},
+    ranks::{Ranks, shard},
 };
 
 /// Elements updated at a time on the CPU: the operands of a block stay in the cache between operations.
@@ -48,43 +53,65 @@ impl AdamWOptions {
     }
 }
 
-/// AdamW's state: first and second moments, laid out as the parameters, and the number of updates.
+/// AdamW's state: first and second moments, laid out as the parameters, and the number of updates. It may be that of a part
+/// of the parameters alone.
 #[derive(Debug)]
 pub struct AdamW {
     options: AdamWOptions,
+    /// Ranks that share the state out.
+    shards: usize,
+    /// The elements that it moves.
+    own: Range<i64>,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: u64,
 }
 
 impl AdamW {
-    /// A fresh state.
+    /// A fresh state for all of the parameters.
     #[must_use]
     pub fn new(parameters: &Parameters, options: AdamWOptions) -> Self {
-        Self { options, exp_avg: parameters.zeros_like(), exp_avg_sq: parameters.zeros_like(), step: 0 }
+        Self::of_shard(parameters, options, 0, 1)
     }
 
-    /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates the parameters. The gradients'
-    /// content is used up. Returns whether parameters and state are finite: a rate that is far too high overflows.
+    /// A fresh state for the part of the parameters that is `rank`'s of `shards`.
+    #[must_use]
+    pub fn of_shard(parameters: &Parameters, options: AdamWOptions, rank: usize, shards: usize) -> Self {
+        let flat = parameters.flat();
+        let own = shard(flat.numel() as i64, rank, shards);
+        let zeros = || Tensor::zeros([own.end - own.start], (flat.kind(), flat.device()));
+        Self { options, shards, exp_avg: zeros(), exp_avg_sq: zeros(), step: 0, own }
+    }
+
+    /// The elements of the flat buffer that it moves.
+    #[must_use]
+    pub fn own(&self) -> Range<i64> {
+        self.own.clone()
+    }
+
+    /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates its part of the parameters. That
+    /// part of the gradients is used up. Returns whether parameters and state are finite: a rate that is far too high
+    /// overflows.
     pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, grad_norm: f64, rate: f64) -> bool {
         let limit = self.options.max_grad_norm;
         let clip = if limit > 0.0 { (limit / (grad_norm + CLIP_EPSILON)).min(1.0) } else { 1.0 };
         self.step += 1;
-        let length = parameters.flat().size()[0];
-        let block = if parameters.flat().device() == Device::Cpu { CPU_BLOCK } else { length };
+        let Range { start: first, end } = self.own;
+        let block = if parameters.flat().device() == Device::Cpu { CPU_BLOCK } else { (end - first).max(1) };
         tch::no_grad(|| {
             let mut sum = 0.0;
-            for start in (0..length).step_by(block as usize) {
-                let size = block.min(length - start);
+            for start in (first..end).step_by(block as usize) {
+                let size = block.min(end - start);
                 let part = |x: &Tensor| x.narrow(0, start, size);
                 let decayed = (parameters.matrix_elements() - start).clamp(0, size);
-                sum += self.update_block(&part(parameters.flat()), &part(gradients.flat()), clip, rate, start, decayed);
+                let (values, gradients) = (part(parameters.flat()), part(gradients.flat()));
+                sum += self.update_block(&values, &gradients, clip, rate, start - first, decayed);
             }
             sum.is_finite()
         })
     }
 
-    /// One block; its first `decayed` elements belong to matrices. Returns a sum over its squares, which is finite if they
+    /// One block, whose moments begin at `start`; its first `decayed` elements belong to matrices. Returns a sum over its squares, which is finite if they
     /// are; the block is in the cache still.
     fn update_block(&self, values: &Tensor, gradients: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) -> f64 {
         let AdamWOptions { betas: (beta1, beta2), eps, weight_decay, .. } = self.options;
@@ -114,46 +141,25 @@ impl AdamW {
         moments + values.dot(&values).double_value(&[])
     }
 
-    /// The state as named tensors: `exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step`.
-    #[must_use]
-    pub fn state(&self, parameters: &Parameters) -> Vec<(String, Tensor)> {
-        let mut list = vec![("step".to_owned(), Tensor::from_slice(&[self.step as i64]))];
-        for (name, _) in parameters.named() {
-            for (moment, flat) in [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)] {
-                let slice = parameters.slice_of(flat, name).expect("the name comes from the same layout");
-                list.push((format!("{moment}.{name}"), slice.to_device(Device::Cpu)));
-            }
-        }
-        list
-    }
-
-    /// Takes over a saved state.
+    /// Writes the whole state to a file, as named tensors: `exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step`. All
+    /// ranks must call it, of which the first has the file.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape, by name.
-    pub fn restore(&mut self, parameters: &Parameters, saved: &[(String, Tensor)]) -> Result<(), LearnerError> {
-        let find = |name: &str| {
-            saved
-                .iter()
-                .find(|(n, _)| n == name)
-                .map(|(_, tensor)| tensor)
-                .ok_or_else(|| LearnerError::Config(format!("the optimiser state has no tensor {name}")))
-        };
-        let step = Vec::<i64>::try_from(find("step")?.to_kind(Kind::Int64).reshape([-1]))?;
-        let step = step.first().and_then(|&step| u64::try_from(step).ok());
-        self.step =
-            step.ok_or_else(|| LearnerError::Config("the optimiser state's `step` is no number of updates".into()))?;
-        for (name, shape) in parameters.named() {
-            for (moment, flat) in [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)] {
-                let key = format!("{moment}.{name}");
-                let values = find(&key)?;
-                if values.size() != shape {
-                    let (expected, found) = (shape.iter().product::<i64>() as usize, values.numel());
-                    return Err(LearnerError::Shape { name: key, expected, found });
-                }
-                parameters.slice_of(flat, name).expect("the name comes from the same layout").copy_(values);
-            }
-        }
-        Ok(())
+    /// Any error of the file system; a rank that is gone.
+    pub fn save(&self, parameters: &Parameters, ranks: &dyn Ranks, file: Option<&Path>) -> Result<(), LearnerError> {
+        saved::save(self, parameters, ranks, file)
+    }
+
+    /// Takes over a state that was saved, of which the first rank has the file; all must call it.
+    ///
+    /// # Errors
+    /// A file that cannot be read, a tensor that is missing or has another shape, by name; a rank that is gone.
+    pub fn restore(
+        &mut self,
+        parameters: &Parameters,
+        ranks: &dyn Ranks,
+        file: Option<&Path>,
+    ) -> Result<(), LearnerError> {
+        saved::restore(self, parameters, ranks, file)
     }
 }

@@ -1,0 +1,149 @@
+//! A further rank: comes to the first one, and does what that says until it lets go.
+
+use std::{
+    io::{self, BufRead, Read, Write},
+    path::PathBuf,
+    process,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use shared::{
+    ModelDir, PolicyVersion, RolloutGroup,
+    channel::frame,
+    config::layers::{self, Overrides},
+    torchrun::Torchrun,
+};
+
+use super::{
+    Gloo, Ranks, Signs, Store, Watch,
+    content::agree_on_model,
+    crew::Order,
+    meeting::{CONNECT, come},
+    signs::SIGN,
+};
+use crate::{
+    checkpoint::{self, help_to_save},
+    cores, device,
+    error::LearnerError,
+    step::StepBatch,
+    trained::Among,
+};
+
+/// Largest group that a rank takes.
+const MOST_BYTES: u64 = 1 << 32;
+
+/// Where a rank finds the first one.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// It was started by it, on the same host.
+    Child {
+        /// The file that they meet at.
+        meeting: PathBuf,
+        /// Which rank it is.
+        rank: usize,
+    },
+    /// Others have started it.
+    Told(Torchrun),
+}
+
+/// Why a rank was let go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LetGo {
+    /// The run is over.
+    ForGood,
+    /// The first rank begins anew.
+    Again,
+}
+
+/// A rank of a learner. `overrides` stand for what is elsewhere on this host, such as the model; `report` is called after every
+/// step.
+///
+/// # Errors
+/// A first rank that does not come within `patience`; the same as of the first rank's steps; a rank that is gone.
+pub fn serve(
+    place: &Place,
+    overrides: &Overrides,
+    patience: Duration,
+    report: &mut dyn FnMut(u64),
+) -> Result<LetGo, LearnerError> {
+    let (rank, host) = match place {
+        Place::Child { rank, .. } => (*rank, "127.0.0.1"),
+        Place::Told(told) => (told.rank, &*told.master_addr),
+    };
+    let (store, welcome) = come(rank, patience, |patience| match place {
+        Place::Child { meeting, .. } => Store::file(meeting, patience),
+        Place::Told(told) => Store::reach(host, told.master_port, patience),
+    })?;
+    let damaged = |e| LearnerError::Peer(format!("the first rank's configuration is damaged: {e}"));
+    let config = layers::parse(&welcome.config, "run.toml".as_ref(), overrides).map_err(damaged)?;
+    cores::set_threads(Some(welcome.threads));
+    let device = device::open(config.learner_device)?;
+    let at = [rank, welcome.count];
+    let signs = match place {
+        Place::Child { .. } => None,
+        Place::Told(_) => Some(Signs::start(&store, &welcome.prefix, at)?),
+    };
+    let mut served = || {
+        let watch = signs.as_ref().map_or_else(Arc::<Watch>::default, Signs::watch);
+        let ranks = Arc::new(Gloo::join(&store, &welcome.prefix, at, host, CONNECT, watch)?);
+        if signs.is_some() {
+            tracing::info!("rank {rank} of the learner's {}, with {} threads", welcome.count, welcome.threads);
+            agree_on_model(&*ranks, &config)?;
+        }
+        let among = Among { ranks: Arc::clone(&ranks) as _, shards: config.shard_optimizer };
+        let (mut trainer, _) = checkpoint::open_rank(&config, &ModelDir::open(&config.model)?, None, device, &among)?;
+        loop {
+            let message = ranks.bytes_of_first(Vec::new())?;
+            let mut message = &message[..];
+            let mut line = Vec::new();
+            message.read_until(b'\n', &mut line)?;
+            match serde_json::from_slice(&line)
+                .map_err(|e| LearnerError::Peer(format!("the first rank's message is damaged: {e}")))?
+            {
+                Order::Step { step, groups } => {
+                    let groups = (0..groups).map(|_| read_group(&mut message)).collect::<Result<Vec<_>, _>>()?;
+                    trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(step)), step)?;
+                    report(step + 1);
+                }
+                Order::LowerLearningRate { factor } => trainer.lower_learning_rate(factor),
+                Order::Save => help_to_save(&trainer)?,
+                Order::Again => return Ok(LetGo::Again),
+                Order::End => return Ok(LetGo::ForGood),
+            }
+        }
+    };
+    let served: Result<LetGo, LearnerError> = served();
+    if let (Err(error), Some(signs)) = (&served, &signs) {
+        signs.leave(&store, &error.to_string());
+    }
+    served
+}
+
+/// Gives a sign of life every second, for as long as somebody takes it.
+///
+/// # Errors
+/// When there can be no thread.
+pub fn show_life() -> io::Result<()> {
+    let show = || {
+        while io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_ok() {
+            thread::sleep(SIGN);
+        }
+        process::exit(1);
+    };
+    thread::Builder::new().name("life".into()).spawn(show).map(drop)
+}
+
+fn read_group(message: &mut &[u8]) -> Result<RolloutGroup, LearnerError> {
+    let broken = |e: &dyn std::fmt::Display| LearnerError::Peer(format!("a group from the first rank is damaged: {e}"));
+    let mut length = [0; 8];
+    message.read_exact(&mut length).map_err(|e| broken(&e))?;
+    let length = u64::from_le_bytes(length);
+    if length > MOST_BYTES || length > message.len() as u64 {
+        return Err(broken(&format_args!("it has {length} bytes")));
+    }
+    let (frame, rest) = message.split_at(length as usize);
+    *message = rest;
+    frame::decode(frame).map_err(|e| broken(&e))
+}
