@@ -49,7 +49,7 @@ pub struct ZenohHub {
     tokens: Option<Subscriber<()>>,
     session: Session,
     /// For as long as the hub is there.
-    _overhears: Arc<dyn Fn(&str, &str) + Send + Sync>,
+    _overhears: Arc<logging::Listener>,
 }
 
 impl ZenohHub {
@@ -175,7 +175,7 @@ fn take(queue: &Queue, answers: &Arc<Answers>, call: Query) {
     if bytes > MOST_BYTES {
         return refuse(queue, answers, call, format!("a call of {bytes} bytes; {MOST_BYTES} are the most"));
     }
-    if let Err(call) = queue.call(call) {
+    if let Some(call) = queue.call(call) {
         let reason = "too many calls wait; the hub does not get on";
         answers.run(move || drop(call.reply_err(reason).wait()));
     }

@@ -49,15 +49,15 @@ pub(crate) fn length(call: &Query) -> usize {
 
 impl Queue {
     /// Takes a call, or gives it back where too many wait.
-    pub(crate) fn call(&self, call: Query) -> Result<(), Query> {
+    pub(crate) fn call(&self, call: Query) -> Option<Query> {
         let mut state = self.state();
         let bytes = length(&call);
         if state.events.len() >= MOST_EVENTS || state.bytes + bytes > MOST_WAITING {
-            return Err(call);
+            return Some(call);
         }
         state.bytes += bytes;
         self.push(state, Event::Call(call));
-        Ok(())
+        None
     }
 
     /// Takes the end of a connection. One that does not fit is forgotten: silence says the same, later.

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use shared::logging::Listener;
 use tokio::task;
 
 use crate::{error::plain, queue::Queue};
@@ -15,7 +16,7 @@ const SOMEBODY: &str = "somebody";
 const MOST: usize = 1024;
 
 /// Tells a hub's queue of what becomes of connections to its port.
-pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<dyn Fn(&str, &str) + Send + Sync> {
+pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<Listener> {
     let peers = Peers::default();
     Arc::new(move |target, message| {
         if target.starts_with("zenoh_link_tls") {

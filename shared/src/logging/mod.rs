@@ -10,7 +10,7 @@ use std::{
 use shared_bounds::OneLine;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt};
 
-pub use overheard::overhear;
+pub use overheard::{Listener, overhear};
 
 /// Environment variable with a `tracing` filter, for instance `debug` or `rollout::engine=trace`.
 pub const LOG_VARIABLE: &str = "TANDEM_LOG";

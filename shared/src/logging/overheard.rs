@@ -38,7 +38,7 @@ const MOST_LINES: usize = 10;
 const SPELL: Duration = Duration::from_secs(60);
 
 /// Hears a record: its target and its message.
-type Listener = dyn Fn(&str, &str) + Send + Sync;
+pub type Listener = dyn Fn(&str, &str) + Send + Sync;
 
 static LISTENERS: Mutex<Vec<Weak<Listener>>> = Mutex::new(Vec::new());
 

@@ -148,7 +148,10 @@ pub fn call(end: &mut ZenohWorker, worker: u64) {
 pub fn call_again(end: &mut ZenohWorker, worker: u64) -> Vec<ChannelError> {
     let mut errors = Vec::new();
     wait_for("an answer", || match end.exchange(&report(worker), Duration::from_secs(2)) {
-        Ok(orders) => Some(assert_eq!(orders.leases, [worker])),
+        Ok(orders) => {
+            assert_eq!(orders.leases, [worker]);
+            Some(())
+        }
         Err(error) => {
             errors.push(error);
             None

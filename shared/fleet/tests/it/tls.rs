@@ -93,6 +93,10 @@ fn a_hub_has_a_certificate_that_workers_trust() {
     assert!(seen.failed.is_none() && seen.tls_handshake_s.is_some(), "{seen:?}");
     drop(worker);
     hub.wait_for("the worker to be gone", |words| words == "gone 1");
+    drop(
+        ZenohHub::open(&ListenOptions { endpoint: "tls/[::1]:0".parse().unwrap(), ..authority.hub("::1", TODAY) })
+            .unwrap(),
+    );
 }
 
 #[test]
