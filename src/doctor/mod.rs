@@ -4,7 +4,11 @@ mod leftovers;
 mod libraries;
 mod machine;
 
-use std::process::{Command, ExitCode};
+use std::{
+    ffi::OsStr,
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
 
 use anyhow::{Context, Result};
 
@@ -18,12 +22,39 @@ pub struct Args {
     /// Remove what dead runs left in shared memory and in the temporary folder
     #[arg(long)]
     remove_leftovers: bool,
-    /// See too whether this host could work for a run that listens there (tls/HOST:PORT); flags of `tandem worker` may follow
+    /// See too whether this host could work for a run that listens there: tls/HOST:PORT or tcp/HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
     join: Option<String>,
-    /// Flags of `tandem worker`, behind --join
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "join", value_name = "FLAGS")]
-    worker: Vec<String>,
+    /// With --join, as for `tandem worker`: file with the run's word
+    #[arg(long, value_name = "FILE", requires = "join")]
+    token_file: Option<PathBuf>,
+    /// With --join, as for `tandem worker`: who must have signed the run's certificate
+    #[arg(long, value_name = "FILE", requires = "join")]
+    tls_ca: Option<PathBuf>,
+    /// With --join, as for `tandem worker`: this host's certificate
+    #[arg(long, value_name = "FILE", requires = "tls_private_key")]
+    tls_certificate: Option<PathBuf>,
+    /// With --join, as for `tandem worker`: the key of --tls-certificate
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_private_key: Option<PathBuf>,
+    /// With --join, as for `tandem worker`: where weights lie for this host
+    #[arg(long, value_name = "PLACE", requires = "join")]
+    store: Option<PathBuf>,
+}
+
+impl Args {
+    /// Flags of `rollout reach`, which asks.
+    fn of_reach(&self) -> Vec<&OsStr> {
+        let flags = [
+            ("--token-file", &self.token_file),
+            ("--tls-ca", &self.tls_ca),
+            ("--tls-certificate", &self.tls_certificate),
+            ("--tls-private-key", &self.tls_private_key),
+            ("--store", &self.store),
+        ];
+        let given = flags.iter().filter_map(|(flag, value)| Some([OsStr::new(*flag), value.as_ref()?.as_os_str()]));
+        given.flatten().collect()
+    }
 }
 
 /// What a check found.
@@ -75,7 +106,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     findings.iter().for_each(|finding| output::print(finding.line()));
     let Some(join) = &args.join else { return Ok(verdict(&findings)) };
     let mut reach = Command::new(binaries::find("rollout")?);
-    let status = reach.args(["reach", "--join", join]).args(&args.worker).status().context("rollout reach")?;
+    let status = reach.args(["reach", "--join", join]).args(args.of_reach()).status().context("rollout reach")?;
     // What else a pair would need, a worker does not.
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
