@@ -176,6 +176,8 @@ fn workers_that_come_and_go_make_the_weights_of_one_pair() {
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
     let table = bench.table("fleet");
     assert!(table["verified"].as_u64().unwrap() > 0 && table["disputed"] == 0, "{table}");
+    let records = json_lines(&bench.path("fleet").join("metrics.jsonl"));
+    assert!(records.iter().all(|record| record["fleet/workers"].as_u64().is_some()), "{:?}", records.last());
 }
 
 #[test]

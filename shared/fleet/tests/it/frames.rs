@@ -64,7 +64,10 @@ fn a_frame_that_cannot_be_read_is_refused_on_both_sides() {
         (
             "another build",
             with(4, 5),
-            "frame version 5 is not version 6 of this program; run one build everywhere".to_owned(),
+            format!(
+                "frame version 5 is not version {} of this program; run one build everywhere",
+                frame::FRAME_VERSION
+            ),
         ),
         ("an answer", frame::encode(&Orders::default()), "message kind 5 instead of Report".to_owned()),
     ];
