@@ -8,6 +8,7 @@ use shared::{
     ModelDir, RunDir,
     config::{ConfigError, Device, TrainConfig, hub_name, layers},
     memory_plan::{Machine, RunPlan},
+    torchrun::Torchrun,
     versions::VersionRoom,
 };
 
@@ -110,6 +111,7 @@ pub struct Resolved {
 pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let mut problems = Problems::default();
     problems.extend(config.problems());
+    problems.extend(Torchrun::of_run(&config).err());
     problems.take(make_absolute(&mut config));
     let model = problems.take(models(&config));
     problems.take(directory::check(&config, model.as_ref().and_then(|(model, _)| model.as_ref())));
@@ -304,7 +306,12 @@ mod tests {
         assert!(paths.len() >= 5, "{paths:?}");
         let mut overrides: Vec<(String, String)> =
             paths.iter().map(|key| ((*key).to_owned(), value_of(key).display().to_string())).collect();
-        let more = [("reward_funcs", "format"), ("advantage_estimator", "gae"), ("num_generations", "4")];
+        let more = [
+            ("reward_funcs", "format"),
+            ("advantage_estimator", "gae"),
+            ("num_generations", "4"),
+            ("listen", "tls/127.0.0.1:7447"),
+        ];
         overrides.extend(more.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let resolved = resolve(layers::load(None, &overrides).unwrap()).unwrap().config;
         let resolved = serde_json::to_value(resolved).unwrap();

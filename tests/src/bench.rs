@@ -62,8 +62,16 @@ impl Bench {
     /// When it cannot be started.
     #[must_use]
     pub fn start(&self, run: &str, more: &[&str]) -> Running {
-        let mut command = self.command(run, more);
-        let stderr = fs::File::create(self.path("stderr")).expect("files can be written");
+        self.start_command(self.command(run, more), "stderr")
+    }
+
+    /// Begins what a command does, with what it says in a file.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_command(&self, mut command: Command, log: &str) -> Running {
+        let stderr = fs::File::create(self.path(log)).expect("files can be written");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         Running(command.spawn().expect("tandem can be started"))
     }

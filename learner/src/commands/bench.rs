@@ -1,8 +1,11 @@
 //! `learner bench`: the speed of a training step on synthetic completions.
+//!
+//! Started by torchrun, or with its variables, it is one of several ranks, of which the first tells the figures.
 
 mod gemm;
+mod sums;
 
-use std::{path::PathBuf, time::Instant};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::json;
 use shared::{
@@ -10,6 +13,7 @@ use shared::{
     config::{ImportanceSamplingMode, TrainConfig},
     memory_plan::{LearnerSizes, Workload},
     rng, testing,
+    torchrun::Torchrun,
 };
 
 use tch::Kind;
@@ -18,7 +22,9 @@ use super::{ComputeArgs, TrainingArgs, load_or_initialise};
 use crate::{
     device,
     model::{LoadOptions, adapter_config, load_adapter},
+    ranks::{Alone, Joined, Ranks},
     step::{StepBatch, StepMetrics, Trainer},
+    trained::Among,
 };
 
 /// Flags of `learner bench`.
@@ -51,6 +57,9 @@ pub struct Args {
     /// Measure the matrix products at the model's shapes alone, too: the passes' rate as a share of theirs.
     #[arg(long)]
     pub gemm: bool,
+    /// Share AdamW's moments out among the ranks, where torchrun's variables make this one of several.
+    #[arg(long)]
+    pub shard_optimizer: bool,
     #[command(flatten)]
     training: TrainingArgs,
     #[command(flatten)]
@@ -89,7 +98,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = LearnerSizes { adapter, ..args.training.sizes(model.config()) };
     let micro_batch_tokens = args.compute.budget(&sizes, &load)?;
     config.micro_batch_tokens = Some(micro_batch_tokens);
-    let mut trainer = Trainer::new(&config, policy, None)?;
+    let told = Torchrun::from_env()?.filter(|told| told.world_size > 1);
+    let joined = told.as_ref().map(Joined::among).transpose()?;
+    let ranks =
+        joined.as_ref().map_or_else(|| Arc::new(Alone) as Arc<dyn Ranks>, |joined| Arc::clone(&joined.ranks) as _);
+    let among = Among { ranks: Arc::clone(&ranks), shards: args.shard_optimizer };
+    let mut trainer = Trainer::among(&config, policy, None, among)?;
     let mut seconds = Vec::new();
     let mut phases: Vec<StepMetrics> = Vec::new();
     for step in 0..=args.steps {
@@ -112,6 +126,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let phase = |pick: fn(&StepMetrics) -> f64| median(phases.iter().map(pick).collect());
     let rate = computed / phase(|s| s.times.forward_backward.as_secs_f64()) / 1e9;
     let peak = device::peak_memory();
+    let [sum, sum_at_once] = sums::rates(&*ranks, trainer.policy().parameters().flat())?;
+    if ranks.rank() != 0 {
+        return Ok(());
+    }
     let gemm_rate = args.gemm.then(|| {
         let kind = if args.training.bf16 { Kind::BFloat16 } else { Kind::Float };
         let (all, seen) = (prompt + completion * group, completion * group);
@@ -129,6 +147,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "micro_batch_tokens": micro_batch_tokens,
             "num_iterations": args.num_iterations,
             "threads": tch::get_num_threads(),
+            "ranks": ranks.count(),
+            "shard_optimizer": args.shard_optimizer,
+            "sum_gb_s": sum,
+            "sum_at_once_gb_s": sum_at_once,
             "device": format!("{device:?}"),
             "lora_r": args.lora_r,
             "bf16": args.training.bf16,

@@ -10,10 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shared::torchrun::Torchrun;
 use tch::{Device, Tensor};
 
 use super::{
-    Ranks, Store, Watch,
+    Ranks, Signs, Store, Watch,
+    meeting::CONNECT,
     shim::{outcome, text},
 };
 use crate::error::LearnerError;
@@ -211,6 +213,30 @@ impl Ranks for Gloo {
     fn copy_of(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError> {
         // SAFETY: as above.
         self.together(values, |group, tensor| unsafe { c::tandem_ranks_copy_of(group, tensor, owner as i32) })
+    }
+}
+
+/// A rank of programs that need no more of each other than that all are started alike, by torchrun or with its variables.
+#[derive(Debug)]
+pub struct Joined {
+    /// The ranks.
+    pub ranks: Arc<Gloo>,
+    _signs: Signs,
+    _store: Store,
+}
+
+impl Joined {
+    /// Joins those that are told the same.
+    ///
+    /// # Errors
+    /// Ranks that do not come within a minute.
+    pub fn among(told: &Torchrun) -> Result<Self, LearnerError> {
+        let (host, port, at) = (&*told.master_addr, told.master_port, [told.rank, told.world_size]);
+        let keeps = told.rank == 0 && !told.agent_listens;
+        let store = if keeps { Store::keep(host, port, CONNECT) } else { Store::reach(host, port, CONNECT) }?;
+        let signs = Signs::start(&store, "tandem", at)?;
+        let ranks = Gloo::join(&store, "tandem", at, host, CONNECT, signs.watch())?;
+        Ok(Self { ranks: Arc::new(ranks), _signs: signs, _store: store })
     }
 }
 

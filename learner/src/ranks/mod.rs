@@ -27,7 +27,7 @@ use crate::error::LearnerError;
 pub use crew::Crew;
 pub(crate) use flat::pieces;
 pub use flat::{BUCKET_BYTES, copy, gather, shard, sum, sum_shards};
-pub use gloo::Gloo;
+pub use gloo::{Gloo, Joined};
 pub use member::{LetGo, Place, serve, show_life};
 pub use signs::{Signs, Watch};
 pub use store::Store;

@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    net::TcpListener,
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Barrier, Mutex},
@@ -430,5 +431,29 @@ fn a_rank_that_ends_is_named_by_all_others() {
             assert!(!output.status.success() && (rank == 1 || said.contains(words)), "{deed}, rank {rank}: {said}");
         }
         assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    }
+}
+
+/// torchrun's agent keeps the store, and with it what ranks have left there that are gone.
+#[test]
+fn ranks_find_each_other_again_in_a_store_that_others_keep() {
+    let bench = harness::bench::Bench::new(
+        "dataset = \"prompts.jsonl\"\nmax_steps = 2\nnum_generations = 2\ngeneration_batch_size = 8\n\
+         per_device_train_batch_size = 8\nmax_completion_length = 8\nlearner_ranks = 2\n",
+    );
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let _store = Store::keep("127.0.0.1", free, Duration::from_secs(30)).unwrap();
+    let told = |mut command: Command, rank: &str| {
+        command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+        command.env("MASTER_PORT", free.to_string()).env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        command
+    };
+    for run in ["first", "second"] {
+        let mut rank = Command::new(harness::binary("tandem"));
+        rank.arg("learner-rank");
+        let mut rank = bench.start_command(told(rank, "1"), "rank");
+        let run = harness::cli::finish(told(bench.command(run, &[]), "0"));
+        assert!(run.status.success(), "{}", run.stderr);
+        assert!(rank.wait().unwrap().success(), "{}", fs::read_to_string(bench.path("rank")).unwrap());
     }
 }

@@ -28,7 +28,7 @@ section! {
     /// Proportional to the tokens trained on.
     metric PERF_FWD_BWD_S = "perf/fwd_bwd_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "forward and backward" }
 
-    /// Clipping of the gradient and AdamW.
+    /// Clipping of the gradient and AdamW; with `learner_ranks` above 1, gradients and parameters on their way among the ranks, too.
     ///
     /// Proportional to the number of updates.
     metric PERF_OPTIMIZER_S = "perf/optimizer_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "optimiser" }
