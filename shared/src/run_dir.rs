@@ -233,6 +233,18 @@ impl RunDir {
         self.root.join("store")
     }
 
+    /// What a run has in the store of its workers.
+    #[must_use]
+    pub fn editions(&self) -> PathBuf {
+        self.root.join("editions.json")
+    }
+
+    /// Versions as workers fetch them, where they fetch them rounded.
+    #[must_use]
+    pub fn rounded(&self) -> PathBuf {
+        self.root.join("rounded")
+    }
+
     /// Timeline of the sampler, with `rollout_trace`; written when it ends.
     #[must_use]
     pub fn trace(&self) -> PathBuf {

@@ -232,7 +232,21 @@ fn weights_go_through_a_server_of_objects_and_calls_over_a_slow_line_that_is_cut
     // The server keeps folders without objects.
     let whole = versions.filter(|entry| entry.path().join("index.json").is_file());
     let kept: Vec<String> = whole.map(|entry| entry.file_name().into_string().unwrap()).collect();
-    assert!((1..=3).contains(&kept.iter().filter(|name| name.starts_with('v')).count()), "{kept:?}");
+    let (differences, versions): (Vec<&String>, Vec<&String>) =
+        kept.iter().filter(|name| name.starts_with('v')).partition(|name| name.contains("-from-v"));
+    assert!((1..=3).contains(&versions.len()), "{kept:?}");
+    assert!(!differences.is_empty(), "workers are led from the version that they have: {kept:?}");
+    let fetched = |name| {
+        let said = bench.worker_said(name);
+        assert!(!said.contains("are fetched whole"), "{said}");
+        let table = bench.table("fleet");
+        let workers = table["workers"].as_array().unwrap();
+        let row = workers.iter().find(|row| row["name"] == name).unwrap();
+        row["fetched_bytes"].as_u64().unwrap()
+    };
+    let plain: u64 = STEPS * fs::metadata(bench.path("fleet/checkpoint-12/model.safetensors")).unwrap().len();
+    let share = fetched("near") as f64 / plain as f64;
+    assert!(share < 0.8, "{share} of the versions as they are");
 }
 
 /// Joins as a worker does, and makes things up.

@@ -23,6 +23,10 @@ use crate::engine::{FinishedSequence, GroupRequest};
 
 /// How long a worker whose connection is gone keeps what it was given: a link that is cut for a moment costs no work.
 const GRACE: Duration = Duration::from_secs(5);
+/// A lease that takes so many times as long as leases usually do is given to a worker without anything to do as well.
+const LATE: u32 = 3;
+/// Part of the usual time of a lease that the newest one is.
+const NEWEST_SHARE: f64 = 0.1;
 /// Workers of which something is remembered. The oldest that are gone are forgotten first.
 const MOST_WORKERS: usize = 4096;
 
@@ -62,8 +66,31 @@ struct Lease {
     made: Vec<Made>,
     /// Taken back: the worker is no longer asked for it. What it has made all the same counts.
     withdrawn: bool,
+    /// When it was given.
+    given: Instant,
+    /// Another worker was asked for the same.
+    doubled: bool,
     /// It is made a second time, to be compared.
     check: Option<Check>,
+}
+
+/// What all workers have done together.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// Leases that were taken back.
+    pub expired: u64,
+    /// Completions that another was first with.
+    pub twice: u64,
+    /// Bytes fetched from the store.
+    pub fetched_bytes: u64,
+}
+
+impl Totals {
+    fn add(&mut self, worker: &Worker) {
+        self.expired += worker.expired;
+        self.twice += worker.twice;
+        self.fetched_bytes += worker.work.fetched_bytes;
+    }
 }
 
 /// The hub's books.
@@ -80,6 +107,10 @@ pub struct Desk {
     finished: Vec<FinishedSequence>,
     checks: Checks,
     next_number: u64,
+    /// Seconds from the moment in which a lease is given to its last completion.
+    usual_s: Option<f64>,
+    /// What workers have done that are not remembered any more.
+    forgotten: Totals,
     over: bool,
     /// Calls that could not be read.
     pub refused_calls: u64,
@@ -100,6 +131,8 @@ impl Desk {
             banned: BTreeMap::new(),
             finished: Vec::new(),
             next_number: 1,
+            usual_s: None,
+            forgotten: Totals::default(),
             over: false,
             refused_calls: 0,
         }
@@ -129,6 +162,26 @@ impl Desk {
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.edition.is_some() && self.workers.values().any(|worker| worker.is_welcome() && worker.has(&self.edition))
+    }
+
+    /// What workers sample from.
+    #[must_use]
+    pub fn editions_in_use(&self) -> Vec<Edition> {
+        let at_work = self.workers.values().filter(|worker| worker.is_welcome());
+        at_work.filter_map(|worker| worker.edition.clone()).collect()
+    }
+
+    /// The announced edition, if a worker finds something else in its place, with what it finds.
+    #[must_use]
+    pub fn damage(&self) -> Option<(Edition, String)> {
+        let edition = self.edition.as_ref()?;
+        let is_damaged = |worker: &&Worker| {
+            let unfetched = worker.unfetched.as_ref();
+            unfetched.is_some_and(|what| what.is_damage && what.publication == edition.publication)
+        };
+        let worker = self.workers.values().filter(|worker| worker.is_welcome()).find(is_damaged)?;
+        let reason = worker.unfetched.as_ref().map(|what| what.reason.as_str()).unwrap_or_default();
+        Some((edition.clone(), format!("worker {}: {reason}", worker.name)))
     }
 
     /// The run is over: workers are sent home.
@@ -168,6 +221,14 @@ impl Desk {
     /// The workers, by number.
     pub fn workers(&self) -> impl Iterator<Item = (&u64, &Worker)> {
         self.workers.iter()
+    }
+
+    /// What all workers have done, those included that are not remembered any more.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let mut totals = self.forgotten;
+        self.workers.values().for_each(|worker| totals.add(worker));
+        totals
     }
 
     /// Leases that a worker holds.
@@ -291,7 +352,7 @@ impl Desk {
             let oldest =
                 self.workers.iter().filter(|(_, worker)| worker.is_gone()).min_by_key(|(_, worker)| worker.seen);
             if let Some(number) = oldest.map(|(number, _)| *number) {
-                self.workers.remove(&number);
+                self.workers.remove(&number).iter().for_each(|worker| self.forgotten.add(worker));
             }
         }
     }
@@ -335,7 +396,7 @@ impl Desk {
         {
             let samples: BTreeSet<u32> = check.request.samples.iter().copied().collect();
             room = room.saturating_sub(samples.len());
-            self.lease(number, 0, samples, Some(check));
+            self.lease(number, 0, samples, Some(check), now);
         }
         while room > 0 {
             let able = |(request, _): &&(u64, u32)| version.is_some_and(|has| self.requests[request].version <= has);
@@ -344,16 +405,38 @@ impl Desk {
             let samples: BTreeSet<u32> = all.take(room).collect();
             room -= samples.len();
             self.waiting.retain(|(of, sample)| *of != request || !samples.contains(sample));
-            self.lease(number, request, samples, None);
+            self.lease(number, request, samples, None, now);
+        }
+        if self.active(number).next().is_none() {
+            self.double(number, places * 3 / 2, now);
         }
         if held == 0 && self.active(number).next().is_some() {
             self.workers.get_mut(&number).expect("it has just been looked at").begins(now);
         }
     }
 
-    fn lease(&mut self, worker: u64, request: u64, samples: BTreeSet<u32>, check: Option<Check>) {
+    /// Gives a worker that has nothing to do what another one is late with. Whoever is first with a completion counts.
+    fn double(&mut self, number: u64, room: usize, now: Instant) {
+        let (Some(usual), Some(has)) = (self.usual_s, self.workers[&number].version()) else { return };
+        let is_late = |lease: &&mut Lease| {
+            let is_of_other = lease.worker != number && !lease.withdrawn && !lease.doubled && lease.check.is_none();
+            is_of_other && now.duration_since(lease.given).as_secs_f64() > usual * f64::from(LATE)
+        };
+        let requests = &self.requests;
+        let can = |lease: &&mut Lease| requests[&lease.request].version <= has;
+        let Some(late) = self.leases.values_mut().filter(is_late).filter(can).min_by_key(|lease| lease.given) else {
+            return;
+        };
+        late.doubled = true;
+        let request = late.request;
+        let samples = late.samples.intersection(&requests[&request].open).copied().take(room).collect();
+        self.lease(number, request, samples, None, now);
+    }
+
+    fn lease(&mut self, worker: u64, request: u64, samples: BTreeSet<u32>, check: Option<Check>, given: Instant) {
         let id = self.number();
-        self.leases.insert(id, Lease { worker, request, samples, made: Vec::new(), withdrawn: false, check });
+        let (made, withdrawn, doubled) = (Vec::new(), false, false);
+        self.leases.insert(id, Lease { worker, request, samples, made, withdrawn, given, doubled, check });
     }
 
     /// The part of all open samples that a worker should hold, so that all are done at the same time.
@@ -431,22 +514,27 @@ impl Desk {
         });
     }
 
-    /// All of a lease is there: it is compared, or may be chosen to be made again. A request of which all is there goes, with
-    /// whatever others still make of it.
+    /// All of a lease is there: it is compared, or may be chosen to be made again. Leases of which nothing is wanted any more go,
+    /// and so does a request of which all is there.
     fn complete(&mut self, id: u64, now: Instant) {
         let lease = self.leases.remove(&id).expect("it was just looked at");
         if let Some(check) = lease.check {
             self.checks.second(check, lease.worker, lease.made, now);
             return;
         }
+        let seconds = now.duration_since(lease.given).as_secs_f64();
+        self.usual_s = Some(self.usual_s.map_or(seconds, |usual| usual + NEWEST_SHARE * (seconds - usual)));
         let request = &self.requests[&lease.request];
         let of_class = self.workers[&lease.worker].class == Some(self.options.class);
         if of_class {
             self.checks.first(&request.request, lease.worker, lease.made, now);
         }
-        if request.open.is_empty() {
+        let open = &request.open;
+        let is_of_use =
+            |other: &Lease| other.check.is_some() || other.request != lease.request || !other.samples.is_disjoint(open);
+        self.leases.retain(|_, other| is_of_use(other));
+        if open.is_empty() {
             self.requests.remove(&lease.request);
-            self.leases.retain(|_, other| other.check.is_some() || other.request != lease.request);
         }
     }
 
@@ -522,21 +610,30 @@ impl Desk {
     /// Drops the workers that refuse the announced edition although another has it in use, and tells what they say where nobody
     /// has.
     pub fn take_refusals(&mut self) -> Vec<String> {
-        let Some(edition) = self.edition.clone() else { return Vec::new() };
+        if !self.is_in_use() {
+            return self.refusing().into_iter().map(|(_, reason)| reason).collect();
+        }
+        self.drop_refusing("it refuses weights that others have in use");
+        Vec::new()
+    }
+
+    /// Drops the workers that refuse the announced edition, for this reason.
+    pub fn drop_refusing(&mut self, why: &str) {
+        for (number, reason) in self.refusing() {
+            self.drop_worker(number, format!("{why}: {reason}"), false);
+        }
+    }
+
+    /// The workers that refuse the announced edition, with what they say.
+    fn refusing(&self) -> Vec<(u64, String)> {
+        let Some(edition) = &self.edition else { return Vec::new() };
         let is_about =
             |report: &(PolicyVersion, u64, String)| (report.0, report.1) == (edition.version, edition.publication);
         let refusing = self.workers.iter().filter_map(|(number, worker)| {
             let refusal = worker.refusal.as_ref().filter(|refusal| worker.is_welcome() && is_about(refusal))?;
             Some((*number, format!("worker {}: {}", worker.name, refusal.2)))
         });
-        let refusing: Vec<(u64, String)> = refusing.collect();
-        if !self.is_in_use() {
-            return refusing.into_iter().map(|(_, reason)| reason).collect();
-        }
-        for (number, reason) in refusing {
-            self.drop_worker(number, format!("it refuses weights that others have in use: {reason}"), false);
-        }
-        Vec::new()
+        refusing.collect()
     }
 
     fn number(&mut self) -> u64 {

@@ -47,6 +47,8 @@ pub struct Fleet {
     judge: Judge,
     version: PolicyVersion,
     pending: Option<Pending>,
+    /// The version that the store has lost, on its way again.
+    repair: Option<OnItsWay>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -106,20 +108,58 @@ impl Fleet {
         let mut desk_clerk =
             Clerk { end, shared: Arc::clone(&shared), run_dir, listen, alone: Instant::now(), told: None };
         let thread = thread::Builder::new().name("hub".into()).spawn(move || desk_clerk.run())?;
-        Ok(Self { shared, publisher, judge, version: NONE, pending: None, thread: Some(thread) })
+        Ok(Self { shared, publisher, judge, version: NONE, pending: None, repair: None, thread: Some(thread) })
     }
 
     /// Tells workers of a version that is in the store.
     fn announce(&mut self, edition: Edition) {
-        let in_use: Vec<Edition> = {
+        let in_use = {
             let mut desk = self.shared.desk();
             desk.announce(edition.clone());
-            desk.workers().filter_map(|(_, worker)| worker.edition.clone()).collect()
+            desk.editions_in_use()
         };
         self.shared.ring();
         self.publisher.keep(edition, &in_use);
         self.shared.store_bytes.store(self.publisher.bytes(), Ordering::Relaxed);
         self.shared.store_versions.store(self.publisher.versions() as u64, Ordering::Relaxed);
+    }
+
+    /// Sends again what workers find damaged in the store.
+    fn mend_store(&mut self) -> Result<(), EngineError> {
+        if let Some(way) = &mut self.repair {
+            let Some(result) = way.try_join() else { return Ok(()) };
+            self.repair = None;
+            self.announce(result?);
+            return Ok(());
+        }
+        if self.pending.as_ref().is_some_and(|pending| !pending.announced) {
+            return Ok(());
+        }
+        let Some((edition, reason)) = self.shared.desk().damage() else { return Ok(()) };
+        let version = edition.version;
+        let failed = |message| EngineError::Swap { version, message };
+        tracing::warn!("weights v{version} are sent again: {reason}");
+        let repair = self.publisher.repair(edition).map_err(|e| failed(format!("no thread to publish it: {e}")))?;
+        let lost = || failed(format!("the store does not keep what is written into it: {reason}"));
+        self.repair = Some(repair.ok_or_else(lost)?);
+        Ok(())
+    }
+
+    /// What becomes of a version that workers refuse and none has in use: the engine beside this hub decides.
+    fn refused(&mut self, version: PolicyVersion, refusals: &[String]) -> Result<(), EngineError> {
+        let Some(edition) = self.shared.desk().edition().cloned() else { return Ok(()) };
+        match self.judge.opinion(&edition) {
+            None => self.judge.look_at(edition),
+            Some(Ok(())) => {
+                self.shared.desk().drop_refusing("it refuses weights that the engine beside the learner takes")
+            }
+            Some(Err(reason)) => {
+                self.pending = None;
+                let reason = format!("{}; beside the learner: {reason}", refusals.join("; "));
+                return Err(EngineError::Refused { version, reason });
+            }
+        }
+        Ok(())
     }
 
     /// Takes cases to the engine beside this hub, and back.
@@ -163,6 +203,7 @@ impl Generator for Fleet {
 
     fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
         self.hold_court();
+        self.mend_store()?;
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             return Err(EngineError::Library("the thread that answers workers has ended; see above".into()));
         }
@@ -177,7 +218,9 @@ impl Generator for Fleet {
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
         let version = weights.version;
-        let begun = self.publisher.begin(weights);
+        self.repair = None;
+        let in_use = self.shared.desk().editions_in_use();
+        let begun = self.publisher.begin(weights, in_use);
         let way = begun.map_err(|e| EngineError::Swap { version, message: format!("no thread to publish it: {e}") })?;
         self.pending = Some(Pending { way, announced: false });
         Ok(())
@@ -186,6 +229,7 @@ impl Generator for Fleet {
     /// A version is in use once the first worker has it.
     fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
         self.hold_court();
+        self.mend_store()?;
         let Some(pending) = &mut self.pending else { return Ok(None) };
         let version = pending.way.source.version;
         if !pending.announced {
@@ -199,17 +243,16 @@ impl Generator for Fleet {
             }
             self.pending.as_mut().expect("it was just looked at").announced = true;
         }
-        let mut desk = self.shared.desk();
-        let refusals = desk.take_refusals();
-        if !desk.is_in_use() {
-            drop(desk);
-            if refusals.is_empty() {
-                return Ok(None);
+        let (refusals, is_in_use) = {
+            let mut desk = self.shared.desk();
+            (desk.take_refusals(), desk.is_in_use())
+        };
+        if !is_in_use {
+            if !refusals.is_empty() {
+                self.refused(version, &refusals)?;
             }
-            self.pending = None;
-            return Err(EngineError::Refused { version, reason: refusals.join("; ") });
+            return Ok(None);
         }
-        drop(desk);
         let begun = self.pending.take().expect("it was just looked at").way.begun;
         self.version = version;
         let seconds = begun.elapsed().as_secs_f64();

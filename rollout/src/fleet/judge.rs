@@ -40,17 +40,25 @@ pub struct Bench {
     pub options: EngineOptions,
 }
 
-/// Decides one bunch of cases at a time.
+/// Decides one bunch of cases, or about one edition, at a time.
 pub struct Judge {
     bench: Bench,
-    session: Option<JoinHandle<Vec<Decided>>>,
+    session: Option<JoinHandle<Outcome>>,
+    /// What was found of the edition that was looked at last, by its publication.
+    opinion: Option<(u64, Result<(), String>)>,
+}
+
+/// What comes of a session.
+enum Outcome {
+    Decided(Vec<Decided>),
+    LookedAt(u64, Result<(), String>),
 }
 
 impl Judge {
     /// A judge without cases.
     #[must_use]
     pub fn new(bench: Bench) -> Self {
-        Self { bench, session: None }
+        Self { bench, session: None, opinion: None }
     }
 
     /// Whether it would take cases.
@@ -61,12 +69,34 @@ impl Judge {
 
     /// Begins with cases, which were sampled from `edition` or are too old.
     pub fn take(&mut self, cases: Vec<Check>, edition: Option<Edition>) {
-        if cases.is_empty() {
-            return;
+        if !cases.is_empty() {
+            self.begin(move |bench| Outcome::Decided(decide(bench, cases, edition.as_ref())));
         }
+    }
+
+    /// Begins to look at an edition as a worker does, unless it is at something else: its bytes, its norms and what it says of the
+    /// learner's tokens.
+    pub fn look_at(&mut self, edition: Edition) {
+        if self.is_free() {
+            self.begin(move |bench| {
+                let found = open(bench, &edition).map(drop).map_err(|error| format!("{error:#}"));
+                Outcome::LookedAt(edition.publication, found)
+            });
+        }
+    }
+
+    /// What is wrong with an edition, once it was looked at.
+    #[must_use]
+    pub fn opinion(&self, edition: &Edition) -> Option<Result<(), String>> {
+        self.opinion
+            .as_ref()
+            .filter(|(publication, _)| *publication == edition.publication)
+            .map(|(_, found)| found.clone())
+    }
+
+    fn begin(&mut self, work: impl FnOnce(&Bench) -> Outcome + Send + 'static) {
         let bench = self.bench.clone();
-        let decide = move || decide(&bench, cases, edition.as_ref());
-        match thread::Builder::new().name("judge".into()).spawn(decide) {
+        match thread::Builder::new().name("judge".into()).spawn(move || work(&bench)) {
             Ok(session) => self.session = Some(session),
             Err(error) => tracing::warn!("completions are not checked, there is no thread for it: {error}"),
         }
@@ -75,10 +105,17 @@ impl Judge {
     /// What it has decided since the last call.
     pub fn decided(&mut self) -> Vec<Decided> {
         let Some(session) = self.session.take_if(|session| session.is_finished()) else { return Vec::new() };
-        session.join().unwrap_or_else(|_| {
-            tracing::error!("the engine that checks completions has panicked");
-            Vec::new()
-        })
+        match session.join() {
+            Ok(Outcome::Decided(decided)) => decided,
+            Ok(Outcome::LookedAt(publication, found)) => {
+                self.opinion = Some((publication, found));
+                Vec::new()
+            }
+            Err(_) => {
+                tracing::error!("the engine that checks completions has panicked");
+                Vec::new()
+            }
+        }
     }
 }
 
@@ -113,7 +150,7 @@ fn decide(bench: &Bench, cases: Vec<Check>, edition: Option<&Edition>) -> Vec<De
 fn open(bench: &Bench, edition: &Edition) -> anyhow::Result<Engine> {
     let folder = tempfile::tempdir_in(&bench.scratch)?;
     let run_dir = RunDir::new(folder.path());
-    weights::fetch(&bench.store, edition, &run_dir, &GiveUp::default())?;
+    weights::fetch(&bench.store, edition, None, &run_dir, &GiveUp::default())?;
     let source = WeightSource { dir: run_dir.version(edition.version), version: edition.version };
     // Packed weights are in memory; what is mapped stays until it is let go of.
     Ok(Engine::new(source, &bench.model, bench.options.clone())?)

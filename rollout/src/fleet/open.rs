@@ -13,7 +13,7 @@ use super::{
     facts::{self, class_of},
     hub::Fleet,
     judge::{Bench, Judge},
-    weights::Publisher,
+    weights::{Publisher, Sending},
 };
 use crate::{data::Tokenizer, engine::EngineOptions};
 
@@ -47,8 +47,14 @@ pub fn open(
         vocab_size: model.config().vocab_size,
         checks: Checks::new(config.verify_share),
     });
-    let kept = config.store_versions as usize;
-    let publisher = Publisher::new(Arc::clone(&store), model.config().clone(), config.conformity_gate, kept);
+    let sending = Sending {
+        store: Arc::clone(&store),
+        model: model.config().clone(),
+        conformity_gate: config.conformity_gate,
+        rounded: config.stores_rounded().then_some(config.rollout_dtype),
+        rounded_dir: run_dir.rounded(),
+    };
+    let publisher = Publisher::open(sending, run_dir, config.store_versions as usize)?;
     let judge = Judge::new(Bench {
         store,
         scratch: run_dir.root().to_path_buf(),

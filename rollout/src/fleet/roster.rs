@@ -7,7 +7,7 @@ use std::{
 
 use shared::{
     PolicyVersion, PromptId,
-    channel::fleet::{Edition, KernelClass, Report, Work},
+    channel::fleet::{Edition, KernelClass, Report, Unfetched, Work},
 };
 
 /// Prompts that are remembered of a worker, the newest: those of which something may not be trained on yet.
@@ -53,6 +53,8 @@ pub struct Worker {
     pub edition: Option<Edition>,
     /// The edition that it refuses, by version and publication, with the reason.
     pub refusal: Option<(PolicyVersion, u64, String)>,
+    /// What does not come to it from the store.
+    pub unfetched: Option<Unfetched>,
     /// Its counters.
     pub work: Work,
     /// How far its clock is from this host's, in seconds.
@@ -85,6 +87,7 @@ impl Worker {
             rest_until: None,
             edition: None,
             refusal: None,
+            unfetched: None,
             work: Work::default(),
             clock_off_s: 0.0,
             completions: 0,
@@ -118,6 +121,11 @@ impl Worker {
         self.max_num_seqs = report.max_num_seqs as usize;
         self.edition.clone_from(&report.edition);
         self.refusal = report.refusal.clone().map(|refusal| (refusal.version, refusal.publication, refusal.reason));
+        if report.unfetched.is_some() && report.unfetched != self.unfetched {
+            let reason = report.unfetched.as_ref().map(|what| what.reason.as_str()).unwrap_or_default();
+            tracing::warn!("worker {} waits for weights: {reason}", self.name);
+        }
+        self.unfetched.clone_from(&report.unfetched);
         self.work = report.work;
     }
 

@@ -19,8 +19,15 @@ const SILENT: Duration = Duration::from_secs(3);
 #[must_use]
 pub fn status(desk: &Desk, now: Instant) -> FleetStatus {
     let newest = desk.edition().map(|edition| edition.version.0);
-    let mut status =
-        FleetStatus { verified: desk.checks().agreed, disputed: desk.checks().disputes, ..FleetStatus::default() };
+    let totals = desk.totals();
+    let mut status = FleetStatus {
+        verified: desk.checks().agreed,
+        disputed: desk.checks().disputes,
+        expired: totals.expired,
+        twice: totals.twice,
+        fetched_bytes: totals.fetched_bytes,
+        ..FleetStatus::default()
+    };
     for (number, worker) in desk.workers() {
         let row = row(desk, *number, worker, newest, now);
         if row.state.at_work() {
@@ -28,9 +35,6 @@ pub fn status(desk: &Desk, now: Instant) -> FleetStatus {
             status.tokens_per_s += row.tokens_per_s as u64;
             status.staleness = status.staleness.max(row.staleness.unwrap_or(0));
         }
-        status.expired += row.expired;
-        status.twice += row.twice;
-        status.fetched_bytes += row.fetched_bytes;
     }
     status
 }
@@ -63,7 +67,7 @@ fn row(desk: &Desk, number: u64, worker: &Worker, newest: Option<u64>, now: Inst
         number: format!("{number:016x}"),
         name: worker.name.clone(),
         state: state(worker, leases, now),
-        reason: worker.dropped().map(str::to_owned),
+        reason: worker.dropped().or(worker.unfetched.as_ref().map(|what| &*what.reason)).map(str::to_owned),
         class: worker.class.map(in_words).unwrap_or_default(),
         version,
         staleness: newest.zip(version).map(|(newest, version)| newest.saturating_sub(version)),

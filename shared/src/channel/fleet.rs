@@ -41,6 +41,21 @@ pub struct Edition {
     pub blake3: [u8; 32],
     /// The same of the export that it adds an adapter to, if it is one.
     pub base: Option<[u8; 32]>,
+    /// Whether it lies there rounded, for workers that compute in what the run does.
+    pub rounded: bool,
+    /// Shorter ways to it, from editions that workers had when it was published.
+    pub differences: Vec<Difference>,
+}
+
+/// What has changed from one edition to another, as it lies in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Difference {
+    /// The version that it leads from.
+    pub from: PolicyVersion,
+    /// Hash of that edition.
+    pub from_blake3: [u8; 32],
+    /// Hash of the index that the store has of the difference.
+    pub blake3: [u8; 32],
 }
 
 /// What the last bits of a worker's figures depend on.
@@ -119,10 +134,23 @@ pub struct Report {
     pub made: Vec<Made>,
     /// An edition that it does not take into use, with the reason.
     pub refusal: Option<Refusal>,
+    /// An edition that it cannot fetch. It tries again.
+    pub unfetched: Option<Unfetched>,
     /// Why it can do nothing for this run. It leaves once the hub has answered.
     pub problem: Option<String>,
     /// Counters since its start.
     pub work: Work,
+}
+
+/// Why an edition does not come to a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unfetched {
+    /// Which: [`Edition::publication`].
+    pub publication: u64,
+    /// Whether the store has something else than the hub has published, or nothing any more.
+    pub is_damage: bool,
+    /// What is in the way.
+    pub reason: String,
 }
 
 /// What a worker has done since its start.

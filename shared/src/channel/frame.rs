@@ -191,7 +191,7 @@ mod tests {
     use crate::{
         channel::{
             FleetStatus, InFlight, Refusal,
-            fleet::{Edition, KernelClass, Lease, Made, RunFacts, Work},
+            fleet::{Difference, Edition, KernelClass, Lease, Made, RunFacts, Unfetched, Work},
         },
         config::{Device, Kernels, KvDtype, RolloutDtype},
         group::{Completion, DroppedGroup, FinishReason, Provenance, RewardOutcome, StepScore, TokenLogprob},
@@ -241,6 +241,12 @@ mod tests {
         }
     }
 
+    fn edition() -> Edition {
+        let difference = Difference { from: PolicyVersion(4), from_blake3: [6; 32], blake3: [8; 32] };
+        let (blake3, differences) = ([7; 32], vec![difference]);
+        Edition { version: PolicyVersion(5), publication: 1, blake3, base: None, rounded: true, differences }
+    }
+
     fn sample_report() -> Report {
         Report {
             worker: 0x0123_4567_89ab_cdef,
@@ -255,7 +261,7 @@ mod tests {
                 kv_dtype: KvDtype::Int8,
             }),
             max_num_seqs: 300,
-            edition: Some(Edition { version: PolicyVersion(5), publication: 1, blake3: [7; 32], base: None }),
+            edition: Some(edition()),
             held: vec![1, 200],
             made: vec![Made {
                 lease: 1,
@@ -267,6 +273,7 @@ mod tests {
                 seconds: 0.75,
             }],
             refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
+            unfetched: Some(Unfetched { publication: 2, is_damage: true, reason: "cut".into() }),
             problem: Some("full".into()),
             work: Work { tokens: 12_345, busy_s: 1.0, idle_s: 2.0, fetched_bytes: 300, fetch_s: 0.5, swap_s: 0.25 },
         }
@@ -276,7 +283,7 @@ mod tests {
         Orders {
             hub: 9,
             facts: Some(RunFacts { config: "a = 1".into(), model: [3; 32], max_model_len: 300, store: "s".into() }),
-            edition: Some(Edition { version: PolicyVersion(5), publication: 1, blake3: [7; 32], base: None }),
+            edition: Some(edition()),
             leases: vec![1, 200],
             granted: vec![Lease {
                 id: 200,
@@ -358,15 +365,18 @@ mod tests {
         0808080108080808020ac02";
 
     const REPORT: &str = "\
-        544e444d07000400b9000000000000009a6132681e345754ef9bafcdf8acd19101016105302e312e30000000000000e03f09\
+        544e444d07000400030100000000000049d2322aa731aa81ef9bafcdf8acd19101016105302e312e30000000000000e03f09\
         0104637564610573746f636b046266313604696e7438ac020105010707070707070707070707070707070707070707070707\
-        070707070707070707000201c8010101020213dda00902000000000000000000000000000000000000000000000000000001\
-        000501000000000000e83f010601026e6f010466756c6cb960000000000000f03f0000000000000040ac02000000000000e0\
-        3f000000000000d03f";
+        0707070707070707070001010406060606060606060606060606060606060606060606060606060606060606060808080808\
+        0808080808080808080808080808080808080808080808080808080201c8010101020213dda0090200000000000000000000\
+        0000000000000000000000000000000001000501000000000000e83f010601026e6f01020103637574010466756c6cb96000\
+        0000000000f03f0000000000000040ac02000000000000e03f000000000000d03f";
     const ORDERS: &str = "\
-        544e444d070005007a00000000000000da4e21eccc60e10809010561203d2031030303030303030303030303030303030303\
+        544e444d07000500bd0000000000000095023360cdbe407109010561203d2031030303030303030303030303030303030303\
         0303030303030303030303030303ac0201730105010707070707070707070707070707070707070707070707070707070707\
-        070707000201c80101c8010507010201dba0090200030000803f000000803f000000803f800400002a01026e6f01";
+        0707070001010406060606060606060606060606060606060606060606060606060606060606060808080808080808080808\
+        0808080808080808080808080808080808080808080201c80101c8010507010201dba0090200030000803f000000803f0000\
+        00803f800400002a01026e6f01";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {

@@ -63,6 +63,19 @@ choices! {
         Continue = "continue",
     }
 
+    /// How versions of the weights lie in `weights_store`, for workers.
+    StoreFormat {
+        /// As they are in the folder of the run, which workers of this host read; `rounded` in a `weights_store`, where that is
+        /// possible.
+        Auto = "auto",
+        /// As they are: nothing is computed for it, and every worker can use them.
+        Plain = "plain",
+        /// Rounded to what workers compute in (`rollout_dtype`), compressed, and besides as the difference to the versions that
+        /// workers have. Takes a few seconds of a core for each version, and no completion is another. Adapters are small and lie
+        /// as they are.
+        Rounded = "rounded",
+    }
+
     /// Where published versions of the weights lie until the run ends. Checkpoints are on disk.
     VersionStorage {
         /// In shared memory, where all that are needed at once fit into its free space and a quarter of the machine's

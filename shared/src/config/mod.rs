@@ -32,7 +32,7 @@ mod validate;
 
 pub use choices::{
     Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RolloutDtype,
-    StepDeviation, VersionStorage, WeightSwap,
+    StepDeviation, StoreFormat, VersionStorage, WeightSwap,
 };
 pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};

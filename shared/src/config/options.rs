@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
-    RewardFailure, RolloutDtype, ScaleRewards, StepDeviation, VersionStorage, WeightSwap, option::options,
+    RewardFailure, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
@@ -427,13 +427,13 @@ options! {
         /// Threads of the learner. While both processes work at once, each takes cores from the other; on the CPU the learner uses
         /// the sampler's threads as well while that waits for it.
         learner_threads: Option<usize> = None, absent("as for the sampler"), at_least(1.0);
-        /// Processes that share the learner's passes, on this host: each has the whole model, a share of each update's groups
-        /// and a share of `learner_threads`. More use many cores better where one process cannot, and take the memory of the
-        /// learner as often.
+        /// Processes that share the learner's passes: each has the whole model and a share of each update's groups, and takes the
+        /// memory of the learner. The learner starts them on this host, where each has a share of `learner_threads`; with
+        /// torchrun's variables (RANK 0, WORLD_SIZE as many) it waits for them to come from any host as `tandem learner-rank`.
         learner_ranks: u32 = 1, at_least(1.0);
         /// Share the optimiser's moments out among the `learner_ranks`: each moves its part of the parameters and gives it to the
-        /// others. That spares memory, two numbers for each parameter over all ranks instead of in each, and costs no time.
-        /// Checkpoints are the same.
+        /// others. That spares memory, two numbers for each parameter over all ranks instead of in each, and costs a few
+        /// per cent of a step. Checkpoints are the same.
         shard_optimizer: bool = false, source("DeepSpeed's ZeRO stage 1");
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
         /// their keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on
@@ -493,6 +493,9 @@ options! {
         /// Versions that the store keeps at most, besides the newest one: those that a slow worker still samples from, and those
         /// that changes are fetched against.
         store_versions: u32 = 4, at_least(1.0), keeps_results;
+        /// How versions lie in the store: `rounded` is a tenth of the bytes where workers compute in bf16 or int8, and half where they
+        /// compute in fp32, for seconds of both sides.
+        store_format: StoreFormat = StoreFormat::Auto, keeps_results;
         /// A file with the word that workers must know too (`--token-file`). It keeps others out; what passes can be read on the way
         /// unless `listen` is `tls/…`.
         token_file: Option<PathBuf> = None, absent("none; `listen` is then on this host alone, or workers have certificates"), keeps_results;

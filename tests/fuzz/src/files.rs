@@ -13,7 +13,7 @@ use shared::{
     channel::{
         LearnerStatus, SamplerStatus,
         endpoint::Endpoint,
-        fleet::{Edition, Lease, Made, Orders, Report, RunFacts},
+        fleet::{Difference, Edition, Lease, Made, Orders, Report, RunFacts},
         frame::{self, FRAME_VERSION, HEADER_LEN, Kind, MAGIC},
     },
     config::RolloutDtype,
@@ -47,7 +47,15 @@ pub fn frame(bytes: &[u8]) {
 
 /// As [`frame_seeds`], of calls and their answers.
 pub fn fleet_seeds() -> Vec<Vec<u8>> {
-    let edition = Edition { version: PolicyVersion(5), publication: 1, blake3: [7; 32], base: None };
+    let difference = Difference { from: PolicyVersion(4), from_blake3: [6; 32], blake3: [8; 32] };
+    let edition = Edition {
+        version: PolicyVersion(5),
+        publication: 1,
+        blake3: [7; 32],
+        base: None,
+        rounded: true,
+        differences: vec![difference],
+    };
     let completion = testing::completion(0, vec![5, 6, 7]);
     let made = Made {
         lease: 1,

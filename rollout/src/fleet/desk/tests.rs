@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use shared::{
     FinishReason, SamplingParams, TokenLogprob,
-    channel::fleet::Work,
+    channel::{
+        Refusal,
+        fleet::{Unfetched, Work},
+    },
     config::{Device, Kernels, KvDtype, RolloutDtype},
     rng,
 };
@@ -37,7 +40,9 @@ fn desk(share: f64) -> Desk {
 }
 
 fn edition(version: u64) -> Edition {
-    Edition { version: PolicyVersion(version), publication: version, blake3: [version as u8; 32], base: None }
+    let (rounded, differences) = (false, Vec::new());
+    let blake3 = [version as u8; 32];
+    Edition { version: PolicyVersion(version), publication: version, blake3, base: None, rounded, differences }
 }
 
 fn request(tag: u64, samples: u32) -> GroupRequest {
@@ -208,6 +213,62 @@ fn a_connection_that_is_cut_for_a_moment_costs_nothing() {
     assert_eq!(desk.waiting(), 0);
     desk.tick(now + seconds(6));
     assert_eq!(desk.waiting(), 4, "it does not come back");
+}
+
+#[test]
+fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    desk.announce(edition(0));
+    let mut fakes = [Fake::new(1), Fake::new(2)];
+    for fake in &mut fakes {
+        (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
+    }
+    (0..2).for_each(|tag| desk.add(request(tag, 2), PolicyVersion(0)));
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    // The second takes two seconds for its lease, the first goes on and on.
+    (0..2).for_each(|_| fakes[1].work());
+    for (later, has_both) in [(2, false), (5, false), (7, true)] {
+        fakes[1].call(&mut desk, now + seconds(later), true);
+        assert_eq!(!fakes[1].held.is_empty(), has_both, "after {later} s");
+    }
+    fakes[1].work();
+    fakes[1].call(&mut desk, now + seconds(8), true);
+    // The first is told to leave the other one alone once both are there.
+    fakes[1].work();
+    fakes[1].call(&mut desk, now + seconds(8), true);
+    fakes[0].call(&mut desk, now + seconds(8), true);
+    assert!(fakes[0].held.is_empty() && desk.take_finished().len() == 4 && desk.running() == 0);
+}
+
+#[test]
+fn weights_that_one_of_several_workers_refuses_or_finds_damaged() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    desk.announce(edition(3));
+    let mut fakes = [Fake::new(1), Fake::new(2)];
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    assert_eq!(desk.damage(), None);
+    let refusal = |publication| Refusal { version: PolicyVersion(3), publication, reason: "norms".into() };
+    let unfetched = |publication, is_damage| Some(Unfetched { publication, is_damage, reason: "cut short".into() });
+    fakes[0].report.edition = None;
+    for (publication, is_damage, found) in [(2, true, false), (3, false, false), (3, true, true)] {
+        fakes[0].report.unfetched = unfetched(publication, is_damage);
+        desk.call(&fakes[0].report, now);
+        assert_eq!(desk.damage().is_some(), found, "publication {publication}, damage {is_damage}");
+    }
+    assert!(desk.damage().unwrap().1.contains("w1: cut short"));
+    fakes[0].report.refusal = Some(refusal(2));
+    desk.call(&fakes[0].report, now);
+    assert!(desk.take_refusals().is_empty(), "that was another publication");
+    fakes[0].report.refusal = Some(refusal(3));
+    desk.call(&fakes[0].report, now);
+    assert_eq!(desk.take_refusals(), ["worker w1: norms"]);
+    assert!(!desk.is_in_use());
+    desk.call(&fakes[1].report, now);
+    assert!(desk.is_in_use() && desk.take_refusals().is_empty());
+    let reason = desk.call(&fakes[0].report, now).refused.unwrap();
+    assert!(reason.contains("that others have in use"), "{reason}");
 }
 
 #[test]

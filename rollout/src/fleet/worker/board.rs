@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 use shared::{
-    channel::fleet::{CALL_INTERVAL, Orders, Report, WorkerEnd},
+    channel::fleet::{CALL_BYTES, CALL_INTERVAL, Lease, Made, Orders, Report, WorkerEnd},
     workers,
 };
 
@@ -134,7 +134,7 @@ impl<E: WorkerEnd> Caller<E> {
         let mut said = heard;
         while !self.shared.over.load(Ordering::Relaxed) {
             self.shared.news.store(false, Ordering::Relaxed);
-            let report = Report { clock: workers::now(), ..self.shared.notes().report.clone() };
+            let report = part_of(&self.shared.notes().report, CALL_BYTES);
             match self.end.exchange(&report, CALL) {
                 Ok(orders) => {
                     if said > heard {
@@ -171,6 +171,9 @@ impl<E: WorkerEnd> Caller<E> {
             if orders.hub == report.hub || report.hub == 0 { report.made.len() } else { notes.report.made.len() };
         let arrived = arrived.min(notes.report.made.len());
         notes.report.made.drain(..arrived);
+        if !notes.report.made.is_empty() {
+            self.shared.news.store(true, Ordering::Release);
+        }
         // Granted once: the session must see them all.
         if let Some(before) = notes.orders.take().filter(|before| before.hub == orders.hub) {
             notes.orders = Some(joined(before, orders));
@@ -196,13 +199,75 @@ impl<E: WorkerEnd> Caller<E> {
     }
 }
 
+/// What a call says: of what was made as much as `most` bytes, or one. Of the rest its leases are held.
+fn part_of(report: &Report, most: usize) -> Report {
+    let mut bytes = 0;
+    let fits = |made: &&Made| {
+        bytes += size_of::<Made>() + size_of_val(&*made.token_ids) + size_of_val(&*made.logprobs);
+        bytes <= most
+    };
+    let count = report.made.iter().take_while(fits).count().max(1).min(report.made.len());
+    let (now, later) = report.made.split_at(count);
+    let mut held: Vec<u64> = report.held.iter().copied().chain(later.iter().map(|made| made.lease)).collect();
+    held.sort_unstable();
+    held.dedup();
+    let (clock, made) = (workers::now(), now.to_vec());
+    Report {
+        clock,
+        held,
+        made,
+        name: report.name.clone(),
+        build: report.build.clone(),
+        edition: report.edition.clone(),
+        refusal: report.refusal.clone(),
+        unfetched: report.unfetched.clone(),
+        problem: report.problem.clone(),
+        ..*report
+    }
+}
+
 /// Two orders of one hub as one.
 fn joined(before: Orders, mut orders: Orders) -> Orders {
-    let is_new = |lease: &shared::channel::fleet::Lease| {
+    let is_new = |lease: &Lease| {
         orders.leases.contains(&lease.id) && orders.granted.iter().all(|granted| granted.id != lease.id)
     };
     let earlier: Vec<_> = before.granted.into_iter().filter(is_new).collect();
     orders.granted.splice(0..0, earlier);
     orders.facts = orders.facts.or(before.facts);
     orders
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{FinishReason, TokenLogprob};
+
+    use super::*;
+
+    fn made(lease: u64, tokens: usize) -> Made {
+        Made {
+            lease,
+            sample: 0,
+            token_ids: vec![1; tokens],
+            logprobs: vec![TokenLogprob::default(); tokens],
+            versions: Vec::new(),
+            finish_reason: FinishReason::Stop,
+            seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_a_call_is_held_until_the_next() {
+        let one = size_of::<Made>() + 100 * (size_of::<u32>() + size_of::<TokenLogprob>());
+        let report =
+            Report { held: vec![3, 9], made: [1, 1, 5, 3].map(|lease| made(lease, 100)).to_vec(), ..Report::default() };
+        let of = |most| {
+            let said = part_of(&report, most);
+            (said.made.len(), said.held)
+        };
+        assert_eq!(of(4 * one), (4, vec![3, 9]));
+        assert_eq!(of(3 * one), (3, vec![3, 9]));
+        assert_eq!(of(2 * one + 1), (2, vec![3, 5, 9]));
+        assert_eq!(of(1), (1, vec![1, 3, 5, 9]), "something gets through, whatever its size");
+        assert_eq!(part_of(&Report::default(), 1).made, []);
+    }
 }

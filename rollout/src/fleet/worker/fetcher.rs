@@ -6,10 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{RunDir, channel::fleet::Edition};
+use shared::{
+    RunDir,
+    channel::fleet::{Edition, Unfetched},
+};
 use shared_store::Store;
 
-use crate::fleet::weights::{self, Came, FetchError, GiveUp};
+use crate::fleet::weights::{self, Came, FetchError, GiveUp, Have};
 
 /// Pause before an edition is tried again that did not come.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -21,6 +24,8 @@ pub struct Fetcher {
     under_way: Option<UnderWay>,
     /// The last that has come.
     here: Option<Edition>,
+    /// Why the wanted one is not.
+    unfetched: Option<Unfetched>,
     not_before: Instant,
 }
 
@@ -42,7 +47,7 @@ impl Fetcher {
     /// A fetcher that puts versions where `run_dir` has them.
     #[must_use]
     pub fn new(store: Arc<Store>, run_dir: RunDir) -> Self {
-        Self { store, run_dir, under_way: None, here: None, not_before: Instant::now() }
+        Self { store, run_dir, under_way: None, here: None, unfetched: None, not_before: Instant::now() }
     }
 
     /// The last edition that has come.
@@ -51,12 +56,23 @@ impl Fetcher {
         self.here.as_ref()
     }
 
-    /// One look: begins to fetch `wanted` if it is not here, or takes note of what has come. `busy` tells of a version that is
-    /// being read and must not be replaced.
+    /// Why the wanted edition has not come, since it was tried for the first time.
+    #[must_use]
+    pub fn unfetched(&self) -> Option<&Unfetched> {
+        self.unfetched.as_ref()
+    }
+
+    /// One look: begins to fetch `wanted` if it is not here, by the difference to `in_use` if there is one, or takes note of what
+    /// has come. `busy` tells of a version that is being read and must not be replaced.
     ///
     /// # Errors
     /// When there can be no thread.
-    pub fn look(&mut self, wanted: Option<&Edition>, busy: bool) -> anyhow::Result<Option<Here>> {
+    pub fn look(
+        &mut self,
+        wanted: Option<&Edition>,
+        in_use: Option<&Edition>,
+        busy: bool,
+    ) -> anyhow::Result<Option<Here>> {
         if let Some(under_way) = &self.under_way
             && Some(&under_way.edition) != wanted
         {
@@ -68,10 +84,13 @@ impl Fetcher {
             match thread.join() {
                 Ok(Ok(came)) => {
                     self.here = Some(edition.clone());
+                    self.unfetched = None;
                     return Ok(Some(Here { edition, came }));
                 }
                 Ok(Err(error)) if Some(&edition) == wanted => {
                     tracing::warn!("weights v{} have not come, they are tried again: {error}", edition.version);
+                    let (publication, is_damage) = (edition.publication, error.is_damage());
+                    self.unfetched = Some(Unfetched { publication, is_damage, reason: error.to_string() });
                 }
                 Ok(Err(_)) => (),
                 Err(_) => anyhow::bail!("the thread that fetches weights has panicked"),
@@ -88,14 +107,17 @@ impl Fetcher {
             self.here = Some(wanted.clone());
             return Ok(Some(Here { edition: wanted.clone(), came: Came::default() }));
         }
-        self.begin(wanted.clone()).map(|()| None)
+        let have = in_use.map(|in_use| Have { edition: in_use.clone(), dir: self.run_dir.version(in_use.version) });
+        self.begin(wanted.clone(), have).map(|()| None)
     }
 
-    fn begin(&mut self, edition: Edition) -> anyhow::Result<()> {
+    fn begin(&mut self, edition: Edition, have: Option<Have>) -> anyhow::Result<()> {
         let give_up = GiveUp::default();
         let (store, run_dir, watch, what) =
             (Arc::clone(&self.store), self.run_dir.clone(), give_up.clone(), edition.clone());
-        let job = move || weights::fetch(&store, &what, &run_dir, &watch);
+        self.unfetched.take_if(|what| what.publication != edition.publication);
+        weights::forget_others(&run_dir, edition.version);
+        let job = move || weights::fetch(&store, &what, have.as_ref(), &run_dir, &watch);
         let thread = thread::Builder::new().name("fetch".into()).spawn(job)?;
         self.under_way = Some(UnderWay { edition, give_up, thread });
         Ok(())

@@ -164,7 +164,7 @@ impl<'a> Session<'a> {
             if stop.load(Ordering::Relaxed) {
                 return Ok(Opened::Next(Next::Left(Left::BySignal)));
             }
-            if let Some(here) = fetcher.look(wanted.as_ref(), false)? {
+            if let Some(here) = fetcher.look(wanted.as_ref(), None, false)? {
                 let bytes = (here.came.bytes, here.came.seconds);
                 let source = WeightSource {
                     dir: scratch.run_dir().version(here.edition.version),
@@ -204,6 +204,7 @@ impl<'a> Session<'a> {
                     started,
                 })));
             }
+            tell_unfetched(board, &fetcher);
             if let Some(next) = board.orders(SHORT)? {
                 refuse(&next)?;
                 if next.finished {
@@ -294,7 +295,7 @@ impl<'a> Session<'a> {
 
     /// Fetches the wanted edition, and goes over to it.
     fn follow(&mut self) -> anyhow::Result<()> {
-        if let Some(here) = self.fetcher.look(self.wanted.as_ref(), self.weights.pending())? {
+        if let Some(here) = self.fetcher.look(self.wanted.as_ref(), Some(&self.in_use), self.weights.pending())? {
             self.board.update(|report| {
                 report.work.fetched_bytes += here.came.bytes;
                 report.work.fetch_s += here.came.seconds;
@@ -305,6 +306,7 @@ impl<'a> Session<'a> {
                 self.weights.forget(&self.engine, before);
             }
         }
+        tell_unfetched(self.board, &self.fetcher);
         let Some(here) = self.fetcher.here().cloned().filter(|here| *here != self.in_use) else { return Ok(()) };
         let learner =
             LearnerStatus { version: here.version, publication: here.publication, ..LearnerStatus::default() };
@@ -401,6 +403,11 @@ impl<'a> Session<'a> {
             thread::sleep(whole.saturating_sub(begun.elapsed()));
         }
     }
+}
+
+/// The next call says what does not come from the store.
+fn tell_unfetched(board: &Board, fetcher: &Fetcher) {
+    board.update(|report| report.unfetched = fetcher.unfetched().cloned());
 }
 
 fn config_of(facts: &RunFacts, scratch: &Scratch) -> anyhow::Result<TrainConfig> {

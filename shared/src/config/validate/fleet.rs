@@ -2,7 +2,7 @@
 
 use crate::{
     channel::endpoint::{Endpoint, Guards},
-    config::{ConfigError, TrainConfig},
+    config::{ConfigError, Device, Kernels, StoreFormat, TrainConfig},
 };
 
 impl TrainConfig {
@@ -15,13 +15,34 @@ impl TrainConfig {
             private_key: self.tls_private_key.is_some(),
             client_ca: self.tls_client_ca.is_some(),
         };
-        endpoint.check(guards).map_err(|e| ConfigError::Value(e.to_string()))
+        endpoint.check(guards).map_err(|e| ConfigError::Value(e.to_string()))?;
+        ensure!(
+            self.store_format != StoreFormat::Rounded || self.can_round(),
+            "`store_format` rounded is for workers that compute alike, with the packed kernels on a CPU: leave it out"
+        );
+        Ok(())
+    }
+
+    /// Whether versions lie rounded in the store.
+    #[must_use]
+    pub fn stores_rounded(&self) -> bool {
+        match self.store_format {
+            StoreFormat::Plain => false,
+            StoreFormat::Rounded => self.can_round(),
+            StoreFormat::Auto => self.can_round() && self.weights_store.is_some(),
+        }
+    }
+
+    /// Whether every worker computes in what versions would be rounded to.
+    fn can_round(&self) -> bool {
+        self.rollout_device == Device::Cpu && self.rollout_kernels == Kernels::Packed && !self.accept_other_kernels
     }
 
     fn check_without_fleet(&self) -> Result<(), ConfigError> {
         let options = [
             "weights_store",
             "store_versions",
+            "store_format",
             "token_file",
             "tls_certificate",
             "tls_private_key",
@@ -43,7 +64,7 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use crate::config::{
-        TrainConfig,
+        Device, Kernels, StoreFormat, TrainConfig,
         validate::testing::{accepted, refused},
     };
 
@@ -96,11 +117,32 @@ mod tests {
     }
 
     #[test]
+    fn versions_are_rounded_for_workers_that_compute_alike() {
+        let stores_rounded = |change: fn(&mut TrainConfig)| {
+            let mut config = TrainConfig { weights_store: Some("s3://bucket".into()), ..TrainConfig::default() };
+            change(&mut config);
+            config.stores_rounded()
+        };
+        assert!(stores_rounded(|_| ()));
+        assert!(!stores_rounded(|c| c.weights_store = None), "workers of this host read the folder of the run");
+        assert!(stores_rounded(|c| (c.weights_store, c.store_format) = (None, StoreFormat::Rounded)));
+        assert!(!stores_rounded(|c| c.store_format = StoreFormat::Plain));
+        assert!(!stores_rounded(|c| c.accept_other_kernels = true));
+        assert!(!stores_rounded(|c| c.rollout_kernels = Kernels::Stock));
+        assert!(!stores_rounded(|c| c.rollout_device = Device::Cuda));
+        refused("`store_format` rounded is for workers that compute alike", |c| {
+            listen(c, "tcp/127.0.0.1:7447");
+            (c.store_format, c.accept_other_kernels) = (StoreFormat::Rounded, true);
+        });
+    }
+
+    #[test]
     fn options_of_workers_have_no_effect_without_them() {
         type Change = fn(&mut TrainConfig);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 10] = [
             ("weights_store", |c| c.weights_store = Some("s3://bucket/run".into())),
             ("store_versions", |c| c.store_versions = 2),
+            ("store_format", |c| c.store_format = StoreFormat::Plain),
             ("token_file", |c| c.token_file = Some("token".into())),
             ("tls_certificate", |c| c.tls_certificate = Some("cert.pem".into())),
             ("tls_private_key", |c| c.tls_private_key = Some("key.pem".into())),
