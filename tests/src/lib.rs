@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod browser;
 pub mod cli;
+pub mod fleet;
 pub mod fuzz;
 pub mod golden;
 pub mod hub;

@@ -2,23 +2,18 @@
 //! of one pair.
 
 use std::{
-    fs,
-    net::{SocketAddr, TcpListener},
-    ops::Deref,
-    process::{Child, Command, Stdio},
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use harness::{
-    bench::{self, Running},
-    binary, cli,
+    cli,
+    fleet::FleetBench,
     processes::{children, signal},
     proxy::{Proxy, Way},
     s3::Server,
     training::json_lines,
 };
-use serde_json::Value;
 use shared::{
     FinishReason, TokenLogprob,
     channel::fleet::{KernelClass, Made, Report, WorkerEnd},
@@ -29,142 +24,11 @@ use shared_fleet::{JoinOptions, ZenohWorker};
 const STEPS: u64 = 12;
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Where runs of one configuration are made, and a place where workers join.
-struct Bench {
-    bench: bench::Bench,
-    listen: String,
-    /// Of the store.
-    variables: Vec<(String, String)>,
-}
-
-impl Deref for Bench {
-    type Target = bench::Bench;
-
-    fn deref(&self) -> &bench::Bench {
-        &self.bench
-    }
-}
-
-/// A worker that a failing test does not leave behind.
-struct Worker(Child);
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Bench {
-    fn new(steps: u64, more: &str) -> Self {
-        let bench = bench::Bench::new(&format!(
-            "dataset = \"prompts.jsonl\"\nmax_steps = {steps}\nsave_steps = 4\nnum_generations = 4\n\
-             generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
-             learning_rate = 1e-3\nmax_restarts = 9\n{more}"
-        ));
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let listen = format!("tcp/{}", free.local_addr().unwrap());
-        Self { bench, listen, variables: Vec::new() }
-    }
-
-    /// A run that samples with workers.
-    fn start_fleet(&self, run: &str) -> Running {
-        self.start(run, &["--listen", &self.listen, "--lease_timeout", "5", "--verify_share", "0.3"])
-    }
-
-    /// As [`Bench::start_fleet`], with the weights in the bucket of a server.
-    fn start_fleet_with_bucket(&self, run: &str) -> Running {
-        let mut command = self.command(run, &["--listen", &self.listen, "--lease_timeout", "5"]);
-        command
-            .args(["--weights_store", "s3://bucket/run", "--store_versions", "1"])
-            .envs(self.variables.iter().cloned());
-        let stderr = fs::File::create(self.path("stderr")).unwrap();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-        Running::of(command.spawn().unwrap())
-    }
-
-    fn worker(&self, name: &str) -> Worker {
-        self.worker_with(name, &[])
-    }
-
-    /// The address behind `tcp/`.
-    fn address(&self) -> SocketAddr {
-        self.listen.trim_start_matches("tcp/").parse().unwrap()
-    }
-
-    fn worker_with(&self, name: &str, more: &[&str]) -> Worker {
-        self.worker_at(&self.listen, name, more)
-    }
-
-    fn worker_at(&self, join: &str, name: &str, more: &[&str]) -> Worker {
-        let mut command = Command::new(binary("tandem"));
-        command.args(["worker", "--join", join, "--name", name, "--threads", "1", "--retry-for", "120"]);
-        command.envs(self.variables.iter().cloned());
-        command.arg("--cache").arg(self.path("workers")).args(more);
-        let log = fs::File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        Worker(command.spawn().unwrap())
-    }
-
-    fn worker_said(&self, name: &str) -> String {
-        fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default()
-    }
-
-    /// Ends well, and so does every worker.
-    fn ends(&self, run: &mut Running, workers: Vec<(&str, Worker)>) {
-        let begun = Instant::now();
-        let status = loop {
-            match run.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(begun.elapsed() < PATIENCE, "{}", fs::read_to_string(self.path("stderr")).unwrap()),
-            }
-            thread::sleep(Duration::from_millis(20));
-        };
-        assert!(status.success(), "{}", fs::read_to_string(self.path("stderr")).unwrap());
-        for (name, mut worker) in workers {
-            let begun = Instant::now();
-            while worker.0.try_wait().unwrap().is_none() {
-                assert!(begun.elapsed() < Duration::from_secs(20), "{name} stays: {}", self.worker_said(name));
-                thread::sleep(Duration::from_millis(20));
-            }
-            assert!(worker.0.wait().unwrap().success(), "{name}: {}", self.worker_said(name));
-        }
-    }
-
-    /// The weights after the last step; every step must be on record exactly once, in order.
-    fn result(&self, run: &str, steps: u64) -> Vec<u8> {
-        let records = json_lines(&self.path(run).join("metrics.jsonl"));
-        let found: Vec<u64> = records.iter().filter_map(|record| record["step"].as_u64()).collect();
-        assert_eq!(found, (1..=steps).collect::<Vec<_>>(), "{run}");
-        fs::read(self.path(run).join(format!("checkpoint-{steps}/model.safetensors"))).unwrap()
-    }
-
-    fn wait_for_step(&self, run: &str, step: usize) {
-        let begun = Instant::now();
-        let steps = || fs::read_to_string(self.path(run).join("metrics.jsonl")).map_or(0, |text| text.lines().count());
-        while steps() < step {
-            let said = fs::read_to_string(self.path("stderr")).unwrap_or_default();
-            assert!(begun.elapsed() < PATIENCE, "{run} does not reach step {step}: {said}");
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn pair(&self, steps: u64) -> Vec<u8> {
-        let mut run = self.start("pair", &[]);
-        assert!(run.wait().unwrap().success(), "{}", fs::read_to_string(self.path("stderr")).unwrap());
-        self.result("pair", steps)
-    }
-
-    fn table(&self, run: &str) -> Value {
-        serde_json::from_slice(&fs::read(self.path(run).join("workers.json")).unwrap()).unwrap()
-    }
-}
-
 #[test]
 fn workers_that_come_and_go_make_the_weights_of_one_pair() {
-    let bench = Bench::new(STEPS, "");
+    let bench = FleetBench::new(STEPS, "");
     let expected = bench.pair(STEPS);
-    let mut run = bench.start_fleet("fleet");
+    let mut run = bench.start_fleet("fleet", &["--verify_share", "0.3"]);
     let first = bench.worker("first");
     bench.wait_for_step("fleet", 2);
     let second = bench.worker("second");
@@ -182,9 +46,9 @@ fn workers_that_come_and_go_make_the_weights_of_one_pair() {
 
 #[test]
 fn a_run_whose_learner_and_hub_are_killed_goes_on_with_the_workers_that_it_had() {
-    let bench = Bench::new(STEPS, "");
+    let bench = FleetBench::new(STEPS, "");
     let expected = bench.pair(STEPS);
-    let mut run = bench.start_fleet("fleet");
+    let mut run = bench.start_fleet("fleet", &["--verify_share", "0.3"]);
     let workers = vec![("one", bench.worker("one")), ("two", bench.worker("two"))];
     for (step, half) in [(3, "learner"), (6, "rollout"), (9, "learner")] {
         bench.wait_for_step("fleet", step);
@@ -198,8 +62,8 @@ fn a_run_whose_learner_and_hub_are_killed_goes_on_with_the_workers_that_it_had()
 
 #[test]
 fn an_asynchronous_run_with_workers_makes_every_step_and_its_ledger_balances() {
-    let bench = Bench::new(20, "max_staleness = 2\nweight_swap = \"continue\"\n");
-    let mut run = bench.start_fleet("fleet");
+    let bench = FleetBench::new(20, "max_staleness = 2\nweight_swap = \"continue\"\n");
+    let mut run = bench.start_fleet("fleet", &["--verify_share", "0.3"]);
     let workers = vec![("one", bench.worker("one")), ("two", bench.worker("two"))];
     bench.wait_for_step("fleet", 4);
     for process in children(run.id(), "learner") {
@@ -211,13 +75,13 @@ fn an_asynchronous_run_with_workers_makes_every_step_and_its_ledger_balances() {
 
 #[test]
 fn weights_go_through_a_server_of_objects_and_calls_over_a_slow_line_that_is_cut() {
-    let mut bench = Bench::new(STEPS, "");
+    let mut bench = FleetBench::new(STEPS, "");
     let server = Server::start();
     bench.variables = server.variables(server.address);
     let expected = bench.pair(STEPS);
     let proxy = Proxy::to(bench.address());
     proxy.set(Way { delay: Duration::from_millis(20), ..Way::default() });
-    let mut run = bench.start_fleet_with_bucket("fleet");
+    let mut run = bench.start_fleet("fleet", &["--weights_store", "s3://bucket/run", "--store_versions", "1"]);
     let near = bench.worker("near");
     // Should it be cut off when the run ends, it calls on for a while.
     let far = bench.worker_at(&format!("tcp/{}", proxy.address()), "far", &[]);
@@ -300,26 +164,25 @@ fn lie(join: &str) -> String {
 
 #[test]
 fn a_worker_that_makes_things_up_is_named_and_dropped_and_the_run_goes_on() {
-    let bench = Bench::new(STEPS, "");
-    let options = ["--listen", &bench.listen, "--lease_timeout", "5", "--verify_share", "1"];
-    let mut run = bench.start("fleet", &options);
+    let bench = FleetBench::new(STEPS, "");
+    let mut run = bench.start_fleet("fleet", &["--verify_share", "1"]);
     let honest = bench.worker("honest");
     let reason = lie(&bench.listen);
     assert!(reason.contains("made again beside the learner"), "{reason}");
     bench.ends(&mut run, vec![("honest", honest)]);
     let table = bench.table("fleet");
     assert!(table["disputed"].as_u64().unwrap() > 0, "{table}");
-    let log = fs::read_to_string(bench.path("fleet/logs/rollout.log")).unwrap();
+    let log = bench.hub_said("fleet");
     assert!(log.contains("worker liar is dropped"), "{log}");
     assert!(!log.contains("worker honest is dropped"), "{log}");
 }
 
 #[test]
 fn doctor_says_whether_a_host_could_work_for_a_run() {
-    let bench = Bench::new(40, "");
+    let bench = FleetBench::new(40, "");
     let refused = cli::run("tandem", ["doctor", "--join", &bench.listen]);
     assert!(!refused.status.success() && refused.stderr.contains("nothing listens there"), "{}", refused.stderr);
-    let run = bench.start_fleet("fleet");
+    let run = bench.start_fleet("fleet", &["--verify_share", "0.3"]);
     let begun = Instant::now();
     let found = loop {
         let found = cli::run("tandem", ["doctor", "--join", &bench.listen]);

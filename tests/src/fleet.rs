@@ -1,0 +1,221 @@
+//! Runs that sample with workers, which are processes of this machine.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    ops::Deref,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    bench::{self, Running},
+    binary,
+    training::json_lines,
+};
+
+/// How long a run, or a step of one, may take.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// How long a worker may take to go home.
+const HOME: Duration = Duration::from_secs(20);
+
+/// Where runs of one configuration are made, and a place where workers join.
+pub struct FleetBench {
+    bench: bench::Bench,
+    /// What `--listen` and `--join` are told.
+    pub listen: String,
+    /// Of the store, for run and workers.
+    pub variables: Vec<(String, String)>,
+}
+
+impl Deref for FleetBench {
+    type Target = bench::Bench;
+
+    fn deref(&self) -> &bench::Bench {
+        &self.bench
+    }
+}
+
+/// A worker that a failing test does not leave behind.
+pub struct Worker(Child);
+
+impl Worker {
+    /// Its process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it has ended, if it has.
+    ///
+    /// # Panics
+    /// When that cannot be found out.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("a child can be asked")
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl FleetBench {
+    /// Runs of `steps` steps of four groups of four, with further lines of the configuration.
+    ///
+    /// # Panics
+    /// When files cannot be written.
+    #[must_use]
+    pub fn new(steps: u64, more: &str) -> Self {
+        let bench = bench::Bench::new(&format!(
+            "dataset = \"prompts.jsonl\"\nmax_steps = {steps}\nsave_steps = 4\nnum_generations = 4\n\
+             generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
+             learning_rate = 1e-3\nmax_restarts = 9\n{more}"
+        ));
+        let free = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+        let listen = format!("tcp/{}", free.local_addr().expect("it has an address"));
+        Self { bench, listen, variables: Vec::new() }
+    }
+
+    /// The address behind `tcp/`.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.listen.trim_start_matches("tcp/").parse().expect("an address")
+    }
+
+    /// Begins a run that samples with workers.
+    #[must_use]
+    pub fn start_fleet(&self, run: &str, more: &[&str]) -> Running {
+        let mut command = self.command(run, &["--listen", &self.listen, "--lease_timeout", "5"]);
+        command.args(more).envs(self.variables.iter().cloned());
+        self.start_command(command, "stderr")
+    }
+
+    /// Starts a worker.
+    #[must_use]
+    pub fn worker(&self, name: &str) -> Worker {
+        self.worker_at(&self.listen, name, &[])
+    }
+
+    /// Starts a worker that joins elsewhere, through a proxy perhaps. What it says is added to `NAME.log`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn worker_at(&self, join: &str, name: &str, more: &[&str]) -> Worker {
+        let mut command = Command::new(binary("tandem"));
+        command.args(["worker", "--join", join, "--name", name, "--threads", "1", "--retry-for", "120"]);
+        command.envs(self.variables.iter().cloned());
+        command.arg("--cache").arg(self.path("workers")).args(more);
+        let log = fs::File::options().create(true).append(true).open(self.log_of(name)).expect("files can be written");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        Worker(command.spawn().expect("a worker can be started"))
+    }
+
+    fn log_of(&self, name: &str) -> PathBuf {
+        self.path(&format!("{name}.log"))
+    }
+
+    /// What a worker has said.
+    #[must_use]
+    pub fn worker_said(&self, name: &str) -> String {
+        fs::read_to_string(self.log_of(name)).unwrap_or_default()
+    }
+
+    /// What the launcher of the last run has said.
+    #[must_use]
+    pub fn run_said(&self) -> String {
+        fs::read_to_string(self.path("stderr")).unwrap_or_default()
+    }
+
+    /// The run ends well, and so does every worker.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub fn ends(&self, run: &mut Running, workers: Vec<(&str, Worker)>) {
+        let begun = Instant::now();
+        let status = loop {
+            match run.try_wait().expect("a child can be asked") {
+                Some(status) => break status,
+                None => assert!(begun.elapsed() < PATIENCE, "{}", self.run_said()),
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        assert!(status.success(), "{}", self.run_said());
+        for (name, mut worker) in workers {
+            let begun = Instant::now();
+            let status = loop {
+                match worker.ended() {
+                    Some(status) => break status,
+                    None => assert!(begun.elapsed() < HOME, "{name} stays: {}", self.worker_said(name)),
+                }
+                thread::sleep(Duration::from_millis(20));
+            };
+            assert!(status.success(), "{name}: {}", self.worker_said(name));
+        }
+    }
+
+    /// The weights after the last step; every step must be on record exactly once, in order.
+    ///
+    /// # Panics
+    /// When that is not so.
+    #[must_use]
+    pub fn result(&self, run: &str, steps: u64) -> Vec<u8> {
+        let records = json_lines(&self.path(run).join("metrics.jsonl"));
+        let found: Vec<u64> = records.iter().filter_map(|record| record["step"].as_u64()).collect();
+        assert_eq!(found, (1..=steps).collect::<Vec<_>>(), "{run}");
+        fs::read(self.path(run).join(format!("checkpoint-{steps}/model.safetensors"))).expect("the run has weights")
+    }
+
+    /// Waits until so many steps are on record.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn wait_for_step(&self, run: &str, step: usize) {
+        let begun = Instant::now();
+        let steps = || fs::read_to_string(self.path(run).join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+        while steps() < step {
+            assert!(begun.elapsed() < PATIENCE, "{run} does not reach step {step}: {}", self.run_said());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The weights that one pair makes.
+    ///
+    /// # Panics
+    /// When it makes none.
+    #[must_use]
+    pub fn pair(&self, steps: u64) -> Vec<u8> {
+        let mut run = self.start("pair", &[]);
+        assert!(run.wait().expect("a child can be waited for").success(), "{}", self.run_said());
+        self.result("pair", steps)
+    }
+
+    /// The table of workers of a run.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn table(&self, run: &str) -> Value {
+        let text = fs::read(self.path(run).join("workers.json")).expect("the run has a table of workers");
+        serde_json::from_slice(&text).expect("the table is JSON")
+    }
+
+    /// What the sampler's half of a run has said.
+    ///
+    /// # Panics
+    /// When it has said nothing.
+    #[must_use]
+    pub fn hub_said(&self, run: &str) -> String {
+        fs::read_to_string(self.path(run).join("logs/rollout.log")).expect("the run has a log")
+    }
+}
