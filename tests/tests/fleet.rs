@@ -178,6 +178,26 @@ fn a_worker_that_makes_things_up_is_named_and_dropped_and_the_run_goes_on() {
 }
 
 #[test]
+fn a_worker_with_other_kernels_is_refused_or_by_option_held_to_its_log_probs() {
+    let bench = FleetBench::new(6, "");
+    let mut run = bench.start_fleet("strict", &[]);
+    let mut stock = bench.worker_at(&bench.listen, "stock", &["--kernels", "stock"]);
+    let begun = Instant::now();
+    while stock.ended().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", bench.worker_said("stock"));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let said = bench.worker_said("stock");
+    assert!(said.contains("stock kernels on cpu") && said.contains("`accept_other_kernels`"), "{said}");
+    bench.ends(&mut run, vec![("packed", bench.worker("packed"))]);
+    let mut run = bench.start_fleet("open", &["--accept_other_kernels", "true", "--verify_share", "1"]);
+    let stock = bench.worker_at(&bench.listen, "other", &["--kernels", "stock"]);
+    bench.ends(&mut run, vec![("other", stock)]);
+    let table = bench.table("open");
+    assert!(table["verified"].as_u64().unwrap() > 0 && table["disputed"] == 0, "{table}");
+}
+
+#[test]
 fn doctor_says_whether_a_host_could_work_for_a_run() {
     let bench = FleetBench::new(40, "");
     let refused = cli::run("tandem", ["doctor", "--join", &bench.listen]);

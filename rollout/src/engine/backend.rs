@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
@@ -105,6 +105,9 @@ pub(super) trait Backend {
 
     /// Bytes of keys and values in use.
     fn kv_bytes_in_use(&self) -> u64;
+
+    /// Logits (`[scored, vocab]`) of the positions before each of the last `scored` of some tokens, beside the sequences that run.
+    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError>;
 
     /// What loads and probes another version, to be run on a side thread.
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob;

@@ -14,11 +14,12 @@ use std::{
 
 use exporters::{Adapter, ExportError, Inspected, VersionDir};
 use memmap2::Mmap;
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView1};
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
     Canaries, Dtype, ModelConfig, PolicyVersion, TensorRole, WeightManifest,
-    config::RolloutDtype,
+    channel::fleet::KernelClass,
+    config::{Kernels, KvDtype, RolloutDtype},
     manifest::{AdapterEntry, ManifestError},
 };
 
@@ -264,17 +265,45 @@ impl Examined {
 /// difference for likely tokens and the relative one for unlikely ones.
 fn distance(canaries: &Canaries, logits: &Array2<f32>) -> f64 {
     let scored = &canaries.token_ids[canaries.token_ids.len() - canaries.scored()..];
+    distance_of(&logprobs(logits, scored), &canaries.logprobs)
+}
+
+/// The same of two lists of log-probs.
+pub(crate) fn distance_of(found: &[f64], meant: &[f64]) -> f64 {
+    let distances = found.iter().zip(meant).map(|(found, meant)| (found - meant).abs() / (1.0 + meant.abs()));
+    distances.sum::<f64>() / meant.len() as f64
+}
+
+/// Log-probs of tokens, each by its row of logits.
+pub(super) fn logprobs(logits: &Array2<f32>, tokens: &[u32]) -> Vec<f64> {
     let (mut maxima, mut sums) = (Vec::new(), Vec::new());
-    let distances = logits.rows().into_iter().zip(scored).zip(&canaries.logprobs).map(|((row, &token), meant)| {
+    let of_row = |(row, &token): (ArrayView1<'_, f32>, &u32)| {
         let row = row.to_slice().expect("a row of logits is contiguous");
         let max = block_maxima(row, &mut maxima);
-        let found = f64::from(row[token as usize] - max) - block_exp_sums(row, max, 1.0, &mut sums).ln();
-        (found - meant).abs() / (1.0 + meant.abs())
-    });
-    distances.sum::<f64>() / canaries.scored() as f64
+        f64::from(row[token as usize] - max) - block_exp_sums(row, max, 1.0, &mut sums).ln()
+    };
+    logits.rows().into_iter().zip(tokens).map(of_row).collect()
+}
+
+/// How far the log-probs of two engines may be apart, by [`distance_of`], that have the same weights and compute otherwise.
+pub(crate) fn tolerance_between(one: KernelClass, other: KernelClass) -> f64 {
+    // Both are compared with the learner where it computes in fp32.
+    Rounding::of(one).tolerance(Dtype::Fp32) + Rounding::of(other).tolerance(Dtype::Fp32)
 }
 
 impl Rounding {
+    fn of(class: KernelClass) -> Self {
+        let packed = class.kernels == Kernels::Packed;
+        let weights = match class.rollout_dtype {
+            RolloutDtype::Int8 if packed => Format::Int8,
+            RolloutDtype::Bf16 if packed => Format::Bf16,
+            RolloutDtype::Bf16x3 if packed => Format::Bf16x3,
+            _ => Format::Fp32,
+        };
+        let kv = if packed && class.kv_dtype == KvDtype::Int8 { KvFormat::Int8 } else { KvFormat::Fp32 };
+        Self { stored: class.device.export_dtype(), weights, kv }
+    }
+
     /// The largest [`distance`] from a learner that computes in `learner`: several times what was found between honest sides, on
     /// trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2, keys and values in int8 3e-2, a
     /// learner in bf16 8e-3). A version that has nothing to do with its canaries is 0.15 away and more.

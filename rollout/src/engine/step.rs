@@ -9,6 +9,7 @@ use super::{
     backend::{Abilities, Backend, Prompts, draw_on_host},
     check::{check_options, positions_of},
     draft::{Drafter, Drafts},
+    gate,
     history::History,
     memory::{available_memory, plan_memory},
     open::open,
@@ -198,6 +199,22 @@ impl Engine {
         }
         self.prefilled = 0;
         self.scheduler.abort_all(&self.limits)
+    }
+
+    /// Log-probs (temperature 1, without penalties) of a completion after a prompt, whoever has made it. What runs goes on after.
+    ///
+    /// # Errors
+    /// Tokens outside the vocabulary, or none; those of the graph.
+    pub fn score(&mut self, prompt_ids: &[u32], completion_ids: &[u32]) -> Result<Vec<f64>, EngineError> {
+        let vocab = self.config.vocab_size;
+        let tokens = [prompt_ids, completion_ids].concat();
+        if prompt_ids.is_empty() || completion_ids.is_empty() || tokens.iter().any(|&token| token as usize >= vocab) {
+            return Err(EngineError::Options(
+                "a prompt and a completion of tokens of the vocabulary are needed".into(),
+            ));
+        }
+        let logits = self.backend.score(&self.config, &tokens, completion_ids.len())?;
+        Ok(gate::logprobs(&logits, completion_ids))
     }
 
     /// Time and work so far.

@@ -1,7 +1,8 @@
 //! Trust, but check: a share of what workers make is made again by another worker, or beside the learner, and compared.
 //!
-//! Equal kernels give equal bits, so there is no tolerance. Two that differ are a case that the engine beside the learner
-//! decides, which samples from the same edition.
+//! Equal packed kernels give equal bits, so there is no tolerance. Two that differ are a case that the engine beside the learner
+//! decides, which samples from the same edition. Whoever computes otherwise cannot be compared token by token: that engine says
+//! how probable its tokens are, and what the worker has said of them must be near that.
 
 use std::{
     collections::VecDeque,
@@ -25,8 +26,18 @@ pub struct Check {
     pub version: PolicyVersion,
     /// Who has made what of it: one worker, or two that differ.
     pub made: Vec<(u64, Vec<Made>)>,
+    /// How far log-probs may be from those of the engine beside the learner, where that computes otherwise than the worker.
+    pub tolerance: Option<f64>,
     /// Since when it waits.
     since: Instant,
+}
+
+/// What the engine beside the learner finds.
+pub enum Found {
+    /// What it has made of it.
+    Made(Vec<Made>),
+    /// How far the worker's log-probs are from its own, at most.
+    Apart(f64),
 }
 
 /// What has become of the checks.
@@ -52,8 +63,16 @@ impl Checks {
         Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, missed: 0 }
     }
 
-    /// A worker has made a lease. Which are made again hangs on the prompt alone, and no worker knows it before.
-    pub(super) fn first(&mut self, request: &GroupRequest, worker: u64, made: Vec<Made>, now: Instant) {
+    /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With `tolerance`, it is
+    /// one that computes otherwise than the run.
+    pub(super) fn first(
+        &mut self,
+        request: &GroupRequest,
+        worker: u64,
+        made: Vec<Made>,
+        tolerance: Option<f64>,
+        now: Instant,
+    ) {
         let seed = request.sampling.seed ^ 0x005e_ed0f_c4ec;
         let drawn = rng::hash(&[seed, request.prompt_id.0, request.epoch.into(), worker]) as f64 / u64::MAX as f64;
         let one_version = |made: &Made| match made.versions[..] {
@@ -68,12 +87,16 @@ impl Checks {
             return;
         }
         let request = part_of(request, sorted(&made).iter().map(|made| made.sample));
-        self.waiting.push_back(Check { request, version, made: vec![(worker, made)], since: now });
+        self.waiting.push_back(Check { request, version, made: vec![(worker, made)], tolerance, since: now });
     }
 
     /// A check for a worker that has `version` in use and has not made it itself.
     pub(super) fn next_for(&mut self, worker: u64, version: Option<PolicyVersion>, now: Instant) -> Option<Check> {
-        let is_for = |check: &Check| Some(check.version) == version && check.made.iter().all(|(by, _)| *by != worker);
+        let is_for = |check: &Check| {
+            check.tolerance.is_none()
+                && Some(check.version) == version
+                && check.made.iter().all(|(by, _)| *by != worker)
+        };
         let at = self.waiting.iter().position(is_for)?;
         let mut check = self.waiting.remove(at)?;
         check.since = now;
@@ -107,30 +130,36 @@ impl Checks {
     /// What is to be decided beside the learner.
     pub(super) fn take_cases(&mut self, alone: bool, patience: Duration, now: Instant) -> Vec<Check> {
         let mut cases = std::mem::take(&mut self.disputed);
-        let is_due = |check: &Check| alone || now.duration_since(check.since) > patience;
+        let is_due = |check: &Check| alone || check.tolerance.is_some() || now.duration_since(check.since) > patience;
         let due = self.waiting.iter().position(is_due);
         cases.extend(due.and_then(|at| self.waiting.remove(at)));
         cases
     }
 
-    /// The engine beside the learner has made it too. Whoever differs is wrong.
-    pub(super) fn judge(&mut self, check: &Check, verdict: Result<Vec<Made>, String>) -> Vec<Verdict> {
-        let truth = match verdict {
-            Ok(truth) => truth,
-            Err(reason) => {
-                tracing::warn!("completions of prompt {} were not checked: {reason}", check.request.prompt_id);
+    /// The engine beside the learner has looked at it too. Whoever differs is wrong.
+    pub(super) fn judge(&mut self, check: &Check, verdict: Result<Found, String>) -> Vec<Verdict> {
+        let prompt = check.request.prompt_id;
+        let wrong: Vec<Verdict> = match (verdict, check.tolerance) {
+            (Ok(Found::Made(truth)), _) => {
+                let differs = |(worker, made): &(u64, Vec<Made>)| {
+                    let what = differs(&truth, made)?;
+                    Some((*worker, format!("prompt {prompt}, {what}, made again beside the learner")))
+                };
+                check.made.iter().filter_map(differs).collect()
+            }
+            (Ok(Found::Apart(distance)), Some(tolerance)) if distance > tolerance => {
+                let what = format!(
+                    "prompt {prompt}, log-probs {distance:.1e} from those beside the learner (tolerance {tolerance:.0e})"
+                );
+                check.made.iter().map(|(worker, _)| (*worker, what.clone())).collect()
+            }
+            (Ok(Found::Apart(_)), _) => Vec::new(),
+            (Err(reason), _) => {
+                tracing::warn!("completions of prompt {prompt} were not checked: {reason}");
                 self.missed += 1;
                 return Vec::new();
             }
         };
-        let wrong: Vec<Verdict> = check
-            .made
-            .iter()
-            .filter_map(|(worker, made)| {
-                let what = differs(&truth, made)?;
-                Some((*worker, format!("prompt {}, {what}, made again beside the learner", check.request.prompt_id)))
-            })
-            .collect();
         if check.made.len() == 1 {
             *(if wrong.is_empty() { &mut self.agreed } else { &mut self.disputes }) += 1;
         }

@@ -13,13 +13,14 @@ use std::{
 use shared::{
     PolicyVersion, PromptId,
     channel::fleet::{Edition, KernelClass, Lease as LeaseMessage, Made, Orders, Report, RunFacts},
+    config::Kernels,
 };
 
 use super::{
-    check::{Check, Checks},
+    check::{Check, Checks, Found},
     roster::{Standing, Worker},
 };
-use crate::engine::{FinishedSequence, GroupRequest};
+use crate::engine::{FinishedSequence, GroupRequest, tolerance_between};
 
 /// How long a worker whose connection is gone keeps what it was given: a link that is cut for a moment costs no work.
 const GRACE: Duration = Duration::from_secs(5);
@@ -257,7 +258,7 @@ impl Desk {
     }
 
     /// What a case has turned out to be. Workers that were wrong are dropped.
-    pub fn judge(&mut self, check: &Check, verdict: Result<Vec<Made>, String>) {
+    pub fn judge(&mut self, check: &Check, verdict: Result<Found, String>) {
         for (worker, reason) in self.checks.judge(check, verdict) {
             self.drop_worker(worker, reason, true);
         }
@@ -525,9 +526,12 @@ impl Desk {
         let seconds = now.duration_since(lease.given).as_secs_f64();
         self.usual_s = Some(self.usual_s.map_or(seconds, |usual| usual + NEWEST_SHARE * (seconds - usual)));
         let request = &self.requests[&lease.request];
-        let of_class = self.workers[&lease.worker].class == Some(self.options.class);
-        if of_class {
-            self.checks.first(&request.request, lease.worker, lease.made, now);
+        if let Some(class) = self.workers[&lease.worker].class {
+            let own = self.options.class;
+            // Only the packed kernels make the same bits whatever else they have to do.
+            let is_exact = class == own && class.kernels == Kernels::Packed;
+            let tolerance = (!is_exact).then(|| tolerance_between(class, own));
+            self.checks.first(&request.request, lease.worker, lease.made, tolerance, now);
         }
         let open = &request.open;
         let is_of_use =

@@ -14,16 +14,16 @@ use shared::{
 use shared_store::Store;
 
 use super::{
-    check::Check,
+    check::{Check, Found},
     weights::{self, GiveUp},
 };
 use crate::{
     data::Tokenizer,
-    engine::{Engine, EngineOptions, WeightSource},
+    engine::{Engine, EngineOptions, WeightSource, distance_of},
 };
 
 /// A case with what the judge has made of it, or why it has made nothing.
-pub type Decided = (Check, Result<Vec<Made>, String>);
+pub type Decided = (Check, Result<Found, String>);
 
 /// What a judge needs.
 #[derive(Clone)]
@@ -138,13 +138,25 @@ fn decide(bench: &Bench, cases: Vec<Check>, edition: Option<&Edition>) -> Vec<De
             continue;
         };
         let engine = engine.get_or_insert_with(|| open(bench, edition).map_err(|e| format!("{e:#}")));
-        let made = match engine {
-            Ok(engine) => make(bench, engine, &check),
+        let found = match engine {
+            Ok(engine) if check.tolerance.is_some() => apart(engine, &check).map(Found::Apart),
+            Ok(engine) => make(bench, engine, &check).map(Found::Made),
             Err(reason) => Err(reason.clone()),
         };
-        decided.push((check, made));
+        decided.push((check, found));
     }
     decided
+}
+
+/// How far log-probs are from those of this engine, of the completion of which they are farthest.
+fn apart(engine: &mut Engine, check: &Check) -> Result<f64, String> {
+    let mut farthest = 0.0_f64;
+    for made in check.made.iter().flat_map(|(_, made)| made) {
+        let found = engine.score(&check.request.prompt_ids, &made.token_ids).map_err(|e| e.to_string())?;
+        let said: Vec<f64> = made.logprobs.iter().map(|l| l.logprob.into()).collect();
+        farthest = farthest.max(distance_of(&found, &said));
+    }
+    Ok(farthest)
 }
 
 fn open(bench: &Bench, edition: &Edition) -> anyhow::Result<Engine> {

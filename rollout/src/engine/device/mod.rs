@@ -9,7 +9,7 @@ mod captured;
 pub(super) mod cuda;
 pub(super) mod tensorrt;
 
-use ndarray::ArrayViewMut2;
+use ndarray::{Array2, ArrayViewMut2};
 use shared::{ModelConfig, WeightManifest, config::Device, native::ONNXRUNTIME_VARIABLE};
 
 use self::{candidates::Candidates, captured::CapturedSteps};
@@ -127,6 +127,10 @@ impl Backend for DeviceBackend {
 
     fn kv_bytes_in_use(&self) -> u64 {
         self.stock.kv_bytes_in_use()
+    }
+
+    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+        self.stock.score(config, tokens, scored)
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ndarray::ArrayViewMut2;
+use ndarray::{Array2, ArrayViewMut2};
 use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
@@ -268,6 +268,12 @@ impl Backend for PackedBackend {
     /// Those of the pages that are taken.
     fn kv_bytes_in_use(&self) -> u64 {
         self.bytes_of(self.options.pages.pages - self.free.count())
+    }
+
+    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+        let pages = page_shape(config, 1, tokens.len(), self.options.pages.format);
+        let options = PackedOptions { pages, ..self.options };
+        PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored)
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {

@@ -121,6 +121,11 @@ impl PackedSession {
         operators::lock(&self.state).weights.kept()
     }
 
+    /// The weights in use.
+    pub fn weights(&self) -> Arc<PackedWeights> {
+        Arc::clone(&operators::lock(&self.state).weights)
+    }
+
     /// Takes other weights into use and returns those before.
     pub fn exchange(&mut self, weights: Arc<PackedWeights>) -> Arc<PackedWeights> {
         std::mem::replace(&mut operators::lock(&self.state).weights, weights)

@@ -9,7 +9,7 @@ pub(super) mod kv_cache;
 
 use std::time::Duration;
 
-use ndarray::ArrayViewMut2;
+use ndarray::{Array2, ArrayViewMut2};
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{ModelConfig, WeightManifest};
 
@@ -152,6 +152,10 @@ impl Backend for StockBackend {
     /// Those of the sequences of the last call.
     fn kv_bytes_in_use(&self) -> u64 {
         self.batch.positions * self.kv.position_bytes()
+    }
+
+    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+        self.session.score(config, tokens, scored)
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {

@@ -340,7 +340,7 @@ fn checked(lies: bool) -> (Desk, [Fake; 2]) {
             let version = case.version;
             let truth =
                 case.request.samples.iter().map(|&sample| completion(0, case.request.prompt_id, sample, version));
-            desk.judge(&case, Ok(truth.collect()));
+            desk.judge(&case, Ok(Found::Made(truth.collect())));
         }
     }
     (desk, fakes)
@@ -366,6 +366,33 @@ fn a_worker_that_gives_other_log_probs_is_found_and_the_honest_one_stays() {
     let distrusted = desk.take_distrusted();
     assert!(!distrusted.is_empty() && distrusted.len() < 4, "{distrusted:?}");
     assert!(desk.take_distrusted().is_empty(), "once");
+}
+
+#[test]
+fn a_worker_with_other_kernels_is_held_to_its_log_probs() {
+    for (distance, is_near) in [(1e-4, true), (0.3, false)] {
+        let mut desk = desk(1.0);
+        desk.options.accept_other_kernels = true;
+        let now = Instant::now();
+        desk.announce(edition(3));
+        let (mut stock, mut packed) = (Fake::new(1), Fake::new(2));
+        stock.report.class = Some(KernelClass { kernels: Kernels::Stock, ..class() });
+        (0..2).for_each(|_| drop(stock.call(&mut desk, now, true)));
+        desk.add(request(0, 4), PolicyVersion(3));
+        stock.call(&mut desk, now, true);
+        (0..4).for_each(|_| stock.work());
+        stock.call(&mut desk, now, true);
+        (0..3).for_each(|_| drop(packed.call(&mut desk, now, true)));
+        assert!(packed.held.is_empty(), "what others make of it tells nothing");
+        let cases = desk.take_cases(now);
+        assert_eq!(cases.len(), 1);
+        assert!(cases[0].tolerance.is_some_and(|tolerance| tolerance < 0.01), "{:?}", cases[0].tolerance);
+        desk.judge(&cases[0], Ok(Found::Apart(distance)));
+        let refused = stock.call(&mut desk, now, true).refused;
+        assert_eq!(refused.is_none(), is_near, "{refused:?}");
+        assert!(refused.is_none_or(|reason| reason.contains("3.0e-1 from those beside the learner")));
+        assert_eq!((desk.checks().agreed, desk.checks().disputes), (u64::from(is_near), u64::from(!is_near)));
+    }
 }
 
 proptest! {

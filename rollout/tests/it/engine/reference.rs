@@ -1,6 +1,6 @@
 //! Agreement with transformers, and how far rounding takes a model from it.
 
-use rollout::engine::{Engine, EngineOptions, FinishedSequence};
+use rollout::engine::{Engine, EngineOptions, FinishedSequence, Kernels};
 use serde_json::Value;
 use shared::{
     ModelDir,
@@ -40,6 +40,37 @@ fn golden_greedy_through_the_engine() {
         for finished in finish(&mut engine) {
             check_reference(name, &finished, &expected["continuation_ids"], &expected["logprobs"]);
         }
+    }
+}
+
+/// What others have made is scored beside what runs, which goes on as if nothing had been.
+#[test]
+fn golden_scores_of_completions_that_others_have_made() {
+    let golden = harness::golden("model_numerics.json");
+    for (case, kernels) in golden["cases"]
+        .as_array()
+        .expect("cases")
+        .iter()
+        .flat_map(|case| [(case, Kernels::Packed), (case, Kernels::Stock)])
+    {
+        let name = case["name"].as_str().expect("a name");
+        let model = ModelDir::open(harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap())).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let options = EngineOptions { kernels, ..options(2, 1) };
+        let mut engine = Engine::new(exported(&model, folder.path()), &model, options).unwrap();
+        let expected = &case["expected"]["greedy"];
+        let (prompt, made) = (ids(&expected["prompt_ids"]), ids(&expected["continuation_ids"]));
+        engine.add_group(group(0, &prompt, 2, greedy(made.len() as u32))).unwrap();
+        assert!(engine.step().unwrap().is_empty() || made.len() == 1);
+        let scores = engine.score(&prompt, &made).unwrap();
+        let meant: Vec<f64> = expected["logprobs"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect();
+        assert_eq!(scores.len(), meant.len(), "{name}");
+        let apart = scores.iter().zip(&meant).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(apart <= 1e-4, "{name} on {kernels} kernels: off by {apart}");
+        for finished in finish(&mut engine) {
+            check_reference(name, &finished, &expected["continuation_ids"], &expected["logprobs"]);
+        }
+        assert!(engine.score(&prompt, &[u32::MAX]).is_err() && engine.score(&[], &made).is_err());
     }
 }
 
