@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 use rollout_rewards::{RewardPool, ScoredGroup};
-use shared::{Completion, GroupId, PolicyVersion, Provenance, RolloutGroup, SamplingParams};
+use shared::{Completion, GroupId, PolicyVersion, Provenance, RewardOutcome, RolloutGroup, SamplingParams};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
@@ -31,8 +31,8 @@ pub struct Assembly {
     num_generations: u32,
     scoring: Option<Scoring>,
     open: HashMap<u64, Open>,
-    /// Complete groups that nobody scores.
-    unscored: VecDeque<u64>,
+    /// Complete groups that are not to be scored, or were already.
+    complete: VecDeque<u64>,
     next_tag: u64,
 }
 
@@ -55,7 +55,7 @@ impl Assembly {
             num_generations,
             scoring,
             open: HashMap::new(),
-            unscored: VecDeque::new(),
+            complete: VecDeque::new(),
             next_tag: 0,
         }
     }
@@ -120,11 +120,12 @@ impl Assembly {
         }
     }
 
-    /// Takes a sequence that has ended; the last one of a group sends it to the reward functions.
+    /// Takes a sequence that has ended, with its rewards where somebody has scored it; the last one of a group sends that to the
+    /// reward functions unless all of it was.
     ///
     /// # Errors
     /// When the tokens cannot be decoded.
-    pub fn add(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
+    pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
         let Open { group, provenance, .. } =
             self.open.get_mut(&sequence.tag).context("the engine returned a sequence that nobody asked for")?;
         group.generation_seconds = group.generation_seconds.max(sequence.total_seconds);
@@ -135,7 +136,7 @@ impl Assembly {
             logprobs: sequence.logprobs,
             versions: sequence.versions,
             finish_reason: sequence.finish_reason,
-            rewards: Vec::new(),
+            rewards,
             provenance: *provenance,
         };
         self.take_in(sequence.tag, completion);
@@ -152,12 +153,15 @@ impl Assembly {
         }
         group.completions.sort_unstable_by_key(|completion| completion.sample);
         match &mut self.scoring {
+            Some(Scoring { names, .. }) if group.completions.iter().all(|c| c.rewards.len() == names.len()) => {
+                self.complete.push_back(tag);
+            }
             Some(Scoring { pool, .. }) => {
                 let completions = group.completions.iter();
                 let seen = completions.map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
                 pool.submit(tag, row.reward_input(seen));
             }
-            None => self.unscored.push_back(tag),
+            None => self.complete.push_back(tag),
         }
     }
 
@@ -180,7 +184,7 @@ impl Assembly {
 
     fn take(&mut self, scored: Option<ScoredGroup>) -> Option<RolloutGroup> {
         let Some(ScoredGroup { tag, outcomes, .. }) = scored else {
-            let tag = self.unscored.pop_front()?;
+            let tag = self.complete.pop_front()?;
             return self.open.remove(&tag).map(|open| open.group);
         };
         let mut group = self.open.remove(&tag).expect("the pool returns what was submitted").group;

@@ -87,6 +87,9 @@ pub struct WorkerRow {
     pub leases: u64,
     /// Completions of it that count.
     pub completions: u64,
+    /// Completions that it scored (`rewards_on`).
+    #[serde(default)]
+    pub scored: u64,
     /// Completions that it made although another's came first.
     pub twice: u64,
     /// Leases that were taken back because nothing came of them in time.

@@ -155,6 +155,7 @@ fn lie(join: &str) -> String {
                     versions: vec![(0, report.edition.as_ref().unwrap().version)],
                     finish_reason: FinishReason::Length,
                     seconds: 0.01,
+                    rewards: Vec::new(),
                 });
             }
         }
@@ -195,6 +196,48 @@ fn a_worker_with_other_kernels_is_refused_or_by_option_held_to_its_log_probs() {
     bench.ends(&mut run, vec![("other", stock)]);
     let table = bench.table("open");
     assert!(table["verified"].as_u64().unwrap() > 0 && table["disputed"] == 0, "{table}");
+}
+
+#[test]
+fn workers_that_score_what_they_make_make_the_weights_of_one_pair() {
+    let bench = FleetBench::new(STEPS, "");
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet", &["--rewards_on", "workers"]);
+    let one = bench.worker("one");
+    bench.wait_for_step("fleet", 4);
+    let two = bench.worker("two");
+    bench.wait_for_step("fleet", 8);
+    drop(one);
+    bench.ends(&mut run, vec![("two", two)]);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    let table = bench.table("fleet");
+    let scored = |row: &serde_json::Value| row["scored"].as_u64().unwrap();
+    let all: u64 = table["workers"].as_array().unwrap().iter().map(scored).sum();
+    assert!(all >= STEPS * 16 - 32, "{table}");
+}
+
+#[test]
+fn reward_functions_that_a_worker_does_not_have_are_named_with_the_way_out() {
+    let bench = FleetBench::new(4, "");
+    fs::write(bench.path("r.py"), "def f(completions, **_):\n    return [len(c) % 3 for c in completions]\n").unwrap();
+    let options = ["--reward_funcs", "r.py:f", "--rewards_on", "workers"];
+    let expected = {
+        let mut run = bench.start("pair", &options[..2]);
+        assert!(run.wait().unwrap().success(), "{}", bench.run_said());
+        bench.result("pair", 4)
+    };
+    let mut run = bench.start_fleet("fleet", &options);
+    let mut lost = bench.worker_at(&bench.listen, "lost", &["--reward-dir", "/nowhere"]);
+    let begun = Instant::now();
+    while lost.ended().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", bench.worker_said("lost"));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let said = bench.worker_said("lost");
+    assert!(said.contains("--reward-dir") && said.contains("r.py"), "{said}");
+    assert!(bench.hub_said("fleet").contains("worker lost leaves"), "{}", bench.hub_said("fleet"));
+    bench.ends(&mut run, vec![("found", bench.worker("found"))]);
+    assert!(bench.result("fleet", 4) == expected, "other weights");
 }
 
 #[test]

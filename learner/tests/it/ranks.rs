@@ -438,8 +438,8 @@ fn a_rank_that_ends_is_named_by_all_others() {
 #[test]
 fn ranks_find_each_other_again_in_a_store_that_others_keep() {
     let bench = harness::bench::Bench::new(
-        "dataset = \"prompts.jsonl\"\nmax_steps = 2\nnum_generations = 2\ngeneration_batch_size = 8\n\
-         per_device_train_batch_size = 8\nmax_completion_length = 8\nlearner_ranks = 2\n",
+        "dataset = \"prompts.jsonl\"\nmax_steps = 2\nnum_generations = 4\ngeneration_batch_size = 16\n\
+         per_device_train_batch_size = 16\nmax_completion_length = 16\nlearner_ranks = 2\n",
     );
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let _store = Store::keep("127.0.0.1", free, Duration::from_secs(30)).unwrap();

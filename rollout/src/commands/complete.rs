@@ -202,7 +202,7 @@ impl Generation {
         while !engine.is_idle() {
             for sequence in engine.step()? {
                 progress.completed(sequence.token_ids.len());
-                assembly.add(sequence)?;
+                assembly.add(sequence, Vec::new())?;
             }
             progress.tick();
             iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, group))?;

@@ -85,6 +85,9 @@ pub struct Args {
     /// What computes, if something else than the run says; the run must accept that (`accept_other_kernels`)
     #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS")]
     pub kernels: Option<Kernels>,
+    /// Where this host has the reward functions of a run with `rewards_on` workers [default: the run's own `reward_dir`]
+    #[arg(long, env = "TANDEM_REWARD_DIR", value_name = "DIR")]
+    pub reward_dir: Option<PathBuf>,
     /// Seconds for which a run that does not answer is called again and again before this worker gives up
     #[arg(long, env = "TANDEM_RETRY_FOR", value_name = "SECONDS", default_value_t = 600.0)]
     pub retry_for: f64,
@@ -111,6 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         max_num_seqs: args.max_num_seqs.map(|n| n as usize),
         kernels: args.kernels,
         device: args.device,
+        reward_dir: args.reward_dir.as_ref().map(std::path::absolute).transpose().context("--reward-dir")?,
         retry_for: Duration::from_secs_f64(args.retry_for.min(1e9)),
         tokens_per_second: args.tokens_per_second,
     };

@@ -11,7 +11,7 @@ use std::{
 };
 
 use shared::{
-    PolicyVersion, PromptId,
+    PolicyVersion, PromptId, RewardOutcome,
     channel::fleet::{Edition, KernelClass, Lease as LeaseMessage, Made, Orders, Report, RunFacts},
     config::Kernels,
 };
@@ -45,6 +45,8 @@ pub struct DeskOptions {
     pub lease_timeout: Duration,
     /// Tokens of the model.
     pub vocab_size: usize,
+    /// Reward functions of the run.
+    pub rewards: usize,
     /// What is made again, and what came of it.
     pub checks: Checks,
 }
@@ -56,6 +58,15 @@ struct Request {
     version: PolicyVersion,
     /// Samples that nobody has made.
     open: BTreeSet<u32>,
+    /// What reward functions see of it, where the worker that makes all of it is to score it.
+    row: Option<String>,
+}
+
+impl Request {
+    /// The row, for somebody who is asked for these samples.
+    fn row_for(&self, samples: &BTreeSet<u32>) -> Option<String> {
+        self.row.clone().filter(|_| samples.len() == self.request.samples.len())
+    }
 }
 
 /// Samples of a request that a worker was asked for.
@@ -98,6 +109,8 @@ impl Totals {
 pub struct Desk {
     options: DeskOptions,
     edition: Option<Edition>,
+    /// The newest version that was announced: a learner that was started again makes older ones anew.
+    newest: PolicyVersion,
     requests: BTreeMap<u64, Request>,
     /// Samples to be leased, in the order of their requests.
     waiting: BTreeSet<(u64, u32)>,
@@ -105,7 +118,7 @@ pub struct Desk {
     workers: BTreeMap<u64, Worker>,
     /// Names of workers whose completions were wrong.
     banned: BTreeMap<String, String>,
-    finished: Vec<FinishedSequence>,
+    finished: Vec<(FinishedSequence, Vec<RewardOutcome>)>,
     checks: Checks,
     next_number: u64,
     /// Seconds from the moment in which a lease is given to its last completion.
@@ -125,6 +138,7 @@ impl Desk {
             checks: std::mem::replace(&mut options.checks, Checks::new(0.0)),
             options,
             edition: None,
+            newest: PolicyVersion(0),
             requests: BTreeMap::new(),
             waiting: BTreeSet::new(),
             leases: BTreeMap::new(),
@@ -139,17 +153,18 @@ impl Desk {
         }
     }
 
-    /// A group is wanted, of `version` or a later one.
-    pub fn add(&mut self, request: GroupRequest, version: PolicyVersion) {
+    /// A group is wanted, of `version` or a later one; scored, where there is a row.
+    pub fn add(&mut self, request: GroupRequest, version: PolicyVersion, row: Option<String>) {
         let number = self.number();
         let open: BTreeSet<u32> = request.samples.iter().copied().collect();
         self.waiting.extend(open.iter().map(|&sample| (number, sample)));
-        self.requests.insert(number, Request { request, version, open });
+        self.requests.insert(number, Request { request, version, open, row });
     }
 
     /// Workers are to sample from this edition from now on.
     pub fn announce(&mut self, edition: Edition) {
         self.checks.forget_before(edition.version);
+        self.newest = self.newest.max(edition.version);
         self.edition = Some(edition);
     }
 
@@ -190,8 +205,8 @@ impl Desk {
         self.over = true;
     }
 
-    /// Completions that have arrived since the last call.
-    pub fn take_finished(&mut self) -> Vec<FinishedSequence> {
+    /// Completions that have arrived since the last call, with their rewards where they were scored.
+    pub fn take_finished(&mut self) -> Vec<(FinishedSequence, Vec<RewardOutcome>)> {
         std::mem::take(&mut self.finished)
     }
 
@@ -365,9 +380,12 @@ impl Desk {
 
     fn message(&self, id: u64) -> Option<LeaseMessage> {
         let lease = self.leases.get(&id)?;
-        let (request, version) = match &lease.check {
-            Some(check) => (&check.request, check.version),
-            None => self.requests.get(&lease.request).map(|request| (&request.request, request.version))?,
+        let (request, version, row) = match &lease.check {
+            Some(check) => (&check.request, check.version, None),
+            None => {
+                let of = self.requests.get(&lease.request)?;
+                (&of.request, of.version, of.row_for(&lease.samples))
+            }
         };
         Some(LeaseMessage {
             id,
@@ -377,6 +395,7 @@ impl Desk {
             prompt_ids: request.prompt_ids.to_vec(),
             samples: lease.samples.iter().copied().collect(),
             sampling: (*request.sampling).clone(),
+            row,
         })
     }
 
@@ -403,8 +422,10 @@ impl Desk {
             let able = |(request, _): &&(u64, u32)| version.is_some_and(|has| self.requests[request].version <= has);
             let Some(&(request, _)) = self.waiting.iter().find(able) else { break };
             let all = self.waiting.range((request, 0)..=(request, u32::MAX)).map(|(_, sample)| *sample);
-            let samples: BTreeSet<u32> = all.take(room).collect();
-            room -= samples.len();
+            let all: BTreeSet<u32> = all.collect();
+            let is_scored = self.requests[&request].row_for(&all).is_some();
+            let samples = if is_scored { all } else { all.into_iter().take(room).collect() };
+            room = room.saturating_sub(samples.len());
             self.waiting.retain(|(of, sample)| *of != request || !samples.contains(sample));
             self.lease(number, request, samples, None, now);
         }
@@ -474,8 +495,9 @@ impl Desk {
             (None, Some(request)) => (&request.request, request.version),
             (None, None) => return,
         };
-        let newest = self.edition.as_ref().map_or(PolicyVersion(0), |edition| edition.version);
-        if let Err(problem) = is_possible(made, request, (oldest, newest), self.options.vocab_size) {
+        let possible = is_possible(made, request, (oldest, self.newest), self.options.vocab_size);
+        let scored = [0, self.options.rewards].contains(&made.rewards.len());
+        if let Err(problem) = possible.and_then(|()| scored.then_some(()).ok_or("other rewards".to_owned())) {
             let prompt = request.prompt_id;
             self.drop_worker(number, format!("a completion of prompt {prompt} that cannot be: {problem}"), true);
             return;
@@ -502,7 +524,7 @@ impl Desk {
         }
         self.waiting.remove(&(id, made.sample));
         self.workers.get_mut(&number).expect("it was noted").completions += 1;
-        self.finished.push(FinishedSequence {
+        let sequence = FinishedSequence {
             tag: request.request.tag,
             sample: made.sample,
             token_ids: made.token_ids.clone(),
@@ -512,7 +534,8 @@ impl Desk {
             queue_seconds: 0.0,
             ttft_seconds: 0.0,
             total_seconds: made.seconds,
-        });
+        };
+        self.finished.push((sequence, made.rewards.clone()));
     }
 
     /// All of a lease is there: it is compared, or may be chosen to be made again. Leases of which nothing is wanted any more go,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use shared::{
-    PolicyVersion, PromptId, RolloutGroup, RunDir,
+    PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir,
     channel::{
         FleetStatus,
         fleet::{CALL_INTERVAL, Edition, HubEnd, HubEvent},
@@ -21,10 +21,11 @@ use shared::{
 use super::{
     desk::Desk,
     judge::Judge,
-    table,
+    scores, table,
     weights::{OnItsWay, Publisher},
 };
 use crate::{
+    data::PromptRow,
     engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
     pair::generator::Generator,
 };
@@ -45,6 +46,8 @@ pub struct Fleet {
     shared: Arc<Shared>,
     publisher: Publisher,
     judge: Judge,
+    /// Workers are to score what they make.
+    workers_score: bool,
     version: PolicyVersion,
     pending: Option<Pending>,
     /// The version that the store has lost, on its way again.
@@ -84,7 +87,7 @@ impl Shared {
 }
 
 impl Fleet {
-    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people.
+    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people; `workers_score` has them score what they make.
     ///
     /// # Errors
     /// When there can be no thread.
@@ -93,6 +96,7 @@ impl Fleet {
         desk: Desk,
         publisher: Publisher,
         judge: Judge,
+        workers_score: bool,
         run_dir: RunDir,
         listen: String,
     ) -> std::io::Result<Self> {
@@ -108,7 +112,16 @@ impl Fleet {
         let mut desk_clerk =
             Clerk { end, shared: Arc::clone(&shared), run_dir, listen, alone: Instant::now(), told: None };
         let thread = thread::Builder::new().name("hub".into()).spawn(move || desk_clerk.run())?;
-        Ok(Self { shared, publisher, judge, version: NONE, pending: None, repair: None, thread: Some(thread) })
+        Ok(Self {
+            shared,
+            publisher,
+            judge,
+            workers_score,
+            version: NONE,
+            pending: None,
+            repair: None,
+            thread: Some(thread),
+        })
     }
 
     /// Tells workers of a version that is in the store.
@@ -195,13 +208,14 @@ impl Generator for Fleet {
         self.shared.desk().waiting()
     }
 
-    fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError> {
-        self.shared.desk().add(request, self.version);
+    fn add_group(&mut self, request: GroupRequest, row: Option<&PromptRow>) -> Result<(), EngineError> {
+        let row = row.filter(|_| self.workers_score).map(scores::text_of);
+        self.shared.desk().add(request, self.version, row);
         self.shared.ring();
         Ok(())
     }
 
-    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+    fn step(&mut self) -> Result<Vec<(FinishedSequence, Vec<RewardOutcome>)>, EngineError> {
         self.hold_court();
         self.mend_store()?;
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {

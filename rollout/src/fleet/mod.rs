@@ -11,6 +11,7 @@
 //! | [`desk`] | requests, leases and workers: who makes what, without a transport or a clock |
 //! | [`roster`] | what is known of a worker |
 //! | [`check`], [`judge`] | completions that are made again; the engine beside the learner that decides |
+//! | [`scores`] | reward functions beside a worker's engine, where the run wants that |
 //! | `weights` | versions on their way into the store, and out of it |
 //! | `open` | all of that from a configuration |
 //! | [`facts`] | what a worker has to know of a run |
@@ -24,6 +25,7 @@ pub mod hub;
 pub mod judge;
 mod open;
 pub mod roster;
+pub mod scores;
 pub mod table;
 pub(crate) mod weights;
 pub mod worker;

@@ -3,7 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use shared::{ModelDir, RunDir, channel::incarnation, config::TrainConfig};
+use shared::{
+    ModelDir, RunDir,
+    channel::incarnation,
+    config::{RewardsOn, TrainConfig},
+};
 use shared_fleet::{ListenOptions, ZenohHub};
 use shared_store::Store;
 
@@ -45,6 +49,7 @@ pub fn open(
         accept_other_kernels: config.accept_other_kernels,
         lease_timeout: Duration::from_secs_f64(config.lease_timeout),
         vocab_size: model.config().vocab_size,
+        rewards: config.reward_funcs.len(),
         checks: Checks::new(config.verify_share),
     });
     let sending = Sending {
@@ -62,9 +67,10 @@ pub fn open(
         tokenizer: tokenizer.clone(),
         options: EngineOptions { max_num_seqs: JUDGED_AT_ONCE, hot_swap: false, memory: None, ..options },
     });
+    let workers_score = config.rewards_on == RewardsOn::Workers;
     let at = config.listen.clone().unwrap_or_default();
     tracing::info!("workers join at {at}, and find weights in {}", store_name(&place));
-    Fleet::start(end, desk, publisher, judge, run_dir.clone(), at).context("thread that answers workers")
+    Fleet::start(end, desk, publisher, judge, workers_score, run_dir.clone(), at).context("thread that answers workers")
 }
 
 /// A place without what may be secret in it.

@@ -108,7 +108,8 @@ impl Worker {
         }
         let (tokens, busy) =
             (report.work.tokens.saturating_sub(self.work.tokens), report.work.busy_s - self.work.busy_s);
-        if tokens > 0 {
+        // Reward functions have a deadline of their own.
+        if tokens > 0 || report.work.scoring > 0 {
             self.progress = now;
         }
         if tokens > 0 && busy > 0.0 {

@@ -76,6 +76,7 @@ fn row(desk: &Desk, number: u64, worker: &Worker, newest: Option<u64>, now: Inst
         busy_share: if time > 0.0 { worker.work.busy_s / time } else { 0.0 },
         leases,
         completions: worker.completions,
+        scored: worker.work.scored,
         twice: worker.twice,
         expired: worker.expired,
         failures: worker.failures,

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use shared::{
-    GroupId, PolicyVersion, RolloutGroup, RunDir, Step,
+    GroupId, PolicyVersion, RewardOutcome, RolloutGroup, RunDir, Step,
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 
@@ -104,18 +104,18 @@ impl Evaluation {
                 break;
             };
             let id = GroupId { step: Step(round.version.0), index: round.next_row as u32 };
-            engine.add_group(self.assembly.begin(id, row, 0, 0))?;
+            engine.add_group(self.assembly.begin(id, row, 0, 0), Some(row))?;
             round.next_row += 1;
         }
         Ok(())
     }
 
-    /// Takes a sequence that has ended.
+    /// Takes a sequence that has ended, as [`Assembly::add`].
     ///
     /// # Errors
     /// When it cannot be decoded.
-    pub fn add(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
-        self.assembly.add(sequence)
+    pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
+        self.assembly.add(sequence, rewards)
     }
 
     /// Takes scored completions; the last one ends the evaluation and appends its record.

@@ -1,8 +1,11 @@
 //! What samples for the step loop: the engine of this process, or workers on other hosts.
 
-use shared::{PolicyVersion, PromptId, RolloutGroup, channel::FleetStatus};
+use shared::{PolicyVersion, PromptId, RewardOutcome, RolloutGroup, channel::FleetStatus};
 
-use crate::engine::{Engine, EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource};
+use crate::{
+    data::PromptRow,
+    engine::{Engine, EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
+};
 
 /// Takes prompts and gives completions, by versions of the weights that follow one another. Everything but
 /// [`Generator::step`] returns at once.
@@ -24,17 +27,17 @@ pub trait Generator {
         self.running() + self.waiting() == 0
     }
 
-    /// Queues a group.
+    /// Queues a group. `row` is that of a request for all completions of it, which may then come back scored.
     ///
     /// # Errors
     /// A request that it refuses.
-    fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError>;
+    fn add_group(&mut self, request: GroupRequest, row: Option<&PromptRow>) -> Result<(), EngineError>;
 
-    /// Gets on, for milliseconds; the sequences that ended.
+    /// Gets on, for milliseconds; the sequences that ended, and what reward functions have said of each where they were scored.
     ///
     /// # Errors
     /// When it is of no further use.
-    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError>;
+    fn step(&mut self) -> Result<Vec<(FinishedSequence, Vec<RewardOutcome>)>, EngineError>;
 
     /// Begins to load new weights.
     ///
@@ -90,12 +93,12 @@ impl Generator for Engine {
         Engine::waiting(self)
     }
 
-    fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError> {
+    fn add_group(&mut self, request: GroupRequest, _: Option<&PromptRow>) -> Result<(), EngineError> {
         Engine::add_group(self, request)
     }
 
-    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
-        Engine::step(self)
+    fn step(&mut self) -> Result<Vec<(FinishedSequence, Vec<RewardOutcome>)>, EngineError> {
+        Ok(Engine::step(self)?.into_iter().map(|sequence| (sequence, Vec::new())).collect())
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {

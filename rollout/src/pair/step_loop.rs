@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use crossbeam::channel::Select;
 use shared::{
-    PolicyVersion, RolloutGroup,
+    PolicyVersion, RewardOutcome, RolloutGroup,
     channel::LearnerStatus,
     heartbeat::{self, Phase},
 };
@@ -244,14 +244,17 @@ impl StepLoop {
         let (epoch, row) = self.order.at(position);
         let row = &self.dataset.rows()[row];
         let request = match self.kept.take(position, self.plan.oldest()).filter(|kept| is_of(kept, row, epoch)) {
-            None => Some(self.assembly.begin(UNPLACED, row, epoch, position + 1)),
+            None => {
+                let request = self.assembly.begin(UNPLACED, row, epoch, position + 1);
+                return Ok(self.engine.add_group(request, Some(row))?);
+            }
             Some(kept) if is_whole(&kept, self.num_generations) => {
                 self.plan.finish(RolloutGroup { prompt_ids: row.prompt_ids.to_vec(), ..kept });
                 None
             }
             Some(kept) => self.assembly.go_on(UNPLACED, row, epoch, position + 1, kept.completions),
         };
-        request.map_or(Ok(()), |request| Ok(self.engine.add_group(request)?))
+        request.map_or(Ok(()), |request| Ok(self.engine.add_group(request, None)?))
     }
 
     /// One step of the engine, or a wait when it has nothing to do.
@@ -270,9 +273,9 @@ impl StepLoop {
         self.link.update(|status| status.waiting = !here);
         let finished = self.engine.step()?;
         heartbeat::beat(Phase::Step);
-        let tokens: usize = finished.iter().map(|s| s.token_ids.len()).sum();
-        for sequence in finished {
-            self.take(sequence)?;
+        let tokens: usize = finished.iter().map(|(sequence, _)| sequence.token_ids.len()).sum();
+        for (sequence, rewards) in finished {
+            self.take(sequence, rewards)?;
         }
         let busy = begin.elapsed().as_micros() as u64;
         self.link.update(|status| {
@@ -282,10 +285,10 @@ impl StepLoop {
         Ok(())
     }
 
-    fn take(&mut self, sequence: FinishedSequence) -> anyhow::Result<()> {
+    fn take(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
         match &mut self.evaluation {
-            Some(evaluation) if evaluation.active() => evaluation.add(sequence),
-            _ => self.assembly.add(sequence),
+            Some(evaluation) if evaluation.active() => evaluation.add(sequence, rewards),
+            _ => self.assembly.add(sequence, rewards),
         }
     }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{ChannelError, Refusal};
 use crate::{
     config::{Device, Kernels, KvDtype, RolloutDtype},
-    group::{FinishReason, TokenLogprob},
+    group::{FinishReason, RewardOutcome, TokenLogprob},
     ids::{PolicyVersion, PromptId},
     sampling::SamplingParams,
 };
@@ -88,6 +88,8 @@ pub struct Lease {
     pub samples: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What reward functions see of the row, as JSON, where the worker is to score what it makes: all completions of the group.
+    pub row: Option<String>,
 }
 
 /// A completion that a worker has made.
@@ -107,6 +109,8 @@ pub struct Made {
     pub finish_reason: FinishReason,
     /// Seconds from its admission to the last token.
     pub seconds: f64,
+    /// What the reward functions of the run, in their order, say of it; empty where the worker was not to score it.
+    pub rewards: Vec<RewardOutcome>,
 }
 
 /// What a worker is and has, told with every call.
@@ -158,6 +162,10 @@ pub struct Unfetched {
 pub struct Work {
     /// Completion tokens generated, those of sequences that still run included: they grow as long as it gets on.
     pub tokens: u64,
+    /// Completions scored.
+    pub scored: u64,
+    /// Leases whose completions are being scored, which takes as long as reward functions may.
+    pub scoring: u32,
     /// Seconds spent generating.
     pub busy_s: f64,
     /// Seconds spent without anything to do.

@@ -271,11 +271,21 @@ mod tests {
                 versions: vec![(0, PolicyVersion(5))],
                 finish_reason: FinishReason::Length,
                 seconds: 0.75,
+                rewards: vec![RewardOutcome::Score(0.5), RewardOutcome::NotApplicable],
             }],
             refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
             unfetched: Some(Unfetched { publication: 2, is_damage: true, reason: "cut".into() }),
             problem: Some("full".into()),
-            work: Work { tokens: 12_345, busy_s: 1.0, idle_s: 2.0, fetched_bytes: 300, fetch_s: 0.5, swap_s: 0.25 },
+            work: Work {
+                tokens: 12_345,
+                scored: 300,
+                scoring: 2,
+                busy_s: 1.0,
+                idle_s: 2.0,
+                fetched_bytes: 300,
+                fetch_s: 0.5,
+                swap_s: 0.25,
+            },
         }
     }
 
@@ -293,6 +303,7 @@ mod tests {
                 prompt_ids: vec![1, 151_643],
                 samples: vec![0, 3],
                 sampling: SamplingParams::default(),
+                row: Some("{}".into()),
             }],
             refused: Some("no".into()),
             finished: true,

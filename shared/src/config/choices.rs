@@ -63,6 +63,15 @@ choices! {
         Continue = "continue",
     }
 
+    /// Where reward functions run, with `listen`.
+    RewardsOn {
+        /// Beside the learner.
+        Run = "run",
+        /// On the workers, for groups that one worker makes: what a group costs is then spread over their hosts. They need what the
+        /// functions need (`tandem worker --reward-dir`); what they say is believed.
+        Workers = "workers",
+    }
+
     /// How versions of the weights lie in `weights_store`, for workers.
     StoreFormat {
         /// As they are in the folder of the run, which workers of this host read; `rounded` in a `weights_store`, where that is

@@ -31,8 +31,8 @@ pub mod rewards;
 mod validate;
 
 pub use choices::{
-    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RolloutDtype,
-    StepDeviation, StoreFormat, VersionStorage, WeightSwap,
+    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RewardsOn,
+    RolloutDtype, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
 };
 pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};

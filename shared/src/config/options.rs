@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use super::{
     AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
     KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
-    RewardFailure, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap, option::options,
+    RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
+    option::options,
 };
 
 /// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
@@ -505,6 +506,8 @@ options! {
         tls_private_key: Option<PathBuf> = None, absent("none"), keeps_results;
         /// With `listen` `tls/…`: certificates that those of workers must be signed by, in PEM; a worker without one is kept out.
         tls_client_ca: Option<PathBuf> = None, absent("workers need no certificate"), keeps_results;
+        /// Where reward functions run: slow ones, those that execute programs or ask a model, are spread over many hosts on `workers`.
+        rewards_on: RewardsOn = RewardsOn::Run, keeps_results;
         /// Share of the prompts that a second worker, or this host, makes again. A worker whose tokens or log-probs differ is
         /// dropped, and what it made and nobody has trained on is made again. More finds a wrong worker sooner.
         verify_share: f64 = 0.01, at_least(0.0), at_most(1.0), keeps_results;

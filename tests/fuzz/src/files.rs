@@ -65,6 +65,7 @@ pub fn fleet_seeds() -> Vec<Vec<u8>> {
         versions: completion.versions,
         finish_reason: completion.finish_reason,
         seconds: 0.75,
+        rewards: completion.rewards,
     };
     let report =
         Report { worker: 300, name: "a".into(), edition: Some(edition.clone()), made: vec![made], ..Report::default() };
@@ -76,6 +77,7 @@ pub fn fleet_seeds() -> Vec<Vec<u8>> {
         prompt_ids: vec![1, 151_643],
         samples: vec![0, 3],
         sampling: SamplingParams::default(),
+        row: Some("{}".into()),
     };
     let facts = RunFacts { config: "a = 1".into(), model: [3; 32], max_model_len: 300, store: "s".into() };
     let orders = Orders {

@@ -35,6 +35,7 @@ fn desk(share: f64) -> Desk {
         accept_other_kernels: false,
         lease_timeout: Duration::from_secs(60),
         vocab_size: VOCAB as usize,
+        rewards: 2,
         checks: Checks::new(share),
     })
 }
@@ -71,6 +72,7 @@ fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion)
         versions: vec![(0, version)],
         finish_reason: FinishReason::Stop,
         seconds: 1.0,
+        rewards: Vec::new(),
     }
 }
 
@@ -150,7 +152,7 @@ fn samples_are_shared_out_by_rate_and_each_is_finished_once() {
         fake.call(&mut desk, now, true);
     }
     assert!(desk.is_in_use());
-    (0..2).for_each(|tag| desk.add(request(tag, 4), PolicyVersion(0)));
+    (0..2).for_each(|tag| desk.add(request(tag, 4), PolicyVersion(0), None));
     fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
     let held = |fake: &Fake| fake.held.values().map(|lease| lease.samples.len()).sum::<usize>();
     assert_eq!(fakes.each_ref().map(held), [4, 4], "half each");
@@ -160,7 +162,7 @@ fn samples_are_shared_out_by_rate_and_each_is_finished_once() {
     }
     fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
     assert_eq!((desk.waiting(), desk.running()), (0, 8), "until they are taken");
-    let mut finished: Vec<(u64, u32)> = desk.take_finished().iter().map(|made| (made.tag, made.sample)).collect();
+    let mut finished: Vec<(u64, u32)> = desk.take_finished().iter().map(|(made, _)| (made.tag, made.sample)).collect();
     finished.sort_unstable();
     assert_eq!(finished, (0..2).flat_map(|tag| (0..4).map(move |sample| (tag, sample))).collect::<Vec<_>>());
     assert_eq!((desk.waiting(), desk.running()), (0, 0));
@@ -174,7 +176,7 @@ fn what_a_lost_or_stuck_worker_had_is_given_to_others_and_its_late_completions_c
     let mut lost = Fake::new(1);
     lost.call(&mut desk, now, true);
     lost.call(&mut desk, now, true);
-    desk.add(request(0, 4), PolicyVersion(0));
+    desk.add(request(0, 4), PolicyVersion(0), None);
     lost.call(&mut desk, now, true);
     lost.work();
     assert_eq!((desk.waiting(), desk.running()), (0, 4));
@@ -200,13 +202,28 @@ fn what_a_lost_or_stuck_worker_had_is_given_to_others_and_its_late_completions_c
 }
 
 #[test]
+fn what_was_made_of_a_version_that_the_learner_has_lost_is_no_lie() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    desk.announce(edition(4));
+    let mut fake = Fake::new(1);
+    (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
+    desk.add(request(0, 1), PolicyVersion(4), None);
+    fake.call(&mut desk, now, true);
+    fake.work();
+    desk.announce(edition(0));
+    assert_eq!(fake.call(&mut desk, now, true).refused, None);
+    assert_eq!(desk.take_finished().len(), 1, "the plan knows what it is worth");
+}
+
+#[test]
 fn a_connection_that_is_cut_for_a_moment_costs_nothing() {
     let mut desk = desk(0.0);
     let now = Instant::now();
     desk.announce(edition(0));
     let mut fake = Fake::new(1);
     (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
-    desk.add(request(0, 4), PolicyVersion(0));
+    desk.add(request(0, 4), PolicyVersion(0), None);
     fake.call(&mut desk, now, true);
     desk.gone(1, now);
     desk.tick(now + seconds(4));
@@ -224,7 +241,7 @@ fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well
     for fake in &mut fakes {
         (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
     }
-    (0..2).for_each(|tag| desk.add(request(tag, 2), PolicyVersion(0)));
+    (0..2).for_each(|tag| desk.add(request(tag, 2), PolicyVersion(0), None));
     fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
     // The second takes two seconds for its lease, the first goes on and on.
     (0..2).for_each(|_| fakes[1].work());
@@ -304,7 +321,7 @@ fn completions_that_cannot_be_drop_their_worker() {
         desk.announce(edition(0));
         let mut fake = Fake::new(1);
         (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
-        desk.add(request(0, 1), PolicyVersion(0));
+        desk.add(request(0, 1), PolicyVersion(0), None);
         fake.call(&mut desk, now, true);
         fake.work();
         spoil(&mut fake.report.made[0]);
@@ -330,7 +347,7 @@ fn checked(lies: bool) -> (Desk, [Fake; 2]) {
     for _ in 0..2 {
         fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
     }
-    (0..4).for_each(|tag| desk.add(request(tag, 4), PolicyVersion(3)));
+    (0..4).for_each(|tag| desk.add(request(tag, 4), PolicyVersion(3), None));
     for _ in 0..100 {
         for fake in &mut fakes {
             fake.call(&mut desk, now, true);
@@ -378,7 +395,7 @@ fn a_worker_with_other_kernels_is_held_to_its_log_probs() {
         let (mut stock, mut packed) = (Fake::new(1), Fake::new(2));
         stock.report.class = Some(KernelClass { kernels: Kernels::Stock, ..class() });
         (0..2).for_each(|_| drop(stock.call(&mut desk, now, true)));
-        desk.add(request(0, 4), PolicyVersion(3));
+        desk.add(request(0, 4), PolicyVersion(3), None);
         stock.call(&mut desk, now, true);
         (0..4).for_each(|_| stock.work());
         stock.call(&mut desk, now, true);
@@ -409,7 +426,7 @@ proptest! {
         let (mut next, mut wanted) = (5, 0);
         let mut finished = BTreeMap::new();
         let mut note = |desk: &mut Desk| {
-            for made in desk.take_finished() {
+            for (made, _) in desk.take_finished() {
                 let right = completion(0, PromptId(made.tag), made.sample, PolicyVersion(1));
                 assert_eq!(made.token_ids, right.token_ids);
                 assert_eq!(finished.insert((made.tag, made.sample), ()), None, "twice");
@@ -418,7 +435,7 @@ proptest! {
         };
         for (what, who, answered) in events {
             match what {
-                0 => { desk.add(request(wanted, 3), PolicyVersion(1)); wanted += 1; }
+                0 => { desk.add(request(wanted, 3), PolicyVersion(1), None); wanted += 1; }
                 1 | 2 => drop(fakes[who].call(&mut desk, now, answered)),
                 3 => fakes[who].work(),
                 4 => { now += seconds(20); desk.tick(now); }

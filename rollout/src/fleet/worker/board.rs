@@ -252,6 +252,7 @@ mod tests {
             versions: Vec::new(),
             finish_reason: FinishReason::Stop,
             seconds: 0.0,
+            rewards: Vec::new(),
         }
     }
 

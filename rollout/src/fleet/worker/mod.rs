@@ -36,6 +36,8 @@ pub struct WorkerOptions {
     pub kernels: Option<shared::config::Kernels>,
     /// The same, of where it computes.
     pub device: Option<shared::config::Device>,
+    /// Where this host has the reward functions of the run, if that is elsewhere than on the run's own.
+    pub reward_dir: Option<PathBuf>,
     /// How long a hub that does not answer is called.
     pub retry_for: Duration,
     /// Tokens per second that it makes at most, for trying out how throughput grows.
@@ -81,5 +83,6 @@ pub(super) fn made(lease: u64, sequence: FinishedSequence) -> Made {
         versions: sequence.versions,
         finish_reason: sequence.finish_reason,
         seconds: sequence.total_seconds,
+        rewards: Vec::new(),
     }
 }

@@ -18,7 +18,7 @@ use shared::{
         LearnerStatus, SamplerStatus,
         fleet::{Edition, Lease, Orders, RunFacts},
     },
-    config::{TrainConfig, WeightSwap, layers},
+    config::{RewardsOn, TrainConfig, WeightSwap, layers},
     memory_plan::kept_numbers,
 };
 use shared_store::Store;
@@ -29,6 +29,7 @@ use crate::{
     engine::{Engine, EngineOptions, GroupRequest, WeightSource, auto_max_num_seqs, available_memory},
     fleet::{
         facts::class_of,
+        scores::Scorer,
         weights::{GiveUp, MODEL, keep_only},
     },
     pair::weights::WeightFollower,
@@ -109,6 +110,8 @@ struct Session<'a> {
     hub: u64,
     tokenizer: Tokenizer,
     engine: Engine,
+    /// Scores what is made, where the run wants that.
+    scorer: Option<Scorer>,
     weights: WeightFollower,
     status: Mutex<SamplerStatus>,
     fetcher: Fetcher,
@@ -158,6 +161,9 @@ impl<'a> Session<'a> {
         })?;
         let model = ModelDir::open(&model_dir)?;
         let tokenizer = Tokenizer::open_at(&model, config.template_now())?;
+        config.reward_dir = options.reward_dir.clone().or(config.reward_dir);
+        let is_to_score = config.rewards_on == RewardsOn::Workers;
+        let mut scorer = is_to_score.then(|| Scorer::open(&config, &tokenizer)).transpose()?;
         let mut fetcher = Fetcher::new(Arc::clone(&store), scratch.run_dir().clone());
         let (mut wanted, mut wanted_since) = (orders.edition.clone(), Instant::now());
         loop {
@@ -194,6 +200,7 @@ impl<'a> Session<'a> {
                     hub,
                     tokenizer,
                     engine,
+                    scorer: scorer.take(),
                     weights,
                     status,
                     fetcher,
@@ -227,7 +234,8 @@ impl<'a> Session<'a> {
                 return Ok(Next::Left(Left::BySignal));
             }
             let idle = self.engine.is_idle();
-            let wait = match (idle, self.weights.pending() || self.fetcher.here() != self.wanted.as_ref()) {
+            let busy = self.weights.pending() || self.fetcher.here() != self.wanted.as_ref() || self.scoring() > 0;
+            let wait = match (idle, busy) {
                 (true, false) => IDLE,
                 (true, true) => SHORT,
                 (false, _) => Duration::ZERO,
@@ -244,7 +252,13 @@ impl<'a> Session<'a> {
             self.follow()?;
             self.begin()?;
             self.step()?;
+            self.send_scored();
         }
+    }
+
+    /// Leases whose completions are being scored.
+    fn scoring(&self) -> u32 {
+        self.scorer.as_ref().map_or(0, Scorer::scoring)
     }
 
     /// Takes orders; something comes after this session where they say so.
@@ -264,6 +278,7 @@ impl<'a> Session<'a> {
             self.engine.abort_all();
             self.waiting.clear();
             self.started.clear();
+            self.scorer.iter_mut().for_each(|scorer| scorer.retain(&[]));
             self.board.report(|report| {
                 report.hub = orders.hub;
                 report.held.clear();
@@ -275,22 +290,43 @@ impl<'a> Session<'a> {
         }
         self.waiting.retain(|lease| orders.leases.contains(&lease.id));
         self.started.retain(|id, _| orders.leases.contains(id));
+        self.scorer.iter_mut().for_each(|scorer| scorer.retain(&orders.leases));
         if self.started.is_empty() && !self.engine.is_idle() {
             // Everything that runs has been given to others.
             self.engine.abort_all();
         }
-        let known: Vec<u64> = self.waiting.iter().map(|lease| lease.id).chain(self.started.keys().copied()).collect();
+        let known = self.held();
         self.waiting.extend(orders.granted.into_iter().filter(|lease| !known.contains(&lease.id)));
         self.tell_held();
         Ok(None)
     }
 
+    /// Leases of which there is something to do, ascending.
+    fn held(&self) -> Vec<u64> {
+        let begun = self.started.keys().copied().chain(self.scorer.iter().flat_map(Scorer::leases));
+        let mut held: Vec<u64> = self.waiting.iter().map(|lease| lease.id).chain(begun).collect();
+        held.sort_unstable();
+        held.dedup();
+        held
+    }
+
     /// The next call says what is held.
     fn tell_held(&self) {
-        let mut held: Vec<u64> =
-            self.waiting.iter().map(|lease| lease.id).chain(self.started.keys().copied()).collect();
-        held.sort_unstable();
-        self.board.update(|report| report.held = held);
+        let (held, scoring) = (self.held(), self.scoring());
+        self.board.update(|report| (report.held, report.work.scoring) = (held, scoring));
+    }
+
+    /// Sends what has been scored.
+    fn send_scored(&mut self) {
+        let scored = self.scorer.as_mut().map(Scorer::finished).unwrap_or_default();
+        if scored.is_empty() {
+            return;
+        }
+        self.tell_held();
+        self.board.report(|report| {
+            report.work.scored += scored.len() as u64;
+            report.made.extend(scored);
+        });
     }
 
     /// Fetches the wanted edition, and goes over to it.
@@ -343,6 +379,7 @@ impl<'a> Session<'a> {
         self.waiting = later;
         for lease in able {
             self.started.insert(lease.id, lease.samples.len());
+            self.scorer.iter_mut().try_for_each(|scorer| scorer.begin(&lease))?;
             self.engine.add_group(GroupRequest {
                 tag: lease.id,
                 prompt_id: lease.prompt_id,
@@ -376,11 +413,15 @@ impl<'a> Session<'a> {
             if *left == 0 {
                 self.started.remove(&lease);
             }
-            sent.push(made(lease, sequence));
+            let made = made(lease, sequence);
+            sent.extend(match &mut self.scorer {
+                Some(scorer) => scorer.add(made)?,
+                None => Some(made),
+            });
         }
         let busy = begun.elapsed().as_secs_f64();
         let has_news = !sent.is_empty();
-        if has_news {
+        if has_news || self.scoring() > 0 {
             self.tell_held();
         }
         let change = |report: &mut shared::channel::fleet::Report| {

@@ -47,6 +47,7 @@ impl TrainConfig {
             "tls_certificate",
             "tls_private_key",
             "tls_client_ca",
+            "rewards_on",
             "verify_share",
             "lease_timeout",
             "accept_other_kernels",
@@ -64,7 +65,7 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use crate::config::{
-        Device, Kernels, StoreFormat, TrainConfig,
+        Device, Kernels, RewardsOn, StoreFormat, TrainConfig,
         validate::testing::{accepted, refused},
     };
 
@@ -139,7 +140,7 @@ mod tests {
     #[test]
     fn options_of_workers_have_no_effect_without_them() {
         type Change = fn(&mut TrainConfig);
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 11] = [
             ("weights_store", |c| c.weights_store = Some("s3://bucket/run".into())),
             ("store_versions", |c| c.store_versions = 2),
             ("store_format", |c| c.store_format = StoreFormat::Plain),
@@ -147,6 +148,7 @@ mod tests {
             ("tls_certificate", |c| c.tls_certificate = Some("cert.pem".into())),
             ("tls_private_key", |c| c.tls_private_key = Some("key.pem".into())),
             ("tls_client_ca", |c| c.tls_client_ca = Some("ca.pem".into())),
+            ("rewards_on", |c| c.rewards_on = RewardsOn::Workers),
             ("verify_share", |c| c.verify_share = 0.5),
             ("lease_timeout", |c| c.lease_timeout = 5.0),
             ("accept_other_kernels", |c| c.accept_other_kernels = true),
