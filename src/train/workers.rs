@@ -11,6 +11,9 @@ use shared::{
 /// Seconds without a worker after which a run says so.
 const PATIENCE: f64 = 60.0;
 
+/// Reasons for refused calls that are told: a stranger can have any number of them.
+const MOST_REASONS: usize = 16;
+
 /// Follows the table that the hub writes.
 #[derive(Debug)]
 pub struct Workers {
@@ -24,13 +27,19 @@ pub struct Workers {
     alone: bool,
     /// Who was told of as dropped, by number and reason.
     dropped: BTreeSet<(String, String)>,
+    /// Reasons that were told of for which calls are refused.
+    refusals: BTreeSet<String>,
+    /// That the store takes nothing was said, and not yet that it does.
+    store_fails: bool,
 }
 
 impl Workers {
     /// Follows those of a run that samples with workers.
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
         let join = workers::join(config.listen.as_deref()?);
-        Some(Self { dir: dir.clone(), join, looked: None, table: None, alone: false, dropped: BTreeSet::new() })
+        let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
+        let (alone, store_fails) = (false, false);
+        Some(Self { dir: dir.clone(), join, looked: None, table: None, alone, dropped, refusals, store_fails })
     }
 
     /// Looks, at most as often as there is something new, and says what has to be said once.
@@ -53,6 +62,19 @@ impl Workers {
                 news.push(format!("notice: worker {name} was dropped: {reason}"));
             }
         }
+        for reason in table.refusals.keys() {
+            if self.refusals.len() < MOST_REASONS && self.refusals.insert(reason.clone()) {
+                news.push(format!("notice: somebody who called was refused: {reason}; more is in logs/rollout.log"));
+            }
+        }
+        match (&table.store_trouble, self.store_fails) {
+            (Some(trouble), false) => {
+                news.push(format!("notice: weights do not get into the store, and are tried again: {trouble}"));
+            }
+            (None, true) => news.push("weights get into the store again".to_owned()),
+            _ => (),
+        }
+        self.store_fails = table.store_trouble.is_some();
         let alone = table.at_work() == 0;
         if alone && !self.alone && table.alone_s >= PATIENCE {
             self.alone = true;
@@ -142,6 +164,23 @@ mod tests {
             ["notice: worker node-1 was dropped: its log-probs differ"]
         );
         assert_eq!(workers.look(Some(table(&dropped, 0.0))), [""; 0]);
+    }
+
+    #[test]
+    fn why_calls_are_refused_and_that_the_store_fails_is_said_once() {
+        let mut workers = workers(&RunDir::new("run"));
+        let with = |reasons: &[&str], trouble: Option<&str>| WorkersTable {
+            refusals: reasons.iter().map(|&reason| (reason.to_owned(), 2)).collect(),
+            store_trouble: trouble.map(str::to_owned),
+            ..table(&[WorkerState::Sampling], 0.0)
+        };
+        let said = workers.look(Some(with(&["it has no token"], Some("no room"))));
+        assert!(said.len() == 2 && said[0].contains("it has no token") && said[1].ends_with(": no room"), "{said:?}");
+        assert_eq!(workers.look(Some(with(&["it has no token"], Some("still none")))), [""; 0]);
+        assert_eq!(workers.look(Some(with(&["it has no token"], None))), ["weights get into the store again"]);
+        let many: Vec<String> = (0..2 * MOST_REASONS).map(|number| format!("reason {number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(workers.look(Some(with(&many, None))).len(), MOST_REASONS - 1);
     }
 
     #[test]
