@@ -51,6 +51,12 @@ impl Workers {
         self.look(WorkersTable::read(&self.dir).filter(WorkersTable::is_current))
     }
 
+    /// As [`Workers::news`], whenever that was asked for last: what the hub has left.
+    pub fn last_news(&mut self) -> Vec<String> {
+        self.looked = None;
+        self.news()
+    }
+
     fn look(&mut self, table: Option<WorkersTable>) -> Vec<String> {
         self.table = table;
         let Some(table) = &self.table else { return Vec::new() };
@@ -194,6 +200,6 @@ mod tests {
         assert_eq!(follower.news(), [""; 0]);
         table(&[], 100.0).write(&dir).unwrap();
         assert_eq!(follower.news(), [""; 0], "it was looked at a moment ago");
-        assert_eq!(workers(&dir).news().len(), 1);
+        assert_eq!(follower.last_news().len(), 1);
     }
 }

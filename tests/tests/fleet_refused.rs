@@ -192,10 +192,10 @@ fn recorder(target: SocketAddr) -> (SocketAddr, JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let records = thread::spawn(move || {
-        // Whoever joins looks first whether there is anybody.
+        // Whoever joins looks first whether there is anybody, and waits for a hub that is not up yet.
         let speaks = |near: &TcpStream| near.peek(&mut [0]).unwrap_or(0) > 0;
-        let mut near = listener.incoming().flatten().find(speaks).unwrap();
-        let mut far = TcpStream::connect(target).unwrap();
+        let connected = |near: TcpStream| Some((TcpStream::connect(target).ok()?, near));
+        let (mut far, mut near) = listener.incoming().flatten().filter(speaks).find_map(connected).unwrap();
         let (mut back, mut to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
         thread::spawn(move || std::io::copy(&mut back, &mut to));
         let (mut all, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
