@@ -29,8 +29,8 @@ pub struct Workers {
     dropped: BTreeSet<(String, String)>,
     /// Reasons that were told of for which calls are refused.
     refusals: BTreeSet<String>,
-    /// That the store takes nothing was said, and not yet that it does.
-    store_fails: bool,
+    /// That the store takes nothing was said, and not yet that it does: the version that it had then.
+    store_fails: Option<Option<u64>>,
 }
 
 impl Workers {
@@ -38,7 +38,7 @@ impl Workers {
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
         let join = workers::join(config.listen.as_deref()?);
         let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
-        let (alone, store_fails) = (false, false);
+        let (alone, store_fails) = (false, None);
         Some(Self { dir: dir.clone(), join, looked: None, table: None, alone, dropped, refusals, store_fails })
     }
 
@@ -74,13 +74,17 @@ impl Workers {
             }
         }
         match (&table.store_trouble, self.store_fails) {
-            (Some(trouble), false) => {
+            (Some(trouble), None) => {
+                self.store_fails = Some(table.version);
                 news.push(format!("notice: weights do not get into the store, and are tried again: {trouble}"));
             }
-            (None, true) => news.push("weights get into the store again".to_owned()),
+            // A hub that starts again has not tried yet.
+            (None, Some(version)) if table.version.is_some() && table.version != version => {
+                self.store_fails = None;
+                news.push("weights get into the store again".to_owned());
+            }
             _ => (),
         }
-        self.store_fails = table.store_trouble.is_some();
         let alone = table.at_work() == 0;
         if alone && !self.alone && table.alone_s >= PATIENCE {
             self.alone = true;
@@ -183,7 +187,9 @@ mod tests {
         let said = workers.look(Some(with(&["it has no token"], Some("no room"))));
         assert!(said.len() == 2 && said[0].contains("it has no token") && said[1].ends_with(": no room"), "{said:?}");
         assert_eq!(workers.look(Some(with(&["it has no token"], Some("still none")))), [""; 0]);
-        assert_eq!(workers.look(Some(with(&["it has no token"], None))), ["weights get into the store again"]);
+        assert_eq!(workers.look(Some(with(&["it has no token"], None))), [""; 0], "a hub that starts again");
+        let next = WorkersTable { version: Some(3), ..with(&["it has no token"], None) };
+        assert_eq!(workers.look(Some(next)), ["weights get into the store again"]);
         let many: Vec<String> = (0..2 * MOST_REASONS).map(|number| format!("reason {number}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(workers.look(Some(with(&many, None))).len(), MOST_REASONS - 1);
