@@ -41,6 +41,9 @@ fn largest(folder: &Path) -> Option<PathBuf> {
     objects.max_by_key(|path| fs::metadata(path).map_or(0, |what| what.len()))
 }
 
+/// What somebody does to an object.
+type Damage = fn(&Path);
+
 fn overwrite(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
@@ -82,7 +85,7 @@ fn a_version_that_somebody_damages_in_the_store_is_sent_again() {
         bench.worker_at(&bench.listen, name, &["--cache", &cache, "--tokens-per-second", "500"])
     };
     let mut last = ("first", worker("first"));
-    let damages: [(&str, fn(&Path), &str); 3] = [
+    let damages: [(&str, Damage, &str); 3] = [
         ("overwritten", overwrite, "is damaged: bytes 0 to"),
         ("truncated", truncate, "is damaged: it has"),
         ("deleted", delete, "is not there"),

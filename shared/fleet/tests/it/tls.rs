@@ -1,6 +1,9 @@
 //! Certificates.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use harness::certificates::{Authority, EXPIRED, TODAY};
 use shared_fleet::{JoinOptions, ListenOptions, Stage, ZenohHub, probe};
