@@ -4,6 +4,7 @@
 //! fleet is in its metrics.
 
 use std::{
+    collections::BTreeMap,
     io,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -137,6 +138,10 @@ pub struct WorkersTable {
     pub disputed: u64,
     /// Calls that could not be read or were of nobody known.
     pub refused_calls: u64,
+    /// The same by reason, for the first few reasons.
+    pub refusals: BTreeMap<String, u64>,
+    /// Why the newest version does not get into the store. It is tried again.
+    pub store_trouble: Option<String>,
     /// Bytes written to the store.
     pub store_bytes_out: u64,
     /// Versions that the store has.

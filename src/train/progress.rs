@@ -127,6 +127,9 @@ impl Progress {
     /// Leaves the display in its last state.
     pub fn finish(&mut self) {
         self.tick();
+        for news in self.workers.as_mut().map(Workers::last_news).unwrap_or_default() {
+            self.say(&news);
+        }
         if let Some(bar) = &self.bar {
             bar.set_message(figures(self.tail.records(), self.overlaps));
             bar.abandon();

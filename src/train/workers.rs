@@ -11,6 +11,9 @@ use shared::{
 /// Seconds without a worker after which a run says so.
 const PATIENCE: f64 = 60.0;
 
+/// Reasons for refused calls that are told: a stranger can have any number of them.
+const MOST_REASONS: usize = 16;
+
 /// Follows the table that the hub writes.
 #[derive(Debug)]
 pub struct Workers {
@@ -24,13 +27,19 @@ pub struct Workers {
     alone: bool,
     /// Who was told of as dropped, by number and reason.
     dropped: BTreeSet<(String, String)>,
+    /// Reasons that were told of for which calls are refused.
+    refusals: BTreeSet<String>,
+    /// That the store takes nothing was said, and not yet that it does: the version that it had then.
+    store_fails: Option<Option<u64>>,
 }
 
 impl Workers {
     /// Follows those of a run that samples with workers.
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
         let join = workers::join(config.listen.as_deref()?);
-        Some(Self { dir: dir.clone(), join, looked: None, table: None, alone: false, dropped: BTreeSet::new() })
+        let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
+        let (alone, store_fails) = (false, None);
+        Some(Self { dir: dir.clone(), join, looked: None, table: None, alone, dropped, refusals, store_fails })
     }
 
     /// Looks, at most as often as there is something new, and says what has to be said once.
@@ -40,6 +49,12 @@ impl Workers {
         }
         self.looked = Some(Instant::now());
         self.look(WorkersTable::read(&self.dir).filter(WorkersTable::is_current))
+    }
+
+    /// As [`Workers::news`], whenever that was asked for last: what the hub has left.
+    pub fn last_news(&mut self) -> Vec<String> {
+        self.looked = None;
+        self.news()
     }
 
     fn look(&mut self, table: Option<WorkersTable>) -> Vec<String> {
@@ -52,6 +67,23 @@ impl Workers {
                 let name = if row.name.is_empty() { &row.number } else { &row.name };
                 news.push(format!("notice: worker {name} was dropped: {reason}"));
             }
+        }
+        for reason in table.refusals.keys() {
+            if self.refusals.len() < MOST_REASONS && self.refusals.insert(reason.clone()) {
+                news.push(format!("notice: somebody who called was refused: {reason}; more is in logs/rollout.log"));
+            }
+        }
+        match (&table.store_trouble, self.store_fails) {
+            (Some(trouble), None) => {
+                self.store_fails = Some(table.version);
+                news.push(format!("notice: weights do not get into the store, and are tried again: {trouble}"));
+            }
+            // A hub that starts again has not tried yet.
+            (None, Some(version)) if table.version.is_some() && table.version != version => {
+                self.store_fails = None;
+                news.push("weights get into the store again".to_owned());
+            }
+            _ => (),
         }
         let alone = table.at_work() == 0;
         if alone && !self.alone && table.alone_s >= PATIENCE {
@@ -145,6 +177,25 @@ mod tests {
     }
 
     #[test]
+    fn why_calls_are_refused_and_that_the_store_fails_is_said_once() {
+        let mut workers = workers(&RunDir::new("run"));
+        let with = |reasons: &[&str], trouble: Option<&str>| WorkersTable {
+            refusals: reasons.iter().map(|&reason| (reason.to_owned(), 2)).collect(),
+            store_trouble: trouble.map(str::to_owned),
+            ..table(&[WorkerState::Sampling], 0.0)
+        };
+        let said = workers.look(Some(with(&["it has no token"], Some("no room"))));
+        assert!(said.len() == 2 && said[0].contains("it has no token") && said[1].ends_with(": no room"), "{said:?}");
+        assert_eq!(workers.look(Some(with(&["it has no token"], Some("still none")))), [""; 0]);
+        assert_eq!(workers.look(Some(with(&["it has no token"], None))), [""; 0], "a hub that starts again");
+        let next = WorkersTable { version: Some(3), ..with(&["it has no token"], None) };
+        assert_eq!(workers.look(Some(next)), ["weights get into the store again"]);
+        let many: Vec<String> = (0..2 * MOST_REASONS).map(|number| format!("reason {number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(workers.look(Some(with(&many, None))).len(), MOST_REASONS - 1);
+    }
+
+    #[test]
     fn the_table_is_read_from_the_run_while_somebody_writes_it() {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::new(root.path());
@@ -155,6 +206,6 @@ mod tests {
         assert_eq!(follower.news(), [""; 0]);
         table(&[], 100.0).write(&dir).unwrap();
         assert_eq!(follower.news(), [""; 0], "it was looked at a moment ago");
-        assert_eq!(workers(&dir).news().len(), 1);
+        assert_eq!(follower.last_news().len(), 1);
     }
 }

@@ -83,13 +83,13 @@ impl FleetBench {
         Self { bench, listen, variables: Vec::new() }
     }
 
-    /// The address behind `tcp/`.
+    /// The address behind `tcp/` or `tls/`.
     ///
     /// # Panics
     /// When there is none.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.listen.trim_start_matches("tcp/").parse().expect("an address")
+        self.listen[4..].parse().expect("an address")
     }
 
     /// Begins a run that samples with workers.
@@ -113,9 +113,13 @@ impl FleetBench {
     #[must_use]
     pub fn worker_at(&self, join: &str, name: &str, more: &[&str]) -> Worker {
         let mut command = Command::new(binary("tandem"));
-        command.args(["worker", "--join", join, "--name", name, "--threads", "1", "--retry-for", "120"]);
+        command.args(["worker", "--join", join, "--name", name, "--threads", "1"]);
+        command.env("TANDEM_RETRY_FOR", "120");
         command.envs(self.variables.iter().cloned());
-        command.arg("--cache").arg(self.path("workers")).args(more);
+        if !more.contains(&"--cache") {
+            command.arg("--cache").arg(self.path("workers"));
+        }
+        command.args(more);
         let log = fs::File::options().create(true).append(true).open(self.log_of(name)).expect("files can be written");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         Worker(command.spawn().expect("a worker can be started"))
@@ -135,6 +139,68 @@ impl FleetBench {
     #[must_use]
     pub fn run_said(&self) -> String {
         fs::read_to_string(self.path("stderr")).unwrap_or_default()
+    }
+
+    /// The line with which a worker of further flags ends that is not taken, or cannot go on.
+    ///
+    /// # Panics
+    /// When it stays, ends well, or ends without a word.
+    #[must_use]
+    pub fn refused(&self, name: &str, more: &[&str]) -> String {
+        let mut worker = self.worker_at(&self.listen, name, more);
+        self.fails(name, &mut worker)
+    }
+
+    /// The line with which a worker ends that cannot go on.
+    ///
+    /// # Panics
+    /// As [`FleetBench::refused`].
+    #[must_use]
+    pub fn fails(&self, name: &str, worker: &mut Worker) -> String {
+        let begun = Instant::now();
+        let status = loop {
+            match worker.ended() {
+                Some(status) => break status,
+                None => assert!(begun.elapsed() < PATIENCE, "{name} stays: {}", self.worker_said(name)),
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        let said = self.worker_said(name);
+        let last = said.trim_end().lines().last().unwrap_or_default();
+        assert!(status.code() == Some(1) && !said.contains("panicked at"), "{name} ends with {status}: {said}");
+        last.strip_prefix("error: ").unwrap_or_else(|| panic!("{name} ends without an error: {said}")).to_owned()
+    }
+
+    /// Waits until the sampler's half of a run has said something.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn hub_says(&self, run: &str, words: &str) {
+        self.says(words, || fs::read_to_string(self.path(run).join("logs/rollout.log")).unwrap_or_default());
+    }
+
+    /// Waits until the launcher of the last run has said something.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn run_says(&self, words: &str) {
+        self.says(words, || self.run_said());
+    }
+
+    /// Waits until a worker has said something.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn worker_says(&self, name: &str, words: &str) {
+        self.says(words, || self.worker_said(name));
+    }
+
+    fn says(&self, words: &str, said: impl Fn() -> String) {
+        let begun = Instant::now();
+        while !said().contains(words) {
+            assert!(begun.elapsed() < PATIENCE, "nobody says `{words}`: {}", said());
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The run ends well, and so does every worker.

@@ -5,6 +5,7 @@
 
 pub mod bench;
 pub mod browser;
+pub mod certificates;
 pub mod cli;
 pub mod fleet;
 pub mod fuzz;

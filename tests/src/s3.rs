@@ -1,15 +1,26 @@
 //! A real server of objects in the process, which speaks as S3 does: s3s over a folder.
 
 use std::{
+    future::Future,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto::Builder,
 };
-use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
+use s3s::{
+    S3Error, S3ErrorCode, S3Result,
+    access::{S3Access, S3AccessContext},
+    auth::SimpleAuth,
+    service::S3ServiceBuilder,
+};
 use s3s_fs::FileSystem;
 use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
@@ -24,8 +35,39 @@ pub struct Server {
     /// Where it listens.
     pub address: SocketAddr,
     root: PathBuf,
+    full: Arc<AtomicBool>,
     _dir: TempDir,
     _runtime: Runtime,
+}
+
+/// Whether who is known may do something: not what takes room where there is none.
+struct Room(Arc<AtomicBool>);
+
+impl S3Access for Room {
+    fn check<'a, 'b, 'c, 'd>(
+        &'a self,
+        request: &'b mut S3AccessContext<'c>,
+    ) -> Pin<Box<dyn Future<Output = S3Result<()>> + Send + 'd>>
+    where
+        'a: 'd,
+        'b: 'd,
+        'c: 'd,
+        Self: 'd,
+    {
+        let takes_room = ["PutObject", "CreateMultipartUpload", "UploadPart"].contains(&request.s3_op().name());
+        let refusal = match request.credentials() {
+            None => Some(S3ErrorCode::AccessDenied),
+            Some(_) if takes_room && self.0.load(Relaxed) => S3ErrorCode::from_bytes(b"QuotaExceeded"),
+            Some(_) => None,
+        };
+        Box::pin(async move {
+            let Some(code) = refusal else { return Ok(()) };
+            let mut error = S3Error::with_message(code, "the bucket takes no more");
+            // As storage clusters answer. Clients do not ask again and again, as they do after errors of a server.
+            error.set_status_code(403.try_into().expect("it is a status"));
+            Err(error)
+        })
+    }
 }
 
 impl Server {
@@ -56,8 +98,10 @@ impl Server {
         let root = dir.path().to_owned();
         std::fs::create_dir_all(root.join("bucket")).expect("there is room for a folder");
         let mut service = S3ServiceBuilder::new(FileSystem::new(&root).expect("the folder is there"));
+        let full = Arc::new(AtomicBool::new(false));
         if private {
             service.set_auth(SimpleAuth::from_single(KEY, SECRET));
+            service.set_access(Room(Arc::clone(&full)));
         }
         let service = service.build();
         let runtime = Runtime::new().expect("there are threads for it");
@@ -73,7 +117,12 @@ impl Server {
                 });
             }
         });
-        Self { address, root, _dir: dir, _runtime: runtime }
+        Self { address, root, full, _dir: dir, _runtime: runtime }
+    }
+
+    /// Whether there is no room in it, for those whom it knows.
+    pub fn fill(&self, full: bool) {
+        self.full.store(full, Relaxed);
     }
 
     /// The folder of the bucket's objects.

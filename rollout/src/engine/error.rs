@@ -63,6 +63,14 @@ pub enum EngineError {
         /// What differs.
         reason: String,
     },
+    /// Weights that do not get to those who are to sample from them, although it was tried again and again.
+    #[error("weights v{version} do not get into the store: {reason}")]
+    Unsent {
+        /// The version.
+        version: PolicyVersion,
+        /// What is in the way.
+        reason: String,
+    },
     /// New weights could not be taken into use; the old ones stay.
     #[error("weights v{version}: {message}")]
     Swap {

@@ -30,6 +30,8 @@ const LATE: u32 = 3;
 const NEWEST_SHARE: f64 = 0.1;
 /// Workers of which something is remembered. The oldest that are gone are forgotten first.
 const MOST_WORKERS: usize = 4096;
+/// Reasons of refused calls that are counted each for itself.
+const MOST_REASONS: usize = 16;
 
 /// What a desk works with.
 pub struct DeskOptions {
@@ -127,7 +129,9 @@ pub struct Desk {
     forgotten: Totals,
     over: bool,
     /// Calls that could not be read.
-    pub refused_calls: u64,
+    refused_calls: u64,
+    /// The same by reason.
+    refusals: BTreeMap<String, u64>,
 }
 
 impl Desk {
@@ -150,6 +154,7 @@ impl Desk {
             forgotten: Totals::default(),
             over: false,
             refused_calls: 0,
+            refusals: BTreeMap::new(),
         }
     }
 
@@ -198,6 +203,20 @@ impl Desk {
         let worker = self.workers.values().filter(|worker| worker.is_welcome()).find(is_damaged)?;
         let reason = worker.unfetched.as_ref().map(|what| what.reason.as_str()).unwrap_or_default();
         Some((edition.clone(), format!("worker {}: {reason}", worker.name)))
+    }
+
+    /// A call was refused before anybody here has seen it.
+    pub fn refused(&mut self, reason: String) {
+        self.refused_calls += 1;
+        if self.refusals.len() < MOST_REASONS || self.refusals.contains_key(&reason) {
+            *self.refusals.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// Calls that were refused so, and how many of them for which reason.
+    #[must_use]
+    pub fn refused_calls(&self) -> (u64, &BTreeMap<String, u64>) {
+        (self.refused_calls, &self.refusals)
     }
 
     /// The run is over: workers are sent home.
@@ -294,6 +313,7 @@ impl Desk {
         let hub = self.options.hub;
         let finished = self.over;
         if let Some(reason) = self.refuses(report) {
+            self.turn_away(report, &reason, now);
             return Orders { hub, refused: Some(reason), finished, ..Orders::default() };
         }
         if report.name.is_empty() {
@@ -343,6 +363,23 @@ impl Desk {
             in_words(class),
             in_words(self.options.class)
         ))
+    }
+
+    /// Takes down that a worker is refused. Whoever only asks is no worker.
+    fn turn_away(&mut self, report: &Report, reason: &str, now: Instant) {
+        if report.name.is_empty() {
+            return;
+        }
+        if !self.workers.contains_key(&report.worker) {
+            self.make_room();
+        }
+        self.withdraw(report.worker);
+        let worker = self.workers.entry(report.worker).or_insert_with(|| Worker::new(report, now));
+        (worker.seen, worker.class) = (now, report.class);
+        if worker.is_welcome() {
+            tracing::warn!("worker {} is refused: {reason}", report.name);
+            worker.drop_it(Standing::Dropped { reason: reason.to_owned(), wrong: false });
+        }
     }
 
     /// Takes down what a worker says of itself.

@@ -22,7 +22,7 @@ use super::{
     desk::Desk,
     judge::Judge,
     scores, table,
-    weights::{OnItsWay, Publisher},
+    weights::{OnItsWay, Publisher, Trouble},
 };
 use crate::{
     data::PromptRow,
@@ -72,6 +72,7 @@ struct Shared {
     /// For the table.
     store_bytes: AtomicU64,
     store_versions: AtomicU64,
+    store_trouble: Trouble,
     /// Microseconds in which nobody sampled.
     alone_micros: AtomicU64,
 }
@@ -107,6 +108,7 @@ impl Fleet {
             over: AtomicBool::new(false),
             store_bytes: AtomicU64::new(0),
             store_versions: AtomicU64::new(0),
+            store_trouble: publisher.trouble(),
             alone_micros: AtomicU64::new(0),
         });
         let mut desk_clerk =
@@ -369,8 +371,8 @@ impl<E: HubEnd> Clerk<E> {
             }
             HubEvent::Gone(worker) => self.shared.desk().gone(worker, now),
             HubEvent::Refused { from, reason } => {
-                self.shared.desk().refused_calls += 1;
                 tracing::warn!("a call from {from} is refused: {reason}");
+                self.shared.desk().refused(reason);
             }
         }
     }
@@ -389,6 +391,7 @@ impl<E: HubEnd> Clerk<E> {
         table.alone_s = now.duration_since(self.alone).as_secs_f64();
         table.store_bytes_out = self.shared.store_bytes.load(Ordering::Relaxed);
         table.store_versions = self.shared.store_versions.load(Ordering::Relaxed);
+        table.store_trouble = self.shared.store_trouble.now();
         if let Err(error) = table.write(&self.run_dir) {
             tracing::debug!("the table of workers is not written: {error}");
         }

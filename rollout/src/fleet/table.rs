@@ -46,13 +46,15 @@ pub fn of(desk: &Desk, now: Instant) -> WorkersTable {
     let mut rows: Vec<(Instant, WorkerRow)> =
         desk.workers().map(|(number, worker)| (worker.joined, row(desk, *number, worker, newest, now))).collect();
     rows.sort_by_key(|(joined, _)| *joined);
+    let (refused_calls, refusals) = desk.refused_calls();
     let mut table = WorkersTable {
         written: clock(),
         workers: rows.into_iter().map(|(_, row)| row).collect(),
         version: newest,
         verified: desk.checks().agreed,
         disputed: desk.checks().disputes,
-        refused_calls: desk.refused_calls,
+        refused_calls,
+        refusals: refusals.clone(),
         ..WorkersTable::default()
     };
     table.forget();

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use shared::{
     PolicyVersion, RunDir,
     channel::{LearnerStatus, Refusal, SamplerStatus},
@@ -100,6 +100,9 @@ impl WeightFollower {
             own(status).refusal = Some(refusal);
             return Ok(());
         }
+        if is_final(&error) {
+            return Err(error);
+        }
         self.failures += 1;
         self.not_before = Instant::now() + RETRY;
         if self.failures < ATTEMPTS {
@@ -166,9 +169,11 @@ impl WeightFollower {
     }
 
     fn finish(&mut self, engine: &mut dyn Generator, status: &Mutex<SamplerStatus>) -> anyhow::Result<()> {
-        let Some(report) = engine.try_swap().context("the new session is of no use")? else {
-            return Ok(());
-        };
+        let swapped = engine.try_swap().map_err(|error| match error {
+            EngineError::Unsent { .. } => error.into(),
+            other => anyhow::Error::new(other).context("the new session is of no use"),
+        });
+        let Some(report) = swapped? else { return Ok(()) };
         self.pending = None;
         self.failures = 0;
         self.refused = None;
@@ -192,6 +197,11 @@ pub(super) fn refusal(error: &anyhow::Error, version: PolicyVersion, publication
     let reason = error.downcast_ref::<EngineError>()?.refusal()?;
     tracing::error!("weights v{version} are refused, and wait for the learner to publish them again: {reason}");
     Some(Refusal { version, publication, reason })
+}
+
+/// Whether another attempt has been made already as often as it is of use.
+fn is_final(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(EngineError::Unsent { .. }))
 }
 
 /// Whether a refusal is about what the learner has published last.

@@ -72,7 +72,7 @@ impl Queue {
     pub(crate) fn refuse(&self, from: String, reason: String) {
         let mut state = self.state();
         if let Some(more) = state.refusals.admit(Instant::now()) {
-            let reason = if more == 0 { reason } else { format!("{reason} (and {more} more refusals before it)") };
+            let from = if more == 0 { from } else { format!("{from}, and {more} before it,") };
             self.push(state, Event::Refused { from, reason });
         }
     }

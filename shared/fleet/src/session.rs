@@ -34,6 +34,8 @@ pub(crate) const LEASE: Duration = Duration::from_secs(10);
 const SLOWEST: Duration = Duration::from_secs(8);
 /// How long a worker rests between two tries to connect again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
+/// Connections that have not said who they are: enough that a scan of the port, which says nothing, keeps no worker out.
+const MOST_PENDING: usize = 1024;
 /// How often something is looked for that zenoh does not tell.
 pub(crate) const LOOK: Duration = Duration::from_millis(5);
 
@@ -137,7 +139,11 @@ fn common(endpoint: &Endpoint, open_timeout: Duration) -> Value {
         "scouting": { "multicast": { "enabled": false }, "gossip": { "enabled": false } },
         "adminspace": { "enabled": false },
         "transport": {
-            "unicast": { "open_timeout": open_timeout.as_millis().max(1) as u64, "accept_timeout": LEASE.as_millis() as u64 },
+            "unicast": {
+                "open_timeout": open_timeout.as_millis().max(1) as u64,
+                "accept_timeout": LEASE.as_millis() as u64,
+                "accept_pending": MOST_PENDING,
+            },
             "link": {
                 "protocols": [protocol],
                 "tx": {

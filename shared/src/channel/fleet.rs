@@ -138,7 +138,7 @@ pub struct Report {
     pub made: Vec<Made>,
     /// An edition that it does not take into use, with the reason.
     pub refusal: Option<Refusal>,
-    /// An edition that it cannot fetch. It tries again.
+    /// An edition that it cannot fetch, and tries again, or has fetched by a longer way.
     pub unfetched: Option<Unfetched>,
     /// Why it can do nothing for this run. It leaves once the hub has answered.
     pub problem: Option<String>,
@@ -146,7 +146,7 @@ pub struct Report {
     pub work: Work,
 }
 
-/// Why an edition does not come to a worker.
+/// Why an edition does not come to a worker, or not by the shortest way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unfetched {
     /// Which: [`Edition::publication`].

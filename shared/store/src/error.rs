@@ -80,7 +80,7 @@ pub enum StoreError {
         object: String,
     },
     /// What is there is not what was published.
-    #[error("{place}: {object} is damaged: {what}; remove what is published there and publish it again")]
+    #[error("{place}: {object} is damaged: {what}; it has to be published again")]
     Corrupted {
         /// The store.
         place: String,
@@ -157,7 +157,7 @@ pub enum StoreError {
     },
     /// No room on this host.
     #[error("no room for what is fetched ({0}); what has arrived is kept, and the next try goes on from there")]
-    DiskFull(#[source] io::Error),
+    DiskFull(io::Error),
     /// A file of this host, which the error names.
     #[error(transparent)]
     File(io::Error),

@@ -52,6 +52,11 @@ const Workers = (() => {
 
   const atWork = (worker) => worker.state === 'sampling' || worker.state === 'waiting';
 
+  const reasons = (refusals) => {
+    const words = Object.keys(refusals).map(Format.visible);
+    return words.length > 0 ? ` (${words.join(', ')})` : '';
+  };
+
   /** What all of them are and did, in sentences. */
   const summary = (found) => {
     const working = found.workers.filter(atWork);
@@ -59,7 +64,8 @@ const Workers = (() => {
     const parts = [`${Format.count(working.length)} at work, ${Format.count(rate)} tokens/s`];
     if (found.verified + found.disputed > 0) parts.push(`${Format.count(found.verified)} prompts verified, ${Format.count(found.disputed)} disputed`);
     if (found.store_bytes_out > 0) parts.push(`${Format.bytes(found.store_bytes_out)} written to the store`);
-    if (found.refused_calls > 0) parts.push(`${Format.count(found.refused_calls)} calls refused`);
+    if (found.refused_calls > 0) parts.push(`${Format.count(found.refused_calls)} calls refused${reasons(found.refusals)}`);
+    if (found.store_trouble) parts.push(`weights do not get into the store: ${Format.visible(found.store_trouble)}`);
     const at = new Date(Math.min(1000 * found.written, 8e15)).toISOString().replace('T', ' ').slice(0, 19);
     return `${parts.join('; ')}.${found.current && !Source.isReport ? '' : ` As of ${at} UTC.`}`;
   };

@@ -300,8 +300,24 @@ fn a_worker_that_cannot_be_of_use_is_told_why() {
     stock.report.class = Some(KernelClass { kernels: Kernels::Stock, ..class() });
     let reason = stock.call(&mut desk, now, true).refused.unwrap();
     assert!(reason.contains("stock kernels") && reason.contains("accept_other_kernels"), "{reason}");
+    let told: Vec<Option<&str>> = desk.workers().map(|(_, worker)| worker.dropped()).collect();
+    assert!(told.len() == 2 && told[0].unwrap().contains("version 0.0.9") && told[1] == Some(&*reason), "{told:?}");
+    let mut asks = Fake::new(3);
+    (asks.report.name, asks.report.build) = (String::new(), "0.0.9".into());
+    assert!(asks.call(&mut desk, now, true).refused.is_some());
+    assert_eq!(desk.workers().count(), 2, "whoever only asks is no worker");
     desk.options.accept_other_kernels = true;
-    assert_eq!(stock.call(&mut desk, now, true).refused, None);
+    let mut other = Fake { report: Report { worker: 4, ..stock.report }, ..Fake::new(4) };
+    assert_eq!(other.call(&mut desk, now, true).refused, None);
+}
+
+#[test]
+fn refused_calls_are_counted_by_the_first_few_reasons() {
+    let mut desk = desk(0.0);
+    (0..3).for_each(|_| desk.refused("no token".into()));
+    (0..2 * MOST_REASONS).for_each(|number| desk.refused(format!("reason {number}")));
+    let (all, by_reason) = desk.refused_calls();
+    assert_eq!((all, by_reason["no token"], by_reason.len()), (3 + 2 * MOST_REASONS as u64, 3, MOST_REASONS));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use exporters::ExportError;
 use rollout_rounded::{RoundedError, unpack};
 use shared::{
     RunDir, WeightManifest,
@@ -26,23 +27,18 @@ pub struct Have {
 }
 
 /// What came from the store.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Came {
     /// Bytes.
     pub bytes: u64,
     /// How long it took.
     pub seconds: f64,
-}
-
-impl From<Fetched> for Came {
-    fn from(fetched: Fetched) -> Self {
-        Self { bytes: fetched.bytes, seconds: fetched.seconds }
-    }
+    /// Why it did not come by the shorter way that there was.
+    pub detour: Option<String>,
 }
 
 impl Came {
-    fn add(&mut self, more: impl Into<Self>) {
-        let more = more.into();
+    fn add(&mut self, more: Fetched) {
         self.bytes += more.bytes;
         self.seconds += more.seconds;
     }
@@ -67,6 +63,18 @@ impl FetchError {
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Store(StoreError::Corrupted { .. } | StoreError::NotFound { .. }))
     }
+
+    /// Whether this side's disk has no room.
+    pub fn is_full(&self) -> bool {
+        let error = match self {
+            Self::Store(StoreError::DiskFull(_)) => return true,
+            Self::Io(error) | Self::Rounded(RoundedError::Io(error) | RoundedError::Export(ExportError::Io(error))) => {
+                error
+            }
+            Self::Store(_) | Self::Rounded(_) => return false,
+        };
+        matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
 }
 
 /// Fetches an edition to where a run directory has that version: by a difference to what is here, if there is one; with the
@@ -86,10 +94,11 @@ pub fn fetch(
     if let Some(base) = &edition.base {
         return fetch_adapter(store, edition, base, run_dir, watch);
     }
-    if !edition.rounded {
-        return Ok(Came::from(store.fetch(&prefix(edition.version), &edition.blake3, &target, watch)?));
-    }
     let mut came = Came::default();
+    if !edition.rounded {
+        came.add(store.fetch(&prefix(edition.version), &edition.blake3, &target, watch)?);
+        return Ok(came);
+    }
     let shorter = have.and_then(|have| {
         let leads_from = |difference: &&Difference| difference.from_blake3 == have.edition.blake3;
         edition.differences.iter().find(leads_from).map(|difference| (have, difference))
@@ -98,7 +107,10 @@ pub fn fetch(
         match by_difference(store, edition, have, difference, run_dir, watch, &mut came) {
             Ok(()) => return Ok(came),
             Err(error) if watch.give_up() => return Err(error),
-            Err(error) => tracing::warn!("weights v{} are fetched whole: {error}", edition.version),
+            Err(error) => {
+                tracing::warn!("weights v{} are fetched whole: {error}", edition.version);
+                came.detour = Some(error.to_string());
+            }
         }
     }
     let packed = incoming(run_dir, edition.version, "whole");

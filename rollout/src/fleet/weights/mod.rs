@@ -23,7 +23,7 @@ use shared::{PolicyVersion, RunDir};
 use shared_store::Watch;
 
 pub(super) use fetch::{Came, FetchError, Have, fetch};
-pub use publisher::{OnItsWay, Publisher, Sending};
+pub use publisher::{OnItsWay, Publisher, Sending, Trouble};
 
 /// What the store calls the export that adapters are added to.
 const BASE: &str = "base";

@@ -4,7 +4,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -52,9 +52,26 @@ pub struct Publisher {
     record: Record,
     most_kept: usize,
     bytes: Arc<AtomicU64>,
+    trouble: Trouble,
     /// What was begun last, with how often it was sent again.
     newest: Option<(WeightSource, u32)>,
     over: GiveUp,
+}
+
+/// What is in the way of a version, for as long as it is.
+#[derive(Clone, Default)]
+pub struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    fn is(&self, now: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// What it is now.
+    #[must_use]
+    pub fn now(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// A version on its way.
@@ -75,8 +92,8 @@ impl Publisher {
     /// A record of that which cannot be read.
     pub fn open(sending: Sending, run_dir: &RunDir, most_kept: usize) -> io::Result<Self> {
         let record = Record::open(run_dir.editions())?;
-        let (bytes, over) = (Arc::default(), GiveUp::default());
-        Ok(Self { sending: Arc::new(sending), publications: 0, record, most_kept, bytes, newest: None, over })
+        let (bytes, trouble, over) = (Arc::default(), Trouble::default(), GiveUp::default());
+        Ok(Self { sending: Arc::new(sending), publications: 0, record, most_kept, bytes, trouble, newest: None, over })
     }
 
     /// Begins to check and to publish a version, on a side thread, with the way to it from what workers have in use.
@@ -108,12 +125,12 @@ impl Publisher {
         let (publication, begun) = (self.publications, Instant::now());
         let (done, result) = bounded(1);
         let (sending, over, bytes) = (Arc::clone(&self.sending), self.over.clone(), Arc::clone(&self.bytes));
-        let from = source.clone();
+        let (from, trouble) = (source.clone(), self.trouble.clone());
         let job = move || {
             if let Some(damaged) = damaged {
                 sending.remove(&damaged);
             }
-            let mut journey = Journey { sending: &sending, over: &over, bytes: &bytes };
+            let mut journey = Journey { sending: &sending, over: &over, bytes: &bytes, trouble: &trouble };
             let _ = done.send(journey.carry(&from, publication, &in_use));
         };
         let thread = thread::Builder::new().name("publish".into()).spawn(job)?;
@@ -136,6 +153,12 @@ impl Publisher {
     #[must_use]
     pub fn versions(&self) -> usize {
         self.record.editions().len()
+    }
+
+    /// What is in the way of what is sent.
+    #[must_use]
+    pub fn trouble(&self) -> Trouble {
+        self.trouble.clone()
     }
 
     /// Bytes sent so far.
@@ -196,6 +219,7 @@ struct Journey<'a> {
     sending: &'a Sending,
     over: &'a GiveUp,
     bytes: &'a AtomicU64,
+    trouble: &'a Trouble,
 }
 
 impl Journey<'_> {
@@ -204,7 +228,10 @@ impl Journey<'_> {
         let manifest = engine::examine(source, &self.sending.model, self.sending.conformity_gate)?;
         let version = source.version;
         let carried = self.carry_examined(source, &manifest, publication, in_use);
-        carried.map_err(|error| EngineError::Swap { version, message: error.to_string() })
+        carried.map_err(|error| match error {
+            SendError::Store(error) => EngineError::Unsent { version, reason: error.to_string() },
+            other => EngineError::Swap { version, message: other.to_string() },
+        })
     }
 
     fn carry_examined(
@@ -281,7 +308,7 @@ impl Journey<'_> {
     }
 
     fn publish(&mut self, prefix: &str, dir: &Path) -> Result<Published, StoreError> {
-        let published = again(self.over, || self.sending.store.publish(prefix, dir, self.over))?;
+        let published = again(self.over, self.trouble, || self.sending.store.publish(prefix, dir, self.over))?;
         self.bytes.fetch_add(published.bytes, Ordering::Relaxed);
         tracing::info!("{prefix} is in the store: {} bytes in {:.2} s", published.bytes, published.seconds);
         Ok(published)
@@ -300,14 +327,22 @@ enum SendError {
 }
 
 /// Tries until it works, a bounded number of times: a store may be full or away for a moment.
-fn again<T>(over: &GiveUp, mut what: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+fn again<T>(
+    over: &GiveUp,
+    trouble: &Trouble,
+    mut what: impl FnMut() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let mut pause = PAUSE;
     for _ in 1..TRIES {
         let error = match what() {
             Err(error) if !over.0.load(Ordering::Relaxed) => error,
-            done => return done,
+            done => {
+                trouble.is(None);
+                return done;
+            }
         };
         tracing::warn!("the store is tried again in {} s: {error}", pause.as_secs());
+        trouble.is(Some(error.to_string()));
         let until = Instant::now() + pause;
         while Instant::now() < until && !over.0.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(50));

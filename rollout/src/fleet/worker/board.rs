@@ -135,7 +135,8 @@ impl<E: WorkerEnd> Caller<E> {
         while !self.shared.over.load(Ordering::Relaxed) {
             self.shared.news.store(false, Ordering::Relaxed);
             let report = part_of(&self.shared.notes().report, CALL_BYTES);
-            match self.end.exchange(&report, CALL) {
+            let left = self.retry_for.saturating_sub(heard.elapsed());
+            match self.end.exchange(&report, CALL.min(left.max(CALL_INTERVAL))) {
                 Ok(orders) => {
                     if said > heard {
                         tracing::info!("the hub answers again");
@@ -150,7 +151,7 @@ impl<E: WorkerEnd> Caller<E> {
                         tracing::warn!("no answer from the hub for {:.0} s: {error}", silent.as_secs_f64());
                         said = Instant::now();
                     }
-                    if silent > self.retry_for {
+                    if silent >= self.retry_for {
                         let seconds = silent.as_secs();
                         self.shared.notes().given_up =
                             Some(format!("no answer from the hub for {seconds} s (--retry-for): {error}"));

@@ -56,7 +56,7 @@ impl Fetcher {
         self.here.as_ref()
     }
 
-    /// Why the wanted edition has not come, since it was tried for the first time.
+    /// Why the wanted edition has not come, since it was tried for the first time, or has come by a longer way.
     #[must_use]
     pub fn unfetched(&self) -> Option<&Unfetched> {
         self.unfetched.as_ref()
@@ -66,7 +66,7 @@ impl Fetcher {
     /// has come. `busy` tells of a version that is being read and must not be replaced.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When there can be no thread, and when there is no room for it on this host.
     pub fn look(
         &mut self,
         wanted: Option<&Edition>,
@@ -84,8 +84,19 @@ impl Fetcher {
             match thread.join() {
                 Ok(Ok(came)) => {
                     self.here = Some(edition.clone());
-                    self.unfetched = None;
+                    let publication = edition.publication;
+                    let told = |reason| Unfetched {
+                        publication,
+                        is_damage: false,
+                        reason: format!("fetched whole: {reason}"),
+                    };
+                    self.unfetched = came.detour.clone().map(told);
                     return Ok(Some(Here { edition, came }));
+                }
+                // What keeps others from working on this host as well is not tried again and again.
+                Ok(Err(error)) if error.is_full() => {
+                    let place = format!("weights v{}, --cache {}", edition.version, self.run_dir.root().display());
+                    return Err(anyhow::Error::new(error).context(place));
                 }
                 Ok(Err(error)) if Some(&edition) == wanted => {
                     tracing::warn!("weights v{} have not come, they are tried again: {error}", edition.version);

@@ -21,7 +21,7 @@ use shared::{
     config::{RewardsOn, TrainConfig, WeightSwap, layers},
     memory_plan::kept_numbers,
 };
-use shared_store::Store;
+use shared_store::{Store, StoreError};
 
 use super::{Board, Left, Scratch, WorkerOptions, fetcher::Fetcher, made};
 use crate::{
@@ -155,10 +155,14 @@ impl<'a> Session<'a> {
         if model_dir.exists() {
             fs::remove_dir_all(&model_dir)?;
         }
-        let fetched = store.fetch(MODEL, &facts.model, &model_dir, &GiveUp::default());
-        fetched.with_context(|| {
-            format!("the model's files from {place}; --store says where the store is for this host")
-        })?;
+        match store.fetch(MODEL, &facts.model, &model_dir, &GiveUp::default()) {
+            Err(error @ (StoreError::DiskFull(_) | StoreError::File(_))) => {
+                return Err(error).with_context(|| format!("the model's files, --cache {}", options.cache.display()));
+            }
+            fetched => fetched.with_context(|| {
+                format!("the model's files from {place}; --store says where the store is for this host")
+            })?,
+        };
         let model = ModelDir::open(&model_dir)?;
         let tokenizer = Tokenizer::open_at(&model, config.template_now())?;
         config.reward_dir = options.reward_dir.clone().or(config.reward_dir);

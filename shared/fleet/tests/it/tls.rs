@@ -3,66 +3,18 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use harness::certificates::{Authority, EXPIRED, TODAY};
 use shared_fleet::{JoinOptions, ListenOptions, Stage, ZenohHub, probe};
-use tempfile::TempDir;
-use time::{Duration, OffsetDateTime};
 
 use crate::support::{PATIENCE, Serving, call, join, listen, token_file};
 
-/// Tells authorities apart.
-static NUMBER: AtomicU32 = AtomicU32::new(0);
-
-/// Who signs.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    dir: TempDir,
+/// A hub with a certificate for this name.
+fn proven(authority: &Authority, name: &str, days: [i64; 2]) -> ListenOptions {
+    let (certificate, key) = authority.sign(name, days);
+    ListenOptions { certificate: Some(certificate), private_key: Some(key), ..listen("tls/127.0.0.1:0") }
 }
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, format!("authority {}", NUMBER.fetch_add(1, Relaxed)));
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
-        Self { issuer, dir }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn ca(&self) -> PathBuf {
-        self.path("ca.pem")
-    }
-
-    /// Signs a certificate for a name, valid from and until so many days from now; certificate and key.
-    fn sign(&self, name: &str, days: [i64; 2]) -> (PathBuf, PathBuf) {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        let now = OffsetDateTime::now_utc();
-        [params.not_before, params.not_after] = days.map(|days| now + Duration::days(days));
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let paths = ["cert", "key"].map(|kind| self.path(&format!("{name}{days:?}.{kind}.pem")));
-        fs::write(&paths[0], certificate.pem()).unwrap();
-        fs::write(&paths[1], key.serialize_pem()).unwrap();
-        let [certificate, key] = paths;
-        (certificate, key)
-    }
-
-    /// A hub with a certificate for this name.
-    fn hub(&self, name: &str, days: [i64; 2]) -> ListenOptions {
-        let (certificate, key) = self.sign(name, days);
-        ListenOptions { certificate: Some(certificate), private_key: Some(key), ..listen("tls/127.0.0.1:0") }
-    }
-}
-
-const TODAY: [i64; 2] = [-1, 1];
 
 /// How a worker joins that trusts this authority.
 fn trusting(hub: &Serving, authority: &Authority) -> JoinOptions {
@@ -85,7 +37,7 @@ fn from_somebody(hub: &Serving, reason: &str) {
 #[test]
 fn a_hub_has_a_certificate_that_workers_trust() {
     let authority = Authority::new();
-    let hub = Serving::new(&authority.hub("127.0.0.1", TODAY));
+    let hub = Serving::new(&proven(&authority, "127.0.0.1", TODAY));
     let options = trusting(&hub, &authority);
     let mut worker = join(&options, 1).unwrap();
     call(&mut worker, 1);
@@ -94,7 +46,7 @@ fn a_hub_has_a_certificate_that_workers_trust() {
     drop(worker);
     hub.wait_for("the worker to be gone", |words| words == "gone 1");
     drop(
-        ZenohHub::open(&ListenOptions { endpoint: "tls/[::1]:0".parse().unwrap(), ..authority.hub("::1", TODAY) })
+        ZenohHub::open(&ListenOptions { endpoint: "tls/[::1]:0".parse().unwrap(), ..proven(&authority, "::1", TODAY) })
             .unwrap(),
     );
 }
@@ -102,7 +54,7 @@ fn a_hub_has_a_certificate_that_workers_trust() {
 #[test]
 fn a_hub_that_workers_do_not_trust_has_none() {
     let (authority, other) = (Authority::new(), Authority::new());
-    let hub = Serving::new(&authority.hub("127.0.0.1", TODAY));
+    let hub = Serving::new(&proven(&authority, "127.0.0.1", TODAY));
     let not = "the hub's certificate is not accepted: it is signed by";
     let options = trusting(&hub, &other);
     assert_eq!(refused(&options, Stage::Certificates), format!("{not} neither --tls-ca nor a public authority"));
@@ -118,18 +70,18 @@ fn a_hub_that_workers_do_not_trust_has_none() {
 fn a_certificate_is_for_today_and_for_its_host() {
     let authority = Authority::new();
     let not = "the hub's certificate is not accepted: ";
-    let hub = Serving::new(&authority.hub("127.0.0.1", [-2, -1]));
+    let hub = Serving::new(&proven(&authority, "127.0.0.1", EXPIRED));
     assert_eq!(
         refused(&trusting(&hub, &authority), Stage::Certificates),
         format!("{not}it has expired; the hub needs a new one, if this host's clock is right")
     );
     from_somebody(&hub, "`tls_certificate` has expired");
-    let hub = Serving::new(&authority.hub("127.0.0.1", [1, 2]));
+    let hub = Serving::new(&proven(&authority, "127.0.0.1", [1, 2]));
     assert_eq!(
         refused(&trusting(&hub, &authority), Stage::Certificates),
         format!("{not}it is not valid yet; is this host's clock right?")
     );
-    let hub = Serving::new(&authority.hub("hub.example.org", TODAY));
+    let hub = Serving::new(&proven(&authority, "hub.example.org", TODAY));
     assert_eq!(
         refused(&trusting(&hub, &authority), Stage::Certificates),
         format!("{not}it is not for the name 127.0.0.1, but for hub.example.org")
@@ -140,7 +92,7 @@ fn a_certificate_is_for_today_and_for_its_host() {
 #[test]
 fn with_an_authority_for_workers_each_has_a_certificate_of_it() {
     let (authority, other) = (Authority::new(), Authority::new());
-    let mutual = ListenOptions { client_ca: Some(authority.ca()), ..authority.hub("127.0.0.1", TODAY) };
+    let mutual = ListenOptions { client_ca: Some(authority.ca()), ..proven(&authority, "127.0.0.1", TODAY) };
     let hub = Serving::new(&mutual);
     let with = |(certificate, key): (PathBuf, PathBuf)| JoinOptions {
         certificate: Some(certificate),
@@ -157,7 +109,7 @@ fn with_an_authority_for_workers_each_has_a_certificate_of_it() {
     let foreign = with(other.sign("worker", TODAY));
     assert_eq!(refused(&foreign, Stage::Certificates), format!("{not}it is not signed by its `tls_client_ca`"));
     from_somebody(&hub, "its certificate is not signed by `tls_client_ca`");
-    let expired = with(authority.sign("worker", [-2, -1]));
+    let expired = with(authority.sign("worker", EXPIRED));
     assert_eq!(refused(&expired, Stage::Certificates), format!("{not}it has expired"));
     from_somebody(&hub, "its certificate has expired");
     call(&mut worker, 1);
@@ -167,7 +119,7 @@ fn with_an_authority_for_workers_each_has_a_certificate_of_it() {
 fn a_token_is_asked_for_behind_a_certificate_too() {
     let authority = Authority::new();
     let (_dir, word) = token_file("the word of the hub itself");
-    let hub = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..authority.hub("127.0.0.1", TODAY) });
+    let hub = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..proven(&authority, "127.0.0.1", TODAY) });
     let without = trusting(&hub, &authority);
     assert_eq!(
         refused(&without, Stage::Join),
@@ -184,7 +136,7 @@ fn a_token_is_asked_for_behind_a_certificate_too() {
 #[test]
 fn each_side_says_when_the_other_speaks_without_tls() {
     let authority = Authority::new();
-    let tls = Serving::new(&authority.hub("127.0.0.1", TODAY));
+    let tls = Serving::new(&proven(&authority, "127.0.0.1", TODAY));
     assert_eq!(
         refused(&tls.join_options(), Stage::Join),
         format!("what listens there speaks TLS; join tls/{}", tls.address)
@@ -200,7 +152,7 @@ fn each_side_says_when_the_other_speaks_without_tls() {
 #[test]
 fn files_are_looked_at_before_anything_listens() {
     let authority = Authority::new();
-    let hub = authority.hub("127.0.0.1", TODAY);
+    let hub = proven(&authority, "127.0.0.1", TODAY);
     let (_, other) = authority.sign("other", TODAY);
     let open = |options: ListenOptions| ZenohHub::open(&options).map(drop).unwrap_err().to_string();
     let certificate = hub.certificate.clone().unwrap();
@@ -230,7 +182,7 @@ fn files_are_looked_at_before_anything_listens() {
         open(ListenOptions { certificate: Some("/nowhere/cert.pem".into()), ..hub.clone() }),
         "`tls_certificate` /nowhere/cert.pem: No such file or directory (os error 2)"
     );
-    let odd = authority.path("a;b.pem");
+    let odd = authority.ca().with_file_name("a;b.pem");
     fs::copy(&certificate, &odd).unwrap();
     assert!(open(ListenOptions { certificate: Some(odd), ..hub }).contains("its path has one of ; # ? = |"));
 }

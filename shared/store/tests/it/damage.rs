@@ -34,7 +34,7 @@ fn a_damaged_object_is_named_and_changes_nothing() {
             fs::write(&object, damaged).unwrap();
             let error = place.store.fetch("v1", &published.blake3, &into, &()).unwrap_err();
             assert!(matches!(error, StoreError::Corrupted { .. }), "{what}: {error}");
-            assert_says(&error, &[place.store.place(), name, what, "publish it again"]);
+            assert_says(&error, &[place.store.place(), name, what, "published again"]);
             assert_eq!(fs::read(into.join("old")).unwrap(), b"old");
             fs::write(&object, whole).unwrap();
         }
