@@ -16,7 +16,7 @@ use harness::{
     tiny_model::{self, SMALL},
 };
 
-const STEPS: u64 = 24;
+const STEPS: u64 = 40;
 /// A rank that dies or stalls is named within this.
 const NAMED: Duration = Duration::from_secs(10);
 /// Within which everything else happens, on a machine that is busy with other tests.
@@ -130,19 +130,24 @@ fn ranks_that_others_start_come_back_and_make_the_run_of_one_host() {
         deed();
         wait(NAMED, &format!("{words} in {log}"), || bench.read(log).matches(words).count() > before);
     };
+    // It was gone so often, and is there again.
+    let is_back = |times: usize| {
+        let counts = |words: &str, least: usize| bench.read("rank").matches(words).count() >= least;
+        wait(PATIENCE, "the rank", || counts("comes again", times) && counts("rank 1 of the learner's 2", times + 1));
+    };
     bench.wait_for_step("told", 5);
     named(log, "rank 1 of the learner has given no sign of life", &|| signal(learner_of(rank.id()), "KILL"));
+    is_back(1);
     bench.wait_for_step("told", 11);
     let stopped = learner_of(rank.id());
     named(log, "rank 1 of the learner has given no sign of life", &|| signal(stopped, "STOP"));
     // It finds itself left behind.
     signal(stopped, "CONT");
-    bench.wait_for_step("told", 17);
+    is_back(2);
     named("rank", "rank 0 of the learner", &|| signal(learner_of(run.id()), "KILL"));
     assert!(end(&mut run).success(), "{}{}", bench.read("stderr"), bench.read("rank"));
     assert!(end(&mut rank).success(), "{}", bench.read("rank"));
-    let comes_again = bench.read("rank").matches("comes again").count();
-    assert_eq!(comes_again, 3, "{}", bench.read("rank"));
+    assert!(bench.read("rank").matches("comes again").count() >= 3, "{}", bench.read("rank"));
     assert!(bench.weights("told") == bench.weights("one-host"), "the weights differ");
 }
 
