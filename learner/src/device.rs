@@ -16,16 +16,24 @@ const CUDA_LIBRARY: &CStr = c"libtorch_cuda.so";
 /// # Errors
 /// When CUDA is asked for and libtorch has no CUDA half or finds no usable GPU.
 pub fn open(device: shared::config::Device) -> Result<Device, LearnerError> {
+    open_of_rank(device, 0)
+}
+
+/// As [`open`], for a rank of a learner: of the ranks on its host, each has a GPU of its own.
+///
+/// # Errors
+/// As [`open`]; fewer GPUs than ranks.
+pub fn open_of_rank(device: shared::config::Device, rank_here: usize) -> Result<Device, LearnerError> {
     match device {
         shared::config::Device::Cpu => Ok(Device::Cpu),
-        shared::config::Device::Cuda => open_cuda(),
+        shared::config::Device::Cuda => open_cuda(rank_here),
         shared::config::Device::Tensorrt => {
             Err(LearnerError::Device("the learner's device must be cpu or cuda: TensorRT does not train".into()))
         }
     }
 }
 
-fn open_cuda() -> Result<Device, LearnerError> {
+fn open_cuda(rank_here: usize) -> Result<Device, LearnerError> {
     load_globally(CUDA_LIBRARY).map_err(|reason| {
         LearnerError::Device(format!(
             "device cuda needs the CUDA build of libtorch 2.11 ({reason}); run `cargo xtask setup --cuda` and name its \
@@ -39,7 +47,18 @@ fn open_cuda() -> Result<Device, LearnerError> {
             .into(),
         ));
     }
-    Ok(Device::Cuda(0))
+    gpu_of_rank(rank_here, usize::try_from(Cuda::device_count()).unwrap_or(0)).map(Device::Cuda)
+}
+
+/// The GPU of a rank, of those that CUDA_VISIBLE_DEVICES leaves visible.
+fn gpu_of_rank(rank_here: usize, gpus: usize) -> Result<usize, LearnerError> {
+    if rank_here < gpus {
+        return Ok(rank_here);
+    }
+    Err(LearnerError::Device(format!(
+        "each rank of a host has a GPU of its own, and for the one of LOCAL_RANK {rank_here} there is none among {gpus}: ask for \
+         fewer `learner_ranks`, or name more GPUs in CUDA_VISIBLE_DEVICES"
+    )))
 }
 
 fn load_globally(library: &CStr) -> Result<(), String> {
@@ -100,4 +119,16 @@ pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string(Path::new("/proc/self/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_of_a_host_has_a_gpu_of_its_own() {
+        assert_eq!([0, 1].map(|rank| gpu_of_rank(rank, 2).ok()), [Some(0), Some(1)]);
+        let error = gpu_of_rank(2, 2).unwrap_err().to_string();
+        assert!(error.contains("LOCAL_RANK 2") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
+    }
 }

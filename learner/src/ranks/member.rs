@@ -79,7 +79,11 @@ pub fn serve(
     let damaged = |e| LearnerError::Peer(format!("the first rank's configuration is damaged: {e}"));
     let config = layers::parse(&welcome.config, "run.toml".as_ref(), overrides).map_err(damaged)?;
     cores::set_threads(Some(welcome.threads));
-    let device = device::open(config.learner_device)?;
+    let rank_here = match place {
+        Place::Child { rank, .. } => *rank,
+        Place::Told(told) => told.local_rank,
+    };
+    let device = device::open_of_rank(config.learner_device, rank_here)?;
     let at = [rank, welcome.count];
     let signs = match place {
         Place::Child { .. } => None,

@@ -126,7 +126,8 @@ impl RunPlan {
             max_num_seqs: sequences,
             machine,
             learner: sizes.plan(tokens.min(work.most())),
-            ranks: u64::from(Torchrun::ranks_here(config)),
+            // Each rank has a GPU of its own, and that of the machine is one of them.
+            ranks: if on_gpu[0] { 1 } else { u64::from(Torchrun::ranks_here(config)) },
             sampler: sampler_sizes(config, model, &work, sequences).plan(model),
             versions,
             shared,
@@ -435,6 +436,12 @@ mod tests {
             text.contains("in each of 4 ranks") && text.ends_with("it would with `shard_optimizer` true"),
             "{text}"
         );
+        let on_gpu = |learner_ranks| {
+            let config = TrainConfig { learner_ranks, learner_device: Device::Cuda, ..config() };
+            let machine = Machine { main: 64 * GIB, gpu: Some(64 * GIB) };
+            RunPlan::new(&config, &model(), None, machine, false).unwrap().needed()[1]
+        };
+        assert_eq!(on_gpu(4), on_gpu(1), "each has a GPU of its own");
     }
 
     #[test]

@@ -186,11 +186,6 @@ impl TrainConfig {
              and `bench` take it"
         );
         ensure!(
-            self.learner_ranks == 1 || self.learner_device == Device::Cpu,
-            "`learner_ranks` {} needs `learner_device` cpu: a learner on several GPUs is not there yet",
-            self.learner_ranks
-        );
-        ensure!(
             self.learner_ranks <= self.groups_per_step(),
             "`learner_ranks` {} is more than the {} groups of a step: each rank trains on whole groups",
             self.learner_ranks,
@@ -295,7 +290,6 @@ mod tests {
             ("reward_timeout", |c| c.reward_timeout = f64::INFINITY),
             ("max_staleness", |c| c.max_staleness = u64::MAX),
             ("learner_device", |c| c.learner_device = Device::Tensorrt),
-            ("several GPUs", |c| (c.learner_ranks, c.learner_device) = (2, Device::Cuda)),
             ("whole groups", |c| c.learner_ranks = c.groups_per_step() + 1),
             ("refitted with identical ones", |c| c.rollout_device = Device::Tensorrt),
             ("`max_staleness` of at least 3", |c| (c.publish_every, c.max_staleness) = (4, 2)),
