@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 43] = [
+        let cases: [(&str, Break); 42] = [
             ("guard", |c| c.guard = vec!["mismatch=halt".into()]),
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
