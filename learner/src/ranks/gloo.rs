@@ -124,8 +124,11 @@ impl Gloo {
             )
         };
         // SAFETY: it is this function's message.
-        unsafe { outcome(message) }
-            .map_err(|why| LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}")))?;
+        unsafe { outcome(message) }.map_err(|why| {
+            // One that could not open its device, say, has said so.
+            let why = watch.missing().unwrap_or(why);
+            LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}"))
+        })?;
         let group = NonNull::new(joined).ok_or_else(|| LearnerError::Peer("no process group was made".into()))?;
         Ok(Self { group: Mutex::new(Group { group, is_broken: false }), rank, count, watch })
     }
@@ -257,6 +260,17 @@ fn own_address(master: &str) -> Result<String, LearnerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_another_rank_has_not_joined_is_named_where_it_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let deadline = Duration::from_millis(500);
+        let store = Store::file(&dir.path().join("store"), deadline).unwrap();
+        let watch = Watch::on();
+        watch.name("rank 1 of the learner has ended: no GPU".into());
+        let error = Gloo::join(&store, "alone", [0, 2], "127.0.0.1", deadline, watch).unwrap_err().to_string();
+        assert!(error.contains("could not join the 2 ranks: rank 1 of the learner has ended: no GPU"), "{error}");
+    }
 
     #[test]
     fn ranks_of_one_host_reach_each_other_by_loopback() {

@@ -234,7 +234,10 @@ fn words(choices: &[impl Display]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{testing::valid, *};
+    use super::{
+        testing::{accepted, refused, valid},
+        *,
+    };
 
     #[test]
     fn the_defaults_with_model_dataset_and_reward_are_valid() {
@@ -254,9 +257,16 @@ mod tests {
     }
 
     #[test]
+    fn ranks_of_a_learner_may_compute_on_gpus() {
+        accepted(|c| (c.learner_ranks, c.generation_batch_size, c.learner_device) = (2, Some(16), Device::Cuda));
+        refused("TensorRT does not train", |c| (c.learner_ranks, c.learner_device) = (2, Device::Tensorrt));
+        refused("whole groups", |c| (c.learner_ranks, c.learner_device) = (c.groups_per_step() + 1, Device::Cuda));
+    }
+
+    #[test]
     fn every_refusal_names_its_option() {
         type Break = fn(&mut TrainConfig);
-        let cases: [(&str, Break); 43] = [
+        let cases: [(&str, Break); 42] = [
             ("guard", |c| c.guard = vec!["mismatch=halt".into()]),
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
