@@ -142,9 +142,13 @@ impl Gloo {
         assert!(values.is_contiguous(), "what ranks share is contiguous");
         let host = values.to_device(Device::Cpu);
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        let message = deed(group.group.as_ptr(), host.as_ptr().cast_mut().cast());
-        // SAFETY: `deed` is one of the functions of `gloo.cpp`, and this its message.
-        let done = unsafe { outcome(message) }.and_then(|()| self.wait(&group));
+        // Who was found missing stays so, or one that was stopped would go on as if it had not been left behind.
+        let done = self.watch.missing().map_or(Ok(()), Err).and_then(|()| {
+            let message = deed(group.group.as_ptr(), host.as_ptr().cast_mut().cast());
+            // SAFETY: `deed` is one of the functions of `gloo.cpp`, and this its message.
+            unsafe { outcome(message) }?;
+            self.wait(&group)
+        });
         if let Err(why) = done {
             group.is_broken = true;
             return Err(LearnerError::Peer(self.named(&why)));
@@ -270,6 +274,18 @@ mod tests {
         watch.name("rank 1 of the learner has ended: no GPU".into());
         let error = Gloo::join(&store, "alone", [0, 2], "127.0.0.1", deadline, watch).unwrap_err().to_string();
         assert!(error.contains("could not join the 2 ranks: rank 1 of the learner has ended: no GPU"), "{error}");
+    }
+
+    #[test]
+    fn who_was_found_missing_stays_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::file(&dir.path().join("store"), CONNECT).unwrap();
+        let watch = Watch::on();
+        let alone = Gloo::join(&store, "alone", [0, 1], "127.0.0.1", CONNECT, Arc::clone(&watch)).unwrap();
+        alone.sum(&mut [1.0]).unwrap();
+        watch.name("rank 1 of the learner has given no sign of life for 8 s".into());
+        let error = alone.sum(&mut [1.0]).unwrap_err().to_string();
+        assert!(error.contains("rank 1 of the learner has given no sign"), "{error}");
     }
 
     #[test]
