@@ -2,12 +2,65 @@
 
 use std::{env, ffi::CStr, os::unix::process::CommandExt, path::Path, process::Command};
 
+use shared::{config::TrainConfig, torchrun::Torchrun};
 use tch::{Cuda, Device};
 
 use crate::error::LearnerError;
 
 /// libtorch's CUDA half. The binary links the CPU half alone, so that it starts where there is no CUDA.
 const CUDA_LIBRARY: &CStr = c"libtorch_cuda.so";
+
+/// Which one a process is of a learner's ranks on its host. Each has a GPU of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RankHere {
+    /// All ranks are on this host, and the first one starts the others.
+    Of {
+        /// Which one it is.
+        rank: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// Others have started it, and this is its LOCAL_RANK. How many they have started here says nothing of the GPUs: each may
+    /// see its own alone.
+    Told(usize),
+}
+
+impl RankHere {
+    /// The only one.
+    pub const ALONE: Self = Self::Of { rank: 0, count: 1 };
+
+    /// The first rank of a run's learner, by what it is told.
+    #[must_use]
+    pub fn first(config: &TrainConfig, told: Option<&Torchrun>) -> Self {
+        match told {
+            Some(told) => Self::Told(told.local_rank),
+            None => Self::Of { rank: 0, count: config.learner_ranks as usize },
+        }
+    }
+
+    /// Its GPU among those that CUDA shows it, as CUDA_VISIBLE_DEVICES has it.
+    fn gpu(self, visible: usize) -> Result<usize, LearnerError> {
+        let (rank, needed) = match self {
+            // Whichever asks: the first one finds out before it has started the others.
+            Self::Of { rank, count } => (rank, count),
+            Self::Told(rank) => (rank, rank.saturating_add(1)),
+        };
+        if needed <= visible {
+            return Ok(rank);
+        }
+        Err(LearnerError::Device(match self {
+            Self::Of { count, .. } => format!(
+                "each rank of the learner needs a GPU of its own, and for `learner_ranks` {count} this host shows {visible}: \
+                 lower `learner_ranks`, name more GPUs in CUDA_VISIBLE_DEVICES, or use `learner_device` cpu"
+            ),
+            Self::Told(rank) => format!(
+                "each rank of the learner needs a GPU of its own, and for LOCAL_RANK {rank}, which counts from 0, this host \
+                 shows {visible}: start fewer ranks here, name more GPUs in CUDA_VISIBLE_DEVICES, or leave LOCAL_RANK out if each \
+                 rank sees its own GPU alone"
+            ),
+        }))
+    }
+}
 
 /// Opens a device: `cpu`, or the first CUDA device.
 ///
@@ -16,24 +69,24 @@ const CUDA_LIBRARY: &CStr = c"libtorch_cuda.so";
 /// # Errors
 /// When CUDA is asked for and libtorch has no CUDA half or finds no usable GPU.
 pub fn open(device: shared::config::Device) -> Result<Device, LearnerError> {
-    open_of_rank(device, 0)
+    open_of_rank(device, RankHere::ALONE)
 }
 
-/// As [`open`], for a rank of a learner: of the ranks on its host, each has a GPU of its own.
+/// As [`open`], for a rank of a learner: its own CUDA device.
 ///
 /// # Errors
 /// As [`open`]; fewer GPUs than ranks.
-pub fn open_of_rank(device: shared::config::Device, rank_here: usize) -> Result<Device, LearnerError> {
+pub fn open_of_rank(device: shared::config::Device, here: RankHere) -> Result<Device, LearnerError> {
     match device {
         shared::config::Device::Cpu => Ok(Device::Cpu),
-        shared::config::Device::Cuda => open_cuda(rank_here),
+        shared::config::Device::Cuda => open_cuda(here),
         shared::config::Device::Tensorrt => {
             Err(LearnerError::Device("the learner's device must be cpu or cuda: TensorRT does not train".into()))
         }
     }
 }
 
-fn open_cuda(rank_here: usize) -> Result<Device, LearnerError> {
+fn open_cuda(here: RankHere) -> Result<Device, LearnerError> {
     load_globally(CUDA_LIBRARY).map_err(|reason| {
         LearnerError::Device(format!(
             "device cuda needs the CUDA build of libtorch 2.11 ({reason}); run `cargo xtask setup --cuda` and name its \
@@ -47,18 +100,7 @@ fn open_cuda(rank_here: usize) -> Result<Device, LearnerError> {
             .into(),
         ));
     }
-    gpu_of_rank(rank_here, usize::try_from(Cuda::device_count()).unwrap_or(0)).map(Device::Cuda)
-}
-
-/// The GPU of a rank, of those that CUDA_VISIBLE_DEVICES leaves visible.
-fn gpu_of_rank(rank_here: usize, gpus: usize) -> Result<usize, LearnerError> {
-    if rank_here < gpus {
-        return Ok(rank_here);
-    }
-    Err(LearnerError::Device(format!(
-        "each rank of a host has a GPU of its own, and for the one of LOCAL_RANK {rank_here} there is none among {gpus}: ask for \
-         fewer `learner_ranks`, or name more GPUs in CUDA_VISIBLE_DEVICES"
-    )))
+    here.gpu(usize::try_from(Cuda::device_count()).unwrap_or(0)).map(Device::Cuda)
 }
 
 fn load_globally(library: &CStr) -> Result<(), String> {
@@ -125,10 +167,48 @@ pub fn peak_memory() -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn refusal(here: RankHere, visible: usize) -> String {
+        here.gpu(visible).unwrap_err().to_string()
+    }
+
     #[test]
-    fn each_rank_of_a_host_has_a_gpu_of_its_own() {
-        assert_eq!([0, 1].map(|rank| gpu_of_rank(rank, 2).ok()), [Some(0), Some(1)]);
-        let error = gpu_of_rank(2, 2).unwrap_err().to_string();
-        assert!(error.contains("LOCAL_RANK 2") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
+    fn each_rank_has_a_gpu_of_its_own() {
+        let of = |rank, count| RankHere::Of { rank, count };
+        assert_eq!([of(0, 3), of(1, 3), of(2, 3)].map(|here| here.gpu(3).unwrap()), [0, 1, 2]);
+        assert_eq!([RankHere::Told(0), RankHere::Told(3)].map(|here| here.gpu(4).unwrap()), [0, 3]);
+        assert_eq!(RankHere::ALONE.gpu(8).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_first_rank_is_told_its_place_or_starts_the_others() {
+        let config = TrainConfig { learner_ranks: 2, ..TrainConfig::default() };
+        assert_eq!(RankHere::first(&config, None), RankHere::Of { rank: 0, count: 2 });
+        let told = Torchrun {
+            rank: 0,
+            world_size: 2,
+            local_rank: 1,
+            local_world_size: 2,
+            master_addr: "node-0".into(),
+            master_port: 29500,
+            agent_listens: false,
+        };
+        assert_eq!(RankHere::first(&config, Some(&told)), RankHere::Told(1));
+    }
+
+    #[test]
+    fn fewer_gpus_than_ranks_are_an_error_with_the_way_out() {
+        // Before it starts one that would have none.
+        let first = refusal(RankHere::Of { rank: 0, count: 2 }, 1);
+        assert!(
+            first.contains("`learner_ranks` 2 this host shows 1") && first.contains("`learner_device` cpu"),
+            "{first}"
+        );
+        assert!(RankHere::Told(usize::MAX).gpu(8).is_err());
+        let told = refusal(RankHere::Told(1), 1);
+        assert!(told.contains("LOCAL_RANK 1,") && told.contains("leave LOCAL_RANK out"), "{told}");
+        for message in [first, told] {
+            assert!(message.contains("CUDA_VISIBLE_DEVICES") && !message.contains('\n'), "{message}");
+        }
+        assert!(RankHere::Told(0).gpu(1).is_ok(), "its own alone, whatever the others see");
     }
 }

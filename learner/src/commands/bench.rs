@@ -20,7 +20,7 @@ use tch::Kind;
 
 use super::{ComputeArgs, TrainingArgs, load_or_initialise};
 use crate::{
-    device,
+    device::{self, RankHere},
     model::{LoadOptions, adapter_config, load_adapter},
     ranks::{Alone, Joined, Ranks},
     step::{StepBatch, StepMetrics, Trainer},
@@ -71,7 +71,9 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let device = args.compute.open()?;
+    let told = Torchrun::from_env()?.filter(|told| told.world_size > 1);
+    let here = told.as_ref().map_or(RankHere::ALONE, |told| RankHere::Told(told.local_rank));
+    let device = args.compute.open_of_rank(here)?;
     let options = args.training.load_options(device);
     let base = LoadOptions { trainable: args.lora_r.is_none(), ..options };
     let (model, mut policy) = load_or_initialise(&args.model, Some(0), base)?;
@@ -98,7 +100,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = LearnerSizes { adapter, ..args.training.sizes(model.config()) };
     let micro_batch_tokens = args.compute.budget(&sizes, &load)?;
     config.micro_batch_tokens = Some(micro_batch_tokens);
-    let told = Torchrun::from_env()?.filter(|told| told.world_size > 1);
     let joined = told.as_ref().map(Joined::among).transpose()?;
     let ranks =
         joined.as_ref().map_or_else(|| Arc::new(Alone) as Arc<dyn Ranks>, |joined| Arc::clone(&joined.ranks) as _);

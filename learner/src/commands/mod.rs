@@ -23,7 +23,8 @@ use shared_hub::locate_model;
 use tch::Device;
 
 use crate::{
-    cores, device,
+    cores,
+    device::{self, RankHere},
     model::{self, Decoder, LoadOptions},
 };
 
@@ -70,7 +71,15 @@ impl ComputeArgs {
     /// # Errors
     /// A device that cannot be used.
     pub fn open(&self) -> anyhow::Result<Device> {
-        let device = device::open(self.device)?;
+        self.open_of_rank(RankHere::ALONE)
+    }
+
+    /// As [`Self::open`], for one of several ranks.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; fewer GPUs than ranks.
+    pub fn open_of_rank(&self, here: RankHere) -> anyhow::Result<Device> {
+        let device = device::open_of_rank(self.device, here)?;
         cores::set_threads(self.threads);
         Ok(device)
     }

@@ -14,7 +14,8 @@ use shared::{
 };
 
 use crate::{
-    cores, device,
+    cores,
+    device::{self, RankHere},
     pair::{Outcome, run as train},
 };
 
@@ -37,8 +38,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
     config.validate()?;
     let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
-    let rank_here = Torchrun::of_run(&config)?.map_or(0, |told| told.local_rank);
-    let device = device::open_of_rank(config.learner_device, rank_here)?;
+    let here = RankHere::first(&config, Torchrun::of_run(&config)?.as_ref());
+    let device = device::open_of_rank(config.learner_device, here)?;
     let threads = cores::set_threads(config.threads_of_rank());
     tracing::info!("learner on {device:?} with {threads} threads");
     // Ranks that went on with other threads each would round differently, and move apart.

@@ -124,8 +124,11 @@ impl Gloo {
             )
         };
         // SAFETY: it is this function's message.
-        unsafe { outcome(message) }
-            .map_err(|why| LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}")))?;
+        unsafe { outcome(message) }.map_err(|why| {
+            // One that could not open its device, say, has said so.
+            let why = watch.missing().unwrap_or(why);
+            LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}"))
+        })?;
         let group = NonNull::new(joined).ok_or_else(|| LearnerError::Peer("no process group was made".into()))?;
         Ok(Self { group: Mutex::new(Group { group, is_broken: false }), rank, count, watch })
     }
@@ -139,9 +142,13 @@ impl Gloo {
         assert!(values.is_contiguous(), "what ranks share is contiguous");
         let host = values.to_device(Device::Cpu);
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        let message = deed(group.group.as_ptr(), host.as_ptr().cast_mut().cast());
-        // SAFETY: `deed` is one of the functions of `gloo.cpp`, and this its message.
-        let done = unsafe { outcome(message) }.and_then(|()| self.wait(&group));
+        // Who was found missing stays so, or one that was stopped would go on as if it had not been left behind.
+        let done = self.watch.missing().map_or(Ok(()), Err).and_then(|()| {
+            let message = deed(group.group.as_ptr(), host.as_ptr().cast_mut().cast());
+            // SAFETY: `deed` is one of the functions of `gloo.cpp`, and this its message.
+            unsafe { outcome(message) }?;
+            self.wait(&group)
+        });
         if let Err(why) = done {
             group.is_broken = true;
             return Err(LearnerError::Peer(self.named(&why)));
@@ -257,6 +264,29 @@ fn own_address(master: &str) -> Result<String, LearnerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_another_rank_has_not_joined_is_named_where_it_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let deadline = Duration::from_millis(500);
+        let store = Store::file(&dir.path().join("store"), deadline).unwrap();
+        let watch = Watch::on();
+        watch.name("rank 1 of the learner has ended: no GPU".into());
+        let error = Gloo::join(&store, "alone", [0, 2], "127.0.0.1", deadline, watch).unwrap_err().to_string();
+        assert!(error.contains("could not join the 2 ranks: rank 1 of the learner has ended: no GPU"), "{error}");
+    }
+
+    #[test]
+    fn who_was_found_missing_stays_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::file(&dir.path().join("store"), CONNECT).unwrap();
+        let watch = Watch::on();
+        let alone = Gloo::join(&store, "alone", [0, 1], "127.0.0.1", CONNECT, Arc::clone(&watch)).unwrap();
+        alone.sum(&mut [1.0]).unwrap();
+        watch.name("rank 1 of the learner has given no sign of life for 8 s".into());
+        let error = alone.sum(&mut [1.0]).unwrap_err().to_string();
+        assert!(error.contains("rank 1 of the learner has given no sign"), "{error}");
+    }
 
     #[test]
     fn ranks_of_one_host_reach_each_other_by_loopback() {

@@ -38,6 +38,9 @@ struct Hello {
 }
 
 /// What makes a rank's figures. What every rank computes for itself, of the same sums, must have the same bits.
+///
+/// Ranks on GPUs need GPUs of one kind as well, which nobody compares: tch 0.24 has no name or compute capability of a device,
+/// and libtorch's headers have them only together with CUDA's own, which it does not ship.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Maker {
     /// Version of the program.

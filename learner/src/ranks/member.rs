@@ -25,7 +25,8 @@ use super::{
 };
 use crate::{
     checkpoint::{self, help_to_save},
-    cores, device,
+    cores,
+    device::{self, RankHere},
     error::LearnerError,
     step::StepBatch,
     trained::Among,
@@ -46,6 +47,16 @@ pub enum Place {
     },
     /// Others have started it.
     Told(Torchrun),
+}
+
+impl Place {
+    /// Which one it is of the ranks on its host, where the learner has `count`.
+    fn here(&self, count: usize) -> RankHere {
+        match self {
+            Self::Child { rank, .. } => RankHere::Of { rank: *rank, count },
+            Self::Told(told) => RankHere::Told(told.local_rank),
+        }
+    }
 }
 
 /// Why a rank was let go.
@@ -78,18 +89,14 @@ pub fn serve(
     })?;
     let damaged = |e| LearnerError::Peer(format!("the first rank's configuration is damaged: {e}"));
     let config = layers::parse(&welcome.config, "run.toml".as_ref(), overrides).map_err(damaged)?;
-    cores::set_threads(Some(welcome.threads));
-    let rank_here = match place {
-        Place::Child { rank, .. } => *rank,
-        Place::Told(told) => told.local_rank,
-    };
-    let device = device::open_of_rank(config.learner_device, rank_here)?;
     let at = [rank, welcome.count];
     let signs = match place {
         Place::Child { .. } => None,
         Place::Told(_) => Some(Signs::start(&store, &welcome.prefix, at)?),
     };
     let mut served = || {
+        let device = device::open_of_rank(config.learner_device, place.here(welcome.count))?;
+        cores::set_threads(Some(welcome.threads));
         let watch = signs.as_ref().map_or_else(Arc::<Watch>::default, Signs::watch);
         let ranks = Arc::new(Gloo::join(&store, &welcome.prefix, at, host, CONNECT, watch)?);
         if signs.is_some() {
@@ -150,4 +157,25 @@ fn read_group(message: &mut &[u8]) -> Result<RolloutGroup, LearnerError> {
     let (frame, rest) = message.split_at(length as usize);
     *message = rest;
     frame::decode(frame).map_err(|e| broken(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_takes_the_gpu_of_its_number_or_of_its_local_rank() {
+        let child = Place::Child { meeting: "ranks".into(), rank: 3 };
+        assert_eq!(child.here(4), RankHere::Of { rank: 3, count: 4 });
+        let told = Place::Told(Torchrun {
+            rank: 3,
+            world_size: 4,
+            local_rank: 1,
+            local_world_size: 2,
+            master_addr: "node-0".into(),
+            master_port: 29500,
+            agent_listens: false,
+        });
+        assert_eq!(told.here(4), RankHere::Told(1));
+    }
 }

@@ -431,6 +431,7 @@ options! {
         /// Processes that share the learner's passes: each has the whole model and a share of each update's groups, and takes the
         /// memory of the learner. The learner starts them on this host, where each has a share of `learner_threads`; with
         /// torchrun's variables (RANK 0, WORLD_SIZE as many) it waits for them to come from any host as `tandem learner-rank`.
+        /// With `learner_device` cuda each has a GPU of its own: that of its number, or of its LOCAL_RANK.
         learner_ranks: u32 = 1, at_least(1.0);
         /// Share the optimiser's moments out among the `learner_ranks`: each moves its part of the parameters and gives it to the
         /// others. That spares memory, two numbers for each parameter over all ranks instead of in each, and costs a few

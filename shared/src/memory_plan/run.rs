@@ -67,7 +67,7 @@ pub struct RunPlan {
     pub max_num_seqs: usize,
     machine: Machine,
     learner: LearnerPlan,
-    /// Processes of the learner, each of which takes that.
+    /// Processes of the learner on this host, each of which takes that.
     ranks: u64,
     sampler: SamplerPlan,
     versions: VersionRoom,
@@ -126,8 +126,7 @@ impl RunPlan {
             max_num_seqs: sequences,
             machine,
             learner: sizes.plan(tokens.min(work.most())),
-            // Each rank has a GPU of its own, and that of the machine is one of them.
-            ranks: if on_gpu[0] { 1 } else { u64::from(Torchrun::ranks_here(config)) },
+            ranks: u64::from(Torchrun::ranks_here(config)),
             sampler: sampler_sizes(config, model, &work, sequences).plan(model),
             versions,
             shared,
@@ -143,7 +142,11 @@ impl RunPlan {
         }
         let tokens = given.unwrap_or_else(|| {
             let rest = plan(0, least);
-            sizes.budget(config.learner_device, &work, rest.room(on_gpu[0]) / rest.ranks + rest.learner.total())
+            sizes.budget(
+                config.learner_device,
+                &work,
+                rest.room(on_gpu[0]) / rest.ranks_together() + rest.learner.total(),
+            )
         });
         // What the learner leaves goes to the sampler.
         let fits = |sequences: &usize| *sequences <= least || plan(tokens, *sequences).fits();
@@ -179,18 +182,26 @@ impl RunPlan {
         self.sampler.total().saturating_sub(mapped)
     }
 
+    /// Ranks in one memory: each has a GPU of its own, and the plan is about the first one's, which the sampler uses too.
+    fn ranks_together(&self) -> u64 {
+        if self.on_gpu[0] { 1 } else { self.ranks }
+    }
+
     fn learner_bytes(&self) -> u64 {
-        self.learner.total().saturating_mul(self.ranks)
+        self.learner.total().saturating_mul(self.ranks_together())
     }
 
     /// Needed of main memory, and of the GPU's.
     fn needed(&self) -> [u64; 2] {
         let versions = if self.shared { self.versions.bytes() } else { 0 };
         let mut needed = [BASELINE.saturating_add(versions), 0];
-        for (on_gpu, bytes) in self.on_gpu.into_iter().zip([self.learner_bytes(), self.sampler_bytes()]) {
+        let halves = [(self.learner_bytes(), self.ranks), (self.sampler_bytes(), 1)];
+        for (on_gpu, (bytes, processes)) in self.on_gpu.into_iter().zip(halves) {
             needed[usize::from(on_gpu)] = needed[usize::from(on_gpu)].saturating_add(bytes);
             if on_gpu {
-                needed.iter_mut().zip(CUDA_BASELINE).for_each(|(needed, baseline)| *needed += baseline);
+                // Of the main memory each process takes that, of a GPU's the one that is there.
+                needed[0] = needed[0].saturating_add(CUDA_BASELINE[0].saturating_mul(processes));
+                needed[1] = needed[1].saturating_add(CUDA_BASELINE[1]);
             }
         }
         needed
@@ -215,7 +226,8 @@ impl RunPlan {
         };
         let mut learner = line("learner", self.on_gpu[0], self.learner_bytes(), &self.learner.parts());
         if self.ranks > 1 {
-            learner += &format!(" in each of {} ranks", self.ranks);
+            let each = if self.on_gpu[0] { "on each of" } else { "in each of" };
+            learner += &format!(" {each} {} {}", self.ranks, if self.on_gpu[0] { "GPUs" } else { "ranks" });
         }
         [
             first,
@@ -436,12 +448,23 @@ mod tests {
             text.contains("in each of 4 ranks") && text.ends_with("it would with `shard_optimizer` true"),
             "{text}"
         );
-        let on_gpu = |learner_ranks| {
+    }
+
+    #[test]
+    fn each_rank_on_a_gpu_counts_on_its_own_one_and_in_the_main_memory_of_all() {
+        let of = |learner_ranks, main, gpu| {
             let config = TrainConfig { learner_ranks, learner_device: Device::Cuda, ..config() };
-            let machine = Machine { main: 64 * GIB, gpu: Some(64 * GIB) };
-            RunPlan::new(&config, &model(), None, machine, false).unwrap().needed()[1]
+            RunPlan::new(&config, &model(), None, Machine { main, gpu: Some(gpu) }, false)
         };
-        assert_eq!(on_gpu(4), on_gpu(1), "each has a GPU of its own");
+        let [one, four] = [1, 4].map(|ranks| of(ranks, 64 * GIB, 80 * GIB).unwrap());
+        assert_eq!(four.needed()[1], one.needed()[1]);
+        assert_eq!(four.needed()[1], four.learner.total() + CUDA_BASELINE[1], "no more than one of them");
+        assert_eq!(four.needed()[0] - one.needed()[0], 3 * CUDA_BASELINE[0]);
+        assert!(four.to_string().contains("on each of 4 GPUs"), "{four}");
+        let [one, four] = [1, 4].map(|ranks| of(ranks, 64 * GIB, 16 * GIB).unwrap());
+        assert_eq!(one.micro_batch_tokens, four.micro_batch_tokens, "each has the room of a whole GPU");
+        let text = of(8, 24 * GIB, 80 * GIB).unwrap_err().to_string();
+        assert!(text.contains("`learner_ranks` 1"), "{text}");
     }
 
     #[test]

@@ -234,7 +234,10 @@ fn words(choices: &[impl Display]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{testing::valid, *};
+    use super::{
+        testing::{accepted, refused, valid},
+        *,
+    };
 
     #[test]
     fn the_defaults_with_model_dataset_and_reward_are_valid() {
@@ -251,6 +254,13 @@ mod tests {
         assert_eq!(config.validate().unwrap_err().to_string(), found[0]);
         let several = TrainConfig { rollout_cuda_graphs: true, lora_r: 4, ..valid() };
         assert_eq!(several.problems().len(), 2);
+    }
+
+    #[test]
+    fn ranks_of_a_learner_may_compute_on_gpus() {
+        accepted(|c| (c.learner_ranks, c.generation_batch_size, c.learner_device) = (2, Some(16), Device::Cuda));
+        refused("TensorRT does not train", |c| (c.learner_ranks, c.learner_device) = (2, Device::Tensorrt));
+        refused("whole groups", |c| (c.learner_ranks, c.learner_device) = (c.groups_per_step() + 1, Device::Cuda));
     }
 
     #[test]
