@@ -249,7 +249,9 @@ fn remedy(sign: GuardSign) -> &'static str {
         GuardSign::EntropyGone => "lower `learning_rate`, or raise `temperature` or `entropy_coef`",
         GuardSign::Truncated => "raise `max_completion_length`, or ask for shorter answers",
         GuardSign::EqualGroups => "take prompts that the model solves now and then",
-        GuardSign::RewardFailures => "correct the reward function; what it printed is in logs/rollout.log",
+        GuardSign::RewardFailures => {
+            "correct the reward function; what it printed is in logs/rollout.log, with `rewards_on` workers in the log of one"
+        }
     }
 }
 

@@ -66,6 +66,34 @@ impl Drop for Worker {
     }
 }
 
+/// Whether somebody has said all of this.
+///
+/// # Panics
+/// When not.
+#[track_caller]
+pub fn assert_says(said: &str, all: &[&str]) {
+    for words in all {
+        assert!(said.contains(words), "without `{words}`: {said}");
+    }
+}
+
+/// Waits for a process to end, but not longer than `patience`.
+fn end_of(
+    mut ended: impl FnMut() -> Option<ExitStatus>,
+    patience: Duration,
+    who: &str,
+    said: impl Fn() -> String,
+) -> ExitStatus {
+    let begun = Instant::now();
+    loop {
+        match ended() {
+            Some(status) => return status,
+            None => assert!(begun.elapsed() < patience, "{who} stays: {}", said()),
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 impl FleetBench {
     /// Runs of `steps` steps of four groups of four, with further lines of the configuration.
     ///
@@ -157,14 +185,7 @@ impl FleetBench {
     /// As [`FleetBench::refused`].
     #[must_use]
     pub fn fails(&self, name: &str, worker: &mut Worker) -> String {
-        let begun = Instant::now();
-        let status = loop {
-            match worker.ended() {
-                Some(status) => break status,
-                None => assert!(begun.elapsed() < PATIENCE, "{name} stays: {}", self.worker_said(name)),
-            }
-            thread::sleep(Duration::from_millis(20));
-        };
+        let status = end_of(|| worker.ended(), PATIENCE, name, || self.worker_said(name));
         let said = self.worker_said(name);
         let last = said.trim_end().lines().last().unwrap_or_default();
         assert!(status.code() == Some(1) && !said.contains("panicked at"), "{name} ends with {status}: {said}");
@@ -208,29 +229,16 @@ impl FleetBench {
     /// # Panics
     /// When they do not.
     pub fn ends(&self, run: &mut Running, workers: Vec<(&str, Worker)>) {
-        let begun = Instant::now();
-        let status = loop {
-            match run.try_wait().expect("a child can be asked") {
-                Some(status) => break status,
-                None => assert!(begun.elapsed() < PATIENCE, "{}", self.run_said()),
-            }
-            thread::sleep(Duration::from_millis(20));
-        };
+        let ended = || run.try_wait().expect("a child can be asked");
+        let status = end_of(ended, PATIENCE, "the run", || self.run_said());
         assert!(status.success(), "{}", self.run_said());
         for (name, mut worker) in workers {
-            let begun = Instant::now();
-            let status = loop {
-                match worker.ended() {
-                    Some(status) => break status,
-                    None => assert!(begun.elapsed() < HOME, "{name} stays: {}", self.worker_said(name)),
-                }
-                thread::sleep(Duration::from_millis(20));
-            };
+            let status = end_of(|| worker.ended(), HOME, name, || self.worker_said(name));
             assert!(status.success(), "{name}: {}", self.worker_said(name));
         }
     }
 
-    /// The weights after the last step; every step must be on record exactly once, in order.
+    /// The weights after the last step, or what was learned of them; every step must be on record exactly once, in order.
     ///
     /// # Panics
     /// When that is not so.
@@ -239,7 +247,10 @@ impl FleetBench {
         let records = json_lines(&self.path(run).join("metrics.jsonl"));
         let found: Vec<u64> = records.iter().filter_map(|record| record["step"].as_u64()).collect();
         assert_eq!(found, (1..=steps).collect::<Vec<_>>(), "{run}");
-        fs::read(self.path(run).join(format!("checkpoint-{steps}/model.safetensors"))).expect("the run has weights")
+        let checkpoint = self.path(run).join(format!("checkpoint-{steps}"));
+        let file = ["model.safetensors", "adapter_model.safetensors"].map(|name| checkpoint.join(name));
+        let file = file.iter().find(|file| file.exists()).expect("the run has weights");
+        fs::read(file).expect("they can be read")
     }
 
     /// Waits until so many steps are on record.

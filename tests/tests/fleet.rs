@@ -8,7 +8,7 @@ use std::{
 
 use harness::{
     cli,
-    fleet::FleetBench,
+    fleet::{FleetBench, assert_says},
     processes::{children, signal},
     proxy::{Proxy, Way},
     s3::Server,
@@ -182,14 +182,8 @@ fn a_worker_that_makes_things_up_is_named_and_dropped_and_the_run_goes_on() {
 fn a_worker_with_other_kernels_is_refused_or_by_option_held_to_its_log_probs() {
     let bench = FleetBench::new(6, "");
     let mut run = bench.start_fleet("strict", &[]);
-    let mut stock = bench.worker_at(&bench.listen, "stock", &["--kernels", "stock"]);
-    let begun = Instant::now();
-    while stock.ended().is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{}", bench.worker_said("stock"));
-        thread::sleep(Duration::from_millis(20));
-    }
-    let said = bench.worker_said("stock");
-    assert!(said.contains("stock kernels on cpu") && said.contains("`accept_other_kernels`"), "{said}");
+    let refused = bench.refused("stock", &["--kernels", "stock"]);
+    assert_says(&refused, &["stock kernels on cpu", "`accept_other_kernels`"]);
     bench.ends(&mut run, vec![("packed", bench.worker("packed"))]);
     let mut run = bench.start_fleet("open", &["--accept_other_kernels", "true", "--verify_share", "1"]);
     let stock = bench.worker_at(&bench.listen, "other", &["--kernels", "stock"]);
@@ -217,27 +211,49 @@ fn workers_that_score_what_they_make_make_the_weights_of_one_pair() {
 }
 
 #[test]
-fn reward_functions_that_a_worker_does_not_have_are_named_with_the_way_out() {
+fn a_worker_scores_with_its_own_reward_functions_or_is_told_which_it_does_not_have() {
     let bench = FleetBench::new(4, "");
-    fs::write(bench.path("r.py"), "def f(completions, **_):\n    return [len(c) % 3 for c in completions]\n").unwrap();
-    let options = ["--reward_funcs", "r.py:f", "--rewards_on", "workers"];
-    let expected = {
-        let mut run = bench.start("pair", &options[..2]);
-        assert!(run.wait().unwrap().success(), "{}", bench.run_said());
-        bench.result("pair", 4)
-    };
-    let mut run = bench.start_fleet("fleet", &options);
-    let mut lost = bench.worker_at(&bench.listen, "lost", &["--reward-dir", "/nowhere"]);
-    let begun = Instant::now();
-    while lost.ended().is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{}", bench.worker_said("lost"));
-        thread::sleep(Duration::from_millis(20));
+    let (here, elsewhere) = (bench.path("r.py"), bench.path("elsewhere"));
+    fs::create_dir(&elsewhere).unwrap();
+    // So it is seen whose rewards the learner is given.
+    for (path, divisor) in [(here, 3), (elsewhere.join("r.py"), 2)] {
+        let text = format!("def f(completions, **_):\n    return [len(c) % {divisor} for c in completions]\n");
+        fs::write(path, text).unwrap();
     }
-    let said = bench.worker_said("lost");
-    assert!(said.contains("--reward-dir") && said.contains("r.py"), "{said}");
-    assert!(bench.hub_said("fleet").contains("worker lost leaves"), "{}", bench.hub_said("fleet"));
-    bench.ends(&mut run, vec![("found", bench.worker("found"))]);
+    let elsewhere = elsewhere.display().to_string();
+    let options = ["--reward_funcs", "r.py:f"];
+    let pair = |run: &str, more: &[&str]| {
+        let mut running = bench.start(run, &[&options, more].concat());
+        assert!(running.wait().unwrap().success(), "{}", bench.run_said());
+        bench.result(run, 4)
+    };
+    let expected = pair("pair", &["--reward_dir", &elsewhere]);
+    assert!(pair("other", &[]) != expected, "nothing could be seen");
+    let mut run = bench.start_fleet("fleet", &[&options[..], &["--rewards_on", "workers"]].concat());
+    let lost = bench.refused("lost", &["--reward-dir", "/nowhere"]);
+    assert_says(&lost, &["--reward-dir", "r.py"]);
+    assert_says(&bench.hub_said("fleet"), &["worker lost leaves"]);
+    let found = bench.worker_at(&bench.listen, "found", &["--reward-dir", &elsewhere]);
+    bench.ends(&mut run, vec![("found", found)]);
     assert!(bench.result("fleet", 4) == expected, "other weights");
+}
+
+#[test]
+fn reward_functions_that_fail_on_the_workers_end_the_run() {
+    let bench = FleetBench::new(4, "");
+    let elsewhere = bench.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    for (path, body) in [(bench.path("r.py"), "return [1.0 for c in completions]"), (elsewhere.join("r.py"), "1 / 0")] {
+        fs::write(path, format!("def f(completions, **_):\n    {body}\n")).unwrap();
+    }
+    let mut run = bench.start_fleet("fleet", &["--reward_funcs", "r.py:f", "--rewards_on", "workers"]);
+    let worker = bench.worker_at(&bench.listen, "worker", &["--reward-dir", elsewhere.to_str().unwrap()]);
+    assert_eq!(run.wait().unwrap().code(), Some(1), "{}", bench.run_said());
+    let told =
+        ["`f` failed on all 16 completions of step 1", "ZeroDivisionError", "in the log of the worker that called it"];
+    assert_says(&bench.run_said(), &told);
+    assert_says(&bench.worker_said("worker"), &["ZeroDivisionError"]);
+    drop(worker);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 
 use harness::{
     certificates::{Authority, EXPIRED, TODAY},
-    fleet::{FleetBench, Worker},
+    fleet::{FleetBench, Worker, assert_says},
     processes::children,
     proxy::Proxy,
 };
@@ -31,14 +31,6 @@ const GROWTH: u64 = 32 << 10;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("tests have plain paths")
-}
-
-/// Whether somebody has said all of this.
-#[track_caller]
-fn assert_says(said: &str, all: &[&str]) {
-    for words in all {
-        assert!(said.contains(words), "without `{words}`: {said}");
-    }
 }
 
 #[test]

@@ -10,21 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::{binary, cli, fleet::FleetBench, s3::Server, skipped};
+use harness::{
+    binary, cli,
+    fleet::{FleetBench, assert_says},
+    s3::Server,
+    skipped,
+};
 
 const STEPS: u64 = 6;
 /// So long nothing new comes of a run whose worker is gone.
 const SETTLED: Duration = Duration::from_secs(1);
 /// A file system with less room than a version takes.
 const MOUNT: &str = "mount -t tmpfs -o size=200k tmpfs \"$0\" && exec \"$@\"";
-
-/// Whether somebody has said all of this.
-#[track_caller]
-fn assert_says(said: &str, all: &[&str]) {
-    for words in all {
-        assert!(said.contains(words), "without `{words}`: {said}");
-    }
-}
 
 /// Folders of a store that have everything, differences or others.
 fn published(store: &Path, differences: bool) -> BTreeSet<PathBuf> {
@@ -39,6 +36,15 @@ fn published(store: &Path, differences: bool) -> BTreeSet<PathBuf> {
 fn largest(folder: &Path) -> Option<PathBuf> {
     let objects = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
     objects.max_by_key(|path| fs::metadata(path).map_or(0, |what| what.len()))
+}
+
+/// The folder of a store that has what is published under a prefix.
+fn folder_of(store: &Path, prefix: &str) -> PathBuf {
+    let is_meant = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!("{prefix}-")))
+            && path.join("index.json").is_file()
+    };
+    fs::read_dir(store).unwrap().flatten().map(|entry| entry.path()).find(is_meant).expect("it was published")
 }
 
 /// What somebody does to an object.
@@ -107,6 +113,51 @@ fn a_version_that_somebody_damages_in_the_store_is_sent_again() {
 }
 
 #[test]
+fn the_base_of_adapters_that_somebody_damages_in_the_store_is_sent_again() {
+    let bench = FleetBench::new(STEPS, "use_peft = true\nlora_r = 4\n");
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet", &[]);
+    let worker = |name: &str| {
+        let cache = bench.path(&format!("cache-{name}")).display().to_string();
+        bench.worker_at(&bench.listen, name, &["--cache", &cache, "--tokens-per-second", "500"])
+    };
+    let first = worker("first");
+    bench.wait_for_step("fleet", 2);
+    drop(first);
+    bench.hub_says("fleet", "worker first is gone");
+    overwrite(&largest(&folder_of(&bench.path("fleet/store"), "base")).unwrap());
+    let second = worker("second");
+    bench.hub_says("fleet", "are sent again: worker second: ");
+    bench.ends(&mut run, vec![("second", second)]);
+    assert_says(&bench.worker_said("second"), &["is damaged: bytes 0 to"]);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    assert_eq!(bench.hub_said("fleet").matches("are sent again: ").count(), 1);
+}
+
+#[test]
+fn a_worker_whose_store_is_another_one_is_dropped_and_the_run_goes_on() {
+    let bench = FleetBench::new(STEPS, "");
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet", &[]);
+    let first = bench.worker_at(&bench.listen, "first", &["--tokens-per-second", "500"]);
+    bench.wait_for_step("fleet", 1);
+    drop(first);
+    // A copy that nobody keeps up to date: it has the model and no version.
+    let (store, copy) = (bench.path("fleet/store"), bench.path("copy"));
+    fs::create_dir(&copy).unwrap();
+    let copied = Command::new("cp").arg("-r").arg(folder_of(&store, "model")).arg(&copy).status();
+    assert!(copied.unwrap().success());
+    let place = copy.display().to_string();
+    let refused = bench.refused("astray", &["--store", &place]);
+    assert_says(&refused, &["weights were sent again several times", "its --store", "is not there"]);
+    let near = bench.worker("near");
+    bench.ends(&mut run, vec![("near", near)]);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    assert_says(&bench.run_said(), &["notice: worker astray was dropped: weights were sent again several times"]);
+    assert!(!bench.run_said().contains("restarting"), "{}", bench.run_said());
+}
+
+#[test]
 fn instead_of_a_damaged_difference_the_whole_version_is_fetched() {
     let bench = FleetBench::new(STEPS, "");
     let expected = bench.pair(STEPS);
@@ -158,7 +209,7 @@ fn a_store_that_is_full_is_tried_again_until_there_is_room() {
     assert!(bench.table("fleet")["store_trouble"].is_null());
 }
 
-/// It takes longer than others, since a store is tried again for half a minute, by two samplers one after the other.
+/// It takes longer than others, since a store is tried again for half a minute, by each of three samplers, one after the other.
 #[test]
 fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     let mut bench = FleetBench::new(STEPS, "");
@@ -172,7 +223,6 @@ fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     server.fill(true);
     let status = run.wait().unwrap();
     let said = bench.run_said();
-    println!("{status}\n{said}\n{}\n{}", bench.hub_said("fleet"), bench.worker_said("worker"));
     assert!(!status.success(), "{said}");
     assert_says(&said, &["do not get into the store: s3://bucket/run: no room for"]);
     server.fill(false);

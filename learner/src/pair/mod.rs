@@ -24,7 +24,7 @@ use shared::{
     ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
     channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
-    config::TrainConfig,
+    config::{RewardsOn, TrainConfig},
     disk_room,
     heartbeat::{self, Deadlines, Phase},
     ledger::{LedgerEvent, LedgerFile, LedgerLine, check_balance},
@@ -364,10 +364,13 @@ impl<'a> Run<'a> {
             if self.durable < self.state.step {
                 self.save(link)?;
             }
+            let log = match self.config.rewards_on {
+                RewardsOn::Run => self.run_dir.log("rollout").display().to_string(),
+                RewardsOn::Workers => "the log of the worker that called it".to_owned(),
+            };
             return Err(LearnerError::Reward(format!(
                 "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what it \
-                 printed is in {}; correct it, or set `reward_failure_stops` to false to train without it",
-                self.run_dir.log("rollout").display()
+                 printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
             )));
         }
         Ok(())

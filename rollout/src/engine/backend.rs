@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ndarray::{Array2, ArrayView2, ArrayViewMut2};
+use ndarray::{ArrayView2, ArrayViewMut2};
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
@@ -106,8 +106,15 @@ pub(super) trait Backend {
     /// Bytes of keys and values in use.
     fn kv_bytes_in_use(&self) -> u64;
 
-    /// Logits (`[scored, vocab]`) of the positions before each of the last `scored` of some tokens, beside the sequences that run.
-    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError>;
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in their order, beside the
+    /// sequences that run.
+    fn score(
+        &mut self,
+        config: &ModelConfig,
+        tokens: &[u32],
+        scored: usize,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError>;
 
     /// What loads and probes another version, to be run on a side thread.
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob;
@@ -115,6 +122,9 @@ pub(super) trait Backend {
     /// Takes into use what the last [`Backend::load`] has loaded. Prompts are to be computed anew.
     fn install(&mut self);
 }
+
+/// What is done with a row of logits.
+pub(super) type EachRow<'a> = &'a mut dyn FnMut(&[f32]);
 
 /// [`Backend::draw`] from logits in main memory.
 pub(super) fn draw_on_host(

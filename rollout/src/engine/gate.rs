@@ -14,7 +14,6 @@ use std::{
 
 use exporters::{Adapter, ExportError, Inspected, VersionDir};
 use memmap2::Mmap;
-use ndarray::{Array2, ArrayView1};
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
     Canaries, Dtype, ModelConfig, PolicyVersion, TensorRole, WeightManifest,
@@ -25,6 +24,7 @@ use shared::{
 
 use super::{
     EngineError, EngineOptions, WeightSource,
+    backend::EachRow,
     session::{read_manifest, require_finite},
 };
 use crate::sampling::stats::{block_exp_sums, block_maxima};
@@ -225,8 +225,8 @@ impl Examined {
         self.token_ids().len()
     }
 
-    /// Compares log-probs with the learner's. `score` gives the logits (`[scored, vocab]`) that precede the last tokens of a
-    /// sequence. Returns the time that the gate took.
+    /// Compares log-probs with the learner's. `score` gives the rows of logits (`[vocab]`) that precede the last tokens of a
+    /// sequence, so many. Returns the time that the gate took.
     ///
     /// # Errors
     /// [`EngineError::Refused`], or those of `score`.
@@ -234,21 +234,22 @@ impl Examined {
         self,
         vocab: usize,
         rounding: Rounding,
-        score: impl FnOnce(&[u32], usize) -> Result<Array2<f32>, EngineError>,
+        score: impl FnOnce(&[u32], usize, EachRow<'_>) -> Result<(), EngineError>,
     ) -> Result<Duration, EngineError> {
         let begun = Instant::now();
         let Some(canaries) = &self.canaries else {
             let probe = PROBE.map(|token| token % vocab as u32);
-            let logits = score(&probe, 1)?;
-            require_finite(logits.as_slice().expect("a new array is contiguous"))?;
-            return Ok(self.time);
+            let mut found = None;
+            score(&probe, 1, &mut |row| found = Some(require_finite(row)))?;
+            return found.expect("a row of logits was asked for").map(|()| self.time);
         };
         let refuse = |reason: String| Err(EngineError::Refused { version: self.version, reason });
         if let Some(token) = canaries.token_ids.iter().find(|&&token| token as usize >= vocab) {
             return refuse(format!("canary {token} is outside the vocabulary of {vocab} tokens"));
         }
-        let logits = score(&canaries.token_ids, canaries.scored())?;
-        let (distance, tolerance) = (distance(canaries, &logits), rounding.tolerance(canaries.dtype));
+        let (tokens, count) = (&canaries.token_ids, canaries.scored());
+        let found = logprobs(&tokens[tokens.len() - count..], |each| score(tokens, count, each))?;
+        let (distance, tolerance) = (distance_of(&found, &canaries.logprobs), rounding.tolerance(canaries.dtype));
         tracing::debug!(version = %self.version, distance, tolerance, "canaries");
         if distance <= tolerance {
             return Ok(self.time + begun.elapsed());
@@ -256,33 +257,31 @@ impl Examined {
         refuse(format!(
             "every tensor is the learner's, and the log-probs of {} canaries are not: they are {distance:.1e} apart \
              (tolerance {tolerance:.0e}); graph, constants, packing or kernels differ",
-            canaries.scored()
+            count
         ))
     }
 }
 
-/// How far the log-probs of rows of logits are from the learner's: the mean of |Δ| / (1 + |log-prob|), which is the absolute
-/// difference for likely tokens and the relative one for unlikely ones.
-fn distance(canaries: &Canaries, logits: &Array2<f32>) -> f64 {
-    let scored = &canaries.token_ids[canaries.token_ids.len() - canaries.scored()..];
-    distance_of(&logprobs(logits, scored), &canaries.logprobs)
-}
-
-/// The same of two lists of log-probs.
+/// How far log-probs are from those that they should be: the mean of |Δ| / (1 + |log-prob|), which is the absolute difference for
+/// likely tokens and the relative one for unlikely ones.
 pub(crate) fn distance_of(found: &[f64], meant: &[f64]) -> f64 {
     let distances = found.iter().zip(meant).map(|(found, meant)| (found - meant).abs() / (1.0 + meant.abs()));
     distances.sum::<f64>() / meant.len() as f64
 }
 
-/// Log-probs of tokens, each by its row of logits.
-pub(super) fn logprobs(logits: &Array2<f32>, tokens: &[u32]) -> Vec<f64> {
-    let (mut maxima, mut sums) = (Vec::new(), Vec::new());
-    let of_row = |(row, &token): (ArrayView1<'_, f32>, &u32)| {
-        let row = row.to_slice().expect("a row of logits is contiguous");
+/// Log-probs of tokens, by the rows of logits that `score` gives, one for each.
+pub(super) fn logprobs(
+    tokens: &[u32],
+    score: impl FnOnce(EachRow<'_>) -> Result<(), EngineError>,
+) -> Result<Vec<f64>, EngineError> {
+    let (mut maxima, mut sums, mut found) = (Vec::new(), Vec::new(), Vec::with_capacity(tokens.len()));
+    score(&mut |row| {
         let max = block_maxima(row, &mut maxima);
-        f64::from(row[token as usize] - max) - block_exp_sums(row, max, 1.0, &mut sums).ln()
-    };
-    logits.rows().into_iter().zip(tokens).map(of_row).collect()
+        let token = row[tokens[found.len()] as usize];
+        found.push(f64::from(token - max) - block_exp_sums(row, max, 1.0, &mut sums).ln());
+    })?;
+    assert_eq!(found.len(), tokens.len(), "a row of logits for each token");
+    Ok(found)
 }
 
 /// How far the log-probs of two engines may be apart, by [`distance_of`], that have the same weights and compute otherwise.
@@ -304,7 +303,7 @@ impl Rounding {
         Self { stored: class.device.export_dtype(), weights, kv }
     }
 
-    /// The largest [`distance`] from a learner that computes in `learner`: several times what was found between honest sides, on
+    /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found between honest sides, on
     /// trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2, keys and values in int8 3e-2, a
     /// learner in bf16 8e-3). A version that has nothing to do with its canaries is 0.15 away and more.
     fn tolerance(self, learner: Dtype) -> f64 {

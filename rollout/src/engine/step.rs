@@ -213,8 +213,8 @@ impl Engine {
                 "a prompt and a completion of tokens of the vocabulary are needed".into(),
             ));
         }
-        let logits = self.backend.score(&self.config, &tokens, completion_ids.len())?;
-        Ok(gate::logprobs(&logits, completion_ids))
+        let (backend, config) = (&mut self.backend, &self.config);
+        gate::logprobs(completion_ids, |each| backend.score(config, &tokens, completion_ids.len(), each))
     }
 
     /// Time and work so far.

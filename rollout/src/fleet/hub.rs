@@ -152,11 +152,14 @@ impl Fleet {
         }
         let Some((edition, reason)) = self.shared.desk().damage() else { return Ok(()) };
         let version = edition.version;
-        let failed = |message| EngineError::Swap { version, message };
-        tracing::warn!("weights v{version} are sent again: {reason}");
-        let repair = self.publisher.repair(edition).map_err(|e| failed(format!("no thread to publish it: {e}")))?;
-        let lost = || failed(format!("the store does not keep what is written into it: {reason}"));
-        self.repair = Some(repair.ok_or_else(lost)?);
+        let failed = |e| EngineError::Swap { version, message: format!("no thread to publish it: {e}") };
+        match self.publisher.repair(edition).map_err(failed)? {
+            Some(repair) => {
+                tracing::warn!("weights v{version} are sent again: {reason}");
+                self.repair = Some(repair);
+            }
+            None => self.shared.desk().drop_finding_damage(),
+        }
         Ok(())
     }
 

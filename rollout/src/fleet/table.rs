@@ -28,12 +28,12 @@ pub fn status(desk: &Desk, now: Instant) -> FleetStatus {
         fetched_bytes: totals.fetched_bytes,
         ..FleetStatus::default()
     };
-    for (number, worker) in desk.workers() {
-        let row = row(desk, *number, worker, newest, now);
-        if row.state.at_work() {
+    for (_, worker) in desk.workers() {
+        // How many leases it has is not told here.
+        if state(worker, 0, now).at_work() {
             status.workers += 1;
-            status.tokens_per_s += row.tokens_per_s as u64;
-            status.staleness = status.staleness.max(row.staleness.unwrap_or(0));
+            status.tokens_per_s += worker.rate().unwrap_or(0.0) as u64;
+            status.staleness = status.staleness.max(staleness(worker, newest).unwrap_or(0));
         }
     }
     status
@@ -63,7 +63,6 @@ pub fn of(desk: &Desk, now: Instant) -> WorkersTable {
 
 fn row(desk: &Desk, number: u64, worker: &Worker, newest: Option<u64>, now: Instant) -> WorkerRow {
     let leases = desk.leases_of(number) as u64;
-    let version = worker.version().map(|version| version.0);
     let time = worker.work.busy_s + worker.work.idle_s;
     WorkerRow {
         number: format!("{number:016x}"),
@@ -71,8 +70,8 @@ fn row(desk: &Desk, number: u64, worker: &Worker, newest: Option<u64>, now: Inst
         state: state(worker, leases, now),
         reason: worker.dropped().or(worker.unfetched.as_ref().map(|what| &*what.reason)).map(str::to_owned),
         class: worker.class.map(in_words).unwrap_or_default(),
-        version,
-        staleness: newest.zip(version).map(|(newest, version)| newest.saturating_sub(version)),
+        version: worker.version().map(|version| version.0),
+        staleness: staleness(worker, newest),
         tokens: worker.work.tokens,
         tokens_per_s: worker.rate().unwrap_or(0.0),
         busy_share: if time > 0.0 { worker.work.busy_s / time } else { 0.0 },
@@ -89,6 +88,11 @@ fn row(desk: &Desk, number: u64, worker: &Worker, newest: Option<u64>, now: Inst
         last_call_s: worker.silence(now).as_secs_f64(),
         joined_s: now.duration_since(worker.joined).as_secs_f64(),
     }
+}
+
+/// Versions that a worker is behind.
+fn staleness(worker: &Worker, newest: Option<u64>) -> Option<u64> {
+    newest.zip(worker.version()).map(|(newest, version)| newest.saturating_sub(version.0))
 }
 
 fn state(worker: &Worker, leases: u64, now: Instant) -> WorkerState {

@@ -33,8 +33,8 @@ impl Detector for Failing {
                 NoticeKind::RewardFailures,
                 step,
                 format!("reward function `{name}` failed on {failed} of {completions} completions{reason}"),
-                "correct it (what it printed is in logs/rollout.log), or give it more time with `reward_timeout`; \
-                 `reward_failure` says what becomes of such completions",
+                "correct it (what it printed is in logs/rollout.log, with `rewards_on` workers in the log of one), or give \
+                 it more time with `reward_timeout`; `reward_failure` says what becomes of such completions",
             )
             .about(name)
         };

@@ -9,13 +9,13 @@ mod captured;
 pub(super) mod cuda;
 pub(super) mod tensorrt;
 
-use ndarray::{Array2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use shared::{ModelConfig, WeightManifest, config::Device, native::ONNXRUNTIME_VARIABLE};
 
 use self::{candidates::Candidates, captured::CapturedSteps};
 use super::{
     EngineError, EngineOptions, WeightSource,
-    backend::{Abilities, Backend, Cost, Prompts, draw_on_host},
+    backend::{Abilities, Backend, Cost, EachRow, Prompts, draw_on_host},
     draft::Drafts,
     runtime::library_path,
     sequence::{DecodeRow, Sequence},
@@ -129,8 +129,14 @@ impl Backend for DeviceBackend {
         self.stock.kv_bytes_in_use()
     }
 
-    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
-        self.stock.score(config, tokens, scored)
+    fn score(
+        &mut self,
+        config: &ModelConfig,
+        tokens: &[u32],
+        scored: usize,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError> {
+        self.stock.score(config, tokens, scored, each)
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {

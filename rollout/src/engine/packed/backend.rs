@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ndarray::{Array2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
@@ -18,7 +18,7 @@ use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_P
 use super::{
     super::{
         EngineError, EngineOptions, WeightSource,
-        backend::{Abilities, Backend, Cost, Prompts},
+        backend::{Abilities, Backend, Cost, EachRow, Prompts},
         draft::Drafts,
         gate::{Examined, Gate, Rounding},
         scheduler::PrefillLimits,
@@ -270,10 +270,16 @@ impl Backend for PackedBackend {
         self.bytes_of(self.options.pages.pages - self.free.count())
     }
 
-    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+    fn score(
+        &mut self,
+        config: &ModelConfig,
+        tokens: &[u32],
+        scored: usize,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError> {
         let pages = page_shape(config, 1, tokens.len(), self.options.pages.format);
         let options = PackedOptions { pages, ..self.options };
-        PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored)
+        PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored, each)
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
@@ -325,7 +331,7 @@ fn pass(
     let pages = page_shape(config, 1, examined.positions(), kv);
     let mut session = PackedSession::new(weights, config, PackedOptions { pages, ..options })?;
     let rounding = Rounding { stored: dtype_of(manifest), weights: options.format, kv };
-    examined.pass(config.vocab_size, rounding, |tokens, scored| session.score(tokens, scored))
+    examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, each))
 }
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.

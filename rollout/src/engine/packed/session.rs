@@ -18,7 +18,7 @@ use shared::ModelConfig;
 use super::{
     super::{
         EngineError,
-        backend::Cost,
+        backend::{Cost, EachRow},
         binding::{Bindings, TensorMemory},
         session::{SessionOptions, alone, builder},
         storage::FloatMemory,
@@ -136,25 +136,25 @@ impl PackedSession {
         std::mem::take(&mut operators::lock(&self.state).cost)
     }
 
-    /// Logits (`[scored, vocab]`) of the positions before each of the last `scored` of some tokens. For a session of its own.
-    pub fn score(&mut self, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
-        // A long sequence goes through in pieces: its activations would take memory that nobody has planned.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens. For a session of its own.
+    pub fn score(&mut self, tokens: &[u32], scored: usize, each: EachRow<'_>) -> Result<(), EngineError> {
+        // A long sequence goes through in pieces: activations and logits would take memory that nobody has planned.
         const PIECE: usize = 256;
         let fed: Vec<i64> = tokens[..tokens.len() - 1].iter().map(|&t| i64::from(t)).collect();
         let pages: Vec<u32> = (0..PageShape::pages_for(fed.len()) as u32).collect();
         let (before, last) = fed.split_at(fed.len() - scored);
-        let mut logits = Array2::from_elem((scored, self.vocab), f32::NAN);
+        let (unscored, scored) = (before.chunks(PIECE).map(|piece| (piece, 0)), last.chunks(PIECE));
         let mut computed = 0;
-        for piece in before.chunks(PIECE) {
-            let none = ArrayViewMut2::from_shape((0, self.vocab), &mut []).expect("no rows have no elements");
-            self.run(piece, none, |spans, _| spans.push(&[], 0, &pages, computed, piece.len()))?;
+        for (piece, rows) in unscored.chain(scored.map(|piece| (piece, piece.len()))) {
+            let mut logits = Array2::from_elem((rows, self.vocab), f32::NAN);
+            self.run(piece, logits.view_mut(), |spans, wanted| {
+                spans.push(&[], 0, &pages, computed, piece.len());
+                wanted.extend(0..rows);
+            })?;
+            logits.rows().into_iter().for_each(|row| each(row.to_slice().expect("a row of logits is contiguous")));
             computed += piece.len();
         }
-        self.run(last, logits.view_mut(), |spans, rows| {
-            spans.push(&[], 0, &pages, computed, last.len());
-            rows.extend(0..last.len());
-        })?;
-        Ok(logits)
+        Ok(())
     }
 }
 
@@ -190,6 +190,6 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("a packed kernel panicked"), "{error}");
-        session.score(&[0, 1, 2], 1).unwrap();
+        session.score(&[0, 1, 2], 1, &mut |_| ()).unwrap();
     }
 }

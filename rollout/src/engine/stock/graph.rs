@@ -5,7 +5,6 @@ use std::{ffi::CString, fmt::Debug};
 use bytemuck::Pod;
 use exporters::{ExportError, VersionDir};
 use half::{bf16, f16};
-use ndarray::Array2;
 use ort::{
     memory::AllocationDevice,
     session::{RunOptions, Session},
@@ -23,6 +22,7 @@ use super::{
 };
 use crate::engine::{
     EngineError, WeightSource,
+    backend::EachRow,
     binding::{Bindings, TensorMemory},
     device, runtime,
     sequence::DecodeRow,
@@ -152,22 +152,28 @@ impl GraphSession {
         Ok(())
     }
 
-    /// Logits (`[scored, vocab]`) of the positions before each of the last `scored` of some tokens, over keys and values of
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, over keys and values of
     /// their own.
-    pub fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
+    pub fn score(
+        &mut self,
+        config: &ModelConfig,
+        tokens: &[u32],
+        scored: usize,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError> {
         let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, tokens.len()), self.device)?;
         let mut batch = Batch::default();
-        let mut logits = Array2::from_elem((scored, self.vocab), f32::NAN);
+        let mut logits = vec![f32::NAN; self.vocab];
         let prompt = tokens.len() - scored;
         batch.set_prefill([&tokens[..prompt]].into_iter());
-        let rows = logits.rows_mut().into_iter().zip(prompt..).try_for_each(|(mut row, next)| {
-            let row = FloatMemory::new(row.as_slice_mut().expect("a row of logits is contiguous"));
-            let result = self.run(&batch.inputs(), &mut kv, 0, row, None);
+        let scored = (prompt..tokens.len()).try_for_each(|next| {
+            self.run(&batch.inputs(), &mut kv, 0, FloatMemory::new(&mut logits), None)?;
+            each(&logits);
             batch.set_decode([DecodeRow { token: tokens[next], position: next }].into_iter());
-            result
+            Ok(())
         });
         self.bound = None;
-        rows.map(|()| logits)
+        scored
     }
 }
 

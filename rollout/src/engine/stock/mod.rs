@@ -9,7 +9,7 @@ pub(super) mod kv_cache;
 
 use std::time::Duration;
 
-use ndarray::{Array2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{ModelConfig, WeightManifest};
 
@@ -20,7 +20,7 @@ use self::{
 };
 use super::{
     EngineError, EngineOptions, WeightSource,
-    backend::{Abilities, Backend, Cost, Prompts},
+    backend::{Abilities, Backend, Cost, EachRow, Prompts},
     draft::Drafts,
     gate::{Gate, Rounding},
     scheduler::PrefillLimits,
@@ -57,8 +57,8 @@ fn load(
     let examined = gate.examine(source, manifest)?;
     let mut session = GraphSession::open(source, config, options)?;
     let rounding = Rounding { stored: dtype_of(manifest), weights: Format::Fp32, kv: KvFormat::Fp32 };
-    let score = |tokens: &[u32], scored| session.score(config, tokens, scored);
-    let time = examined.pass(config.vocab_size, rounding, score)?;
+    let time = examined
+        .pass(config.vocab_size, rounding, |tokens, scored, each| session.score(config, tokens, scored, each))?;
     Ok((session, time))
 }
 
@@ -154,8 +154,14 @@ impl Backend for StockBackend {
         self.batch.positions * self.kv.position_bytes()
     }
 
-    fn score(&mut self, config: &ModelConfig, tokens: &[u32], scored: usize) -> Result<Array2<f32>, EngineError> {
-        self.session.score(config, tokens, scored)
+    fn score(
+        &mut self,
+        config: &ModelConfig,
+        tokens: &[u32],
+        scored: usize,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError> {
+        self.session.score(config, tokens, scored, each)
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {

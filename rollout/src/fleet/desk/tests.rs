@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use shared::{
-    FinishReason, SamplingParams, TokenLogprob,
+    FinishReason, SamplingParams, StepScore, TokenLogprob,
     channel::{
         Refusal,
-        fleet::{Unfetched, Work},
+        fleet::{Lease as LeaseMessage, Unfetched, Work},
     },
     config::{Device, Kernels, KvDtype, RolloutDtype},
     rng,
 };
 
-use super::*;
+use super::{staff::MOST_REASONS, *};
 
 const VOCAB: u32 = 50;
 const HUB: u64 = 77;
@@ -259,6 +259,30 @@ fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well
 }
 
 #[test]
+fn of_a_lease_that_two_have_made_together_nothing_is_left() {
+    let mut desk = desk(0.0);
+    let now = Instant::now();
+    desk.announce(edition(0));
+    let mut fakes = [Fake::new(1), Fake::new(2)];
+    for fake in &mut fakes {
+        (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
+    }
+    (0..2).for_each(|tag| desk.add(request(tag, 2), PolicyVersion(0), None));
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    // The second is done in two seconds, and is given what the first has not even begun.
+    (0..2).for_each(|_| fakes[1].work());
+    fakes[1].call(&mut desk, now + seconds(2), true);
+    fakes[1].call(&mut desk, now + seconds(9), true);
+    assert_eq!(desk.leases.len(), 2);
+    let (&id, lease) = fakes[1].held.first_key_value().expect("it was given both");
+    assert_eq!(lease.samples, [0, 1]);
+    fakes[1].done.insert((id, 0));
+    fakes.iter_mut().for_each(Fake::work);
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now + seconds(10), true)));
+    assert_eq!((desk.take_finished().len(), desk.leases.len(), desk.requests.len()), (4, 0, 0));
+}
+
+#[test]
 fn weights_that_one_of_several_workers_refuses_or_finds_damaged() {
     let mut desk = desk(0.0);
     let now = Instant::now();
@@ -323,13 +347,22 @@ fn refused_calls_are_counted_by_the_first_few_reasons() {
 #[test]
 fn completions_that_cannot_be_drop_their_worker() {
     type Spoil = fn(&mut Made);
-    let spoils: [(Spoil, &str); 6] = [
+    let spoils: [(Spoil, &str); 9] = [
         (|made| made.token_ids[0] = VOCAB, "of a vocabulary of 50"),
         (|made| made.token_ids.clear(), "0 tokens"),
         (|made| made.token_ids = vec![1; 9], "9 tokens"),
         (|made| made.logprobs.clear(), "0 log-probs"),
         (|made| made.logprobs[0].logprob = f32::NAN, "not finite"),
         (|made| made.versions = vec![(0, PolicyVersion(9))], "asked for v0 to v0"),
+        (|made| made.rewards = vec![RewardOutcome::Score(1.0)], "1 rewards of 2 functions"),
+        (|made| made.rewards = vec![RewardOutcome::NotApplicable, RewardOutcome::Score(f64::NAN)], "not finite"),
+        (
+            |made| {
+                let step = StepScore { score: f64::INFINITY, end: 1 };
+                made.rewards = vec![RewardOutcome::Score(0.5), RewardOutcome::Steps(vec![step])];
+            },
+            "not finite",
+        ),
     ];
     for (spoil, words) in spoils {
         let mut desk = desk(0.0);

@@ -18,7 +18,7 @@ use shared::{
     channel::fleet::{Difference, Edition},
     config::RolloutDtype,
 };
-use shared_store::{Published, Store, StoreError};
+use shared_store::{Published, Store, StoreError, Watch};
 
 use super::{BASE, GiveUp, prefix, prefix_of_difference, record::Record, remove};
 use crate::engine::{self, EngineError, WeightSource};
@@ -129,8 +129,9 @@ impl Publisher {
         let job = move || {
             if let Some(damaged) = damaged {
                 sending.remove(&damaged);
+                damaged.base.iter().for_each(|base| sending.remove_object(BASE, base));
             }
-            let mut journey = Journey { sending: &sending, over: &over, bytes: &bytes, trouble: &trouble };
+            let journey = Journey { sending: &sending, over: &over, bytes: &bytes, trouble: &trouble };
             let _ = done.send(journey.carry(&from, publication, &in_use));
         };
         let thread = thread::Builder::new().name("publish".into()).spawn(job)?;
@@ -196,14 +197,17 @@ impl OnItsWay {
 }
 
 impl Sending {
-    /// Removes what the store has of an edition.
+    /// Removes what the store has of an edition. The export that adapters are added to stays: others are, too.
     fn remove(&self, edition: &Edition) {
-        let of_differences =
-            edition.differences.iter().map(|known| (prefix_of_difference(known.from, edition.version), known.blake3));
-        for (prefix, blake3) in of_differences.chain([(prefix(edition.version), edition.blake3)]) {
-            if let Err(error) = self.store.remove(&prefix, &blake3, &()) {
-                tracing::warn!("{prefix} stays in the store: {error}");
-            }
+        for known in &edition.differences {
+            self.remove_object(&prefix_of_difference(known.from, edition.version), &known.blake3);
+        }
+        self.remove_object(&prefix(edition.version), &edition.blake3);
+    }
+
+    fn remove_object(&self, prefix: &str, blake3: &[u8; 32]) {
+        if let Err(error) = self.store.remove(prefix, blake3, &()) {
+            tracing::warn!("{prefix} stays in the store: {error}");
         }
     }
 
@@ -224,7 +228,7 @@ struct Journey<'a> {
 
 impl Journey<'_> {
     /// Checks a version and carries it into the store.
-    fn carry(&mut self, source: &WeightSource, publication: u64, in_use: &[Edition]) -> Result<Edition, EngineError> {
+    fn carry(&self, source: &WeightSource, publication: u64, in_use: &[Edition]) -> Result<Edition, EngineError> {
         let manifest = engine::examine(source, &self.sending.model, self.sending.conformity_gate)?;
         let version = source.version;
         let carried = self.carry_examined(source, &manifest, publication, in_use);
@@ -235,7 +239,7 @@ impl Journey<'_> {
     }
 
     fn carry_examined(
-        &mut self,
+        &self,
         source: &WeightSource,
         manifest: &WeightManifest,
         publication: u64,
@@ -260,7 +264,7 @@ impl Journey<'_> {
     }
 
     fn carry_rounded(
-        &mut self,
+        &self,
         source: &WeightSource,
         dtype: RolloutDtype,
         edition: impl FnOnce([u8; 32]) -> Edition,
@@ -284,7 +288,7 @@ impl Journey<'_> {
             match self.lead(used, &edition, size) {
                 Ok(Some(difference)) => edition.differences.push(difference),
                 Ok(None) => (),
-                Err(error) if self.over.0.load(Ordering::Relaxed) => return Err(error),
+                Err(error) if self.over.give_up() => return Err(error),
                 Err(error) => tracing::warn!("v{} goes without a difference: {error}", source.version),
             }
         }
@@ -292,7 +296,7 @@ impl Journey<'_> {
     }
 
     /// Publishes the difference between two editions where that is less than the newer one, of `whole` bytes.
-    fn lead(&mut self, from: &Edition, to: &Edition, whole: u64) -> Result<Option<Difference>, SendError> {
+    fn lead(&self, from: &Edition, to: &Edition, whole: u64) -> Result<Option<Difference>, SendError> {
         let prefix = prefix_of_difference(from.version, to.version);
         let place = self.sending.rounded_dir.join(&prefix);
         let size = difference(&self.sending.rounded_at(to), &self.sending.rounded_at(from), &place)?.packed;
@@ -307,7 +311,7 @@ impl Journey<'_> {
         Ok(published.transpose()?.map(leads))
     }
 
-    fn publish(&mut self, prefix: &str, dir: &Path) -> Result<Published, StoreError> {
+    fn publish(&self, prefix: &str, dir: &Path) -> Result<Published, StoreError> {
         let published = again(self.over, self.trouble, || self.sending.store.publish(prefix, dir, self.over))?;
         self.bytes.fetch_add(published.bytes, Ordering::Relaxed);
         tracing::info!("{prefix} is in the store: {} bytes in {:.2} s", published.bytes, published.seconds);
@@ -335,7 +339,7 @@ fn again<T>(
     let mut pause = PAUSE;
     for _ in 1..TRIES {
         let error = match what() {
-            Err(error) if !over.0.load(Ordering::Relaxed) => error,
+            Err(error) if !over.give_up() => error,
             done => {
                 trouble.is(None);
                 return done;
@@ -344,7 +348,7 @@ fn again<T>(
         tracing::warn!("the store is tried again in {} s: {error}", pause.as_secs());
         trouble.is(Some(error.to_string()));
         let until = Instant::now() + pause;
-        while Instant::now() < until && !over.0.load(Ordering::Relaxed) {
+        while Instant::now() < until && !over.give_up() {
             thread::sleep(Duration::from_millis(50));
         }
         pause *= 2;
