@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::{
     bench::{self, Running},
     binary,
+    line::Host,
     training::json_lines,
 };
 
@@ -140,7 +141,21 @@ impl FleetBench {
     /// When it cannot be started.
     #[must_use]
     pub fn worker_at(&self, join: &str, name: &str, more: &[&str]) -> Worker {
-        let mut command = Command::new(binary("tandem"));
+        self.start_worker(Command::new(binary("tandem")), join, name, more)
+    }
+
+    /// Starts a worker on another host.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn worker_on(&self, host: &Host, name: &str, more: &[&str]) -> Worker {
+        let mut command = host.command();
+        command.arg(binary("tandem"));
+        self.start_worker(command, &self.listen, name, more)
+    }
+
+    fn start_worker(&self, mut command: Command, join: &str, name: &str, more: &[&str]) -> Worker {
         command.args(["worker", "--join", join, "--name", name, "--threads", "1"]);
         command.env("TANDEM_RETRY_FOR", "120");
         command.envs(self.variables.iter().cloned());

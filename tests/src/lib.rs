@@ -11,6 +11,7 @@ pub mod fleet;
 pub mod fuzz;
 pub mod golden;
 pub mod hub;
+pub mod line;
 pub mod memory;
 pub mod processes;
 pub mod proxy;

@@ -77,7 +77,16 @@ impl Server {
     /// When it cannot be started.
     #[must_use]
     pub fn start() -> Self {
-        Self::start_in(folder(), true)
+        Self::start_in(folder(), true, Ipv4Addr::LOCALHOST)
+    }
+
+    /// The same at another address of this machine.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_at(address: Ipv4Addr) -> Self {
+        Self::start_in(folder(), true, address)
     }
 
     /// One that answers everybody, as a web server does.
@@ -86,7 +95,7 @@ impl Server {
     /// When it cannot be started.
     #[must_use]
     pub fn open_to_all() -> Self {
-        Self::start_in(folder(), false)
+        Self::start_in(folder(), false, Ipv4Addr::LOCALHOST)
     }
 
     /// One whose objects are files in a folder.
@@ -94,7 +103,7 @@ impl Server {
     /// # Panics
     /// When it cannot be started.
     #[must_use]
-    pub fn start_in(dir: TempDir, private: bool) -> Self {
+    pub fn start_in(dir: TempDir, private: bool, address: Ipv4Addr) -> Self {
         let root = dir.path().to_owned();
         std::fs::create_dir_all(root.join("bucket")).expect("there is room for a folder");
         let mut service = S3ServiceBuilder::new(FileSystem::new(&root).expect("the folder is there"));
@@ -105,7 +114,7 @@ impl Server {
         }
         let service = service.build();
         let runtime = Runtime::new().expect("there are threads for it");
-        let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).expect("a port is free");
+        let listener = runtime.block_on(TcpListener::bind((address, 0))).expect("a port is free");
         let address = listener.local_addr().expect("it listens");
         runtime.spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {

@@ -209,7 +209,7 @@ fn a_store_that_is_full_is_tried_again_until_there_is_room() {
     assert!(bench.table("fleet")["store_trouble"].is_null());
 }
 
-/// It takes longer than others, since a store is tried again for half a minute, by each of three samplers, one after the other.
+/// It takes longer than others, since a store is tried again for half a minute, by each of two samplers, one after the other.
 #[test]
 fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     let mut bench = FleetBench::new(STEPS, "");
@@ -217,7 +217,7 @@ fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     let server = Server::start();
     bench.variables = server.variables(server.address);
     let flags = ["--weights_store", "s3://bucket/run"];
-    let mut run = bench.start_fleet("fleet", &flags);
+    let mut run = bench.start_fleet("fleet", &[&flags[..], &["--max_restarts", "1"]].concat());
     let worker = bench.worker_at(&bench.listen, "worker", &["--tokens-per-second", "500"]);
     bench.wait_for_step("fleet", 1);
     server.fill(true);
