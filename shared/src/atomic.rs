@@ -131,17 +131,8 @@ fn fill_dir<E: From<io::Error>>(
 /// # Errors
 /// Any error of the file system; `filled` is then still there, and so is what had the name.
 pub fn place_dir(filled: &Path, path: &Path) -> io::Result<()> {
-    sync_tree(filled).map_err(named(path))?;
-    place_dir_unsynced(filled, path)?;
-    sync_parent(path).map_err(named(path))
-}
-
-/// As [`place_dir`], without waiting for the disk: where a reader after a crash of the host looks at every byte anyway.
-///
-/// # Errors
-/// As [`place_dir`].
-pub fn place_dir_unsynced(filled: &Path, path: &Path) -> io::Result<()> {
-    put_in_place(filled, path).map_err(named(path))?;
+    let placed = sync_tree(filled).and_then(|()| put_in_place(filled, path)).and_then(|()| sync_parent(path));
+    placed.map_err(named(path))?;
     // After an exchange this is the folder that was replaced.
     match fs::remove_dir_all(filled) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(filled)(e)),

@@ -24,6 +24,9 @@ pub struct Host {
 
 impl Host {
     /// The host of this number, from 0, or nothing where namespaces and lines cannot be made.
+    ///
+    /// # Panics
+    /// When there is a line and it cannot be set up.
     #[must_use]
     pub fn new(number: u8) -> Option<Self> {
         let holder = Command::new("unshare").args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
@@ -33,11 +36,12 @@ impl Host {
         let (device, process, there) = (&host.device, host.holder.id().to_string(), format!("10.77.{number}.2/24"));
         let here = host.here.to_string();
         run("ip", &["link", "add", device, "type", "veth", "peer", "name", "line", "netns", &process])?;
-        run("ip", &["address", "add", &format!("{here}/24"), "dev", device])?;
-        run("ip", &["link", "set", device, "up"])?;
-        host.run(&["ip", "address", "add", &there, "dev", "line"])?;
-        host.run(&["ip", "link", "set", "line", "up"])?;
-        host.run(&["ip", "route", "add", "default", "via", &here])?;
+        // What goes wrong from here on is no reason to leave a test out.
+        run("ip", &["address", "add", &format!("{here}/24"), "dev", device]).expect("the address is free");
+        run("ip", &["link", "set", device, "up"]).expect("the near end is there");
+        host.run(&["ip", "address", "add", &there, "dev", "line"]).expect("the far end has no address");
+        host.run(&["ip", "link", "set", "line", "up"]).expect("the far end is there");
+        host.run(&["ip", "route", "add", "default", "via", &here]).expect("the host has no other way");
         Some(host)
     }
 

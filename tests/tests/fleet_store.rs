@@ -12,7 +12,7 @@ use std::{
 
 use harness::{
     binary, cli,
-    fleet::{FleetBench, assert_says},
+    fleet::{FleetBench, Worker, assert_says},
     s3::Server,
     skipped,
 };
@@ -66,6 +66,12 @@ fn delete(path: &Path) {
     fs::remove_file(path).unwrap();
 }
 
+/// A worker that has nothing from before, and is slow enough to be ended in the middle of a step.
+fn newcomer(bench: &FleetBench, name: &str) -> Worker {
+    let cache = bench.path(&format!("cache-{name}")).display().to_string();
+    bench.worker_at(&bench.listen, name, &["--cache", &cache, "--tokens-per-second", "500"])
+}
+
 /// The newest version in a store, once there is no other for a while.
 fn settled(store: &Path) -> PathBuf {
     let (mut newest, mut since) = (None, Instant::now());
@@ -85,12 +91,7 @@ fn a_version_that_somebody_damages_in_the_store_is_sent_again() {
     let expected = bench.pair(STEPS);
     let mut run = bench.start_fleet("fleet", &["--store_format", "rounded"]);
     let store = bench.path("fleet/store");
-    // Each has nothing from before, and is slow enough to be ended in the middle of a step.
-    let worker = |name: &str| {
-        let cache = bench.path(&format!("cache-{name}")).display().to_string();
-        bench.worker_at(&bench.listen, name, &["--cache", &cache, "--tokens-per-second", "500"])
-    };
-    let mut last = ("first", worker("first"));
+    let mut last = ("first", newcomer(&bench, "first"));
     let damages: [(&str, Damage, &str); 3] = [
         ("overwritten", overwrite, "is damaged: bytes 0 to"),
         ("truncated", truncate, "is damaged: it has"),
@@ -102,7 +103,7 @@ fn a_version_that_somebody_damages_in_the_store_is_sent_again() {
         drop(ends);
         bench.hub_says("fleet", &format!("worker {before} is gone"));
         damage(&largest(&settled(&store)).unwrap());
-        last = (name, worker(name));
+        last = (name, newcomer(&bench, name));
         bench.worker_says(name, "have not come, they are tried again");
         assert_says(&bench.worker_said(name), &[found]);
         bench.hub_says("fleet", &format!("are sent again: worker {name}: "));
@@ -117,16 +118,12 @@ fn the_base_of_adapters_that_somebody_damages_in_the_store_is_sent_again() {
     let bench = FleetBench::new(STEPS, "use_peft = true\nlora_r = 4\n");
     let expected = bench.pair(STEPS);
     let mut run = bench.start_fleet("fleet", &[]);
-    let worker = |name: &str| {
-        let cache = bench.path(&format!("cache-{name}")).display().to_string();
-        bench.worker_at(&bench.listen, name, &["--cache", &cache, "--tokens-per-second", "500"])
-    };
-    let first = worker("first");
+    let first = newcomer(&bench, "first");
     bench.wait_for_step("fleet", 2);
     drop(first);
     bench.hub_says("fleet", "worker first is gone");
     overwrite(&largest(&folder_of(&bench.path("fleet/store"), "base")).unwrap());
-    let second = worker("second");
+    let second = newcomer(&bench, "second");
     bench.hub_says("fleet", "are sent again: worker second: ");
     bench.ends(&mut run, vec![("second", second)]);
     assert_says(&bench.worker_said("second"), &["is damaged: bytes 0 to"]);
@@ -209,7 +206,7 @@ fn a_store_that_is_full_is_tried_again_until_there_is_room() {
     assert!(bench.table("fleet")["store_trouble"].is_null());
 }
 
-/// It takes longer than others, since a store is tried again for half a minute, by each of two samplers, one after the other.
+/// It takes longer than others, since a store is tried again for half a minute, by each of three samplers, one after the other.
 #[test]
 fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     let mut bench = FleetBench::new(STEPS, "");
@@ -217,7 +214,7 @@ fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     let server = Server::start();
     bench.variables = server.variables(server.address);
     let flags = ["--weights_store", "s3://bucket/run"];
-    let mut run = bench.start_fleet("fleet", &[&flags[..], &["--max_restarts", "1"]].concat());
+    let mut run = bench.start_fleet("fleet", &flags);
     let worker = bench.worker_at(&bench.listen, "worker", &["--tokens-per-second", "500"]);
     bench.wait_for_step("fleet", 1);
     server.fill(true);

@@ -57,32 +57,6 @@ impl Store {
         into: &FilePath,
         watch: &dyn Watch,
     ) -> Result<Fetched, StoreError> {
-        self.fetch_to(prefix, blake3, into, watch, true)
-    }
-
-    /// As [`Store::fetch`], of what is replaced in a moment: it is not waited until the disk has it. After a crash of the host only
-    /// another fetch knows what `into` is.
-    ///
-    /// # Errors
-    /// As [`Store::fetch`].
-    pub fn fetch_for_now(
-        &self,
-        prefix: &str,
-        blake3: &[u8; 32],
-        into: &FilePath,
-        watch: &dyn Watch,
-    ) -> Result<Fetched, StoreError> {
-        self.fetch_to(prefix, blake3, into, watch, false)
-    }
-
-    fn fetch_to(
-        &self,
-        prefix: &str,
-        blake3: &[u8; 32],
-        into: &FilePath,
-        watch: &dyn Watch,
-        lasting: bool,
-    ) -> Result<Fetched, StoreError> {
         let begin = Instant::now();
         self.checked(prefix)?;
         let folder = self.folder(prefix, blake3);
@@ -99,7 +73,7 @@ impl Store {
         let fetch = Fetch { store: self, folder, part, total, done: done_bytes, fetched, watch };
         let chunks = index.chunks();
         in_parallel(TRANSFERS, chunks.len(), |buffer, n| fetch.chunk(chunks[n].0, chunks[n].1, buffer))?;
-        fetch.part.place(lasting)?;
+        fetch.part.place()?;
         Ok(done(fetched_bytes(&fetch.fetched)))
     }
 

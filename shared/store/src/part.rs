@@ -82,10 +82,9 @@ impl<'a> Part<'a> {
         written.map_err(|e| of_file(&path, e))
     }
 
-    /// Gives the folder its place; with `lasting`, once the disk has it.
-    pub fn place(self, lasting: bool) -> Result<(), StoreError> {
-        let place = if lasting { atomic::place_dir } else { atomic::place_dir_unsynced };
-        place(&self.folder, self.into).map_err(on_disk)
+    /// Gives the folder its place.
+    pub fn place(self) -> Result<(), StoreError> {
+        atomic::place_dir(&self.folder, self.into).map_err(on_disk)
     }
 }
 

@@ -232,8 +232,8 @@ fn a_connection_that_is_cut_for_a_moment_costs_nothing() {
     assert_eq!(desk.waiting(), 4, "it does not come back");
 }
 
-#[test]
-fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well() {
+/// Two workers, each of which was given a request of two samples.
+fn two_with_a_lease_each() -> (Desk, [Fake; 2], Instant) {
     let mut desk = desk(0.0);
     let now = Instant::now();
     desk.announce(edition(0));
@@ -243,6 +243,12 @@ fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well
     }
     (0..2).for_each(|tag| desk.add(request(tag, 2), PolicyVersion(0), None));
     fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    (desk, fakes, now)
+}
+
+#[test]
+fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well() {
+    let (mut desk, mut fakes, now) = two_with_a_lease_each();
     // The second takes two seconds for its lease, the first goes on and on.
     (0..2).for_each(|_| fakes[1].work());
     for (later, has_both) in [(2, false), (5, false), (7, true)] {
@@ -260,15 +266,7 @@ fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well
 
 #[test]
 fn of_a_lease_that_two_have_made_together_nothing_is_left() {
-    let mut desk = desk(0.0);
-    let now = Instant::now();
-    desk.announce(edition(0));
-    let mut fakes = [Fake::new(1), Fake::new(2)];
-    for fake in &mut fakes {
-        (0..2).for_each(|_| drop(fake.call(&mut desk, now, true)));
-    }
-    (0..2).for_each(|tag| desk.add(request(tag, 2), PolicyVersion(0), None));
-    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut desk, now, true)));
+    let (mut desk, mut fakes, now) = two_with_a_lease_each();
     // The second is done in two seconds, and is given what the first has not even begun.
     (0..2).for_each(|_| fakes[1].work());
     fakes[1].call(&mut desk, now + seconds(2), true);

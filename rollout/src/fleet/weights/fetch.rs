@@ -96,7 +96,7 @@ pub fn fetch(
     }
     let mut came = Came::default();
     if !edition.rounded {
-        came.add(store.fetch_for_now(&prefix(edition.version), &edition.blake3, &target, watch)?);
+        came.add(store.fetch(&prefix(edition.version), &edition.blake3, &target, watch)?);
         return Ok(came);
     }
     let shorter = have.and_then(|have| {
@@ -114,7 +114,7 @@ pub fn fetch(
         }
     }
     let packed = incoming(run_dir, edition.version, "whole");
-    came.add(store.fetch_for_now(&prefix(edition.version), &edition.blake3, &packed, watch)?);
+    came.add(store.fetch(&prefix(edition.version), &edition.blake3, &packed, watch)?);
     unpack_to(&packed, None, &target)?;
     Ok(came)
 }
@@ -130,7 +130,7 @@ fn by_difference(
 ) -> Result<(), FetchError> {
     let packed = incoming(run_dir, edition.version, "difference");
     let prefix = prefix_of_difference(difference.from, edition.version);
-    came.add(store.fetch_for_now(&prefix, &difference.blake3, &packed, watch)?);
+    came.add(store.fetch(&prefix, &difference.blake3, &packed, watch)?);
     unpack_to(&packed, Some(&have.dir), &run_dir.version(edition.version))
 }
 
@@ -155,7 +155,7 @@ fn fetch_adapter(
         came.add(store.fetch(BASE, base, &export, watch)?);
     }
     let aside = incoming(run_dir, edition.version, "adapter");
-    came.add(store.fetch_for_now(&prefix(edition.version), &edition.blake3, &aside, watch)?);
+    came.add(store.fetch(&prefix(edition.version), &edition.blake3, &aside, watch)?);
     lead_to(&export, &aside)?;
     atomic::place_dir(&aside, &run_dir.version(edition.version))?;
     Ok(came)
