@@ -136,6 +136,8 @@ pub struct WorkersTable {
     pub verified: u64,
     /// Those that did not.
     pub disputed: u64,
+    /// Why the engine beside the learner could not look at the last of those that were to be.
+    pub check_trouble: Option<String>,
     /// Calls that could not be read or were of nobody known.
     pub refused_calls: u64,
     /// The same by reason, for the first few reasons.

@@ -31,6 +31,8 @@ pub struct Workers {
     refusals: BTreeSet<String>,
     /// That the store takes nothing was said, and not yet that it does: the version that it had then.
     store_fails: Option<Option<u64>>,
+    /// That completions are not checked was said.
+    checks_fail: bool,
 }
 
 impl Workers {
@@ -38,8 +40,17 @@ impl Workers {
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
         let join = workers::join(config.listen.as_deref()?);
         let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
-        let (alone, store_fails) = (false, None);
-        Some(Self { dir: dir.clone(), join, looked: None, table: None, alone, dropped, refusals, store_fails })
+        Some(Self {
+            dir: dir.clone(),
+            join,
+            looked: None,
+            table: None,
+            alone: false,
+            dropped,
+            refusals,
+            store_fails: None,
+            checks_fail: false,
+        })
     }
 
     /// Looks, at most as often as there is something new, and says what has to be said once.
@@ -72,6 +83,13 @@ impl Workers {
             if self.refusals.len() < MOST_REASONS && self.refusals.insert(reason.clone()) {
                 news.push(format!("notice: somebody who called was refused: {reason}; more is in logs/rollout.log"));
             }
+        }
+        if let Some(trouble) = table.check_trouble.as_ref().filter(|_| !self.checks_fail) {
+            self.checks_fail = true;
+            news.push(format!(
+                "notice: what a worker made could not be checked beside the learner: {trouble}; more is in \
+                 logs/rollout.log"
+            ));
         }
         match (&table.store_trouble, self.store_fails) {
             (Some(trouble), None) => {
@@ -174,6 +192,15 @@ mod tests {
             ["notice: worker node-1 was dropped: its log-probs differ"]
         );
         assert_eq!(workers.look(Some(table(&dropped, 0.0))), [""; 0]);
+    }
+
+    #[test]
+    fn that_nothing_is_checked_is_said_once() {
+        let mut workers = workers(&RunDir::new("run"));
+        let failing = || WorkersTable { check_trouble: Some("no room".into()), ..table(&[WorkerState::Sampling], 0.0) };
+        let said = workers.look(Some(failing()));
+        assert!(said.len() == 1 && said[0].contains("could not be checked beside the learner: no room"), "{said:?}");
+        assert_eq!(workers.look(Some(failing())), [""; 0]);
     }
 
     #[test]

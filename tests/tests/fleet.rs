@@ -42,6 +42,12 @@ fn workers_that_come_and_go_make_the_weights_of_one_pair() {
     assert!(table["verified"].as_u64().unwrap() > 0 && table["disputed"] == 0, "{table}");
     let records = json_lines(&bench.path("fleet").join("metrics.jsonl"));
     assert!(records.iter().all(|record| record["fleet/workers"].as_u64().is_some()), "{:?}", records.last());
+    // Of versions, workers of the same host read what the learner leaves.
+    let workers = table["workers"].as_array().unwrap();
+    assert!(workers.len() == 3 && workers.iter().all(|row| row["fetched_bytes"] == 0), "{table}");
+    let stored: Vec<_> =
+        fs::read_dir(bench.path("fleet/store")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(stored.iter().all(|name| name.to_string_lossy().starts_with("model-")), "{stored:?}");
 }
 
 #[test]

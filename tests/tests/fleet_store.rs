@@ -1,4 +1,5 @@
-//! Stores without room and with damaged objects, and hosts without room: both sides name them, and nothing is lost.
+//! Stores without room and with damaged objects, and hosts without room or without the versions: both sides name them, and nothing
+//! is lost.
 
 use std::{
     collections::BTreeSet,
@@ -22,6 +23,18 @@ const STEPS: u64 = 6;
 const SETTLED: Duration = Duration::from_secs(1);
 /// A file system with less room than a version takes.
 const MOUNT: &str = "mount -t tmpfs -o size=200k tmpfs \"$0\" && exec \"$@\"";
+
+/// A program for which there is such a file system at a place, and nothing else.
+fn with_mount_at(place: &Path, program: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", MOUNT]).arg(place).arg(program);
+    command
+}
+
+fn can_mount(place: &Path) -> bool {
+    let tried = with_mount_at(place, Path::new("true")).stderr(Stdio::null()).status();
+    tried.is_ok_and(|status| status.success())
+}
 
 /// Folders of a store that have everything, differences or others.
 fn published(store: &Path, differences: bool) -> BTreeSet<PathBuf> {
@@ -117,7 +130,7 @@ fn a_version_that_somebody_damages_in_the_store_is_sent_again() {
 fn the_base_of_adapters_that_somebody_damages_in_the_store_is_sent_again() {
     let bench = FleetBench::new(STEPS, "use_peft = true\nlora_r = 4\n");
     let expected = bench.pair(STEPS);
-    let mut run = bench.start_fleet("fleet", &[]);
+    let mut run = bench.start_fleet("fleet", &["--store_format", "plain"]);
     let first = newcomer(&bench, "first");
     bench.wait_for_step("fleet", 2);
     drop(first);
@@ -135,7 +148,7 @@ fn the_base_of_adapters_that_somebody_damages_in_the_store_is_sent_again() {
 fn a_worker_whose_store_is_another_one_is_dropped_and_the_run_goes_on() {
     let bench = FleetBench::new(STEPS, "");
     let expected = bench.pair(STEPS);
-    let mut run = bench.start_fleet("fleet", &[]);
+    let mut run = bench.start_fleet("fleet", &["--store_format", "plain"]);
     let first = bench.worker_at(&bench.listen, "first", &["--tokens-per-second", "500"]);
     bench.wait_for_step("fleet", 1);
     drop(first);
@@ -234,17 +247,12 @@ fn a_worker_without_room_ends_with_the_name_of_its_cache() {
     let bench = FleetBench::new(STEPS, "");
     let cache = bench.path("little");
     fs::create_dir(&cache).unwrap();
-    let within = |program: &Path| {
-        let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-c", MOUNT]).arg(&cache).arg(program);
-        command
-    };
-    if !within(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+    if !can_mount(&cache) {
         return skipped(TEST, "this user cannot mount a small file system");
     }
     let expected = bench.pair(STEPS);
-    let mut run = bench.start_fleet("fleet", &[]);
-    let mut command = within(&binary("tandem"));
+    let mut run = bench.start_fleet("fleet", &["--store_format", "plain"]);
+    let mut command = with_mount_at(&cache, &binary("tandem"));
     command.args(["worker", "--join", &bench.listen, "--name", "full", "--cache"]).arg(&cache);
     let finished = cli::finish(command);
     let place = format!("--cache {}", cache.display());
@@ -258,4 +266,33 @@ fn a_worker_without_room_ends_with_the_name_of_its_cache() {
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
     assert_says(&bench.hub_said("fleet"), &["worker full leaves: ", &place]);
     assert_says(&bench.run_said(), &["notice: worker full was dropped: ", &place]);
+}
+
+#[test]
+fn a_worker_that_cannot_see_the_run_directory_is_told_that_it_needs_a_store() {
+    const TEST: &str = "a_worker_that_cannot_see_the_run_directory_is_told_that_it_needs_a_store";
+    let bench = FleetBench::new(STEPS, "");
+    if !can_mount(&bench.path("")) {
+        return skipped(TEST, "this user cannot mount a small file system");
+    }
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet", &[]);
+    bench.hub_says("fleet", "workers join at");
+    let run_dir = bench.path("fleet");
+    let elsewhere = |args: &[&str]| {
+        let mut command = with_mount_at(&run_dir, &binary("tandem"));
+        command.args(args).args(["--join", &bench.listen]);
+        cli::finish(command)
+    };
+    let versions = run_dir.join("weights").display().to_string();
+    let words = [&*versions, "cannot be read from here", "need a `weights_store`"];
+    assert_says(
+        elsewhere(&["worker", "--name", "far", "--cache", &bench.path("far").display().to_string()]).refusal(),
+        &words,
+    );
+    assert_says(elsewhere(&["doctor"]).refusal(), &words);
+    let worker = bench.worker("near");
+    bench.ends(&mut run, vec![("near", worker)]);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    assert_says(&bench.run_said(), &["notice: worker far was dropped: ", &versions]);
 }

@@ -4,6 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use shared::{
+    RunDir,
     channel::{
         fleet::{Orders, Report, WorkerEnd},
         frame::FRAME_VERSION,
@@ -15,7 +16,7 @@ use shared_fleet::{Probe, ZenohWorker, probe};
 use shared_store::Store;
 
 use super::worker::JoinFlags;
-use crate::fleet::weights::prefix;
+use crate::fleet::weights::{prefix, sees_versions};
 
 /// How long each stage may take.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -84,6 +85,11 @@ fn look_at_store(args: &Args, orders: &Orders) -> Result<()> {
     }
     let facts = orders.facts.as_ref().context("the hub says nothing of its run")?;
     let place = args.join.store.as_deref().unwrap_or(&facts.store);
+    if let Some(run_dir) = facts.run_dir.as_ref().map(RunDir::new) {
+        sees_versions(&run_dir)?;
+        line("weights", &format!("{} can be read", run_dir.weights().display()));
+        return Ok(());
+    }
     let store = Store::open(place).context("--store says where the store is for this host")?;
     let name = orders.edition.as_ref().map(|edition| (prefix(edition.version), edition.blake3));
     let known = name.as_ref().map(|(prefix, blake3)| (prefix.as_str(), blake3));

@@ -38,6 +38,8 @@ pub enum Found {
     Made(Vec<Made>),
     /// How far the worker's log-probs are from its own, at most.
     Apart(f64),
+    /// Nothing: the weights are not the newest any more.
+    Late,
 }
 
 /// What has become of the checks.
@@ -49,8 +51,8 @@ pub struct Checks {
     pub agreed: u64,
     /// Those that were not.
     pub disputes: u64,
-    /// Those of which the version was gone before somebody could make them again.
-    pub missed: u64,
+    /// Why the engine beside the learner could not look at the last of them.
+    pub trouble: Option<String>,
 }
 
 /// What a case has shown of a worker: its number, and what was wrong.
@@ -60,7 +62,7 @@ impl Checks {
     /// Nothing to check yet; `share` of the leases will be.
     #[must_use]
     pub fn new(share: f64) -> Self {
-        Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, missed: 0 }
+        Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, trouble: None }
     }
 
     /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With `tolerance`, it is
@@ -122,9 +124,7 @@ impl Checks {
 
     /// Workers go over to a version: nobody can make those of earlier ones again.
     pub(super) fn forget_before(&mut self, version: PolicyVersion) {
-        let before = self.waiting.len();
         self.waiting.retain(|check| check.version >= version);
-        self.missed += (before - self.waiting.len()) as u64;
     }
 
     /// What is to be decided beside the learner.
@@ -154,12 +154,14 @@ impl Checks {
                 check.made.iter().map(|(worker, _)| (*worker, what.clone())).collect()
             }
             (Ok(Found::Apart(_)), _) => Vec::new(),
+            (Ok(Found::Late), _) => return Vec::new(),
             (Err(reason), _) => {
                 tracing::warn!("completions of prompt {prompt} were not checked: {reason}");
-                self.missed += 1;
+                self.trouble = Some(reason);
                 return Vec::new();
             }
         };
+        self.trouble = None;
         if check.made.len() == 1 {
             *(if wrong.is_empty() { &mut self.agreed } else { &mut self.disputes }) += 1;
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use shared::{
-    ModelDir,
+    ModelDir, RunDir,
     channel::fleet::{KernelClass, RunFacts},
     config::{Device, Kernels, TrainConfig, layers},
 };
@@ -36,11 +36,17 @@ pub fn publish(
     store: &Store,
     place: &str,
     config: &TrainConfig,
+    run_dir: &RunDir,
     model: &ModelDir,
     max_model_len: usize,
 ) -> anyhow::Result<RunFacts> {
     let files: Vec<PathBuf> = FILES.iter().map(|name| model.path().join(name)).filter(|path| path.is_file()).collect();
     let published = store.publish_files(MODEL, &files, &()).context("`weights_store`")?;
-    let config = layers::to_toml(config);
-    Ok(RunFacts { config, model: published.blake3, max_model_len: max_model_len as u64, store: place.to_owned() })
+    Ok(RunFacts {
+        config: layers::to_toml(config),
+        model: published.blake3,
+        max_model_len: max_model_len as u64,
+        store: place.to_owned(),
+        run_dir: config.versions_stay().then(|| run_dir.root().display().to_string()),
+    })
 }

@@ -17,7 +17,7 @@ use super::{
     facts::{self, class_of},
     hub::Fleet,
     judge::{Bench, Judge},
-    weights::{Publisher, Sending},
+    weights::{Origin, Publisher, Sending},
 };
 use crate::{data::Tokenizer, engine::EngineOptions};
 
@@ -38,7 +38,8 @@ pub fn open(
 ) -> anyhow::Result<Fleet> {
     let place = config.weights_store.clone().unwrap_or_else(|| run_dir.store().display().to_string());
     let store = Arc::new(Store::open(&place).context("`weights_store`")?);
-    let facts = facts::publish(&store, &place, config, model, options.max_model_len)?;
+    let facts = facts::publish(&store, &place, config, run_dir, model, options.max_model_len)?;
+    let origin = Origin::of(&store, facts.run_dir.as_deref());
     let listen = ListenOptions::from_config(config)?.context("`listen` is missing")?;
     let end = ZenohHub::open(&listen)?;
     let class = class_of(config);
@@ -53,7 +54,8 @@ pub fn open(
         checks: Checks::new(config.verify_share),
     });
     let sending = Sending {
-        store: Arc::clone(&store),
+        origin: origin.clone(),
+        store,
         model: model.config().clone(),
         conformity_gate: config.conformity_gate,
         rounded: config.stores_rounded().then_some(config.rollout_dtype),
@@ -61,7 +63,7 @@ pub fn open(
     };
     let publisher = Publisher::open(sending, run_dir, config.store_versions as usize)?;
     let judge = Judge::new(Bench {
-        store,
+        origin,
         scratch: run_dir.root().to_path_buf(),
         model: model.clone(),
         tokenizer: tokenizer.clone(),

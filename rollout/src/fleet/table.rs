@@ -53,6 +53,7 @@ pub fn of(desk: &Desk, now: Instant) -> WorkersTable {
         version: newest,
         verified: desk.checks().agreed,
         disputed: desk.checks().disputes,
+        check_trouble: desk.checks().trouble.clone(),
         refused_calls,
         refusals: refusals.clone(),
         ..WorkersTable::default()

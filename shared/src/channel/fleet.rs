@@ -7,7 +7,8 @@
 //! finished is part of its calls until one is answered, and may arrive twice; a lease that nobody finishes is given to
 //! another worker, so it may be finished twice. Each completion counts once.
 //!
-//! Weights do not pass here. An [`Edition`] names them by hash, and the store of the run has them.
+//! Weights do not pass here. An [`Edition`] names them by hash, and the store of the run has them, or its run directory where
+//! there is no store.
 
 use std::time::Duration;
 
@@ -29,15 +30,16 @@ pub const MOST_BYTES: usize = 256 << 20;
 /// sent within some seconds is lost with its connection, however slow that is.
 pub const CALL_BYTES: usize = 1 << 20;
 
-/// A published version as it lies in the store. A version that a restarted learner makes again, or publishes again, is
-/// another edition of the same number.
+/// A published version as it lies in the store, or where the learner has left it ([`RunFacts::run_dir`]). A version that a
+/// restarted learner makes again, or publishes again, is another edition of the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Edition {
     /// The version.
     pub version: PolicyVersion,
     /// Which of the hub's publications: another one of the same bytes is looked at again by a worker that refused it.
     pub publication: u64,
-    /// Hash of the index that the store has of it, which has the hashes of everything else.
+    /// Hash of the index that the store has of it, which has the hashes of everything else; without a store, hash of its
+    /// manifest.
     pub blake3: [u8; 32],
     /// The same of the export that it adds an adapter to, if it is one.
     pub base: Option<[u8; 32]>,
@@ -189,6 +191,8 @@ pub struct RunFacts {
     pub max_model_len: u64,
     /// Where the store is, as the hub was told.
     pub store: String,
+    /// The run directory, where workers are on its host and read versions where they lie: the store has none then.
+    pub run_dir: Option<String>,
 }
 
 /// What is a worker's to do: the answer to a call.

@@ -490,8 +490,8 @@ options! {
         /// run then samples with whatever workers come, in any number and at any time, and not by itself.
         listen: Option<String> = None, absent("the sampler is a process beside the learner"), keeps_results;
         /// Where weights lie for workers: a folder that they reach too, or a store of objects (`s3://bucket/run`, `gs://…`,
-        /// `az://…`), whose credentials are in the usual variables of the environment.
-        weights_store: Option<String> = None, absent("the folder `store` of the run, for workers on this host"), keeps_results;
+        /// `az://…`), whose credentials are in the usual variables of the environment. Workers on the host of the run need none.
+        weights_store: Option<String> = None, absent("the folder `store` of the run, where one is needed"), keeps_results;
         /// Versions that the store keeps at most, besides the newest one: those that a slow worker still samples from, and those
         /// that changes are fetched against.
         store_versions: u32 = 4, at_least(1.0), keeps_results;

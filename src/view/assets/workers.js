@@ -65,6 +65,7 @@ const Workers = (() => {
     if (found.verified + found.disputed > 0) parts.push(`${Format.count(found.verified)} prompts verified, ${Format.count(found.disputed)} disputed`);
     if (found.store_bytes_out > 0) parts.push(`${Format.bytes(found.store_bytes_out)} written to the store`);
     if (found.refused_calls > 0) parts.push(`${Format.count(found.refused_calls)} calls refused${reasons(found.refusals)}`);
+    if (found.check_trouble) parts.push(`could not be checked: ${Format.visible(found.check_trouble)}`);
     if (found.store_trouble) parts.push(`weights do not get into the store: ${Format.visible(found.store_trouble)}`);
     const at = new Date(Math.min(1000 * found.written, 8e15)).toISOString().replace('T', ' ').slice(0, 19);
     return `${parts.join('; ')}.${found.current && !Source.isReport ? '' : ` As of ${at} UTC.`}`;

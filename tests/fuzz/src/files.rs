@@ -79,7 +79,13 @@ pub fn fleet_seeds() -> Vec<Vec<u8>> {
         sampling: SamplingParams::default(),
         row: Some("{}".into()),
     };
-    let facts = RunFacts { config: "a = 1".into(), model: [3; 32], max_model_len: 300, store: "s".into() };
+    let facts = RunFacts {
+        config: "a = 1".into(),
+        model: [3; 32],
+        max_model_len: 300,
+        store: "s".into(),
+        run_dir: Some("r".into()),
+    };
     let orders = Orders {
         facts: Some(facts),
         edition: Some(edition),

@@ -30,7 +30,13 @@ fn class() -> KernelClass {
 fn desk(share: f64) -> Desk {
     Desk::new(DeskOptions {
         hub: HUB,
-        facts: RunFacts { config: String::new(), model: [0; 32], max_model_len: 64, store: String::new() },
+        facts: RunFacts {
+            config: String::new(),
+            model: [0; 32],
+            max_model_len: 64,
+            store: String::new(),
+            run_dir: None,
+        },
         class: class(),
         accept_other_kernels: false,
         lease_timeout: Duration::from_secs(60),
@@ -451,7 +457,12 @@ fn a_worker_with_other_kernels_is_held_to_its_log_probs() {
         let cases = desk.take_cases(now);
         assert_eq!(cases.len(), 1);
         assert!(cases[0].tolerance.is_some_and(|tolerance| tolerance < 0.01), "{:?}", cases[0].tolerance);
+        desk.judge(&cases[0], Ok(Found::Late));
+        assert_eq!(desk.checks().trouble, None);
+        desk.judge(&cases[0], Err("no room".into()));
+        assert_eq!(desk.checks().trouble.as_deref(), Some("no room"));
         desk.judge(&cases[0], Ok(Found::Apart(distance)));
+        assert_eq!(desk.checks().trouble, None);
         let refused = stock.call(&mut desk, now, true).refused;
         assert_eq!(refused.is_none(), is_near, "{refused:?}");
         assert!(refused.is_none_or(|reason| reason.contains("3.0e-1 from those beside the learner")));

@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
@@ -15,7 +16,7 @@ use shared::{
 };
 use shared_store::{Fetched, Store, StoreError, Watch};
 
-use super::{BASE, incoming, prefix, prefix_of_difference, remove};
+use super::{BASE, Origin, incoming, prefix, prefix_of_difference, remove};
 
 /// An edition that is here, in its folder.
 #[derive(Debug, Clone)]
@@ -84,13 +85,20 @@ impl FetchError {
 /// # Errors
 /// Those of the store, of what it gave, or of the file system.
 pub fn fetch(
-    store: &Store,
+    origin: &Origin,
     edition: &Edition,
     have: Option<&Have>,
     run_dir: &RunDir,
     watch: &dyn Watch,
 ) -> Result<Came, FetchError> {
     let target = run_dir.version(edition.version);
+    let store = match origin {
+        Origin::Learner(learner) => {
+            lead_in(&learner.version(edition.version), edition, &target)?;
+            return Ok(Came::default());
+        }
+        Origin::Store(store) => store,
+    };
     if let Some(base) = &edition.base {
         return fetch_adapter(store, edition, base, run_dir, watch);
     }
@@ -132,6 +140,18 @@ fn by_difference(
     let prefix = prefix_of_difference(difference.from, edition.version);
     came.add(store.fetch(&prefix, &difference.blake3, &packed, watch)?);
     unpack_to(&packed, Some(&have.dir), &run_dir.version(edition.version))
+}
+
+/// Has a version be read where the learner has left it.
+fn lead_in(from: &Path, edition: &Edition, target: &Path) -> io::Result<()> {
+    let manifest = from.join(MANIFEST_FILE);
+    let bytes = fs::read(&manifest).map_err(named(&manifest))?;
+    if blake3::hash(&bytes) != edition.blake3 {
+        return Err(io::Error::other(format!("{}: it was published anew meanwhile", from.display())));
+    }
+    target.parent().map_or(Ok(()), fs::create_dir_all).map_err(named(target))?;
+    remove(target);
+    symlink(from, target).map_err(named(target))
 }
 
 /// Makes a version of what came, which goes.

@@ -1,4 +1,5 @@
-//! Versions on their way into the store, and out of it.
+//! Versions on their way into the store, and out of it. On one host there is no way to go: workers read what the learner has
+//! left.
 //!
 //! | file | subject |
 //! |---|---|
@@ -19,8 +20,9 @@ use std::{
     },
 };
 
+use anyhow::Context;
 use shared::{PolicyVersion, RunDir};
-use shared_store::Watch;
+use shared_store::{Store, Watch};
 
 pub(super) use fetch::{Came, FetchError, Have, fetch};
 pub use publisher::{OnItsWay, Publisher, Sending, Trouble};
@@ -29,6 +31,41 @@ pub use publisher::{OnItsWay, Publisher, Sending, Trouble};
 const BASE: &str = "base";
 /// What the store calls configuration and tokenizer of the model.
 pub(super) const MODEL: &str = "model";
+
+/// Where versions come from.
+#[derive(Clone)]
+pub enum Origin {
+    /// The store.
+    Store(Arc<Store>),
+    /// A run directory of this host: they are read where the learner leaves them.
+    Learner(RunDir),
+}
+
+impl Origin {
+    /// The run directory, where there is one to read from, or else the store.
+    pub fn of(store: &Arc<Store>, run_dir: Option<&str>) -> Self {
+        match run_dir {
+            Some(root) => Self::Learner(RunDir::new(root)),
+            None => Self::Store(Arc::clone(store)),
+        }
+    }
+}
+
+/// Looks whether this worker can read the versions of a run that stay where the learner leaves them.
+///
+/// # Errors
+/// When it cannot: it is on another host, in a container, or another user's.
+pub(crate) fn sees_versions(run_dir: &RunDir) -> anyhow::Result<()> {
+    let versions = run_dir.weights();
+    let there = fs::read_dir(&versions).map(drop);
+    there.with_context(|| {
+        format!(
+            "{}: the run leaves its versions there, for workers on its host, and they cannot be read from here; \
+             workers elsewhere need a `weights_store`",
+            versions.display()
+        )
+    })
+}
 
 /// What the store calls a version.
 pub(crate) fn prefix(version: PolicyVersion) -> String {

@@ -17,10 +17,11 @@ use shared::{
     ModelConfig, RunDir, WeightManifest,
     channel::fleet::{Difference, Edition},
     config::RolloutDtype,
+    manifest::MANIFEST_FILE,
 };
 use shared_store::{Published, Store, StoreError, Watch};
 
-use super::{BASE, GiveUp, prefix, prefix_of_difference, record::Record, remove};
+use super::{BASE, GiveUp, Origin, prefix, prefix_of_difference, record::Record, remove};
 use crate::engine::{self, EngineError, WeightSource};
 
 /// How often a transfer that failed is tried again, and the pause before that, which doubles.
@@ -33,7 +34,9 @@ const MOST_REPAIRS: u32 = 3;
 
 /// How versions are sent.
 pub struct Sending {
-    /// Where they lie for workers.
+    /// Where workers find them.
+    pub origin: Origin,
+    /// What keeps them, where it is asked to.
     pub store: Arc<Store>,
     /// The model that they are of.
     pub model: ModelConfig,
@@ -138,8 +141,11 @@ impl Publisher {
         Ok(OnItsWay { source, begun, result, thread: Some(thread) })
     }
 
-    /// An edition was announced: the oldest go, as far as no worker of `in_use` samples from them.
+    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from them.
     pub fn keep(&mut self, edition: Edition, in_use: &[Edition]) {
+        if let Origin::Learner(_) = self.sending.origin {
+            return;
+        }
         self.record.note(edition);
         while let Some(gone) = self.record.take_oldest(self.most_kept + 1, in_use) {
             self.sending.remove(&gone);
@@ -250,6 +256,10 @@ impl Journey<'_> {
             let (rounded, differences) = (false, Vec::new());
             Edition { version, publication, blake3, base, rounded, differences }
         };
+        if let Origin::Learner(_) = self.sending.origin {
+            let manifest = fs::read(source.dir.join(MANIFEST_FILE))?;
+            return Ok(plain(blake3::hash(&manifest).into(), None));
+        }
         if let Some(adapter) = &manifest.adapter {
             let base = self.publish(BASE, &adapter.base)?;
             return Ok(plain(self.publish(&prefix(version), &source.dir)?.blake3, Some(base.blake3)));

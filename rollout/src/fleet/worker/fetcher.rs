@@ -1,7 +1,7 @@
 //! The thread that fetches editions, one at a time, the newest that is wanted.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -10,16 +10,15 @@ use shared::{
     RunDir,
     channel::fleet::{Edition, Unfetched},
 };
-use shared_store::Store;
 
-use crate::fleet::weights::{self, Came, FetchError, GiveUp, Have};
+use crate::fleet::weights::{self, Came, FetchError, GiveUp, Have, Origin};
 
 /// Pause before an edition is tried again that did not come.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Fetches what is wanted.
 pub struct Fetcher {
-    store: Arc<Store>,
+    origin: Origin,
     run_dir: RunDir,
     under_way: Option<UnderWay>,
     /// The last that has come.
@@ -46,8 +45,8 @@ pub struct Here {
 impl Fetcher {
     /// A fetcher that puts versions where `run_dir` has them.
     #[must_use]
-    pub fn new(store: Arc<Store>, run_dir: RunDir) -> Self {
-        Self { store, run_dir, under_way: None, here: None, unfetched: None, not_before: Instant::now() }
+    pub fn new(origin: Origin, run_dir: RunDir) -> Self {
+        Self { origin, run_dir, under_way: None, here: None, unfetched: None, not_before: Instant::now() }
     }
 
     /// The last edition that has come.
@@ -124,11 +123,11 @@ impl Fetcher {
 
     fn begin(&mut self, edition: Edition, have: Option<Have>) -> anyhow::Result<()> {
         let give_up = GiveUp::default();
-        let (store, run_dir, watch, what) =
-            (Arc::clone(&self.store), self.run_dir.clone(), give_up.clone(), edition.clone());
+        let (origin, run_dir, watch, what) =
+            (self.origin.clone(), self.run_dir.clone(), give_up.clone(), edition.clone());
         self.unfetched.take_if(|what| what.publication != edition.publication);
         weights::forget_others(&run_dir, edition.version);
-        let job = move || weights::fetch(&store, &what, have.as_ref(), &run_dir, &watch);
+        let job = move || weights::fetch(&origin, &what, have.as_ref(), &run_dir, &watch);
         let thread = thread::Builder::new().name("fetch".into()).spawn(job)?;
         self.under_way = Some(UnderWay { edition, give_up, thread });
         Ok(())

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use shared::{
-    ModelDir, PolicyVersion,
+    ModelDir, PolicyVersion, RunDir,
     channel::{
         LearnerStatus, SamplerStatus,
         fleet::{Edition, Lease, Orders, RunFacts},
@@ -30,7 +30,7 @@ use crate::{
     fleet::{
         facts::class_of,
         scores::Scorer,
-        weights::{GiveUp, MODEL, keep_only},
+        weights::{GiveUp, MODEL, Origin, keep_only, sees_versions},
     },
     pair::weights::WeightFollower,
 };
@@ -149,6 +149,9 @@ impl<'a> Session<'a> {
             report.edition = None;
         });
         let place = options.store.as_deref().unwrap_or(&facts.store);
+        if let Some(run_dir) = &facts.run_dir {
+            sees_versions(&RunDir::new(run_dir))?;
+        }
         let store =
             Arc::new(Store::open(place).context("the store of weights; --store says where it is for this host")?);
         let model_dir = scratch.run_dir().root().join(MODEL);
@@ -168,7 +171,7 @@ impl<'a> Session<'a> {
         config.reward_dir = options.reward_dir.clone().or(config.reward_dir);
         let is_to_score = config.rewards_on == RewardsOn::Workers;
         let mut scorer = is_to_score.then(|| Scorer::open(&config, &tokenizer)).transpose()?;
-        let mut fetcher = Fetcher::new(Arc::clone(&store), scratch.run_dir().clone());
+        let mut fetcher = Fetcher::new(Origin::of(&store, facts.run_dir.as_deref()), scratch.run_dir().clone());
         let (mut wanted, mut wanted_since) = (orders.edition.clone(), Instant::now());
         loop {
             if stop.load(Ordering::Relaxed) {

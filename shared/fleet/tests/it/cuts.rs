@@ -74,7 +74,7 @@ fn workers_find_a_new_hub_at_the_place_of_the_old_one() {
 fn a_worker_that_does_not_read_holds_up_nobody() {
     let hub = Serving::with(&loopback(), |report| {
         let config = "n".repeat(if report.worker == 1 { 64 << 20 } else { 0 });
-        let facts = RunFacts { config, model: [0; 32], max_model_len: 0, store: String::new() };
+        let facts = RunFacts { config, model: [0; 32], max_model_len: 0, store: String::new(), run_dir: None };
         Orders { hub: HUB, leases: vec![report.worker], facts: Some(facts), ..Orders::default() }
     });
     let proxy = Proxy::to(hub.address);

@@ -55,7 +55,13 @@ fn twenty_megabytes_pass_each_way() {
     let most = 20 << 20;
     let hub = Serving::with(&loopback(), move |report: &Report| {
         let config = "ü".repeat(most / 2);
-        let facts = RunFacts { config, model: [1; 32], max_model_len: report.name.len() as u64, store: String::new() };
+        let facts = RunFacts {
+            config,
+            model: [1; 32],
+            max_model_len: report.name.len() as u64,
+            store: String::new(),
+            run_dir: None,
+        };
         Orders { hub: HUB, facts: Some(facts), ..Orders::default() }
     });
     let mut worker = hub.join(1);

@@ -33,6 +33,14 @@ impl TrainConfig {
         }
     }
 
+    /// Whether workers, which are on the host of the run, read versions where the learner leaves them.
+    #[must_use]
+    pub fn versions_stay(&self) -> bool {
+        let endpoint = self.listen.as_deref().and_then(|listen| listen.parse::<Endpoint>().ok());
+        let is_here = endpoint.is_some_and(|endpoint| endpoint.is_loopback());
+        is_here && self.weights_store.is_none() && self.store_format == StoreFormat::Auto
+    }
+
     /// Whether every worker computes in what versions would be rounded to.
     fn can_round(&self) -> bool {
         self.rollout_device == Device::Cpu && self.rollout_kernels == Kernels::Packed && !self.accept_other_kernels
@@ -135,6 +143,20 @@ mod tests {
             listen(c, "tcp/127.0.0.1:7447");
             (c.store_format, c.accept_other_kernels) = (StoreFormat::Rounded, true);
         });
+    }
+
+    #[test]
+    fn versions_stay_where_they_are_for_workers_of_the_host() {
+        let stay = |change: fn(&mut TrainConfig)| {
+            let mut config = TrainConfig { listen: Some("tcp/127.0.0.1:7447".into()), ..TrainConfig::default() };
+            change(&mut config);
+            config.versions_stay()
+        };
+        assert!(stay(|_| ()));
+        assert!(!stay(|c| c.listen = None));
+        assert!(!stay(|c| c.listen = Some("tcp/10.0.0.1:7447".into())));
+        assert!(!stay(|c| c.weights_store = Some("/shared".into())));
+        assert!(!stay(|c| c.store_format = StoreFormat::Plain));
     }
 
     #[test]
