@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::TcpListener,
+    net::{Ipv4Addr, TcpListener},
     ops::Deref,
     process::{Command, ExitStatus},
     thread,
@@ -12,7 +12,9 @@ use std::{
 use harness::{
     bench::{self, Running},
     binary, cli,
+    line::Host,
     processes::{children, signal},
+    skipped,
     tiny_model::{self, SMALL},
 };
 
@@ -26,6 +28,8 @@ const TWO: [&str; 4] = ["--learner_ranks", "2", "--shard_optimizer", "true"];
 
 struct Bench {
     bench: bench::Bench,
+    /// Where the first rank is found.
+    address: Ipv4Addr,
     port: String,
 }
 
@@ -39,19 +43,23 @@ impl Deref for Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::at(Ipv4Addr::LOCALHOST)
+    }
+
+    fn at(address: Ipv4Addr) -> Self {
         let bench = bench::Bench::new(&format!(
             "dataset = \"prompts.jsonl\"\nmax_steps = {STEPS}\nsave_steps = 4\nnum_generations = 4\n\
              generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
              learning_rate = 1e-3\nmax_restarts = 4\n"
         ));
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self { bench, port: free.to_string() }
+        let free = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+        Self { bench, address, port: free.to_string() }
     }
 
     /// Tells a process of the learner what torchrun would.
     fn told(&self, mut command: Command, rank: &str) -> Command {
         command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", rank)]);
-        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*self.port)]);
+        command.envs([("MASTER_ADDR", &*self.address.to_string()), ("MASTER_PORT", &*self.port)]);
         command
     }
 
@@ -61,7 +69,17 @@ impl Bench {
 
     /// A further rank, with a model of its own.
     fn rank(&self, flags: &[&str]) -> Command {
-        let mut command = Command::new(binary("tandem"));
+        self.rank_by(Command::new(binary("tandem")), flags)
+    }
+
+    /// The same on another host.
+    fn rank_on(&self, host: &Host, flags: &[&str]) -> Command {
+        let mut command = host.command();
+        command.arg(binary("tandem"));
+        self.rank_by(command, flags)
+    }
+
+    fn rank_by(&self, mut command: Command, flags: &[&str]) -> Command {
         command.current_dir(self.path("")).arg("learner-rank").args(flags).args(["--model", "there"]);
         self.told(command, "1")
     }
@@ -83,6 +101,19 @@ impl Bench {
     fn weights(&self, run: &str) -> [Vec<u8>; 2] {
         let checkpoint = self.path(run).join(format!("checkpoint-{STEPS}"));
         ["weights.data", "optimizer.safetensors"].map(|file| fs::read(checkpoint.join(file)).unwrap())
+    }
+
+    /// The weights of a run whose ranks are all on this host.
+    fn weights_of_one_host(&self) -> [Vec<u8>; 2] {
+        let alone = cli::finish(self.command("one-host", &TWO));
+        assert!(alone.status.success(), "{}", alone.stderr);
+        self.weights("one-host")
+    }
+
+    /// Waits until the further rank was gone so often, and is there again.
+    fn is_back(&self, times: usize) {
+        let counts = |words: &str, least: usize| self.read("rank").matches(words).count() >= least;
+        wait(PATIENCE, "the rank", || counts("comes again", times) && counts("rank 1 of the learner's 2", times + 1));
     }
 
     fn read(&self, log: &str) -> String {
@@ -119,8 +150,7 @@ fn learner_of(parent: u32) -> u32 {
 fn ranks_that_others_start_come_back_and_make_the_run_of_one_host() {
     let bench = Bench::new();
     bench.copy_model();
-    let alone = cli::finish(bench.command("one-host", &TWO));
-    assert!(alone.status.success(), "{}", alone.stderr);
+    let expected = bench.weights_of_one_host();
     // The rank is there before the run is.
     let mut rank = bench.start_command(bench.rank(&["--max-restarts", "4"]), "rank");
     let mut run = bench.start_first("told");
@@ -130,25 +160,45 @@ fn ranks_that_others_start_come_back_and_make_the_run_of_one_host() {
         deed();
         wait(NAMED, &format!("{words} in {log}"), || bench.read(log).matches(words).count() > before);
     };
-    // It was gone so often, and is there again.
-    let is_back = |times: usize| {
-        let counts = |words: &str, least: usize| bench.read("rank").matches(words).count() >= least;
-        wait(PATIENCE, "the rank", || counts("comes again", times) && counts("rank 1 of the learner's 2", times + 1));
-    };
     bench.wait_for_step("told", 5);
     named(log, "rank 1 of the learner has given no sign of life", &|| signal(learner_of(rank.id()), "KILL"));
-    is_back(1);
+    bench.is_back(1);
     bench.wait_for_step("told", 11);
     let stopped = learner_of(rank.id());
     named(log, "rank 1 of the learner has given no sign of life", &|| signal(stopped, "STOP"));
     // It finds itself left behind.
     signal(stopped, "CONT");
-    is_back(2);
+    bench.is_back(2);
     named("rank", "rank 0 of the learner", &|| signal(learner_of(run.id()), "KILL"));
     assert!(end(&mut run).success(), "{}{}", bench.read("stderr"), bench.read("rank"));
     assert!(end(&mut rank).success(), "{}", bench.read("rank"));
     assert!(bench.read("rank").matches("comes again").count() >= 3, "{}", bench.read("rank"));
-    assert!(bench.weights("told") == bench.weights("one-host"), "the weights differ");
+    assert!(bench.weights("told") == expected, "the weights differ");
+}
+
+#[test]
+fn a_rank_on_another_host_comes_back_when_its_line_is_in_again() {
+    const TEST: &str = "a_rank_on_another_host_comes_back_when_its_line_is_in_again";
+    let Some(host) = Host::new(9) else {
+        return skipped(TEST, "this user cannot make network namespaces with lines");
+    };
+    let bench = Bench::at(host.here);
+    bench.copy_model();
+    let expected = bench.weights_of_one_host();
+    let mut run = bench.start_first("told");
+    let mut rank = bench.start_command(bench.rank_on(&host, &[]), "rank");
+    bench.wait_for_step("told", 5);
+    host.pull_out_for(NAMED);
+    for (log, words) in [
+        ("told/logs/learner.log", "rank 1 of the learner has given no sign of life"),
+        ("rank", "rank 0 of the learner has given no sign of life"),
+    ] {
+        assert!(bench.read(log).contains(words), "not within {NAMED:?}: {words} in {log}: {}", bench.read(log));
+    }
+    bench.is_back(1);
+    assert!(end(&mut run).success(), "{}{}", bench.read("stderr"), bench.read("rank"));
+    assert!(end(&mut rank).success(), "{}", bench.read("rank"));
+    assert!(bench.weights("told") == expected, "the weights differ");
 }
 
 #[test]
