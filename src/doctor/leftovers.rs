@@ -1,5 +1,10 @@
 //! What runs left behind whose processes were all killed.
 
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
 use shared::{
     leftovers::{self, Leftover},
     memory::Size,
@@ -34,8 +39,18 @@ pub fn examine(remove: bool) -> Finding {
 
 fn describe(found: &[Leftover]) -> String {
     let bytes = Size(found.iter().map(|left| left.bytes).sum());
-    let paths: Vec<String> = found.iter().map(|left| left.path.display().to_string()).collect();
-    format!("{bytes} of dead runs: {}", paths.join(", "))
+    // A channel consists of a dozen files, whose names begin alike.
+    let mut by_run: BTreeMap<PathBuf, Vec<&Path>> = BTreeMap::new();
+    for left in found {
+        let name = left.path.file_name().unwrap_or_default().to_string_lossy();
+        let run: String = name.split('_').take(2).collect::<Vec<_>>().join("_");
+        by_run.entry(left.path.with_file_name(run)).or_default().push(&left.path);
+    }
+    let places = by_run.into_iter().map(|(run, paths)| match paths[..] {
+        [path] => path.display().to_string(),
+        _ => format!("{}* ({} files)", run.display(), paths.len()),
+    });
+    format!("{bytes} of dead runs: {}", places.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -47,5 +62,8 @@ mod tests {
         let of = |path: &str, bytes| Leftover { path: path.into(), bytes };
         let found = [of("/dev/shm/tandem-weights-1", 3 << 20), of("/tmp/tandem_2", 1 << 20)];
         assert_eq!(describe(&found), "4.0 MiB of dead runs: /dev/shm/tandem-weights-1, /tmp/tandem_2");
+        let channel = ["/dev/shm/tandem_2_a.data", "/dev/shm/tandem_2_b_1.connection", "/dev/shm/tandem_3_a.data"];
+        let found = channel.map(|path| of(path, 1 << 20));
+        assert_eq!(describe(&found), "3.0 MiB of dead runs: /dev/shm/tandem_2* (2 files), /dev/shm/tandem_3_a.data");
     }
 }
