@@ -7,7 +7,7 @@ use std::{
     net::UdpSocket,
     ptr::{self, NonNull},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use shared::torchrun::Torchrun;
@@ -25,7 +25,7 @@ const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 /// How long what all ranks do together may take: who is gone is found otherwise, and who waits for the next batch waits for
 /// the sampler.
 const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How often a rank that waits looks whether another one is missing.
+/// How often a rank that waits for what all do looks whether another one is missing.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a rank that finds another one gone waits for its name.
 const NAMED_WITHIN: Duration = Duration::from_secs(10);
@@ -125,8 +125,8 @@ impl Gloo {
         };
         // SAFETY: it is this function's message.
         unsafe { outcome(message) }.map_err(|why| {
-            // One that could not open its device, say, has said so.
-            let why = watch.missing().unwrap_or(why);
+            // One that could not open its device, say, has said so; one that died as the others joined has not.
+            let why = watch.missing_within(NAMED_WITHIN).unwrap_or(why);
             LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}"))
         })?;
         let group = NonNull::new(joined).ok_or_else(|| LearnerError::Peer("no process group was made".into()))?;
@@ -178,14 +178,8 @@ impl Gloo {
 
     /// Who is missing; what Gloo says of a connection that broke is not known to be about anybody.
     fn named(&self, why: &str) -> String {
-        let begin = Instant::now();
-        while self.watch.is_on() && begin.elapsed() < NAMED_WITHIN {
-            if let Some(missing) = self.watch.missing() {
-                return missing;
-            }
-            std::thread::sleep(LOOK);
-        }
-        format!("rank {} of {} could not go on with the others: {why}", self.rank, self.count)
+        let unnamed = || format!("rank {} of {} could not go on with the others: {why}", self.rank, self.count);
+        self.watch.missing_within(NAMED_WITHIN).unwrap_or_else(unnamed)
     }
 }
 
@@ -274,6 +268,22 @@ mod tests {
         watch.name("rank 1 of the learner has ended: no GPU".into());
         let error = Gloo::join(&store, "alone", [0, 2], "127.0.0.1", deadline, watch).unwrap_err().to_string();
         assert!(error.contains("could not join the 2 ranks: rank 1 of the learner has ended: no GPU"), "{error}");
+    }
+
+    #[test]
+    fn a_rank_that_cannot_join_waits_for_the_name_of_the_one_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let deadline = Duration::from_millis(100);
+        let store = Store::file(&dir.path().join("store"), deadline).unwrap();
+        let watch = Watch::on();
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(10 * deadline);
+                watch.name("rank 1 of the learner has given no sign of life for 8 s".into());
+            });
+            Gloo::join(&store, "alone", [0, 2], "127.0.0.1", deadline, Arc::clone(&watch)).unwrap_err().to_string()
+        });
+        assert!(error.contains("rank 1 of the learner has given no sign"), "{error}");
     }
 
     #[test]

@@ -45,6 +45,19 @@ impl Watch {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What became of it, once it is known: who finds a connection broken knows it some seconds before.
+    #[must_use]
+    pub(super) fn missing_within(&self, patience: Duration) -> Option<String> {
+        let begin = Instant::now();
+        loop {
+            let missing = self.missing();
+            if missing.is_some() || !self.is_on() || begin.elapsed() >= patience {
+                return missing;
+            }
+            thread::sleep(SIGN / 10);
+        }
+    }
+
     /// Says that a rank is missing. The first word stands.
     pub(super) fn name(&self, what: String) {
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
