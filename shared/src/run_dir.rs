@@ -227,7 +227,7 @@ impl RunDir {
         self.root.join(IN_FLIGHT_FILE)
     }
 
-    /// Where weights lie for workers of this host, unless `weights_store` says otherwise.
+    /// The store of a run with workers, unless `weights_store` says otherwise.
     #[must_use]
     pub fn store(&self) -> PathBuf {
         self.root.join("store")

@@ -14,6 +14,7 @@ use std::{
 use harness::{
     binary, cli,
     fleet::{FleetBench, Worker, assert_says},
+    processes::signal,
     s3::Server,
     skipped,
 };
@@ -194,7 +195,7 @@ fn instead_of_a_damaged_difference_the_whole_version_is_fetched() {
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
     assert_says(&bench.worker_said("worker"), &["are fetched whole: ", "is damaged: it has 5 bytes"]);
     let log = bench.hub_said("fleet");
-    assert_says(&log, &["worker worker has trouble with the store: fetched whole: ", "is damaged: it has 5 bytes"]);
+    assert_says(&log, &["worker worker has trouble with its weights: fetched whole: ", "is damaged: it has 5 bytes"]);
     assert!(!log.contains("sent again"), "the version itself is whole: {log}");
 }
 
@@ -295,4 +296,22 @@ fn a_worker_that_cannot_see_the_run_directory_is_told_that_it_needs_a_store() {
     bench.ends(&mut run, vec![("near", worker)]);
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
     assert_says(&bench.run_said(), &["notice: worker far was dropped: ", &versions]);
+}
+
+#[test]
+fn what_a_run_has_in_its_store_goes_when_it_goes_on_without() {
+    let bench = FleetBench::new(STEPS, "");
+    let expected = bench.pair(STEPS);
+    let mut run = bench.start_fleet("fleet", &["--store_format", "plain"]);
+    let worker = newcomer(&bench, "first");
+    bench.wait_for_step("fleet", 2);
+    signal(run.id(), "TERM");
+    run.wait().unwrap();
+    drop(worker);
+    let store = bench.path("fleet/store");
+    assert!(!published(&store, false).is_empty(), "{}", bench.run_said());
+    let mut run = bench.start_fleet("fleet", &["--resume_from_checkpoint", "latest"]);
+    bench.ends(&mut run, vec![("second", bench.worker("second"))]);
+    assert!(bench.result("fleet", STEPS) == expected, "other weights");
+    assert!(published(&store, false).is_empty(), "{:?}", published(&store, false));
 }

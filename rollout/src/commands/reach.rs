@@ -16,7 +16,7 @@ use shared_fleet::{Probe, ZenohWorker, probe};
 use shared_store::Store;
 
 use super::worker::JoinFlags;
-use crate::fleet::weights::{prefix, sees_versions};
+use crate::fleet::weights::{MODEL, prefix, sees_versions};
 
 /// How long each stage may take.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -88,13 +88,17 @@ fn look_at_store(args: &Args, orders: &Orders) -> Result<()> {
     if let Some(run_dir) = facts.run_dir.as_ref().map(RunDir::new) {
         sees_versions(&run_dir)?;
         line("weights", &format!("{} can be read", run_dir.weights().display()));
-        return Ok(());
     }
     let store = Store::open(place).context("--store says where the store is for this host")?;
-    let name = orders.edition.as_ref().map(|edition| (prefix(edition.version), edition.blake3));
+    let name = match &facts.run_dir {
+        Some(_) => Some((MODEL.to_owned(), facts.model)),
+        None => orders.edition.as_ref().map(|edition| (prefix(edition.version), edition.blake3)),
+    };
     let known = name.as_ref().map(|(prefix, blake3)| (prefix.as_str(), blake3));
     let read = store.probe_reading(known, BYTES, &()).context("--store says where the store is for this host")?;
-    if read.bytes == 0 {
+    if facts.run_dir.is_some() {
+        line("store", &format!("{} can be read; it has the model's configuration and tokenizer", store.place()));
+    } else if read.bytes == 0 {
         line("store", &format!("{} can be read; no version is there yet", store.place()));
     } else {
         let rate = read.bytes as f64 / read.read_s.max(1e-9) / 1e6;

@@ -154,7 +154,15 @@ impl Checks {
                 check.made.iter().map(|(worker, _)| (*worker, what.clone())).collect()
             }
             (Ok(Found::Apart(_)), _) => Vec::new(),
-            (Ok(Found::Late), _) => return Vec::new(),
+            (Ok(Found::Late), _) => {
+                if check.made.len() > 1 {
+                    tracing::warn!(
+                        "two workers differ in prompt {prompt}, and weights v{} went before it was found out who is wrong",
+                        check.version
+                    );
+                }
+                return Vec::new();
+            }
             (Err(reason), _) => {
                 tracing::warn!("completions of prompt {prompt} were not checked: {reason}");
                 self.trouble = Some(reason);

@@ -1,5 +1,5 @@
 //! The engine beside the learner that decides whose completions are right. It is made when there is something to decide, on a
-//! side thread and from the store, as a worker would, and goes afterwards.
+//! side thread and from the weights that workers have, and goes afterwards.
 
 use std::{
     path::PathBuf,

@@ -39,7 +39,7 @@ pub fn open(
     let place = config.weights_store.clone().unwrap_or_else(|| run_dir.store().display().to_string());
     let store = Arc::new(Store::open(&place).context("`weights_store`")?);
     let facts = facts::publish(&store, &place, config, run_dir, model, options.max_model_len)?;
-    let origin = Origin::of(&store, facts.run_dir.as_deref());
+    let origin = Origin::of(&store, facts.run_dir.as_ref().map(RunDir::new));
     let listen = ListenOptions::from_config(config)?.context("`listen` is missing")?;
     let end = ZenohHub::open(&listen)?;
     let class = class_of(config);
@@ -54,8 +54,8 @@ pub fn open(
         checks: Checks::new(config.verify_share),
     });
     let sending = Sending {
-        origin: origin.clone(),
         store,
+        versions_stay: config.versions_stay(),
         model: model.config().clone(),
         conformity_gate: config.conformity_gate,
         rounded: config.stores_rounded().then_some(config.rollout_dtype),
@@ -71,7 +71,9 @@ pub fn open(
     });
     let workers_score = config.rewards_on == RewardsOn::Workers;
     let at = config.listen.clone().unwrap_or_default();
-    tracing::info!("workers join at {at}, and find weights in {}", store_name(&place));
+    let weights =
+        if config.versions_stay() { run_dir.weights().display().to_string() } else { store_name(&place).to_owned() };
+    tracing::info!("workers join at {at}, and find weights in {weights}");
     Fleet::start(end, desk, publisher, judge, workers_score, run_dir.clone(), at).context("thread that answers workers")
 }
 

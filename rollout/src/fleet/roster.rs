@@ -124,7 +124,7 @@ impl Worker {
         self.refusal = report.refusal.clone().map(|refusal| (refusal.version, refusal.publication, refusal.reason));
         if report.unfetched.is_some() && report.unfetched != self.unfetched {
             let reason = report.unfetched.as_ref().map(|what| what.reason.as_str()).unwrap_or_default();
-            tracing::warn!("worker {} has trouble with the store: {reason}", self.name);
+            tracing::warn!("worker {} has trouble with its weights: {reason}", self.name);
         }
         self.unfetched.clone_from(&report.unfetched);
         self.work = report.work;

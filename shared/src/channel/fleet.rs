@@ -41,7 +41,7 @@ pub struct Edition {
     /// Hash of the index that the store has of it, which has the hashes of everything else; without a store, hash of its
     /// manifest.
     pub blake3: [u8; 32],
-    /// The same of the export that it adds an adapter to, if it is one.
+    /// The same of the export that it adds an adapter to, if it is one and lies in the store.
     pub base: Option<[u8; 32]>,
     /// Whether it lies there rounded, for workers that compute in what the run does.
     pub rounded: bool,

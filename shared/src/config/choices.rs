@@ -75,7 +75,8 @@ choices! {
     /// How versions of the weights lie in `weights_store`, for workers.
     StoreFormat {
         /// Not at all where `listen` is a loopback address and no `weights_store` is named: workers, which are on the learner's
-        /// host, read them where it leaves them. In a `weights_store`, `rounded` where that is possible, else `plain`.
+        /// host, read them where it leaves them. Else `rounded` in a `weights_store` where that is possible, and `plain` in the
+        /// folder of the run.
         Auto = "auto",
         /// As they are: nothing is computed for it, and every worker can use them.
         Plain = "plain",

@@ -94,7 +94,7 @@ pub fn fetch(
     let target = run_dir.version(edition.version);
     let store = match origin {
         Origin::Learner(learner) => {
-            lead_in(&learner.version(edition.version), edition, &target)?;
+            link(learner, edition, &target)?;
             return Ok(Came::default());
         }
         Origin::Store(store) => store,
@@ -142,16 +142,27 @@ fn by_difference(
     unpack_to(&packed, Some(&have.dir), &run_dir.version(edition.version))
 }
 
+/// Looks whether a version is still where the learner has left it.
+///
+/// # Errors
+/// One that is not there, or that is another one.
+pub fn look_in_place(learner: &RunDir, edition: &Edition) -> io::Result<()> {
+    let version = learner.version(edition.version);
+    let why = match fs::read(version.join(MANIFEST_FILE)) {
+        Ok(manifest) if blake3::hash(&manifest) == edition.blake3 => return Ok(()),
+        Ok(_) => "it is not what was announced".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let version = version.display();
+    Err(io::Error::other(format!("{version}: {why}; a worker on another host than the run needs a `weights_store`")))
+}
+
 /// Has a version be read where the learner has left it.
-fn lead_in(from: &Path, edition: &Edition, target: &Path) -> io::Result<()> {
-    let manifest = from.join(MANIFEST_FILE);
-    let bytes = fs::read(&manifest).map_err(named(&manifest))?;
-    if blake3::hash(&bytes) != edition.blake3 {
-        return Err(io::Error::other(format!("{}: it was published anew meanwhile", from.display())));
-    }
+fn link(learner: &RunDir, edition: &Edition, target: &Path) -> io::Result<()> {
+    look_in_place(learner, edition)?;
     target.parent().map_or(Ok(()), fs::create_dir_all).map_err(named(target))?;
     remove(target);
-    symlink(from, target).map_err(named(target))
+    symlink(learner.version(edition.version), target).map_err(named(target))
 }
 
 /// Makes a version of what came, which goes.
@@ -176,13 +187,13 @@ fn fetch_adapter(
     }
     let aside = incoming(run_dir, edition.version, "adapter");
     came.add(store.fetch(&prefix(edition.version), &edition.blake3, &aside, watch)?);
-    lead_to(&export, &aside)?;
+    set_base(&export, &aside)?;
     atomic::place_dir(&aside, &run_dir.version(edition.version))?;
     Ok(came)
 }
 
 /// Writes into the manifest of an adapter where the export is that it is added to.
-fn lead_to(export: &Path, dir: &Path) -> io::Result<()> {
+fn set_base(export: &Path, dir: &Path) -> io::Result<()> {
     let path = dir.join(MANIFEST_FILE);
     let mut manifest: WeightManifest = serde_json::from_slice(&fs::read(&path).map_err(named(&path))?)?;
     if let Some(adapter) = &mut manifest.adapter {

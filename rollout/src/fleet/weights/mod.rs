@@ -24,13 +24,13 @@ use anyhow::Context;
 use shared::{PolicyVersion, RunDir};
 use shared_store::{Store, Watch};
 
-pub(super) use fetch::{Came, FetchError, Have, fetch};
+pub(super) use fetch::{Came, FetchError, Have, fetch, look_in_place};
 pub use publisher::{OnItsWay, Publisher, Sending, Trouble};
 
 /// What the store calls the export that adapters are added to.
 const BASE: &str = "base";
 /// What the store calls configuration and tokenizer of the model.
-pub(super) const MODEL: &str = "model";
+pub(crate) const MODEL: &str = "model";
 
 /// Where versions come from.
 #[derive(Clone)]
@@ -43,18 +43,15 @@ pub enum Origin {
 
 impl Origin {
     /// The run directory, where there is one to read from, or else the store.
-    pub fn of(store: &Arc<Store>, run_dir: Option<&str>) -> Self {
-        match run_dir {
-            Some(root) => Self::Learner(RunDir::new(root)),
-            None => Self::Store(Arc::clone(store)),
-        }
+    pub fn of(store: &Arc<Store>, run_dir: Option<RunDir>) -> Self {
+        run_dir.map_or_else(|| Self::Store(Arc::clone(store)), Self::Learner)
     }
 }
 
 /// Looks whether this worker can read the versions of a run that stay where the learner leaves them.
 ///
 /// # Errors
-/// When it cannot: it is on another host, in a container, or another user's.
+/// When it cannot: it is on another host, in a container without `/dev/shm` of the host, or another user's.
 pub(crate) fn sees_versions(run_dir: &RunDir) -> anyhow::Result<()> {
     let versions = run_dir.weights();
     let there = fs::read_dir(&versions).map(drop);

@@ -21,7 +21,7 @@ use shared::{
 };
 use shared_store::{Published, Store, StoreError, Watch};
 
-use super::{BASE, GiveUp, Origin, prefix, prefix_of_difference, record::Record, remove};
+use super::{BASE, GiveUp, prefix, prefix_of_difference, record::Record, remove};
 use crate::engine::{self, EngineError, WeightSource};
 
 /// How often a transfer that failed is tried again, and the pause before that, which doubles.
@@ -34,10 +34,10 @@ const MOST_REPAIRS: u32 = 3;
 
 /// How versions are sent.
 pub struct Sending {
-    /// Where workers find them.
-    pub origin: Origin,
-    /// What keeps them, where it is asked to.
+    /// Where they lie for workers.
     pub store: Arc<Store>,
+    /// Nothing is sent: workers read versions where the learner leaves them.
+    pub versions_stay: bool,
     /// The model that they are of.
     pub model: ModelConfig,
     /// Whether they are looked at before.
@@ -141,13 +141,18 @@ impl Publisher {
         Ok(OnItsWay { source, begun, result, thread: Some(thread) })
     }
 
-    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from them.
+    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from them, and all
+    /// that an earlier hub has left there if versions are not sent any more.
     pub fn keep(&mut self, edition: Edition, in_use: &[Edition]) {
-        if let Origin::Learner(_) = self.sending.origin {
-            return;
-        }
-        self.record.note(edition);
-        while let Some(gone) = self.record.take_oldest(self.most_kept + 1, in_use) {
+        let most = match self.sending.versions_stay {
+            true if self.versions() == 0 => return,
+            true => 0,
+            false => {
+                self.record.note(edition);
+                self.most_kept + 1
+            }
+        };
+        while let Some(gone) = self.record.take_oldest(most, in_use) {
             self.sending.remove(&gone);
             remove(&self.sending.rounded_at(&gone));
         }
@@ -256,7 +261,7 @@ impl Journey<'_> {
             let (rounded, differences) = (false, Vec::new());
             Edition { version, publication, blake3, base, rounded, differences }
         };
-        if let Origin::Learner(_) = self.sending.origin {
+        if self.sending.versions_stay {
             let manifest = fs::read(source.dir.join(MANIFEST_FILE))?;
             return Ok(plain(blake3::hash(&manifest).into(), None));
         }
@@ -295,7 +300,7 @@ impl Journey<'_> {
         from.dedup_by_key(|used| used.blake3);
         from.retain(|used| used.rounded && self.sending.rounded_at(used).is_dir());
         for used in from.into_iter().take(MOST_DIFFERENCES) {
-            match self.lead(used, &edition, size) {
+            match self.send_difference(used, &edition, size) {
                 Ok(Some(difference)) => edition.differences.push(difference),
                 Ok(None) => (),
                 Err(error) if self.over.give_up() => return Err(error),
@@ -306,7 +311,7 @@ impl Journey<'_> {
     }
 
     /// Publishes the difference between two editions where that is less than the newer one, of `whole` bytes.
-    fn lead(&self, from: &Edition, to: &Edition, whole: u64) -> Result<Option<Difference>, SendError> {
+    fn send_difference(&self, from: &Edition, to: &Edition, whole: u64) -> Result<Option<Difference>, SendError> {
         let prefix = prefix_of_difference(from.version, to.version);
         let place = self.sending.rounded_dir.join(&prefix);
         let size = difference(&self.sending.rounded_at(to), &self.sending.rounded_at(from), &place)?.packed;

@@ -55,6 +55,17 @@ impl Fetcher {
         self.here.as_ref()
     }
 
+    /// Whether an edition that could not be opened is not here any more: where workers read what the learner leaves, that removes
+    /// and replaces versions as it goes on. It is then fetched again.
+    pub fn has_lost(&mut self, edition: &Edition) -> bool {
+        let Origin::Learner(learner) = &self.origin else { return false };
+        // What goes does so file by file.
+        thread::sleep(PAUSE);
+        let lost = weights::look_in_place(learner, edition).is_err();
+        self.here.take_if(|_| lost);
+        lost
+    }
+
     /// Why the wanted edition has not come, since it was tried for the first time, or has come by a longer way.
     #[must_use]
     pub fn unfetched(&self) -> Option<&Unfetched> {
@@ -140,5 +151,48 @@ impl Drop for Fetcher {
             under_way.give_up.0.store(true, Ordering::Relaxed);
             let _ = under_way.thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use shared::{PolicyVersion, manifest::MANIFEST_FILE};
+
+    use super::*;
+
+    #[test]
+    fn a_version_that_the_learner_has_replaced_is_lost_and_fetched_again() {
+        let (run, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (learner, own) = (RunDir::new(run.path()), RunDir::new(scratch.path()));
+        let version = PolicyVersion(1);
+        let publish = |publication, manifest: &str| {
+            fs::create_dir_all(learner.version(version)).unwrap();
+            fs::write(learner.version(version).join(MANIFEST_FILE), manifest).unwrap();
+            let (blake3, differences) = (blake3::hash(manifest.as_bytes()).into(), Vec::new());
+            Edition { version, publication, blake3, base: None, rounded: false, differences }
+        };
+        let mut fetcher = Fetcher::new(Origin::Learner(learner.clone()), own.clone());
+        let come = |fetcher: &mut Fetcher, edition: &Edition| {
+            while fetcher.look(Some(edition), None, false).unwrap().is_none() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(fetcher.here(), Some(edition));
+        };
+        let first = publish(1, "one");
+        come(&mut fetcher, &first);
+        assert!(!fetcher.has_lost(&first) && fetcher.here().is_some());
+        let second = publish(2, "two");
+        assert!(fetcher.has_lost(&first) && fetcher.here().is_none());
+        come(&mut fetcher, &second);
+        assert_eq!(fs::read(own.version(version).join(MANIFEST_FILE)).unwrap(), b"two");
+        fs::remove_dir_all(learner.version(version)).unwrap();
+        assert!(fetcher.has_lost(&second));
+        assert!(fetcher.look(Some(&second), None, false).unwrap().is_none());
+        while fetcher.unfetched().is_none() {
+            assert!(fetcher.look(Some(&second), None, false).unwrap().is_none());
+        }
+        assert!(fetcher.unfetched().unwrap().reason.contains("needs a `weights_store`"));
     }
 }

@@ -1,5 +1,5 @@
 //! A worker: samples for a run on another host. It knows no dataset, no rewards and no plan; everything it needs comes with the
-//! hub's answers and from the store, so it may come and go at any time.
+//! hub's answers and from where the run has its weights, so it may come and go at any time.
 
 mod board;
 mod fetcher;

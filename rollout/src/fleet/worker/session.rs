@@ -149,9 +149,8 @@ impl<'a> Session<'a> {
             report.edition = None;
         });
         let place = options.store.as_deref().unwrap_or(&facts.store);
-        if let Some(run_dir) = &facts.run_dir {
-            sees_versions(&RunDir::new(run_dir))?;
-        }
+        let run_dir = facts.run_dir.as_ref().map(RunDir::new);
+        run_dir.as_ref().map_or(Ok(()), sees_versions)?;
         let store =
             Arc::new(Store::open(place).context("the store of weights; --store says where it is for this host")?);
         let model_dir = scratch.run_dir().root().join(MODEL);
@@ -171,7 +170,7 @@ impl<'a> Session<'a> {
         config.reward_dir = options.reward_dir.clone().or(config.reward_dir);
         let is_to_score = config.rewards_on == RewardsOn::Workers;
         let mut scorer = is_to_score.then(|| Scorer::open(&config, &tokenizer)).transpose()?;
-        let mut fetcher = Fetcher::new(Origin::of(&store, facts.run_dir.as_deref()), scratch.run_dir().clone());
+        let mut fetcher = Fetcher::new(Origin::of(&store, run_dir), scratch.run_dir().clone());
         let (mut wanted, mut wanted_since) = (orders.edition.clone(), Instant::now());
         loop {
             if stop.load(Ordering::Relaxed) {
@@ -183,7 +182,14 @@ impl<'a> Session<'a> {
                     dir: scratch.run_dir().version(here.edition.version),
                     version: here.edition.version,
                 };
-                let engine = open_engine(source, &model, &config, options, &facts)?;
+                let engine = match open_engine(source, &model, &config, options, &facts) {
+                    Ok(engine) => engine,
+                    Err(error) if fetcher.has_lost(&here.edition) => {
+                        tracing::warn!("weights v{} went while they were opened: {error:#}", here.edition.version);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 let in_use = here.edition;
                 tracing::info!("samples from weights v{}", in_use.version);
                 let (places, edition) = (engine.options().max_num_seqs as u32, in_use.clone());
