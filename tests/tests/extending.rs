@@ -15,16 +15,23 @@ use serde_json::Value;
 
 const PATCH: &str = "docs/extending/topr.patch";
 
-/// Crates of the workspace that the programs are made of. The patched ones are compiled without optimisation, which is soon
-/// done, over dependencies that are already there.
-const CRATES: &[&str] =
-    &["shared", "shared-data", "exporters", "rollout-kernels", "rollout-rewards", "rollout", "learner", "tandem"];
-
 /// Folders that are no sources.
 const OUTPUTS: &[&str] = &["target", ".git", ".native", "runs"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Crates of the workspace. The patched ones are compiled without optimisation, which is soon done, over dependencies that are
+/// already there.
+fn crates() -> Vec<String> {
+    let manifest = |folder: &str| -> toml::Table {
+        fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap().parse().unwrap()
+    };
+    let members = &manifest(".")["workspace"]["members"];
+    let name =
+        |member: &toml::Value| manifest(member.as_str().unwrap())["package"]["name"].as_str().unwrap().to_owned();
+    members.as_array().unwrap().iter().map(name).collect()
 }
 
 fn copy(from: &Path, to: &Path, put: &dyn Fn(&Path, &Path) -> io::Result<()>, wanted: &dyn Fn(&str) -> bool) {
@@ -56,41 +63,47 @@ fn patched(place: &Path) -> PathBuf {
     tree
 }
 
-/// Builds the programs of the copy, and returns the folder that they are in. What was compiled of other people's crates is
-/// linked from the folder of this test.
+/// Builds the programs of the copy, and returns the folder that they are in. What was compiled of other people's crates comes
+/// from the folder of this test.
 fn built(place: &Path, tree: &Path) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).unwrap();
     let name = profile.file_name().unwrap().to_str().unwrap();
     let target = place.join("target");
+    let crates = crates();
     let foreign = |file: &str| {
         let bare = file.strip_prefix("lib").unwrap_or(file).replace('_', "-");
-        !CRATES.iter().any(|krate| bare.strip_prefix(krate).is_some_and(|rest| rest.starts_with(['-', '.'])))
+        !crates.iter().any(|krate| bare.strip_prefix(krate.as_str()).is_some_and(|rest| rest.starts_with(['-', '.'])))
     };
-    for folder in ["deps", "build", ".fingerprint"] {
-        copy(&profile.join(folder), &target.join(name).join(folder), &|from, to| fs::hard_link(from, to), &foreign);
+    copy(&profile.join("deps"), &target.join(name).join("deps"), &|from, to| fs::hard_link(from, to), &foreign);
+    // Cargo writes into these, and goes by their times.
+    for folder in [".fingerprint", "build"] {
+        let to = target.join(name).join(folder);
+        fs::create_dir_all(&to).unwrap();
+        let entries = fs::read_dir(profile.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        let mut cp = Command::new("cp");
+        cp.arg("-Rp").args(entries.filter(|entry| foreign(&entry.file_name().unwrap().to_string_lossy()))).arg(to);
+        let _ = cli::finish(cp).success();
     }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args([
-        "build",
-        "--offline",
-        "--locked",
-        "--workspace",
-        "--bin",
-        "tandem",
-        "--bin",
-        "rollout",
-        "--bin",
-        "learner",
-    ]);
+    cargo.args(["build", "--offline", "--locked", "--workspace"]);
+    cargo.args(["--bin", "tandem", "--bin", "rollout", "--bin", "learner"]);
     cargo.args(if name == "debug" { &[][..] } else { &["--release"] });
-    for krate in CRATES {
+    for krate in &crates {
         cargo
             .arg("--config")
             .arg(format!("profile.{}.package.{krate}.opt-level=0", if name == "debug" { "dev" } else { name }));
     }
+    // As from a shell: build scripts look at what cargo tells of the package of this test.
+    let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
+        cargo.env_remove(name);
+    }
     cargo.current_dir(tree).env("CARGO_TARGET_DIR", &target);
-    let _ = cli::finish(cargo).success();
+    let built = cli::finish(cargo).success();
+    let others: Vec<&str> =
+        built.stderr.lines().filter(|line| line.contains("Compiling") && !line.contains(" (/")).collect();
+    assert!(others.is_empty(), "compiled anew: {others:#?}");
     target.join(name)
 }
 

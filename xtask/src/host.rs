@@ -71,9 +71,16 @@ impl Host {
         command
     }
 
-    /// Cargo, the same one that runs this program.
+    /// Cargo, the same one that runs this program, with the environment that it would have from a shell: build scripts that look
+    /// at what cargo tells of this package would run again, and everything above them be compiled again, whenever it is called
+    /// the other way.
     pub fn cargo(&self) -> Command {
-        self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let mut cargo = self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
+            cargo.env_remove(name);
+        }
+        cargo
     }
 }
 
@@ -119,6 +126,21 @@ pub mod fake {
             cxx: "c++".into(),
             own_libtorch: None,
             own_onnxruntime: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_is_not_told_of_this_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let cargo = fake::host(dir.path(), &[]).cargo();
+        for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
+            assert!(env::var_os(name).is_some(), "cargo runs this test");
+            assert!(cargo.get_envs().any(|(key, value)| key == name && value.is_none()), "{name}");
         }
     }
 }
