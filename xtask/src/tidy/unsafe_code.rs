@@ -18,7 +18,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/kernels/src/parallel.rs", "hands threads parts of one buffer that do not overlap"),
     ("rollout/kernels/src/residual.rs", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/simd/", "is the vector instructions themselves"),
-    ("rollout/kernels/src/tests.rs", "calls kernels for each instruction set"),
+    ("rollout/kernels/src/tests/mod.rs", "calls kernels for each instruction set"),
     ("rollout/kernels/src/tile.rs", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/workers.rs", "lends a borrowed job to threads that outlive it"),
     ("rollout/rewards/src/contain/system.rs", "closes inherited descriptors, of which Rust knows the numbers only"),

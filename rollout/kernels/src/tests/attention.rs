@@ -1,0 +1,229 @@
+//! Attention over pages that sequences share, in every format that keys and values may have.
+
+use proptest::prelude::*;
+use shared::rng::Stream;
+
+use super::{
+    super::{
+        attention::Attention,
+        element::KvFormat,
+        linear::Norm,
+        pages::{FreePages, PageShape, Pages},
+        parallel::Machine,
+        simd::Isa,
+        spans::Spans,
+        workers::Workers,
+    },
+    EPSILON, assert_close, normal, normed, rounded, threads,
+};
+
+/// Sizes of a model's attention.
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+const POSITIONS: usize = 80;
+
+/// A sequence with all that was ever put into it.
+struct Sequence {
+    prefix: usize,
+    own: Vec<u32>,
+    own_len: usize,
+    /// `[position][(heads + 2 kv_heads) * head_dim]`, prefix included.
+    qkv: Vec<Vec<f32>>,
+}
+
+struct Model {
+    sizes: Heads,
+    format: KvFormat,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    norms: Option<[Vec<f32>; 2]>,
+    rotates: bool,
+    window: Option<usize>,
+}
+
+/// Another factor than the root of the head's width.
+const SCALE: f32 = 0.3;
+
+impl Model {
+    fn random(stream: &mut Stream, sizes: Heads, norms: bool, format: KvFormat) -> Self {
+        let angles = normal(stream, POSITIONS * sizes.head_dim / 2);
+        Self {
+            sizes,
+            format,
+            cos: angles.iter().map(|a| a.cos()).collect(),
+            sin: angles.iter().map(|a| a.sin()).collect(),
+            norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
+            rotates: true,
+            window: None,
+        }
+    }
+
+    fn row(&self) -> usize {
+        (self.sizes.heads + 2 * self.sizes.kv_heads) * self.sizes.head_dim
+    }
+
+    fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &Workers) -> Vec<f32> {
+        let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
+        let attention = Attention {
+            heads: self.sizes.heads,
+            rotary: self.rotates.then_some([&self.cos[..], &self.sin[..]]),
+            window: self.window,
+            scale: SCALE,
+            q_norm: norm(0),
+            k_norm: norm(1),
+            layer: 1,
+        };
+        let mut out = vec![f32::NAN; spans.tokens() * self.sizes.heads * self.sizes.head_dim];
+        attention.run(qkv, spans, pages, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
+        out
+    }
+
+    /// In single precision, for the sake of what becomes bytes, as in [`normed`].
+    fn rotated(&self, x: &[f32], position: usize, norm: usize) -> Vec<f32> {
+        let half = x.len() / 2;
+        let x = self.norms.as_ref().map_or_else(|| x.to_vec(), |norms| normed(x, &norms[norm]));
+        if !self.rotates {
+            return x;
+        }
+        let table = |t: &[f32], d: usize| t[position * half + d % half];
+        (0..x.len())
+            .map(|d| {
+                let other = if d < half { -x[d + half] } else { x[d - half] };
+                x[d] * table(&self.cos, d) + other * table(&self.sin, d)
+            })
+            .collect()
+    }
+
+    /// What becomes of a key or a value in the cache.
+    fn stored(&self, x: &[f32]) -> Vec<f32> {
+        match self.format {
+            KvFormat::Fp32 => x.to_vec(),
+            KvFormat::Int8 => rounded(x),
+        }
+    }
+
+    /// How far off the kernels may be: with bytes, queries and weights are of sixteen bits.
+    fn tolerance(&self) -> f64 {
+        match self.format {
+            KvFormat::Fp32 => 1e-5,
+            KvFormat::Int8 => 5e-4,
+        }
+    }
+
+    /// What the last position of `qkv` attends to.
+    fn reference(&self, qkv: &[Vec<f32>]) -> Vec<f64> {
+        let Heads { heads, kv_heads, head_dim } = self.sizes;
+        let last = qkv.len() - 1;
+        let first = self.window.map_or(0, |window| qkv.len().saturating_sub(window));
+        (0..heads)
+            .flat_map(|head| {
+                let kv = heads + head / (heads / kv_heads);
+                let q = self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0);
+                let scores: Vec<f64> = (first..=last)
+                    .map(|p| {
+                        let k = self.stored(&self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
+                        q.iter().zip(k).map(|(&q, k)| f64::from(q) * f64::from(k)).sum::<f64>() * f64::from(SCALE)
+                    })
+                    .collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let values: Vec<Vec<f32>> =
+                    (first..=last).map(|p| self.stored(&qkv[p][(kv + kv_heads) * head_dim..][..head_dim])).collect();
+                (0..head_dim)
+                    .map(|d| weights.iter().zip(&values).map(|(w, value)| w * f64::from(value[d])).sum::<f64>() / sum)
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn attention_over_shared_prompts_is_plain_attention(
+        seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
+        bytes: bool, prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
+        burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
+    ) {
+        let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
+        let mut stream = Stream::new(&[seed]);
+        let format = if bytes { KvFormat::Int8 } else { KvFormat::Fp32 };
+        let model = Model { rotates, window, ..Model::random(&mut stream, sizes, norms, format) };
+        let row = model.row();
+        let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
+        let mut pools: Vec<_> = Isa::available().into_iter().map(|isa| (isa, Pages::new(shape).unwrap())).collect();
+        let mut free = FreePages::new(shape.pages);
+
+        let (mut prefixes, mut sequences) = (Vec::new(), Vec::new());
+        for &(length, completions, late) in &prompts {
+            let qkv: Vec<Vec<f32>> = (0..length).map(|_| normal(&mut stream, row)).collect();
+            let mut pages = Vec::new();
+            free.extend(&mut pages, PageShape::pages_for(length)).unwrap();
+            let mut spans = Spans::default();
+            // Prompts may come in two pieces.
+            let pieces = if late < length { vec![length - late, late] } else { vec![length] };
+            let mut done = 0;
+            for piece in pieces.into_iter().filter(|&n| n > 0) {
+                spans.clear();
+                spans.push(&[], 0, &pages, done, piece);
+                spans.cut(group);
+                let flat = qkv[done..done + piece].concat();
+                let mut outs = Vec::new();
+                for (isa, pool) in &mut pools {
+                    outs.push(model.run(&flat, &spans, pool, *isa, &threads(2)));
+                }
+                let expected: Vec<f64> = (done..done + piece).flat_map(|p| model.reference(&qkv[..=p])).collect();
+                assert_close(&outs[0], &expected, model.tolerance());
+                prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
+                done += piece;
+            }
+            for _ in 0..completions {
+                sequences.push(Sequence { prefix: prefixes.len(), own: Vec::new(), own_len: 0, qkv: qkv.clone() });
+            }
+            prefixes.push((pages, length));
+        }
+        let width = sizes.heads * sizes.head_dim;
+        for step in 0..steps {
+            let mut spans = Spans::default();
+            let mut flat = Vec::new();
+            // Several tokens at once, as when drafts are checked.
+            let new = 1 + step % burst;
+            if sequences.iter().any(|s| s.qkv.len() + new > POSITIONS) {
+                break;
+            }
+            for s in &mut sequences {
+                free.extend(&mut s.own, PageShape::pages_for(s.own_len + new)).unwrap();
+                s.qkv.extend((0..new).map(|_| normal(&mut stream, row)));
+                flat.extend(s.qkv[s.qkv.len() - new..].concat());
+                let (pages, length) = &prefixes[s.prefix];
+                spans.push(pages, *length, &s.own, s.own_len, new);
+                s.own_len += new;
+            }
+            spans.cut(group);
+            let outs: Vec<_> = pools.iter_mut().map(|(isa, pool)| model.run(&flat, &spans, pool, *isa, &threads(2))).collect();
+            prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
+            // One sequence alone gives the same bits; it writes what is already there.
+            let i = step % sequences.len();
+            let s = &sequences[i];
+            let mut alone = Spans::default();
+            alone.push(&prefixes[s.prefix].0, prefixes[s.prefix].1, &s.own, s.own_len - new, new);
+            alone.cut(group);
+            let (isa, pool) = &mut pools[0];
+            let out = model.run(&s.qkv[s.qkv.len() - new..].concat(), &alone, pool, *isa, &threads(1));
+            prop_assert!(out == outs[0][i * new * width..(i + 1) * new * width], "sequence {i} alone");
+            if step + 1 == steps || step % 17 == 0 {
+                let ends = |s: &Sequence| s.qkv.len() - new + 1..=s.qkv.len();
+                let expected: Vec<f64> =
+                    sequences.iter().flat_map(|s| ends(s).flat_map(|end| model.reference(&s.qkv[..end]))).collect();
+                assert_close(&outs[0], &expected, model.tolerance());
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The kernels against plain loops in double precision, over shapes that fit nothing.
+
+mod attention;
+mod linear;
+
+use std::time::Duration;
+
+use shared::rng::Stream;
+
+use super::{
+    linear::{Norm, rms_norm},
+    parallel::Machine,
+    residual::add_normed,
+    simd::{Isa, LANES, Simd, Task},
+    workers::Workers,
+};
+
+const EPSILON: f32 = 1e-5;
+
+fn threads(count: usize) -> Workers {
+    Workers::new(count, Duration::ZERO).unwrap()
+}
+
+fn normal(stream: &mut Stream, n: usize) -> Vec<f32> {
+    let mut uniform = || stream.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0;
+    (0..n).map(|_| uniform() + uniform()).collect()
+}
+
+fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    let scale = expected.iter().fold(1e-3_f64, |m, x| m.max(x.abs()));
+    for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(g) - e).abs() <= tolerance * scale, "entry {i}: {g} against {e} (scale {scale})");
+    }
+}
+
+/// A row after its norm, with the bits that the kernels have: what lies between two bytes, or two halves, is rounded to the same
+/// one.
+fn normed(x: &[f32], gamma: &[f32]) -> Vec<f32> {
+    struct Normed<'a>(&'a [f32], &'a [f32]);
+    impl Task for Normed<'_> {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) -> Vec<f32> {
+            let mut out = vec![f32::NAN; self.0.len()];
+            // SAFETY: the instruction set is the caller's.
+            unsafe { rms_norm::<S>(self.0, Norm { gamma: self.1, epsilon: EPSILON }, &mut out) };
+            out
+        }
+    }
+    let out = Isa::detect().run(Normed(x, gamma));
+    let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / x.len() as f64;
+    let inverse = 1.0 / (mean + f64::from(EPSILON)).sqrt();
+    let expected: Vec<f64> = x.iter().zip(gamma).map(|(&x, &g)| f64::from(x) * inverse * f64::from(g)).collect();
+    assert_close(&out, &expected, 1e-6);
+    out
+}
+
+/// The weights and inputs that the bytes stand for.
+fn rounded(row: &[f32]) -> Vec<f32> {
+    let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+    row.iter().map(|x| (x * (127.0 / largest)).round_ties_even() * (largest / 127.0)).collect()
+}
+
+#[test]
+fn exponentials_are_accurate_and_the_same_everywhere() {
+    struct Exp<'a>(&'a [f32; LANES]);
+    impl Task for Exp<'_> {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            // SAFETY: both arrays are blocks.
+            unsafe { S::store(out.as_mut_ptr(), super::simd::exp::<S>(S::load(self.0.as_ptr()))) };
+            out
+        }
+    }
+    for i in -8700..=8800 {
+        let x: [f32; LANES] = std::array::from_fn(|lane| (i as f32 + lane as f32 / 16.0) / 100.0);
+        let got: Vec<_> = Isa::available().into_iter().map(|isa| isa.run(Exp(&x))).collect();
+        for (lane, &y) in got[0].iter().enumerate() {
+            let expected = f64::from(x[lane].clamp(-87.0, 88.0)).exp();
+            assert!((f64::from(y) / expected - 1.0).abs() < 2.5e-7, "e^{} = {y}", x[lane]);
+        }
+        assert!(got.windows(2).all(|pair| pair[0] == pair[1]), "{got:?}");
+    }
+    for isa in Isa::available() {
+        assert!(isa.run(Exp(&[f32::NAN; LANES])).iter().all(|x| x.is_nan()), "{isa:?}");
+    }
+}
+
+#[test]
+fn a_normed_result_is_added_to_the_residual_stream() {
+    let mut stream = Stream::new(&[11]);
+    for (rows, width) in [(1, 5), (3, 32), (9, 70)] {
+        let [x, residual] = [(); 2].map(|()| normal(&mut stream, rows * width));
+        let gamma = normal(&mut stream, width);
+        let norm = Norm { gamma: &gamma, epsilon: EPSILON };
+        let run = |isa, count, rows: std::ops::Range<usize>| {
+            let part = rows.start * width..rows.end * width;
+            let mut out = vec![f32::NAN; part.len()];
+            let machine = Machine { isa, threads: &threads(count), scratch: &mut Vec::new() };
+            add_normed(norm, &x[part.clone()], &residual[part], &mut out, machine);
+            out
+        };
+        let outs: Vec<_> = Isa::available().into_iter().map(|isa| run(isa, 2, 0..rows)).collect();
+        assert!(outs.iter().all(|out| *out == outs[0]), "instruction sets differ");
+        assert_eq!(run(Isa::detect(), 1, rows - 1..rows), outs[0][(rows - 1) * width..], "the last row alone");
+        let rows = x.chunks(width).zip(residual.chunks(width));
+        let expected: Vec<f64> = rows
+            .flat_map(|(x, residual)| {
+                let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
+                let inverse = (mean + f64::from(EPSILON)).sqrt().recip();
+                let row = x.iter().zip(&gamma).zip(residual);
+                row.map(|((&x, &g), &r)| f64::from(x) * inverse * f64::from(g) + f64::from(r)).collect::<Vec<_>>()
+            })
+            .collect();
+        assert_close(&outs[0], &expected, 1e-6);
+    }
+}
