@@ -110,13 +110,16 @@ char* tandem_store_delete(Store* store, const char* key) {
 void tandem_store_close(Store* store) { delete store; }
 
 // Joins the ranks that meet under `prefix`, which is used once. `interface`: its address is where the others reach this rank;
-// null: they do at `address`. `join_ms` is for them to come, `wait_ms` then for everything that they do together.
+// null: they do at `address`. `join_ms` is for them to come, `wait_ms` then for everything that they do together. `reachable`:
+// whether it failed, if it did, with this rank ready for the others.
 char* tandem_ranks_join(Store* store, const char* prefix, int rank, int count, const char* interface,
-                        const char* address, int64_t join_ms, int64_t wait_ms, Group** joined) {
+                        const char* address, int64_t join_ms, int64_t wait_ms, int* reachable, Group** joined) {
   return guarded([&] {
+    *reachable = 0;
     auto options = Clique::Options::create(milliseconds(join_ms));
     options->devices.push_back(interface != nullptr ? Clique::createDeviceForInterface(interface)
                                                     : Clique::createDeviceForHostname(address));
+    *reachable = 1;
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix, store->store);
     prefixed->setTimeout(milliseconds(join_ms));
     auto group = c10::make_intrusive<Clique>(prefixed, rank, count, options);

@@ -44,6 +44,7 @@ mod c {
             address: *const c_char,
             join_ms: i64,
             wait_ms: i64,
+            reachable: *mut i32,
             joined: *mut *mut c_void,
         ) -> *mut c_char;
         pub fn tandem_ranks_sum(group: *mut c_void, tensor: *mut c_void) -> *mut c_char;
@@ -108,8 +109,8 @@ impl Gloo {
             [interface, Some(own_address(master)?), Some(prefix.to_owned())].map(|name| name.map(|name| text(&name)));
         let [interface, address, prefix] = [interface.transpose()?, address.transpose()?, prefix.transpose()?];
         let or_null = |text: &Option<std::ffi::CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
-        let mut joined = ptr::null_mut();
-        // SAFETY: the store is open, the texts live until it has returned, and it writes the group only.
+        let (mut reachable, mut joined) = (0, ptr::null_mut());
+        // SAFETY: the store is open, the texts live until it has returned, and it writes the flag and the group only.
         let message = unsafe {
             c::tandem_ranks_join(
                 store.as_ptr(),
@@ -120,13 +121,16 @@ impl Gloo {
                 or_null(&address),
                 deadline.as_millis() as i64,
                 ENDLESS.as_millis() as i64,
+                &raw mut reachable,
                 &raw mut joined,
             )
         };
         // SAFETY: it is this function's message.
         unsafe { outcome(message) }.map_err(|why| {
-            // One that could not open its device, say, has said so; one that died as the others joined has not.
-            let why = watch.missing_within(NAMED_WITHIN).unwrap_or(why);
+            // One that could not open its device, say, has said so; one that died as the others joined has not. Where this rank
+            // has not come to the others, it is about none of them.
+            let patience = if reachable == 0 { Duration::ZERO } else { NAMED_WITHIN };
+            let why = watch.missing_within(patience).unwrap_or(why);
             LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}"))
         })?;
         let group = NonNull::new(joined).ok_or_else(|| LearnerError::Peer("no process group was made".into()))?;

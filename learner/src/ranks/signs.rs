@@ -45,7 +45,7 @@ impl Watch {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What became of it, once it is known: who finds a connection broken knows it some seconds before.
+    /// [`Self::missing`], waited for: who finds a connection broken does so some seconds before it is known whose it is.
     #[must_use]
     pub(super) fn missing_within(&self, patience: Duration) -> Option<String> {
         let begin = Instant::now();

@@ -306,9 +306,14 @@ fn process_config() -> TrainConfig {
 
 /// Starts this test program again, as one of several ranks.
 fn process(rank: usize, count: usize, deed: &str, dir: &Path) -> Child {
+    process_with(&[], rank, count, deed, dir)
+}
+
+/// The same, with something more in its environment.
+fn process_with(variables: &[(&str, &str)], rank: usize, count: usize, deed: &str, dir: &Path) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "ranks::one_of_several_processes", "--nocapture"]);
-    command.env(PROCESS, format!("{rank} {count} {deed} {}", dir.display()));
+    command.env(PROCESS, format!("{rank} {count} {deed} {}", dir.display())).envs(variables.iter().copied());
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -432,6 +437,18 @@ fn a_rank_that_ends_is_named_by_all_others() {
         }
         assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     }
+}
+
+/// It need not wait for a name: none of the others is to blame.
+#[test]
+fn a_rank_without_the_interface_that_it_was_told_says_so_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let begin = Instant::now();
+    let output = process_with(&[("GLOO_SOCKET_IFNAME", "none0")], 0, 2, "sums", dir.path()).wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("rank 0 could not join the 2 ranks: "), "{said}");
+    assert!(said.contains("none0"), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}: {said}", begin.elapsed());
 }
 
 /// torchrun's agent keeps the store, and with it what ranks have left there that are gone.
