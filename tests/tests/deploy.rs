@@ -368,7 +368,7 @@ fn manifests_fit_together() {
 fn compose_takes_its_file() {
     const TEST: &str = "compose_takes_its_file";
     if !is_there("docker", &["compose", "version"]) {
-        return skipped(TEST, "no docker compose");
+        return harness::without_hardware(TEST, "no docker compose");
     }
     let mut command = Command::new("docker");
     command.args(["compose", "--file"]).arg(root().join("deploy/compose/compose.yaml")).args(["config", "--quiet"]);

@@ -22,7 +22,7 @@ fn device(test: &str) -> Option<Device> {
         Ok("cuda") => Some(Device::Cuda),
         Ok("tensorrt") => Some(Device::Tensorrt),
         _ => {
-            harness::skipped(test, "TANDEM_TEST_DEVICE is neither cuda nor tensorrt");
+            harness::without_hardware(test, "TANDEM_TEST_DEVICE is neither cuda nor tensorrt");
             None
         }
     }
@@ -180,7 +180,7 @@ fn a_device_takes_new_weights() {
 fn a_missing_device_is_one_clear_line() {
     let folder = shared::native::onnxruntime().unwrap().canonicalize().unwrap();
     if folder.with_file_name("libonnxruntime_providers_cuda.so").exists() {
-        harness::skipped("a_missing_device_is_one_clear_line", "this ONNX Runtime has the CUDA provider");
+        harness::without_hardware("a_missing_device_is_one_clear_line", "this ONNX Runtime has the CUDA provider");
         return;
     }
     let model = golden_model("llama");
