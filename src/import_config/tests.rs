@@ -254,7 +254,7 @@ fn a_config_of_rlinf() {
     assert!(config.normalize_advantages && config.max_steps.is_none());
     assert!(reason(&found, "defaults").contains("composed"));
     assert!(reason(&found, "cluster.num_nodes").contains("sharding"));
-    assert!(!config.use_bias_correction_kl, "RLinf adds the KL term as it is");
+    assert_eq!(config.use_bias_correction_kl, Some(false), "RLinf adds the KL term as it is");
     assert!(reason(&found, "algorithm.shuffle_rollout").contains("always shuffled"));
 }
 
@@ -264,7 +264,7 @@ fn what_a_config_of_rlinf_does_not_say_is_as_rlinf_documents_it() {
     let (dialect, found) = import(silent);
     let config = &found.config;
     assert_eq!((config.normalize_advantages, config.early_stop_imp_ratio), (true, Some(5.0)));
-    assert_eq!((config.use_bias_correction_kl, config.epsilon), (false, 0.3));
+    assert_eq!((config.use_bias_correction_kl, config.epsilon), (Some(false), 0.3));
     assert_eq!(config.advantage_epsilon, Some(1e-6));
     let shown = account(&found, dialect);
     for default in ["normalize_advantages = true", "early_stop_imp_ratio = 5.0", "use_bias_correction_kl = false"] {

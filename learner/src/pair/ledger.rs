@@ -3,22 +3,21 @@
 use std::collections::BTreeSet;
 
 use shared::{
-    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RolloutGroup,
+    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RewardOutcome, RolloutGroup,
     ledger::{Completions, LedgerEvent, LedgerLine},
     metrics::{self, MetricRecord},
 };
 
 use super::Collector;
-use crate::step::{Row, StepBatch, StepInputs};
+use crate::step::{Fate, Row, StepBatch, TrainedStep};
 
-/// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step, `skipped` whether none
-/// of its updates was made.
+/// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step.
 #[must_use]
-pub fn groups(batch: &StepBatch<'_>, inputs: &StepInputs, step: u64, skipped: bool) -> Vec<LedgerGroup> {
+pub fn groups(batch: &StepBatch<'_>, trained: &TrainedStep, step: u64) -> Vec<LedgerGroup> {
     let mut found = Vec::new();
     let mut first = 0;
     for rows in batch.by_group() {
-        let state = |(index, row): (usize, &Row<'_>)| state_of(row, batch, inputs, first + index, skipped);
+        let state = |(index, row): (usize, &Row<'_>)| state_of(row, first + index, batch, trained);
         found.extend(placed(rows[0].group, step, rows.iter().enumerate().map(state).collect()));
         first += rows.len();
     }
@@ -99,25 +98,37 @@ fn dropped(group: &RolloutGroup, step: u64) -> Vec<LedgerGroup> {
     (group.begin()..).zip(&group.dropped).map(of).collect()
 }
 
-fn state_of(row: &Row<'_>, batch: &StepBatch<'_>, inputs: &StepInputs, index: usize, skipped: bool) -> LedgerState {
-    let masked = || {
-        let weights = inputs.importance.as_ref().map(|importance| &importance.rows[index]);
-        weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
-    };
+fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, step: &TrainedStep) -> LedgerState {
+    let failed = || row.completion.rewards.iter().any(RewardOutcome::has_failed);
+    let has_reward = batch.rewards.rewards[index].is_some();
     if !row.completion.is_usable() {
         LedgerState::Aborted
     } else if !row.valid {
         LedgerState::Stale
-    } else if row.excluded || batch.rewards.rewards[index].is_none() {
+    } else if row.excluded || !has_reward && failed() {
         LedgerState::RewardFailed
     } else if !row.trained {
         LedgerState::Truncated
-    } else if skipped {
-        LedgerState::StepSkipped
-    } else if masked() {
-        LedgerState::OffPolicy
+    } else if !has_reward {
+        LedgerState::Abstained
     } else {
-        LedgerState::Trained
+        state_of_trained(index, step)
+    }
+}
+
+/// The state of a completion that may be trained on and has a reward.
+fn state_of_trained(index: usize, step: &TrainedStep) -> LedgerState {
+    let TrainedStep { inputs, metrics } = step;
+    let weights = inputs.importance.as_ref().map(|importance| &importance.rows[index]);
+    let is_off_policy = weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&w| w == 0.0));
+    match metrics.fates.of(index) {
+        Some(Fate::UpdateSkipped) => LedgerState::StepSkipped,
+        Some(Fate::CriticWarmup) => LedgerState::CriticWarmup,
+        _ if is_off_policy => LedgerState::OffPolicy,
+        Some(Fate::OffPolicyMasked) => LedgerState::OffPolicyMasked,
+        Some(Fate::LowEntropy) => LedgerState::LowEntropy,
+        Some(Fate::EarlyStopped) => LedgerState::EarlyStopped,
+        Some(Fate::Trained) | None => LedgerState::Trained,
     }
 }
 

@@ -113,7 +113,7 @@ fn trl_config(params: &Value, inputs: &Value) -> TrainConfig {
         epsilon_high: Some(float("epsilon_high")),
         delta: optional(&params["delta"]),
         beta: float("beta"),
-        use_bias_correction_kl: params["use_bias_correction_kl"].as_bool().unwrap(),
+        use_bias_correction_kl: params["use_bias_correction_kl"].as_bool(),
         sapo_temperature_pos: float("sapo_temperature_pos"),
         sapo_temperature_neg: float("sapo_temperature_neg"),
         vespo_k_pos: float("vespo_k_pos"),

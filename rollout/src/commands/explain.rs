@@ -176,17 +176,30 @@ fn survival(group: &LedgerGroup, sample: usize, lines: &[LedgerLine]) -> Option<
 
 fn meaning(state: LedgerState) -> &'static str {
     match state {
-        LedgerState::Trained => "it was in the loss",
+        LedgerState::Trained => "it was in the loss of an update that was made",
         LedgerState::Truncated => {
             "it was cut off, and `mask_truncated_completions` leaves such completions out of the loss"
         }
         LedgerState::OffPolicy => "the correction for the mismatch gave all of its tokens the weight 0",
-        LedgerState::RewardFailed => "it has no reward that counts",
+        LedgerState::OffPolicyMasked => {
+            "the policy had moved away from it, and `off_policy_mask_threshold` left it out of the policy term"
+        }
+        LedgerState::LowEntropy => {
+            "all of its tokens were of low entropy, and `top_entropy_quantile` left them out of the policy term"
+        }
+        LedgerState::EarlyStopped => {
+            "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large"
+        }
+        LedgerState::CriticWarmup => "only the critic learnt from it (`critic_warmup_steps`)",
+        LedgerState::RewardFailed => "a reward function failed on it, and it has no reward that counts",
+        LedgerState::Abstained => "no reward function had anything to say of it, so that its advantage is 0",
         LedgerState::Stale => "its group was sampled from weights older than `max_staleness` allows",
         LedgerState::NoContrast => {
             "dynamic sampling replaced its group, in which nothing says which completion is better"
         }
-        LedgerState::StepSkipped => "the guard left out the updates of its step",
+        LedgerState::StepSkipped => {
+            "every update that it was in was left out: by the guard, or because loss or gradient was not finite"
+        }
         LedgerState::RolledBack => "it was in the loss of a step that a roll-back has given up",
         LedgerState::Aborted => "the sampler gave it up",
         LedgerState::InFlight => "it was made, or in the making, when the run ended before its step",
