@@ -240,6 +240,26 @@ rollout:
   tensor_parallel_size: 1
 ";
 
+/// verl's default mode reaches GSPO since 0.9.1; what its recipes say wins.
+#[test]
+fn the_mode_of_verl_is_that_of_its_gspo() {
+    let of = |more: &str| {
+        let gspo = "actor_rollout_ref.actor.policy_loss.loss_mode=gspo";
+        let (_, found) =
+            import(&VERL.replace("actor_rollout_ref.actor.loss_agg_mode=token-mean", &format!("{gspo}{more}")));
+        (found.config.loss_type, found.config.loss_aggregation)
+    };
+    assert_eq!(of(""), (LossType::Gspo, Some(LossAggregation::TokenMean)));
+    for (word, mode) in [
+        ("seq-mean-token-mean", LossAggregation::SeqMeanTokenMean),
+        ("seq-mean-token-sum-norm", LossAggregation::SeqMeanTokenSumNorm),
+        ("token-sum", LossAggregation::TokenSum),
+    ] {
+        let more = format!(" \\\n    actor_rollout_ref.actor.loss_agg_mode={word}");
+        assert_eq!(of(&more), (LossType::Gspo, Some(mode)), "{word}");
+    }
+}
+
 #[test]
 fn a_config_of_rlinf() {
     let (dialect, found) = import(RLINF);

@@ -187,9 +187,7 @@ fn meaning(state: LedgerState) -> &'static str {
         LedgerState::LowEntropy => {
             "all of its tokens were of low entropy, and `top_entropy_quantile` left them out of the policy term"
         }
-        LedgerState::EarlyStopped => {
-            "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large"
-        }
+        LedgerState::EarlyStopped => "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large",
         LedgerState::CriticWarmup => "only the critic learnt from it (`critic_warmup_steps`)",
         LedgerState::RewardFailed => "a reward function failed on it, and it has no reward that counts",
         LedgerState::Abstained => "no reward function had anything to say of it, so that its advantage is 0",

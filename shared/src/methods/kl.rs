@@ -68,8 +68,7 @@ pub struct KlSpec {
 }
 
 /// What the ratio with its derivative makes of an estimate whose own gradient is right.
-const OF_NO_DIVERGENCE: KlCorrection =
-    KlCorrection::DetachedRatio { differentiated: "the gradient of no divergence" };
+const OF_NO_DIVERGENCE: KlCorrection = KlCorrection::DetachedRatio { differentiated: "the gradient of no divergence" };
 
 impl KlEstimator {
     /// The description of this estimator.
@@ -78,9 +77,7 @@ impl KlEstimator {
         match self {
             Self::K1 => &KlSpec {
                 formula: "−d",
-                correction: KlCorrection::Ratio {
-                    without: "has a gradient of 0 on average and holds nothing back",
-                },
+                correction: KlCorrection::Ratio { without: "has a gradient of 0 on average and holds nothing back" },
                 right_in_reward: true,
                 source: "Schulman 2020; verl `kl`",
             },
@@ -112,7 +109,9 @@ impl KlEstimator {
             },
             Self::K1Plus => &KlSpec {
                 formula: "value of k1, gradient of k2",
-                correction: KlCorrection::DetachedRatio { differentiated: "exactly twice the gradient of the divergence" },
+                correction: KlCorrection::DetachedRatio {
+                    differentiated: "exactly twice the gradient of the divergence",
+                },
                 right_in_reward: true,
                 source: "verl `k1+`",
             },

@@ -79,7 +79,9 @@ impl LossAggregation {
             Self::TokenSum => "sum over the tokens of the update",
             Self::SeqMeanTokenSum => "sum over each completion, mean over those of the update",
             Self::SeqMeanTokenMean => "mean over each completion, then over those of the update",
-            Self::SeqMeanTokenSumNorm => "sum over each completion / `loss_scale_factor`, mean over those of the update",
+            Self::SeqMeanTokenSumNorm => {
+                "sum over each completion / `loss_scale_factor`, mean over those of the update"
+            }
         }
     }
 

@@ -245,11 +245,11 @@ mod tests {
             refused("`importance_sampling_level` sequence", config);
         }
         accepted(|c| c.importance_sampling_level = ImportanceSamplingLevel::Sequence);
-        for loss_type in [LossType::GeoMean, LossType::Gspo] {
-            refused("`loss_aggregation` has no effect", move |c| {
-                (c.loss_type, c.loss_aggregation) = (loss_type, Some(LossAggregation::TokenMean));
-            });
-        }
+        let token_mean = |loss_type| {
+            move |c: &mut TrainConfig| (c.loss_type, c.loss_aggregation) = (loss_type, Some(LossAggregation::TokenMean))
+        };
+        refused("`loss_aggregation` has no effect", token_mean(LossType::GeoMean));
+        accepted(token_mean(LossType::Gspo));
         refused("`loss_scale_factor` is the divisor", |c| c.loss_scale_factor = Some(100.0));
         let norm = |factor: f64| {
             move |c: &mut TrainConfig| {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::words;
 use crate::config::{
-    AdvantageEstimator, Choice, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KvDtype, LossType, RolloutDtype,
-    TrainConfig,
+    AdvantageEstimator, Choice, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KvDtype, LossType,
+    RolloutDtype, TrainConfig,
 };
 use crate::methods::{KlCorrection, Ratio, Reduction};
 
