@@ -9,15 +9,15 @@ use shared::{
 };
 
 use super::Collector;
-use crate::step::{Fate, Row, StepBatch, TrainedStep};
+use crate::step::{Fate, Fates, Row, StepBatch};
 
 /// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step.
 #[must_use]
-pub fn groups(batch: &StepBatch<'_>, trained: &TrainedStep, step: u64) -> Vec<LedgerGroup> {
+pub fn groups(batch: &StepBatch<'_>, fates: &Fates, step: u64) -> Vec<LedgerGroup> {
     let mut found = Vec::new();
     let mut first = 0;
     for rows in batch.by_group() {
-        let state = |(index, row): (usize, &Row<'_>)| state_of(row, first + index, batch, trained);
+        let state = |(index, row): (usize, &Row<'_>)| state_of(row, first + index, batch, fates);
         found.extend(placed(rows[0].group, step, rows.iter().enumerate().map(state).collect()));
         first += rows.len();
     }
@@ -98,7 +98,7 @@ fn dropped(group: &RolloutGroup, step: u64) -> Vec<LedgerGroup> {
     (group.begin()..).zip(&group.dropped).map(of).collect()
 }
 
-fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, step: &TrainedStep) -> LedgerState {
+fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fates) -> LedgerState {
     let failed = || row.completion.rewards.iter().any(RewardOutcome::has_failed);
     let has_reward = batch.rewards.rewards[index].is_some();
     if !row.completion.is_usable() {
@@ -112,23 +112,19 @@ fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, step: &TrainedSt
     } else if !has_reward {
         LedgerState::Abstained
     } else {
-        state_of_trained(index, step)
+        state_of_fate(fates.of(index).expect("whatever may be trained on was in an update of the plan"))
     }
 }
 
-/// The state of a completion that may be trained on and has a reward.
-fn state_of_trained(index: usize, step: &TrainedStep) -> LedgerState {
-    let TrainedStep { inputs, metrics } = step;
-    let weights = inputs.importance.as_ref().map(|importance| &importance.rows[index]);
-    let is_off_policy = weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&w| w == 0.0));
-    match metrics.fates.of(index) {
-        Some(Fate::UpdateSkipped) => LedgerState::StepSkipped,
-        Some(Fate::CriticWarmup) => LedgerState::CriticWarmup,
-        _ if is_off_policy => LedgerState::OffPolicy,
-        Some(Fate::OffPolicyMasked) => LedgerState::OffPolicyMasked,
-        Some(Fate::LowEntropy) => LedgerState::LowEntropy,
-        Some(Fate::EarlyStopped) => LedgerState::EarlyStopped,
-        Some(Fate::Trained) | None => LedgerState::Trained,
+fn state_of_fate(fate: Fate) -> LedgerState {
+    match fate {
+        Fate::Trained => LedgerState::Trained,
+        Fate::OffPolicy => LedgerState::OffPolicy,
+        Fate::OffPolicyMasked => LedgerState::OffPolicyMasked,
+        Fate::LowEntropy => LedgerState::LowEntropy,
+        Fate::EarlyStopped => LedgerState::EarlyStopped,
+        Fate::UpdateSkipped => LedgerState::StepSkipped,
+        Fate::CriticWarmup => LedgerState::CriticWarmup,
     }
 }
 

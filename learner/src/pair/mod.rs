@@ -417,7 +417,7 @@ impl<'a> Run<'a> {
     ) -> Result<MetricRecord, LearnerError> {
         let step = self.state.step;
         let began = Instant::now();
-        let groups = ledger::groups(batch, trained, step);
+        let groups = ledger::groups(batch, &trained.metrics.fates, step);
         let used_up = batch.groups().next().map_or(0, RolloutGroup::begin)..batch.cursor();
         check_balance(&groups, used_up, self.config.num_generations as usize)
             .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;

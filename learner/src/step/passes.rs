@@ -90,9 +90,10 @@ impl Pass<'_> {
                 totals.fates.extend(self.fates(&rows, &values));
             }
         }
-        let in_loss = idle.iter().filter(|&&row| self.batch.rows[row].trained);
-        totals.fates.extend(in_loss.map(|&row| (row, Fate::Trained)));
         self.observe(policy, &idle, &mut totals)?;
+        let in_loss = idle.into_iter().filter(|&row| self.batch.rows[row].trained);
+        let fate = |row| if self.has_no_weight(row) { Fate::OffPolicy } else { Fate::Trained };
+        totals.fates.extend(in_loss.map(|row| (row, fate(row))));
         Ok(totals)
     }
 
@@ -313,20 +314,30 @@ impl Pass<'_> {
         let fate_of = |(&row, &length): (&usize, &usize)| {
             let mut span = start..start + length;
             start = span.end;
-            let off = span.clone().any(|at| is_set(off_policy, at));
+            let off_policy_masked = span.clone().any(|at| is_set(off_policy, at));
             let left_out = |at: usize| {
                 is_set(off_policy, at)
                     || is_set(low_entropy, at)
                     || weights.as_ref().is_some_and(|weights| weights[at] == 0.0)
             };
-            let fate = match (span.all(left_out), off) {
-                (false, _) => Fate::Trained,
-                (true, true) => Fate::OffPolicyMasked,
-                (true, false) => Fate::LowEntropy,
+            let fate = if !span.all(left_out) {
+                Fate::Trained
+            } else if self.has_no_weight(row) {
+                Fate::OffPolicy
+            } else if off_policy_masked {
+                Fate::OffPolicyMasked
+            } else {
+                Fate::LowEntropy
             };
             (row, fate)
         };
         rows.iter().zip(&lengths).map(fate_of).collect()
+    }
+
+    /// Whether the correction for the mismatch takes a row out.
+    fn has_no_weight(&self, row: usize) -> bool {
+        let weights = self.inputs.importance.as_ref().map(|importance| &importance.rows[row]);
+        weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
     }
 
     /// What the objective needs to know about the tokens of the given rows.

@@ -84,6 +84,8 @@ impl TokenNotes {
 pub enum Fate {
     /// It was in the loss of an update that was made.
     Trained,
+    /// The correction for the mismatch gave all of its tokens the weight 0.
+    OffPolicy,
     /// `off_policy_mask_threshold` left it out of the policy term.
     OffPolicyMasked,
     /// `top_entropy_quantile` left out all tokens of it that nothing else had left out.

@@ -107,6 +107,7 @@ fn one_pass(folder: &Folder) -> TrainConfig {
         num_iterations: 1,
         per_device_train_batch_size: 12,
         gradient_accumulation_steps: 1,
+        importance_sampling_correction: false,
         log_completions: true,
         ..folder.config()
     }
@@ -118,7 +119,7 @@ fn a_function_that_says_nothing_has_not_failed() {
     let speechless = Manners { speechless: true, ..Manners::default() };
     let of = |reward_failure: RewardFailure| {
         let run_dir = folder.run_dir(&format!("{reward_failure}"));
-        train(&run_dir, &TrainConfig { reward_failure, ..folder.config() }, speechless);
+        train(&run_dir, &TrainConfig { reward_failure, ..one_pass(&folder) }, speechless);
         let records = metrics::read(&run_dir.metrics()).unwrap();
         (counts(&run_dir, 2), records[1].get(metrics::SAMPLE_REWARD_FAILED))
     };
@@ -130,11 +131,7 @@ fn a_function_that_says_nothing_has_not_failed() {
 #[test]
 fn completions_that_the_policy_has_moved_away_from_are_not_trained() {
     let folder = Folder::new();
-    let config = TrainConfig {
-        off_policy_mask_threshold: Some(0.0),
-        importance_sampling_correction: false,
-        ..one_pass(&folder)
-    };
+    let config = TrainConfig { off_policy_mask_threshold: Some(0.0), ..one_pass(&folder) };
     let run_dir = folder.run_dir("run");
     train(&run_dir, &config, Manners::default());
     let records = metrics::read(&run_dir.metrics()).unwrap();
