@@ -201,10 +201,9 @@ fn golden_kl_bias_correction_of_trl() {
         let estimator: KlEstimator = serde_json::from_value(case["params"]["estimator"].clone()).unwrap();
         let world = World::new(&case);
         for loss_type in [LossType::Grpo, LossType::Dapo] {
-            let model = "model".into();
             let config = TrainConfig {
                 use_bias_correction_kl: Some(true),
-                model,
+                model: "model".into(),
                 dataset: "train.jsonl".into(),
                 reward_funcs: vec!["format".into()],
                 ..config(loss_type, estimator, world.level)

@@ -193,7 +193,9 @@ fn golden_case(golden: &Value) {
         let update = case.update(window);
         let weights = batch.weights(&case.config, &update).losses;
         // TRL's processes take the mean of their gradients, where our updates are sums of all rows.
-        let trained: Vec<(usize, f64)> = (update.into_iter().zip(weights))
+        let trained: Vec<(usize, f64)> = update
+            .into_iter()
+            .zip(weights)
             .filter(|&(row, _)| row < case.rows && batch.rows[row].trained)
             .map(|(row, weight)| (row, weight * case.processes as f64))
             .collect();
