@@ -84,11 +84,22 @@ pub fn page() -> String {
     table(
         &mut page,
         "KL estimators",
-        "With d = reference log-prob − log-prob.",
-        &["`kl_estimator`", "estimate", "source"],
+        "With d = reference log-prob − log-prob. In the loss, the estimate is multiplied with what makes its expected gradient \
+         that of KL(policy‖reference), on policy and off it; the ratio is that of the token, with \
+         `importance_sampling_level` sequence too. `use_bias_correction_kl` false leaves the factor out, and true is TRL's \
+         form, for k1 and k3 only: the ratio that the policy term has. In the reward (`use_kl_in_reward`) nothing is \
+         multiplied, and k1 and k1+ alone have that gradient. `tests/golden/kl_bias_correction.json` has exact expectations.",
+        &["`kl_estimator`", "estimate", "in the loss, times", "right in the reward", "source"],
         KlEstimator::ALL.iter().copied().map(|estimator| {
             let spec = estimator.spec();
-            vec![code(&[estimator]), spec.formula.into(), spec.source.into()]
+            let in_reward = if spec.right_in_reward { "yes" } else { "no" };
+            vec![
+                code(&[estimator]),
+                spec.formula.into(),
+                spec.correction.about().into(),
+                in_reward.into(),
+                spec.source.into(),
+            ]
         }),
     );
     page

@@ -240,6 +240,26 @@ rollout:
   tensor_parallel_size: 1
 ";
 
+/// verl's default mode reaches GSPO since 0.9.1; what its recipes say wins.
+#[test]
+fn the_mode_of_verl_is_that_of_its_gspo() {
+    let of = |more: &str| {
+        let gspo = "actor_rollout_ref.actor.policy_loss.loss_mode=gspo";
+        let (_, found) =
+            import(&VERL.replace("actor_rollout_ref.actor.loss_agg_mode=token-mean", &format!("{gspo}{more}")));
+        (found.config.loss_type, found.config.loss_aggregation)
+    };
+    assert_eq!(of(""), (LossType::Gspo, Some(LossAggregation::TokenMean)));
+    for (word, mode) in [
+        ("seq-mean-token-mean", LossAggregation::SeqMeanTokenMean),
+        ("seq-mean-token-sum-norm", LossAggregation::SeqMeanTokenSumNorm),
+        ("token-sum", LossAggregation::TokenSum),
+    ] {
+        let more = format!(" \\\n    actor_rollout_ref.actor.loss_agg_mode={word}");
+        assert_eq!(of(&more), (LossType::Gspo, Some(mode)), "{word}");
+    }
+}
+
 #[test]
 fn a_config_of_rlinf() {
     let (dialect, found) = import(RLINF);
@@ -254,7 +274,7 @@ fn a_config_of_rlinf() {
     assert!(config.normalize_advantages && config.max_steps.is_none());
     assert!(reason(&found, "defaults").contains("composed"));
     assert!(reason(&found, "cluster.num_nodes").contains("sharding"));
-    assert!(!config.use_bias_correction_kl, "RLinf adds the KL term as it is");
+    assert_eq!(config.use_bias_correction_kl, Some(false), "RLinf adds the KL term as it is");
     assert!(reason(&found, "algorithm.shuffle_rollout").contains("always shuffled"));
 }
 
@@ -264,7 +284,7 @@ fn what_a_config_of_rlinf_does_not_say_is_as_rlinf_documents_it() {
     let (dialect, found) = import(silent);
     let config = &found.config;
     assert_eq!((config.normalize_advantages, config.early_stop_imp_ratio), (true, Some(5.0)));
-    assert_eq!((config.use_bias_correction_kl, config.epsilon), (false, 0.3));
+    assert_eq!((config.use_bias_correction_kl, config.epsilon), (Some(false), 0.3));
     assert_eq!(config.advantage_epsilon, Some(1e-6));
     let shown = account(&found, dialect);
     for default in ["normalize_advantages = true", "early_stop_imp_ratio = 5.0", "use_bias_correction_kl = false"] {

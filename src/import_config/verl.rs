@@ -74,6 +74,10 @@ fn combine(get: Lookup<'_>) -> Options {
         set("kl_estimator", actor("kl_loss_type").unwrap_or_else(|| "low_var_kl".into()));
         set("use_bias_correction_kl", false.into());
     }
+    // Its default reaches GSPO too since 0.9.1; ours is that of the paper.
+    if actor("policy_loss.loss_mode").is_some_and(|loss| loss == "gspo") && actor("loss_agg_mode").is_none() {
+        set("loss_aggregation", "token-mean".into());
+    }
     if let Some(low) = actor("clip_ratio_low").or_else(|| actor("clip_ratio")) {
         set("epsilon", low);
     }

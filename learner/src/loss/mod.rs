@@ -21,9 +21,9 @@ mod rows;
 mod tokens;
 
 use shared::{
-    config::KlEstimator,
+    config::{ImportanceSamplingLevel, KlEstimator},
     methods::{
-        ImportanceWeights, LossMetric,
+        ImportanceWeights, KlCorrection, LossMetric, Ratio,
         metric::{KL, LOW_ENTROPY, OFF_POLICY},
     },
 };
@@ -95,8 +95,8 @@ impl Objective {
         if self.beta != 0.0 {
             let reference_N = tokens.ref_logprobs_N.as_ref().expect("a KL term has reference log-probs");
             let mut kl_N = kl::estimate(config.kl_estimator_in_use(), logprobs_N, reference_N, self.spec.kl_bounded);
-            if config.use_bias_correction_kl {
-                kl_N *= &ratio_N;
+            if let Some(factor_N) = self.kl_factor(logprobs_N, &ratio_N, tokens) {
+                kl_N *= factor_N;
             }
             loss_N += &kl_N * self.beta;
             metrics.push((KL, kl_N.detach()));
@@ -108,6 +108,25 @@ impl Objective {
             loss_N += kl::estimate(KlEstimator::K3, old_N, logprobs_N, self.spec.kl_bounded) * self.old_policy_kl_coef;
         }
         TokenLoss { loss_N, active_N, ratio_N: ratio_N.detach(), metrics }
+    }
+
+    /// What the KL estimate of each token is multiplied with (`use_bias_correction_kl`); absent where that is 1. `ratio_N` is
+    /// the ratio of the policy term, which can be that of a whole completion.
+    fn kl_factor(&self, logprobs_N: &Tensor, ratio_N: &Tensor, tokens: &Tokens) -> Option<Tensor> {
+        let of_token = || match (self.spec.ratio, self.level) {
+            (Ratio::Chosen | Ratio::OfToken, ImportanceSamplingLevel::Token) => ratio_N.shallow_clone(),
+            (Ratio::OfCompletion, _) | (_, ImportanceSamplingLevel::Sequence) => {
+                let log_ratio_N = ratio::log_ratio(logprobs_N, tokens.old_logprobs_N.as_ref());
+                ratio::bounded(&log_ratio_N, self.spec.log_ratio_bound).exp()
+            }
+        };
+        match (self.config.use_bias_correction_kl, self.config.kl_estimator_in_use().spec().correction) {
+            (Some(false), _) | (None, KlCorrection::Nothing) => None,
+            (Some(true), _) => Some(ratio_N.shallow_clone()),
+            (None, KlCorrection::Ratio { .. }) => Some(of_token()),
+            // On policy it is 1.
+            (None, KlCorrection::DetachedRatio { .. }) => tokens.old_logprobs_N.is_some().then(|| of_token().detach()),
+        }
     }
 
     /// Weighted loss and its derivatives.

@@ -14,11 +14,13 @@ use crate::{ragged::Ragged, verl::EPSILON};
 /// Figures that are the same for every completion of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normaliser {
-    /// Minibatches per optimiser update (`gradient_accumulation_steps`).
+    /// Minibatches of the optimiser update (`gradient_accumulation_steps`; fewer in a last update of what is left).
     pub accumulation: f64,
-    /// Share of the generation batch that one update sees (`gradient_accumulation_steps / steps_per_generation`).
+    /// Share of the generation batch that the update sees (`gradient_accumulation_steps / steps_per_generation`; less in a
+    /// last update of what is left).
     pub share: f64,
-    /// Completion tokens of the generation batch (TRL `num_items_in_batch`), truncated completions included.
+    /// Tokens of the generation batch that are in the loss (TRL `num_items_in_batch`): those of truncated completions are not,
+    /// where they are masked.
     pub generation_tokens: f64,
     /// `max_completion_length`.
     pub max_completion_length: f64,
@@ -121,9 +123,10 @@ impl Aggregation {
         let sequences = lengths.iter().filter(|&&length| length > 0).count() as f64;
         let weight = |length: usize| match self.mode {
             LossAggregation::TokenMean => 1.0 / tokens,
+            LossAggregation::TokenSum => 1.0,
             LossAggregation::SeqMeanTokenSum => 1.0 / sequences,
             LossAggregation::SeqMeanTokenMean => 1.0 / (sequences * (length as f64 + EPSILON)),
-            LossAggregation::SeqMeanTokenSumNorm => 1.0 / self.scale_factor,
+            LossAggregation::SeqMeanTokenSumNorm => 1.0 / (sequences * self.scale_factor),
         };
         lengths.iter().map(|&length| weight(length)).collect()
     }
@@ -179,6 +182,18 @@ mod tests {
         }
     }
 
+    /// Dr. GRPO is 1/(G·L) (Liu et al. 2025): with the longest completion as divisor, verl's recipe for it has the weights of
+    /// TRL's loss, however many completions there are.
+    #[test]
+    fn the_norm_of_an_aggregation_is_dr_grpo() {
+        for rows in [1, 2, 64] {
+            let lengths = minibatches(&vec![3; rows], rows);
+            let norm = Reduction::Aggregation(LossAggregation::SeqMeanTokenSumNorm);
+            let of = |reduction| loss_weights(reduction, &lengths, &NORMALISER, 4.0);
+            assert_eq!(of(norm), of(Reduction::LengthConstant));
+        }
+    }
+
     #[test]
     fn an_aggregation_replaces_that_of_the_loss_type() {
         let config =
@@ -191,6 +206,7 @@ mod tests {
             loss_scale_factor: Some(8.0),
             ..config(LossType::GeoMean, Some(LossAggregation::SeqMeanTokenSumNorm))
         };
-        assert_eq!(of(&norm), [0.125, 0.125]);
+        assert_eq!(of(&norm), [0.0625, 0.0625], "the mean over two sequences of sums over 8");
+        assert_eq!(of(&config(LossType::Vanilla, Some(LossAggregation::TokenSum))), [1.0, 1.0]);
     }
 }

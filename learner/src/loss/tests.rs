@@ -53,7 +53,7 @@ fn on_policy_the_value_is_minus_the_advantage_and_the_gradient_that_of_the_logpr
     assert!(close(found.value, -2.5 / 4.0));
     assert!(gradients.iter().zip(advantages).all(|(gradient, advantage)| close(*gradient, -advantage / 4.0)));
 
-    let config = TrainConfig { beta: 0.1, use_bias_correction_kl: false, ..TrainConfig::default() };
+    let config = TrainConfig { beta: 0.1, use_bias_correction_kl: Some(false), ..TrainConfig::default() };
     let (found, gradients) = run(&config, &[-1.0], &tokens(None, Some(&[-1.5]), &[2.0]));
     let kl = (-0.5f64).exp() + 0.5 - 1.0;
     assert!(close(found.value, -2.0 + 0.1 * kl));

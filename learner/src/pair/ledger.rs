@@ -3,22 +3,21 @@
 use std::collections::BTreeSet;
 
 use shared::{
-    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RolloutGroup,
+    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RewardOutcome, RolloutGroup,
     ledger::{Completions, LedgerEvent, LedgerLine},
     metrics::{self, MetricRecord},
 };
 
 use super::Collector;
-use crate::step::{Row, StepBatch, StepInputs};
+use crate::step::{Fate, Fates, Row, StepBatch};
 
-/// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step, `skipped` whether none
-/// of its updates was made.
+/// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step.
 #[must_use]
-pub fn groups(batch: &StepBatch<'_>, inputs: &StepInputs, step: u64, skipped: bool) -> Vec<LedgerGroup> {
+pub fn groups(batch: &StepBatch<'_>, fates: &Fates, step: u64) -> Vec<LedgerGroup> {
     let mut found = Vec::new();
     let mut first = 0;
     for rows in batch.by_group() {
-        let state = |(index, row): (usize, &Row<'_>)| state_of(row, batch, inputs, first + index, skipped);
+        let state = |(index, row): (usize, &Row<'_>)| state_of(row, first + index, batch, fates);
         found.extend(placed(rows[0].group, step, rows.iter().enumerate().map(state).collect()));
         first += rows.len();
     }
@@ -99,25 +98,33 @@ fn dropped(group: &RolloutGroup, step: u64) -> Vec<LedgerGroup> {
     (group.begin()..).zip(&group.dropped).map(of).collect()
 }
 
-fn state_of(row: &Row<'_>, batch: &StepBatch<'_>, inputs: &StepInputs, index: usize, skipped: bool) -> LedgerState {
-    let masked = || {
-        let weights = inputs.importance.as_ref().map(|importance| &importance.rows[index]);
-        weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
-    };
+fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fates) -> LedgerState {
+    let failed = || row.completion.rewards.iter().any(RewardOutcome::has_failed);
+    let has_reward = batch.rewards.rewards[index].is_some();
     if !row.completion.is_usable() {
         LedgerState::Aborted
     } else if !row.valid {
         LedgerState::Stale
-    } else if row.excluded || batch.rewards.rewards[index].is_none() {
+    } else if row.excluded || !has_reward && failed() {
         LedgerState::RewardFailed
     } else if !row.trained {
         LedgerState::Truncated
-    } else if skipped {
-        LedgerState::StepSkipped
-    } else if masked() {
-        LedgerState::OffPolicy
+    } else if !has_reward {
+        LedgerState::Abstained
     } else {
-        LedgerState::Trained
+        state_of_fate(fates.of(index).expect("whatever may be trained on was in an update of the plan"))
+    }
+}
+
+fn state_of_fate(fate: Fate) -> LedgerState {
+    match fate {
+        Fate::Trained => LedgerState::Trained,
+        Fate::OffPolicy => LedgerState::OffPolicy,
+        Fate::OffPolicyMasked => LedgerState::OffPolicyMasked,
+        Fate::LowEntropy => LedgerState::LowEntropy,
+        Fate::EarlyStopped => LedgerState::EarlyStopped,
+        Fate::UpdateSkipped => LedgerState::StepSkipped,
+        Fate::CriticWarmup => LedgerState::CriticWarmup,
     }
 }
 

@@ -260,7 +260,7 @@ impl<'a> Run<'a> {
             // The passes over the canaries were progress of a step.
             heartbeat::beat(Phase::Save);
             let durations = Durations { start, waited, published, gate };
-            let record = self.keep_records(&batch, &trained, link, durations, verdict)?;
+            let record = self.keep_records(&batch, &trained, link, durations)?;
             self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
             if verdict == Verdict::RollBack {
                 return Ok(Stretch::RollBack);
@@ -414,12 +414,10 @@ impl<'a> Run<'a> {
         trained: &TrainedStep,
         link: &Link,
         durations: Durations,
-        verdict: Verdict,
     ) -> Result<MetricRecord, LearnerError> {
         let step = self.state.step;
         let began = Instant::now();
-        let skipped = trained.metrics.skipped_updates == self.config.updates_per_step();
-        let groups = ledger::groups(batch, &trained.inputs, step, skipped && verdict >= Verdict::SkipStep);
+        let groups = ledger::groups(batch, &trained.metrics.fates, step);
         let used_up = batch.groups().next().map_or(0, RolloutGroup::begin)..batch.cursor();
         check_balance(&groups, used_up, self.config.num_generations as usize)
             .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;

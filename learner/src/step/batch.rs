@@ -103,10 +103,10 @@ impl<'a> StepBatch<'a> {
         self.rows.iter().filter(|row| row.valid)
     }
 
-    /// Completion tokens of all rows that may be trained on, truncated ones included (TRL `num_items_in_batch`).
+    /// Tokens in the loss (TRL `num_items_in_batch`, which 1.16 counts after `mask_truncated_completions`).
     #[must_use]
-    pub fn completion_tokens(&self) -> usize {
-        self.valid().filter(|row| !row.excluded).map(|row| row.completion.token_ids.len()).sum()
+    pub fn trained_tokens(&self) -> usize {
+        self.rows.iter().map(Row::trained_tokens).sum()
     }
 
     /// Dataset position after this batch.

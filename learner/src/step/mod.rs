@@ -12,12 +12,13 @@ mod metrics;
 mod passes;
 mod stats;
 mod trainer;
+mod weights;
 
 pub use batch::{Row, StepBatch};
 pub use credit::{Assignment, CreditAssigner};
 pub use forward::{Evaluation, Forward, evaluate};
 pub use inputs::StepInputs;
 pub use metrics::record;
-pub use stats::{Mean, Mismatch, StepMetrics, Times, TokenNotes};
+pub use stats::{Fate, Fates, Mean, Mismatch, StepMetrics, Times, TokenNotes};
 pub(crate) use trainer::token_budget;
 pub use trainer::{Before, Carried, Gate, TrainedStep, Trainer};

@@ -8,11 +8,14 @@ use std::ops::Range;
 
 use shared::{
     config::TrainConfig,
-    methods::{LossMetric, Scope},
+    methods::{
+        LossMetric, Scope,
+        metric::{LOW_ENTROPY, OFF_POLICY},
+    },
 };
 use tch::{Device, Tensor};
 
-use super::{Evaluation, Forward, Mean, StepBatch, StepInputs, StepMetrics};
+use super::{Evaluation, Fate, Forward, Mean, StepBatch, StepInputs, StepMetrics};
 use crate::{
     batch::MicroBatch,
     error::LearnerError,
@@ -51,6 +54,8 @@ pub(super) struct Totals {
     pub(super) policy_loss: f64,
     /// Entropies that the bonus is about.
     pub(super) entropy: Mean,
+    /// What becomes of the rows, if the update is made.
+    pub(super) fates: Vec<(usize, Fate)>,
 }
 
 /// What the objective said about some rows, with all their tokens in order.
@@ -82,9 +87,13 @@ impl Pass<'_> {
             }
             for (rows, values) in self.of_all_ranks(&training, found, &mut totals)? {
                 self.count(&rows, &values);
+                totals.fates.extend(self.fates(&rows, &values));
             }
         }
         self.observe(policy, &idle, &mut totals)?;
+        let in_loss = idle.into_iter().filter(|&row| self.batch.rows[row].trained);
+        let fate = |row| if self.has_no_weight(row) { Fate::OffPolicy } else { Fate::Trained };
+        totals.fates.extend(in_loss.map(|row| (row, fate(row))));
         Ok(totals)
     }
 
@@ -236,6 +245,9 @@ impl Pass<'_> {
         let mut values = TokenValues { logprobs, entropies, metrics: Vec::new() };
         values.add(&gradient.metrics)?;
         self.count(rows, &values);
+        let stopped = gradient.stopped.then_some(Fate::EarlyStopped);
+        let fates = self.fates(rows, &values).into_iter();
+        totals.fates.extend(fates.map(|(row, fate)| (row, stopped.unwrap_or(fate))));
         Ok(gradient)
     }
 
@@ -291,6 +303,43 @@ impl Pass<'_> {
         }
     }
 
+    /// What an update makes of the given rows: whether anything has left a token of theirs in the policy term.
+    fn fates(&self, rows: &[usize], values: &TokenValues) -> Vec<(usize, Fate)> {
+        let of = |metric: LossMetric| values.metrics.iter().find(|(known, _)| known.mean.key == metric.mean.key);
+        let (off_policy, low_entropy) = (of(OFF_POLICY), of(LOW_ENTROPY));
+        let lengths: Vec<usize> = rows.iter().map(|&row| self.batch.rows[row].trained_tokens()).collect();
+        let weights = self.inputs.importance.as_ref().map(|weights| weights.gather(rows, &lengths));
+        let is_set = |mask: Option<&(LossMetric, Vec<f64>)>, at: usize| mask.is_some_and(|(_, mask)| mask[at] != 0.0);
+        let mut start = 0;
+        let fate_of = |(&row, &length): (&usize, &usize)| {
+            let mut span = start..start + length;
+            start = span.end;
+            let off_policy_masked = span.clone().any(|at| is_set(off_policy, at));
+            let left_out = |at: usize| {
+                is_set(off_policy, at)
+                    || is_set(low_entropy, at)
+                    || weights.as_ref().is_some_and(|weights| weights[at] == 0.0)
+            };
+            let fate = if !span.all(left_out) {
+                Fate::Trained
+            } else if self.has_no_weight(row) {
+                Fate::OffPolicy
+            } else if off_policy_masked {
+                Fate::OffPolicyMasked
+            } else {
+                Fate::LowEntropy
+            };
+            (row, fate)
+        };
+        rows.iter().zip(&lengths).map(fate_of).collect()
+    }
+
+    /// Whether the correction for the mismatch takes a row out.
+    fn has_no_weight(&self, row: usize) -> bool {
+        let weights = self.inputs.importance.as_ref().map(|importance| &importance.rows[row]);
+        weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
+    }
+
     /// What the objective needs to know about the tokens of the given rows.
     fn tokens(&self, rows: &[usize], device: Device) -> Tokens {
         let inputs = &*self.inputs;
@@ -341,7 +390,7 @@ impl Totals {
         let (entropy, tokens) = self.entropy.parts();
         let mut all = [self.loss, self.policy_loss, entropy, tokens];
         ranks.sum(&mut all)?;
-        *self = Self { loss: all[0], policy_loss: all[1], entropy: Mean::default() };
+        (self.loss, self.policy_loss, self.entropy) = (all[0], all[1], Mean::default());
         self.entropy.add(all[2], all[3]);
         Ok(())
     }

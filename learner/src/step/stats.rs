@@ -43,6 +43,8 @@ pub struct StepMetrics {
     pub support_sizes: Option<Ragged<u32>>,
     /// What happened to each token, where that is to be kept.
     pub notes: Option<TokenNotes>,
+    /// What became of the completions that may be trained on.
+    pub fates: Fates,
     /// Gradient of the first update, before clipping, where it is to be kept.
     pub first_gradient: Option<Tensor>,
     /// Where the time went.
@@ -74,6 +76,45 @@ impl TokenNotes {
         let marks = self.marks.entry(metric.mean.key).or_insert_with(unmarked);
         let marked: Vec<bool> = marks[row].iter().zip(values).map(|(known, value)| *known || *value != 0.0).collect();
         marks.scatter(&[row], &marked);
+    }
+}
+
+/// What became of a completion that may be trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It was in the loss of an update that was made.
+    Trained,
+    /// The correction for the mismatch gave all of its tokens the weight 0.
+    OffPolicy,
+    /// `off_policy_mask_threshold` left it out of the policy term.
+    OffPolicyMasked,
+    /// `top_entropy_quantile` left out all tokens of it that nothing else had left out.
+    LowEntropy,
+    /// `early_stop_imp_ratio` left out its minibatch.
+    EarlyStopped,
+    /// The update was not made.
+    UpdateSkipped,
+    /// Only the critic was trained.
+    CriticWarmup,
+}
+
+/// The fates of a batch's completions, by row.
+#[derive(Debug, Clone, Default)]
+pub struct Fates(BTreeMap<usize, Fate>);
+
+impl Fates {
+    /// Takes note of a pass over a completion: it was trained if it was in any pass, else the first reason counts.
+    pub fn note(&mut self, row: usize, fate: Fate) {
+        let known = self.0.entry(row).or_insert(fate);
+        if fate == Fate::Trained {
+            *known = fate;
+        }
+    }
+
+    /// The fate of a row; absent for one that may not be trained on.
+    #[must_use]
+    pub fn of(&self, row: usize) -> Option<Fate> {
+        self.0.get(&row).copied()
     }
 }
 
@@ -163,5 +204,25 @@ impl Mismatch {
         record.set(metrics::MISMATCH_KL, self.kl());
         record.set(metrics::SAMPLING_SAMPLING_LOGP_DIFFERENCE_MEAN, self.mean());
         record.set(metrics::SAMPLING_SAMPLING_LOGP_DIFFERENCE_MAX, self.max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_is_trained_if_it_was_in_any_pass() {
+        let mut fates = Fates::default();
+        for (row, fate) in [
+            (0, Fate::OffPolicyMasked),
+            (0, Fate::EarlyStopped),
+            (1, Fate::LowEntropy),
+            (1, Fate::Trained),
+            (1, Fate::UpdateSkipped),
+        ] {
+            fates.note(row, fate);
+        }
+        assert_eq!([0, 1, 2].map(|row| fates.of(row)), [Some(Fate::OffPolicyMasked), Some(Fate::Trained), None]);
     }
 }

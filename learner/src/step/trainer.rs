@@ -10,7 +10,7 @@ use shared::{config::TrainConfig, rng};
 use tch::Device;
 
 use super::{
-    CreditAssigner, Forward, Mean, Row, StepBatch, StepInputs, StepMetrics, TokenNotes,
+    CreditAssigner, Fate, Forward, Mean, Row, StepBatch, StepInputs, StepMetrics, TokenNotes,
     passes::{Pass, Totals},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
         Objective,
         entropy::{EntropyController, EntropyState},
         old_policy::OldPolicyPenalty,
-        reduction::{Normaliser, RowWeights, update_weights},
+        reduction::RowWeights,
     },
     mismatch::Correction,
     model::{Decoder, Trainable},
@@ -274,7 +274,12 @@ impl Trainer {
         let (mut goes_on, mut moved) = (true, false);
         for iteration in 0..config.num_iterations {
             for (number, rows) in updates.iter().enumerate() {
+                let mut is_left_out = |fate: Fate| {
+                    let trained = rows.iter().filter(|&&row| batch.rows[row].trained);
+                    trained.for_each(|&row| metrics.fates.note(row, fate));
+                };
                 if !goes_on {
+                    is_left_out(Fate::UpdateSkipped);
                     metrics.learning_rate = self.policy.skip();
                     metrics.skipped_updates += 1;
                     self.credit.skip(&mut assignment);
@@ -302,6 +307,7 @@ impl Trainer {
                     goes_on = update.goes_on;
                     moved |= update.applied;
                 } else {
+                    is_left_out(Fate::CriticWarmup);
                     metrics.learning_rate = self.policy.skip();
                 }
                 if goes_on {
@@ -333,24 +339,9 @@ impl Trainer {
     fn weights(&self, batch: &StepBatch<'_>, updates: &[Vec<usize>]) -> RowWeights {
         let rows = batch.rows.len();
         let mut weights = RowWeights { losses: vec![0.0; rows], entropies: vec![0.0; rows] };
-        let minibatch_rows = self.config.per_device_train_batch_size as usize;
         for rows in updates {
-            // What does not count, or has no reward, is as if it had not been sampled: it takes a place in its minibatch
-            // and is in no divisor.
-            let counted = |&&row: &&usize| batch.rows[row].valid && !batch.rows[row].excluded;
-            let lengths = |rows: &[usize]| -> Vec<usize> {
-                rows.iter().filter(counted).map(|&row| batch.rows[row].trained_tokens()).collect()
-            };
-            let minibatches: Ragged<usize> =
-                rows.chunks(minibatch_rows).map(lengths).filter(|minibatch| !minibatch.is_empty()).collect();
-            let normaliser = Normaliser {
-                accumulation: minibatches.len() as f64,
-                share: 1.0 / updates.len() as f64,
-                generation_tokens: batch.completion_tokens() as f64,
-                max_completion_length: f64::from(self.config.max_completion_length),
-            };
-            let found = update_weights(&self.config, &minibatches, &normaliser);
-            for (i, &row) in rows.iter().filter(counted).enumerate() {
+            let found = batch.weights(&self.config, rows);
+            for (i, &row) in rows.iter().enumerate() {
                 (weights.losses[row], weights.entropies[row]) = (found.losses[i], found.entropies[i]);
             }
         }
@@ -475,6 +466,9 @@ impl Trainer {
         if goes_on {
             self.policy.apply(&mut update)?;
             wait_for(self.device);
+        }
+        for (row, fate) in totals.fates {
+            metrics.fates.note(row, if update.applied { fate } else { Fate::UpdateSkipped });
         }
         metrics.times.guard += asked;
         metrics.times.forward_backward += passed;

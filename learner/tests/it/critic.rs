@@ -8,7 +8,7 @@ use learner::{
     loss::reduction::Aggregation,
     model::{LoadOptions, load, load_scorer},
     pair::{Outcome, run},
-    step::{StepBatch, TrainedStep, Trainer},
+    step::{Fate, StepBatch, TrainedStep, Trainer},
     trained::Among,
 };
 use serde_json::Value;
@@ -140,6 +140,8 @@ fn in_the_warm_up_only_the_critic_learns() {
         let moved = largest_difference(&policy, trainer.policy().parameters().flat());
         assert_eq!(moved > 0.0, number >= 2, "step {number}");
         assert_eq!(stats.metrics.losses.is_empty(), number < 2);
+        let only_the_critic = |row| stats.metrics.fates.of(row) == Some(Fate::CriticWarmup);
+        assert!((0..groups.len() * 4).all(|row| only_the_critic(row) == (number < 2)), "step {number}");
         assert!(stats.inputs.old_logprobs.rows().all(|tokens| !tokens.is_empty()));
         assert_eq!(trainer.carried().updates, (number + 1) * config.updates_per_step());
     }

@@ -113,7 +113,7 @@ fn trl_config(params: &Value, inputs: &Value) -> TrainConfig {
         epsilon_high: Some(float("epsilon_high")),
         delta: optional(&params["delta"]),
         beta: float("beta"),
-        use_bias_correction_kl: params["use_bias_correction_kl"].as_bool().unwrap(),
+        use_bias_correction_kl: params["use_bias_correction_kl"].as_bool(),
         sapo_temperature_pos: float("sapo_temperature_pos"),
         sapo_temperature_neg: float("sapo_temperature_neg"),
         vespo_k_pos: float("vespo_k_pos"),
@@ -245,7 +245,7 @@ fn verl_config(params: &Value, width: usize) -> TrainConfig {
     let loss = params["loss"].as_str().unwrap();
     let symmetric = number(&params["clip_ratio"]);
     let fixed = match loss {
-        "gspo" | "sapo" => Some("seq-mean-token-mean"),
+        "sapo" => Some("seq-mean-token-mean"),
         "geo_mean" => None,
         _ => params["mode"].as_str(),
     };
@@ -257,7 +257,7 @@ fn verl_config(params: &Value, width: usize) -> TrainConfig {
         max_completion_length: width as u32,
         epsilon: float("clip_ratio_low").unwrap_or(symmetric),
         epsilon_high: Some(float("clip_ratio_high").unwrap_or(symmetric)),
-        clip_ratio_c: number(&params["clip_ratio_c"]),
+        clip_ratio_c: float("clip_ratio_c").unwrap_or(defaults.clip_ratio_c),
         sapo_temperature_pos: float("tau_pos").unwrap_or(defaults.sapo_temperature_pos),
         sapo_temperature_neg: float("tau_neg").unwrap_or(defaults.sapo_temperature_neg),
         ..defaults
@@ -267,7 +267,7 @@ fn verl_config(params: &Value, width: usize) -> TrainConfig {
 #[test]
 fn golden_verl_policy_loss() {
     let params =
-        ["loss", "mode", "tau_pos?", "tau_neg?", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"];
+        ["loss", "mode", "tau_pos?", "tau_neg?", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c?"];
     let inputs = ["logps", "old_logps", "advantages", "mask", "lengths", "rollout_is_weights"];
     let expected = ["loss", "grad_logps", "metrics"];
     let kind = "verl_policy_loss";

@@ -195,7 +195,7 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
         epsilon: number("epsilon_low"),
         epsilon_high: Some(number("epsilon_high")),
         beta: number("beta_kl"),
-        use_bias_correction_kl: false,
+        use_bias_correction_kl: Some(false),
         ..TrainConfig::default()
     };
     let weights = update_weights(&config, &std::iter::once(lengths.clone()).collect(), &normaliser);

@@ -9,7 +9,7 @@ use learner::{
 };
 use serde_json::{Value, json};
 use shared::{
-    config::{ImportanceSamplingMode, LossAggregation, TrainConfig},
+    config::{ImportanceSamplingMode, TrainConfig},
     metrics::MetricRecord,
 };
 use tch::{Kind, Tensor};
@@ -66,16 +66,16 @@ fn golden_loss_aggregation() {
         // Tokens and sequences that verl counts beside those of the case are with other workers: here, further rows of
         // the update.
         let mut all = lengths.clone();
-        let sequences = lengths.iter().filter(|&&length| length > 0).count();
-        all.extend(given("batch_num_tokens").map(|tokens| tokens as usize - lengths.iter().sum::<usize>()));
-        all.extend(given("global_batch_size").map_or(Vec::new(), |size| vec![1; size as usize - sequences]));
+        let (tokens, sequences) = (lengths.iter().sum::<usize>(), lengths.iter().filter(|&&length| length > 0).count());
+        let more = |all: f64, own: usize| (all as usize).checked_sub(own).expect("a worker is one of all");
+        all.extend(given("batch_num_tokens").map(|all| more(all, tokens)));
+        all.extend(given("global_batch_size").map_or(Vec::new(), |all| vec![1; more(all, sequences)]));
         let tokens = all.iter().sum::<usize>() as f64;
         let normaliser =
             Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: tokens, max_completion_length: width };
-        // verl multiplies the loss of each worker by their number, which the mean of their gradients takes back. It does
-        // not with the constant divisor.
-        let constant = config.loss_aggregation == Some(LossAggregation::SeqMeanTokenSumNorm);
-        let workers = given("dp_size").filter(|_| !constant).unwrap_or(1.0);
+        // verl multiplies the loss of each worker by their number, which the mean of their gradients takes back; the
+        // gradients of our ranks are added up.
+        let workers = given("dp_size").unwrap_or(1.0);
         let weights: Vec<f64> = update_weights(&config, &std::iter::once(all).collect(), &normaliser)
             .losses
             .into_iter()
@@ -177,6 +177,9 @@ fn differing_defaults() -> Value {
         "max_steps": null,
         // Absent there and empty here: all weights are 1.
         "reward_weights": [],
+        // true there, where k3 is the only estimator; here what the estimator needs, for k3 the same but at the level of
+        // the sequence.
+        "use_bias_correction_kl": null,
     })
 }
 

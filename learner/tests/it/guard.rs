@@ -18,7 +18,8 @@ use crate::{
 };
 
 /// The fourth step comes with log-probs that are far off.
-const ONCE: Manners = Manners { strange: Some((3, 4)), untidy: false, pinned: None, fails_from: None, refuses: None };
+const ONCE: Manners =
+    Manners { strange: Some((3, 4)), untidy: false, pinned: None, fails_from: None, speechless: false, refuses: None };
 
 fn config(folder: &Folder, guard: &str) -> TrainConfig {
     let config = TrainConfig { guard: vec![guard.into()], ..folder.config() };

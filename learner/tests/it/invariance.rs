@@ -118,6 +118,7 @@ pub fn options() -> impl Strategy<Value = Options> {
             0.3,
             prop::sample::select(vec![
                 LossAggregation::TokenMean,
+                LossAggregation::TokenSum,
                 LossAggregation::SeqMeanTokenSum,
                 LossAggregation::SeqMeanTokenMean,
                 LossAggregation::SeqMeanTokenSumNorm,

@@ -1,10 +1,11 @@
 //! What became of every completion of whole runs.
 
-use std::fs;
+use std::{collections::BTreeMap, fs};
 
+use serde_json::Value;
 use shared::{
     LedgerGroup, LedgerState, RunDir,
-    config::TrainConfig,
+    config::{RewardFailure, TrainConfig},
     ledger::{self, LedgerEvent, LedgerLine, TokenRecord, states_now},
     metrics,
 };
@@ -74,6 +75,113 @@ fn what_the_guard_leaves_out_or_gives_up_is_not_trained() {
     use LedgerState::{RolledBack, StepSkipped, Trained};
     assert_eq!(of("skip_step"), [Trained, Trained, StepSkipped, Trained]);
     assert_eq!(of("roll_back"), [Trained, RolledBack, StepSkipped, Trained]);
+}
+
+/// The completions of a step as `completions/step-N.jsonl` tells of them.
+fn completions(run_dir: &RunDir, step: u64) -> Vec<Value> {
+    let text = fs::read_to_string(run_dir.step_completions(step)).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Completions by their state, of the records, which must be those of the ledger and together all that were made.
+fn counts(run_dir: &RunDir, step: u64) -> BTreeMap<String, usize> {
+    let records = metrics::read(&run_dir.metrics()).unwrap();
+    let of_records: BTreeMap<String, usize> = records[step as usize - 1]
+        .family(metrics::LEDGER)
+        .filter_map(|(name, count)| Some((name.to_owned(), count? as usize)))
+        .collect();
+    let mut of_ledger = BTreeMap::new();
+    states(run_dir, step).iter().for_each(|state| *of_ledger.entry(state.to_string()).or_default() += 1);
+    assert_eq!(of_records, of_ledger);
+    assert_eq!(of_ledger.values().sum::<usize>(), 12);
+    of_ledger
+}
+
+fn of_states<const N: usize>(counts: [(LedgerState, usize); N]) -> BTreeMap<String, usize> {
+    counts.map(|(state, count)| (state.to_string(), count)).into()
+}
+
+/// One update on all completions of a step, and one pass.
+fn one_pass(folder: &Folder) -> TrainConfig {
+    TrainConfig {
+        num_iterations: 1,
+        per_device_train_batch_size: 12,
+        gradient_accumulation_steps: 1,
+        importance_sampling_correction: false,
+        log_completions: true,
+        ..folder.config()
+    }
+}
+
+#[test]
+fn a_function_that_says_nothing_has_not_failed() {
+    let folder = Folder::new();
+    let speechless = Manners { speechless: true, ..Manners::default() };
+    let of = |reward_failure: RewardFailure| {
+        let run_dir = folder.run_dir(&format!("{reward_failure}"));
+        train(&run_dir, &TrainConfig { reward_failure, ..one_pass(&folder) }, speechless);
+        let records = metrics::read(&run_dir.metrics()).unwrap();
+        (counts(&run_dir, 2), records[1].get(metrics::SAMPLE_REWARD_FAILED))
+    };
+    use LedgerState::{Abstained, RewardFailed, Trained};
+    assert_eq!(of(RewardFailure::Exclude), (of_states([(Abstained, 3), (RewardFailed, 3), (Trained, 6)]), Some(3.0)));
+    assert_eq!(of(RewardFailure::Zero), (of_states([(Abstained, 3), (Trained, 9)]), Some(0.0)));
+}
+
+#[test]
+fn completions_that_the_policy_has_moved_away_from_are_not_trained() {
+    let folder = Folder::new();
+    let config = TrainConfig { off_policy_mask_threshold: Some(0.0), ..one_pass(&folder) };
+    let run_dir = folder.run_dir("run");
+    train(&run_dir, &config, Manners::default());
+    let records = metrics::read(&run_dir.metrics()).unwrap();
+    let mut masked = 0;
+    for step in 1..=6 {
+        let counts = counts(&run_dir, step);
+        masked += counts.get("off_policy_masked").copied().unwrap_or(0);
+        assert!(counts.keys().all(|state| ["trained", "off_policy_masked"].contains(&state.as_str())), "{counts:?}");
+        let tokens = |wanted: Option<&str>| -> f64 {
+            let all = completions(&run_dir, step).into_iter();
+            let wanted = all.filter(|row| wanted.is_none_or(|state| row["state"] == state));
+            wanted.map(|row| row["tokens"].as_f64().unwrap()).sum()
+        };
+        let share = records[step as usize - 1].get(metrics::OFF_POLICY_MASKED_FRAC).unwrap();
+        assert!((tokens(Some("off_policy_masked")) / tokens(None) - share).abs() < 1e-9, "step {step}: {share}");
+        let negative = |row: &Value| row["state"] != "off_policy_masked" || row["advantage"].as_f64().unwrap() < 0.0;
+        assert!(completions(&run_dir, step).iter().all(negative));
+    }
+    assert!(masked > 0);
+}
+
+#[test]
+fn minibatches_that_were_stopped_are_not_trained() {
+    let folder = Folder::new();
+    let config = TrainConfig {
+        decoupled_objective: false,
+        early_stop_imp_ratio: Some(5.0),
+        per_device_train_batch_size: 6,
+        gradient_accumulation_steps: 2,
+        ..one_pass(&folder)
+    };
+    let run_dir = folder.run_dir("run");
+    train(&run_dir, &config, Manners { strange: Some((3, 4)), ..Manners::default() });
+    let stopped = metrics::read(&run_dir.metrics()).unwrap()[3].get(metrics::EARLY_STOPPED_BATCHES);
+    assert_eq!((counts(&run_dir, 4), stopped), (of_states([(LedgerState::EarlyStopped, 12)]), Some(2.0)));
+    assert_eq!(counts(&run_dir, 3), of_states([(LedgerState::Trained, 12)]));
+}
+
+/// Of a pass over few tokens of high entropy, some completions have none.
+#[test]
+fn completions_without_a_token_of_high_entropy_are_not_trained() {
+    let folder = Folder::new();
+    let run_dir = folder.run_dir("run");
+    train(&run_dir, &TrainConfig { top_entropy_quantile: 0.02, ..one_pass(&folder) }, Manners::default());
+    for step in 1..=6 {
+        let counts = counts(&run_dir, step);
+        let of = |state: LedgerState| counts.get(&state.to_string()).copied().unwrap_or(0);
+        assert!(of(LedgerState::Trained) > 0 && of(LedgerState::LowEntropy) > 0, "{counts:?}");
+        assert_eq!(of(LedgerState::Trained) + of(LedgerState::LowEntropy), 12, "{counts:?}");
+    }
 }
 
 #[test]

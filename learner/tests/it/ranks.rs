@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use shared::{
     ModelDir, PolicyVersion, RolloutGroup,
     config::{AdvantageEstimator, Choice, LossType, TrainConfig},
+    metrics,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -456,8 +457,15 @@ fn a_rank_without_the_interface_that_it_was_told_says_so_at_once() {
 fn ranks_find_each_other_again_in_a_store_that_others_keep() {
     let bench = harness::bench::Bench::new(
         "dataset = \"prompts.jsonl\"\nmax_steps = 2\nnum_generations = 4\ngeneration_batch_size = 16\n\
-         per_device_train_batch_size = 16\nmax_completion_length = 16\nlearner_ranks = 2\n",
+         per_device_train_batch_size = 16\nmax_completion_length = 16\nlearner_ranks = 2\nlearning_rate = 1e-3\n",
     );
+    let weights = |run: &str| {
+        let records = metrics::read(&bench.path(run).join("metrics.jsonl")).unwrap();
+        assert!(records.len() == 2 && records.iter().all(|record| record.get(metrics::GRAD_NORM) > Some(0.0)), "{run}");
+        fs::read(bench.path(run).join("checkpoint-2/weights.data")).unwrap()
+    };
+    let alone = harness::cli::finish(bench.command("one-host", &[]));
+    assert!(alone.status.success(), "{}", alone.stderr);
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let _store = Store::keep("127.0.0.1", free, Duration::from_secs(30)).unwrap();
     let told = |mut command: Command, rank: &str| {
@@ -465,12 +473,16 @@ fn ranks_find_each_other_again_in_a_store_that_others_keep() {
         command.env("MASTER_PORT", free.to_string()).env("TORCHELASTIC_USE_AGENT_STORE", "True");
         command
     };
-    for run in ["first", "second"] {
+    for name in ["first", "second"] {
         let mut rank = Command::new(harness::binary("tandem"));
         rank.arg("learner-rank");
         let mut rank = bench.start_command(told(rank, "1"), "rank");
-        let run = harness::cli::finish(told(bench.command(run, &[]), "0"));
+        let run = harness::cli::finish(told(bench.command(name, &[]), "0"));
         assert!(run.status.success(), "{}", run.stderr);
         assert!(rank.wait().unwrap().success(), "{}", fs::read_to_string(bench.path("rank")).unwrap());
+        assert!(
+            weights(name) == weights("one-host"),
+            "the weights of the {name} run are others than those of one host"
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use learner::{
     advantage::{CreditOptions, credit},
     model::{LoadOptions, Parameters, load},
-    step::{StepBatch, TrainedStep, Trainer, record},
+    step::{Fate, StepBatch, TrainedStep, Trainer, record},
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
@@ -175,6 +175,72 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     assert!(largest_difference(&step(&config, &groups).0, &step(&all, &groups).0) > 0.0);
 }
 
+/// One update on everything, without a correction for the mismatch: its loss and its gradient.
+fn of_one_update(config: &TrainConfig, groups: &[RolloutGroup]) -> (f64, Tensor) {
+    let config = TrainConfig {
+        warmup_steps: 0,
+        num_iterations: 1,
+        per_device_train_batch_size: 12,
+        gradient_accumulation_steps: 1,
+        importance_sampling_correction: false,
+        ..config.clone()
+    };
+    let model = ModelDir::open(&config.model).unwrap();
+    let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
+    let mut trainer = Trainer::new(&config, load(&model, options).unwrap(), None).unwrap();
+    trainer.keep_first_gradient();
+    let found = trainer.step(&StepBatch::new(groups, &config, PolicyVersion(3)), 3).unwrap().metrics;
+    (found.losses[0], found.first_gradient.unwrap())
+}
+
+/// The mean over the tokens of the generation batch is over those that the loss counts (TRL 1.16), so that it is the mean
+/// over the one minibatch that is the whole batch, and the same as if the others were not there.
+#[test]
+fn masked_tokens_are_in_no_divisor() {
+    let masking = TrainConfig { mask_truncated_completions: true, epsilon_high: Some(0.2), ..config() };
+    let mut groups = support::groups(&masking, 3);
+    for (i, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+        completion.finish_reason = if i % 3 == 0 { FinishReason::Length } else { FinishReason::Stop };
+    }
+    let of = |loss_type, mask_truncated_completions| {
+        of_one_update(&TrainConfig { loss_type, mask_truncated_completions, ..masking.clone() }, &groups)
+    };
+    let (wanted, gradient) = of(LossType::Bnpo, true);
+    let size = gradient.abs().max().double_value(&[]);
+    let (found, own) = of(LossType::Dapo, true);
+    assert!((found - wanted).abs() < 1e-12 && largest_difference(&own, &gradient) < 1e-12 * size, "{found} {wanted}");
+    assert!((of(LossType::Dapo, false).0 - wanted).abs() > 1e-3, "nothing was masked");
+    let tokens = |kept: &dyn Fn(usize) -> bool| -> usize {
+        let all = groups.iter().flat_map(|group| &group.completions).enumerate();
+        all.filter(|(i, _)| kept(*i)).map(|(_, completion)| completion.token_ids.len()).sum()
+    };
+    assert_eq!(StepBatch::new(&groups, &masking, PolicyVersion(3)).trained_tokens(), tokens(&|i| i % 3 != 0));
+    let all = TrainConfig { mask_truncated_completions: false, ..masking };
+    assert_eq!(StepBatch::new(&groups, &all, PolicyVersion(3)).trained_tokens(), tokens(&|_| true));
+}
+
+/// A last update of what is left has the share of the batch that its rows are: 9 and 3 of 12 weigh 3/4 and 1/4 in the mean
+/// over the tokens of the batch (TRL), whose loss they then make together.
+#[test]
+fn updates_of_different_sizes_have_the_shares_of_their_rows() {
+    let uneven = TrainConfig {
+        warmup_steps: 0,
+        learning_rate: 0.0,
+        num_iterations: 1,
+        loss_type: LossType::Dapo,
+        importance_sampling_correction: false,
+        per_device_train_batch_size: 3,
+        gradient_accumulation_steps: 3,
+        ..config()
+    };
+    let groups = support::groups(&uneven, 3);
+    let losses = step(&uneven, &groups).1.metrics.losses;
+    let (whole, _) = of_one_update(&uneven, &groups);
+    assert_eq!(losses.len(), 2);
+    let together = 0.75 * losses[0] + 0.25 * losses[1];
+    assert!((together - whole).abs() < 1e-12 && whole.abs() > 1e-6, "{losses:?} make {together}, not {whole}");
+}
+
 #[test]
 fn the_first_pass_is_on_policy_and_clips_nothing() {
     let config =
@@ -206,6 +272,7 @@ fn a_loss_that_is_not_finite_skips_the_update() {
     let groups = support::groups(&config, 3);
     let stats = trainer.step(&StepBatch::new(&groups, &config, PolicyVersion(3)), 3).unwrap();
     assert_eq!(stats.metrics.skipped_updates, config.updates_per_step());
+    assert!((0..12).all(|row| stats.metrics.fates.of(row) == Some(Fate::UpdateSkipped)), "{:?}", stats.metrics.fates);
     let (_folder, file) = saved(&trainer);
     let state = Tensor::read_safetensors(file).unwrap();
     let (_, updates) = state.iter().find(|(name, _)| name == "step").unwrap();

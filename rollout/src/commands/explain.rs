@@ -148,7 +148,7 @@ fn explain(
     }
     let file = run_dir.step_tokens(*step);
     match tokens_of(&file, group, sample)? {
-        Some(record) => tokens(text, &record, tokenizer(run_dir).as_ref()),
+        Some(record) => tokens(text, &record, tokenizer(run_dir).as_ref(), *state),
         None => {
             let _ = writeln!(text, "\n{} is not kept (`token_records`)", file.display());
         }
@@ -176,17 +176,28 @@ fn survival(group: &LedgerGroup, sample: usize, lines: &[LedgerLine]) -> Option<
 
 fn meaning(state: LedgerState) -> &'static str {
     match state {
-        LedgerState::Trained => "it was in the loss",
+        LedgerState::Trained => "it was in the loss of an update that was made",
         LedgerState::Truncated => {
             "it was cut off, and `mask_truncated_completions` leaves such completions out of the loss"
         }
         LedgerState::OffPolicy => "the correction for the mismatch gave all of its tokens the weight 0",
-        LedgerState::RewardFailed => "it has no reward that counts",
+        LedgerState::OffPolicyMasked => {
+            "the policy had moved away from it, and `off_policy_mask_threshold` left it out of the policy term"
+        }
+        LedgerState::LowEntropy => {
+            "all of its tokens were of low entropy, and `top_entropy_quantile` left them out of the policy term"
+        }
+        LedgerState::EarlyStopped => "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large",
+        LedgerState::CriticWarmup => "only the critic learnt from it (`critic_warmup_steps`)",
+        LedgerState::RewardFailed => "a reward function failed on it, and it has no reward that counts",
+        LedgerState::Abstained => "no reward function had anything to say of it, so that its advantage is 0",
         LedgerState::Stale => "its group was sampled from weights older than `max_staleness` allows",
         LedgerState::NoContrast => {
             "dynamic sampling replaced its group, in which nothing says which completion is better"
         }
-        LedgerState::StepSkipped => "the guard left out the updates of its step",
+        LedgerState::StepSkipped => {
+            "every update that it was in was left out: by the guard, or because loss or gradient was not finite"
+        }
         LedgerState::RolledBack => "it was in the loss of a step that a roll-back has given up",
         LedgerState::Aborted => "the sampler gave it up",
         LedgerState::InFlight => "it was made, or in the making, when the run ended before its step",
@@ -238,7 +249,7 @@ fn tokenizer(run_dir: &RunDir) -> Option<Tokenizer> {
     Tokenizer::open(&ModelDir::open(&config.model).ok()?).ok()
 }
 
-fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>) {
+fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>, state: LedgerState) {
     let versions: Vec<String> =
         record.versions.iter().map(|(first, version)| format!("v{version} from token {first}")).collect();
     let _ = writeln!(text, "\nsampled from {}", versions.join(", "));
@@ -256,12 +267,7 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             .filter(|(_, at_all)| at_all.contains(&(at as u32)))
             .map(|(key, _)| key.as_str())
             .collect();
-        let done = match (of(&record.advantages), marks.as_slice()) {
-            (advantage, []) if advantage > 0.0 => "pushed up".to_owned(),
-            (advantage, []) if advantage < 0.0 => "pushed down".to_owned(),
-            (_, []) => "nothing".to_owned(),
-            (_, marks) => format!("counted in {}", marks.join(", ")),
-        };
+        let done = what_the_loss_did(state, of(&record.advantages), weight, &marks);
         let shown = format!("{token} {}", OneLine(format!("{piece:?}")));
         let _ = writeln!(
             text,
@@ -270,6 +276,18 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             of(&record.entropy),
             of(&record.advantages),
         );
+    }
+}
+
+/// What the loss did to a token of a completion in this state. The weight is that of the correction for the mismatch, NaN
+/// without one; the marks are metrics that count the token as clipped or masked.
+fn what_the_loss_did(state: LedgerState, advantage: f32, weight: f32, marks: &[&str]) -> String {
+    let was_in_loss = matches!(state, LedgerState::Trained | LedgerState::RolledBack) && weight != 0.0;
+    match marks {
+        [] if was_in_loss && advantage > 0.0 => "pushed up".to_owned(),
+        [] if was_in_loss && advantage < 0.0 => "pushed down".to_owned(),
+        [] => "nothing".to_owned(),
+        marks => format!("counted in {}", marks.join(", ")),
     }
 }
 
@@ -293,6 +311,21 @@ mod tests {
             ("@37.x", None),
         ] {
             assert_eq!(Id::parse(text), id, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_completion_that_was_not_trained_was_pushed_nowhere() {
+        for &state in <LedgerState as shared::config::Choice>::ALL {
+            let pushed = matches!(state, LedgerState::Trained | LedgerState::RolledBack);
+            let of = |advantage, weight| what_the_loss_did(state, advantage, weight, &[]);
+            assert_eq!(of(1.0, f32::NAN) == "pushed up", pushed, "{state}");
+            assert_eq!(of(-1.0, 0.5) == "pushed down", pushed, "{state}");
+            assert_eq!([of(0.0, 1.0), of(1.0, 0.0)], ["nothing"; 2], "{state}");
+            assert_eq!(
+                what_the_loss_did(state, 1.0, 1.0, &["clip_ratio/high_mean"]),
+                "counted in clip_ratio/high_mean"
+            );
         }
     }
 

@@ -76,7 +76,7 @@ fn every_bound_refuses_what_lies_beyond_it() {
 fn another(option: &OptionSpec) -> String {
     let default = serde_json::to_value(TrainConfig::default()).unwrap()[option.key].clone();
     match option.kind {
-        Kind::Flag => (!default.as_bool().unwrap()).to_string(),
+        Kind::Flag => (!default.as_bool().unwrap_or(true)).to_string(),
         Kind::Whole => (default.as_u64().unwrap_or(1) + 1).to_string(),
         Kind::Number => "0.625".to_owned(),
         Kind::Text => "a \"quoted\" text\nof two lines".to_owned(),

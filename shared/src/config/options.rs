@@ -307,8 +307,13 @@ options! {
         kl_estimator: Option<KlEstimator> = None,
             absent("k3 in the loss, as in DeepSeekMath and TRL; k1 with `use_kl_in_reward`, which is PPO's"),
             source("verl `kl_loss_type`, RLinf `kl_penalty_type`"), also(&["kl_loss_type", "kl_penalty_type"]);
-        /// Multiply the KL estimate by the importance ratio, so that it stays unbiased over several updates.
-        use_bias_correction_kl: bool = true, trl;
+        /// Multiply the KL estimate in the loss by the importance ratio, so that its gradient is that of the divergence after
+        /// several updates too. Absent, each estimator is multiplied with what that takes: k1 and k3 with the ratio of the
+        /// token, k2, mse, k1+ and k3+ with its value alone (1 on policy), abs with nothing, as no form of it has that
+        /// gradient. The ratio is then that of the token with `importance_sampling_level` sequence too. `true` is TRL's
+        /// form, for k1 and k3 only: the ratio that the policy term has, of the sequence at that level. `false` adds the
+        /// estimate as it is, as verl and RLinf do.
+        use_bias_correction_kl: Option<bool> = None, absent("what the estimator needs"), trl;
         /// Subtract the penalty from each token's reward (PPO) instead of adding it to the loss (GRPO).
         use_kl_in_reward: bool = false, source("verl `use_kl_in_reward`");
         /// Weight of a penalty in the loss on the KL divergence from the policy that the step began with, of π from π_old

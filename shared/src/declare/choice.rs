@@ -114,6 +114,6 @@ mod tests {
         assert_eq!(serde_json::to_value(KlEstimator::K1Plus).unwrap(), "k1+");
         assert_eq!(serde_json::from_str::<KlEstimator>("\"low_var_kl\"").unwrap(), KlEstimator::K3);
         let error = "mean".parse::<LossAggregation>().unwrap_err().to_string();
-        assert!(error.starts_with("`mean` is none of token-mean, seq-mean-token-sum,"), "{error}");
+        assert!(error.starts_with("`mean` is none of token-mean, token-sum, seq-mean-token-sum,"), "{error}");
     }
 }

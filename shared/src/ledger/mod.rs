@@ -20,20 +20,31 @@ pub use tokens::TokenRecord;
 choices! {
     /// What became of a completion.
     LedgerState {
-        /// It was in the loss.
+        /// It was in the loss of an update that was made. With an advantage of 0 it was in the divisor and pulled in no
+        /// direction.
         Trained = "trained",
         /// It counted for the baseline of its group and was left out of the loss, since it was cut off
         /// (`mask_truncated_completions`).
         Truncated = "truncated",
         /// The correction for the mismatch between sampler and learner gave all of its tokens the weight 0.
         OffPolicy = "off_policy",
-        /// A reward function failed on it (`reward_failure` exclude), or none had a score.
+        /// The policy had moved away from it: `off_policy_mask_threshold` left it out of the policy term of every pass.
+        OffPolicyMasked = "off_policy_masked",
+        /// All of its tokens were of low entropy: `top_entropy_quantile` left them out of the policy term of every pass.
+        LowEntropy = "low_entropy",
+        /// `early_stop_imp_ratio` left out the minibatch that it was in, in every pass.
+        EarlyStopped = "early_stopped",
+        /// Only the critic learnt from it (`critic_warmup_steps`).
+        CriticWarmup = "critic_warmup",
+        /// A reward function failed on it (`reward_failure` exclude), or those that did not fail had no score for it.
         RewardFailed = "reward_failed",
+        /// Every reward function had nothing to say of it (TRL's None): it has no reward, and its advantage is 0.
+        Abstained = "abstained",
         /// Its group was sampled from weights that were older than `max_staleness` allows.
         Stale = "stale",
         /// Dynamic sampling replaced its group, in which nothing says which completion is better.
         NoContrast = "no_contrast",
-        /// The guard left out all updates of its step.
+        /// Every update that it was in was left out: by the guard, or because loss or gradient was not finite.
         StepSkipped = "step_skipped",
         /// What it taught was given up by a roll-back.
         RolledBack = "rolled_back",

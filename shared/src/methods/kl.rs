@@ -24,16 +24,51 @@ choices! {
     }
 }
 
+/// What the estimate of a token is multiplied with in the loss, so that its expected gradient over the tokens of the old
+/// policy is that of the divergence. `r` is the ratio of the policy's probability of the token to the old policy's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KlCorrection {
+    /// r with its derivative.
+    Ratio {
+        /// What the gradient is without it.
+        without: &'static str,
+    },
+    /// The value of r without its derivative, which is 1 on policy.
+    DetachedRatio {
+        /// What r with its derivative would make of the gradient.
+        differentiated: &'static str,
+    },
+    /// Nothing, since no form of the estimate has the gradient of the divergence.
+    Nothing,
+}
+
+impl KlCorrection {
+    /// The factor in a few words, for tables.
+    #[must_use]
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Ratio { .. } => "the ratio",
+            Self::DetachedRatio { .. } => "the ratio without its derivative",
+            Self::Nothing => "nothing: no form has the true gradient",
+        }
+    }
+}
+
 /// What there is to know of a KL estimator besides its formula.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KlSpec {
     /// The estimate with d = `ref_logprob − logprob`.
     pub formula: &'static str,
-    /// Why its gradient in the loss holds nothing back; `None` where it does.
-    pub idle_in_loss: Option<&'static str>,
+    /// What it is multiplied with in the loss, unless `use_bias_correction_kl` says otherwise.
+    pub correction: KlCorrection,
+    /// Whether it has the gradient of the divergence when it is subtracted from the reward.
+    pub right_in_reward: bool,
     /// Where it comes from.
     pub source: &'static str,
 }
+
+/// What the ratio with its derivative makes of an estimate whose own gradient is right.
+const OF_NO_DIVERGENCE: KlCorrection = KlCorrection::DetachedRatio { differentiated: "the gradient of no divergence" };
 
 impl KlEstimator {
     /// The description of this estimator.
@@ -42,23 +77,50 @@ impl KlEstimator {
         match self {
             Self::K1 => &KlSpec {
                 formula: "−d",
-                idle_in_loss: Some("has a gradient of 0 on average and holds nothing back"),
+                correction: KlCorrection::Ratio { without: "has a gradient of 0 on average and holds nothing back" },
+                right_in_reward: true,
                 source: "Schulman 2020; verl `kl`",
             },
-            Self::K2 => &KlSpec { formula: "d² / 2", idle_in_loss: None, source: "Schulman 2020" },
+            Self::K2 => &KlSpec {
+                formula: "d² / 2",
+                correction: OF_NO_DIVERGENCE,
+                right_in_reward: false,
+                source: "Schulman 2020",
+            },
             Self::K3 => &KlSpec {
                 formula: "exp(d) − d − 1",
-                idle_in_loss: None,
+                correction: KlCorrection::Ratio {
+                    without: "has on policy the gradient of KL(reference‖policy) instead of KL(policy‖reference)",
+                },
+                right_in_reward: false,
                 source: "Schulman 2020; DeepSeekMath eq. 4; TRL; verl `low_var_kl`",
             },
-            Self::Abs => &KlSpec { formula: "abs(d)", idle_in_loss: None, source: "verl `abs`" },
-            Self::Mse => &KlSpec { formula: "d² / 2, as k2", idle_in_loss: None, source: "verl `mse`" },
-            Self::K1Plus => {
-                &KlSpec { formula: "value of k1, gradient of k2", idle_in_loss: None, source: "verl `k1+`" }
-            }
-            Self::K3Plus => {
-                &KlSpec { formula: "value of k3, gradient of k2", idle_in_loss: None, source: "verl `k3+`" }
-            }
+            Self::Abs => &KlSpec {
+                formula: "abs(d)",
+                correction: KlCorrection::Nothing,
+                right_in_reward: false,
+                source: "verl `abs`",
+            },
+            Self::Mse => &KlSpec {
+                formula: "d² / 2, as k2",
+                correction: OF_NO_DIVERGENCE,
+                right_in_reward: false,
+                source: "verl `mse`",
+            },
+            Self::K1Plus => &KlSpec {
+                formula: "value of k1, gradient of k2",
+                correction: KlCorrection::DetachedRatio {
+                    differentiated: "exactly twice the gradient of the divergence",
+                },
+                right_in_reward: true,
+                source: "verl `k1+`",
+            },
+            Self::K3Plus => &KlSpec {
+                formula: "value of k3, gradient of k2",
+                correction: OF_NO_DIVERGENCE,
+                right_in_reward: false,
+                source: "verl `k3+`",
+            },
         }
     }
 }

@@ -271,7 +271,6 @@ impl LossType {
                 scope: Scope::Completion,
                 ratio: Ratio::OfCompletion,
                 reduction: Reduction::Aggregation(LossAggregation::SeqMeanTokenMean),
-                reduction_can_change: false,
                 metrics: &[PG_CLIP],
                 verl: Some("gspo"),
                 recipe: &["epsilon=3e-4", "epsilon_high=4e-4"],

@@ -15,7 +15,7 @@ pub mod metric;
 pub mod reduction;
 
 pub use advantage::{AdvantageSpec, CreditUnit, MultiObjectiveSpec};
-pub use kl::KlSpec;
+pub use kl::{KlCorrection, KlSpec};
 pub use loss::{ImportanceWeights, LossSpec, Ratio, Scope};
 pub use metric::{Counted, LossMetric};
 pub use reduction::Reduction;

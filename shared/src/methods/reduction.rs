@@ -7,11 +7,13 @@ choices! {
     LossAggregation {
         /// Mean over all tokens of an optimiser update.
         TokenMean = "token-mean",
+        /// Sum over all tokens of an optimiser update.
+        TokenSum = "token-sum",
         /// Sum over a sequence's tokens, mean over sequences.
         SeqMeanTokenSum = "seq-mean-token-sum",
         /// Mean over a sequence's tokens, mean over sequences.
         SeqMeanTokenMean = "seq-mean-token-mean",
-        /// Sum over all tokens divided by `loss_scale_factor`.
+        /// Sum over a sequence's tokens divided by `loss_scale_factor`, mean over sequences (Dr. GRPO).
         SeqMeanTokenSumNorm = "seq-mean-token-sum-norm",
     }
 }
@@ -47,7 +49,8 @@ impl Reduction {
             | Self::CompletionSum
             | Self::UpdateMean
             | Self::Aggregation(
-                LossAggregation::SeqMeanTokenSum
+                LossAggregation::TokenSum
+                | LossAggregation::SeqMeanTokenSum
                 | LossAggregation::SeqMeanTokenMean
                 | LossAggregation::SeqMeanTokenSumNorm,
             ) => false,
@@ -73,9 +76,12 @@ impl LossAggregation {
     fn about(self) -> &'static str {
         match self {
             Self::TokenMean => "token mean of the update",
+            Self::TokenSum => "sum over the tokens of the update",
             Self::SeqMeanTokenSum => "sum over each completion, mean over those of the update",
             Self::SeqMeanTokenMean => "mean over each completion, then over those of the update",
-            Self::SeqMeanTokenSumNorm => "sum over tokens divided by `loss_scale_factor`",
+            Self::SeqMeanTokenSumNorm => {
+                "sum over each completion / `loss_scale_factor`, mean over those of the update"
+            }
         }
     }
 
@@ -84,7 +90,7 @@ impl LossAggregation {
     pub fn has_scale_factor(self) -> bool {
         match self {
             Self::SeqMeanTokenSumNorm => true,
-            Self::TokenMean | Self::SeqMeanTokenSum | Self::SeqMeanTokenMean => false,
+            Self::TokenMean | Self::TokenSum | Self::SeqMeanTokenSum | Self::SeqMeanTokenMean => false,
         }
     }
 }

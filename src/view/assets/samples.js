@@ -10,6 +10,8 @@ const Samples = (() => {
     ['worst', 'worst of each group', (one) => one.worst],
     ['truncated', 'truncated', (one) => one.row.finish_reason === 'length'],
     ['failed', 'reward failed', (one) => one.row.state === 'reward_failed' || Object.keys(one.row.reward_errors ?? {}).length > 0],
+    ['abstained', 'no reward applied', (one) => one.row.state === 'abstained'],
+    ['off_policy', 'off policy', (one) => ['off_policy', 'off_policy_masked', 'early_stopped'].includes(one.row.state)],
     ['stale', 'stale', (one) => one.row.state === 'stale'],
     ['no_contrast', 'no contrast', (one) => one.row.state === 'no_contrast' || one.equal],
     ['dropped', 'not trained on', (one) => one.row.state !== undefined && one.row.state !== 'trained'],

@@ -132,7 +132,7 @@ mod tests {
         for line in [
             "let spec = config.loss_type.spec();",
             "let all = LossType::ALL;",
-            "if let Some(reason) = self.kl_estimator.spec().idle_in_loss {}",
+            "if self.kl_estimator.spec().right_in_reward {}",
             "match config.loss_type.spec().ratio {\n    Ratio::Chosen => 1,\n}",
             "let plain = LossType::default();",
             "let config = TrainConfig { loss_type, ..config };",

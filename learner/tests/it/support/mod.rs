@@ -108,6 +108,8 @@ pub struct Manners {
     pub refuses: Option<(u64, u64)>,
     /// From this step on, the first reward function fails on everything.
     pub fails_from: Option<u64>,
+    /// No reward function has anything to say of the first completion of a group, and the first one fails on the second.
+    pub speechless: bool,
     /// In the steps from the first to before the second, the log-probs are far from the learner's.
     pub strange: Option<(u64, u64)>,
 }
@@ -164,6 +166,12 @@ fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manne
     if manners.strange.is_some_and(|(first, end)| (first..end).contains(&step)) {
         let tokens = list.iter_mut().flat_map(|group| &mut group.completions).flat_map(|c| &mut c.logprobs);
         tokens.for_each(|token| (token.logprob, token.logprob_at_temperature) = (-12.0, -12.0));
+    }
+    if manners.speechless {
+        for group in &mut list {
+            group.completions[0].rewards.fill(RewardOutcome::NotApplicable);
+            group.completions[1].rewards[0] = RewardOutcome::Failed("of the test's own making".into());
+        }
     }
     if manners.untidy {
         list.reverse();

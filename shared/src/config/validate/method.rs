@@ -2,7 +2,10 @@
 //! [`crate::methods`].
 
 use super::words;
-use crate::config::{AdvantageEstimator, ConfigError, KlController, LossAggregation, LossType, TrainConfig};
+use crate::{
+    config::{AdvantageEstimator, ConfigError, KlController, LossAggregation, LossType, TrainConfig},
+    methods::KlCorrection,
+};
 
 impl TrainConfig {
     pub(super) fn check_advantages(&self) -> Result<(), ConfigError> {
@@ -103,6 +106,9 @@ impl TrainConfig {
     }
 
     pub(super) fn check_reference(&self) -> Result<(), ConfigError> {
+        if self.use_bias_correction_kl == Some(true) {
+            self.check_bias_correction()?;
+        }
         ensure!(
             self.beta != 0.0 || !self.use_kl_in_reward,
             "`use_kl_in_reward` needs `beta` above 0: it is the weight of the penalty"
@@ -127,13 +133,29 @@ impl TrainConfig {
         );
         Ok(())
     }
+
+    /// The ratio with its derivative belongs to k1 and k3.
+    fn check_bias_correction(&self) -> Result<(), ConfigError> {
+        let name = self.kl_estimator_in_use();
+        let (makes, way_out) = match name.spec().correction {
+            KlCorrection::Ratio { .. } => return Ok(()),
+            KlCorrection::DetachedRatio { differentiated } => {
+                (differentiated, "leave the option out, and the estimate is weighed by the value of the ratio")
+            }
+            KlCorrection::Nothing => ("the gradient of no divergence, as any form of it", "use another estimator"),
+        };
+        Err(ConfigError::Value(format!(
+            "`use_bias_correction_kl` true multiplies by the ratio with its derivative, with which `kl_estimator` {name} has \
+             {makes}; {way_out}"
+        )))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::{
-        ImportanceSamplingLevel, MultiObjectiveAggregation, ScaleRewards,
+        ImportanceSamplingLevel, KlEstimator, MultiObjectiveAggregation, ScaleRewards,
         validate::testing::{accepted, refused},
     };
 
@@ -223,11 +245,11 @@ mod tests {
             refused("`importance_sampling_level` sequence", config);
         }
         accepted(|c| c.importance_sampling_level = ImportanceSamplingLevel::Sequence);
-        for loss_type in [LossType::GeoMean, LossType::Gspo] {
-            refused("`loss_aggregation` has no effect", move |c| {
-                (c.loss_type, c.loss_aggregation) = (loss_type, Some(LossAggregation::TokenMean));
-            });
-        }
+        let token_mean = |loss_type| {
+            move |c: &mut TrainConfig| (c.loss_type, c.loss_aggregation) = (loss_type, Some(LossAggregation::TokenMean))
+        };
+        refused("`loss_aggregation` has no effect", token_mean(LossType::GeoMean));
+        accepted(token_mean(LossType::Gspo));
         refused("`loss_scale_factor` is the divisor", |c| c.loss_scale_factor = Some(100.0));
         let norm = |factor: f64| {
             move |c: &mut TrainConfig| {
@@ -249,6 +271,30 @@ mod tests {
         refused("`entropy_coef_min` (2) must not be above", |c| c.entropy_coef_min = 2.0);
         refused("`entropy_coef`", |c| c.entropy_coef = -0.1);
         refused("`ref_model_mixup_alpha`", |c| c.ref_model_mixup_alpha = 1.5);
+    }
+
+    #[test]
+    fn the_differentiated_ratio_belongs_to_two_estimators() {
+        use KlEstimator::{Abs, K1, K1Plus, K2, K3, K3Plus, Mse};
+        let with = |estimator, correction| {
+            move |c: &mut TrainConfig| {
+                (c.beta, c.kl_estimator, c.use_bias_correction_kl) = (0.1, Some(estimator), correction);
+            }
+        };
+        for (estimator, reason) in [
+            (K2, "k2 has the gradient of no divergence; leave the option out"),
+            (Mse, "mse has the gradient of no divergence; leave the option out"),
+            (K1Plus, "k1+ has exactly twice the gradient of the divergence; leave the option out"),
+            (K3Plus, "k3+ has the gradient of no divergence; leave the option out"),
+            (Abs, "abs has the gradient of no divergence, as any form of it; use another estimator"),
+        ] {
+            refused(reason, with(estimator, Some(true)));
+            accepted(with(estimator, None));
+            accepted(with(estimator, Some(false)));
+        }
+        for estimator in [K1, K3] {
+            [None, Some(true), Some(false)].into_iter().for_each(|given| accepted(with(estimator, given)));
+        }
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use super::words;
 use crate::config::{
-    AdvantageEstimator, Choice, Device, ImportanceSamplingMode, KvDtype, LossType, RolloutDtype, TrainConfig,
+    AdvantageEstimator, Choice, Device, ImportanceSamplingLevel, ImportanceSamplingMode, KvDtype, LossType,
+    RolloutDtype, TrainConfig,
 };
-use crate::methods::Reduction;
+use crate::methods::{KlCorrection, Ratio, Reduction};
 
 impl TrainConfig {
     /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
@@ -36,13 +37,7 @@ impl TrainConfig {
             self.normalize_advantages && self.advantage_estimator.spec().whitens,
             "`normalize_advantages` adds nothing: `advantage_estimator` {estimator} whitens by itself"
         );
-        let kl_estimator = self.kl_estimator_in_use();
-        if let Some(reason) = kl_estimator.spec().idle_in_loss {
-            warn_if!(
-                self.beta > 0.0 && !self.use_kl_in_reward && !self.use_bias_correction_kl,
-                "`kl_estimator` {kl_estimator} in the loss {reason}; use k2, k3 or k1+, or `use_kl_in_reward`"
-            );
-        }
+        list.extend(self.kl_remark());
         let reduction = self.loss_aggregation.map_or(self.loss_type.spec().reduction, Reduction::Aggregation);
         warn_if!(
             self.use_valid_token_scale && reduction.is_token_mean(),
@@ -107,6 +102,42 @@ impl TrainConfig {
         list
     }
 
+    /// Where the KL penalty has not the gradient of the divergence.
+    fn kl_remark(&self) -> Option<String> {
+        let (name, spec) = (self.kl_estimator_in_use(), self.kl_estimator_in_use().spec());
+        if self.beta == 0.0 {
+            return None;
+        }
+        if self.use_kl_in_reward {
+            return (!spec.right_in_reward).then(|| {
+                format!(
+                    "`kl_estimator` {name} in the reward (`use_kl_in_reward`) has not the gradient of the divergence, which k1 \
+                     has there"
+                )
+            });
+        }
+        let of_token = match self.loss_type.spec().ratio {
+            Ratio::Chosen => self.importance_sampling_level == ImportanceSamplingLevel::Token,
+            Ratio::OfToken => true,
+            Ratio::OfCompletion => false,
+        };
+        match (spec.correction, self.use_bias_correction_kl) {
+            (KlCorrection::Nothing, _) => Some(format!(
+                "`kl_estimator` {name} is multiplied by nothing: no form of it has the true gradient of the divergence; k1, \
+                 k2 and k3 have"
+            )),
+            (KlCorrection::Ratio { without }, Some(false)) => Some(format!(
+                "`use_bias_correction_kl` is false, and `kl_estimator` {name} without the ratio {without}; leave the option \
+                 out, or use k2 or k1+"
+            )),
+            (KlCorrection::Ratio { .. }, Some(true)) if !of_token => Some(format!(
+                "`use_bias_correction_kl` true multiplies `kl_estimator` {name} by the ratio of the whole completion, as TRL \
+                 does, which gives the gradient of no divergence; leave the option out, and the ratio is that of each token"
+            )),
+            (KlCorrection::Ratio { .. } | KlCorrection::DetachedRatio { .. }, _) => None,
+        }
+    }
+
     /// Options of other losses and advantage estimators that are not at their defaults.
     #[must_use]
     pub fn options_without_effect(&self) -> Vec<&'static str> {
@@ -164,6 +195,32 @@ mod tests {
     }
 
     #[test]
+    fn a_penalty_with_the_gradient_of_the_divergence_is_not_remarked_on() {
+        use KlEstimator::{K1, K1Plus, K2, K3, K3Plus, Mse};
+        for level in [ImportanceSamplingLevel::Token, ImportanceSamplingLevel::Sequence] {
+            for estimator in [K1, K2, K3, Mse, K1Plus, K3Plus] {
+                let config = TrainConfig {
+                    beta: 0.1,
+                    kl_estimator: Some(estimator),
+                    importance_sampling_level: level,
+                    ..valid()
+                };
+                assert_eq!(config.warnings(), Vec::<String>::new(), "{estimator}");
+            }
+        }
+        for estimator in [K1, K1Plus] {
+            let config = TrainConfig { beta: 0.1, kl_estimator: Some(estimator), use_kl_in_reward: true, ..valid() };
+            assert_eq!(config.warnings(), Vec::<String>::new(), "{estimator}");
+        }
+        for estimator in [K1, K3] {
+            let given = Some(true);
+            let config =
+                TrainConfig { beta: 0.1, kl_estimator: Some(estimator), use_bias_correction_kl: given, ..valid() };
+            assert_eq!(config.warnings(), Vec::<String>::new(), "{estimator}");
+        }
+    }
+
+    #[test]
     fn a_rounded_sampler_is_not_remarked_on_where_tokens_are_weighed() {
         for mode in [ImportanceSamplingMode::TokenTruncate, ImportanceSamplingMode::TokenMask] {
             let rounded = TrainConfig {
@@ -181,7 +238,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 22] = [
+        let cases: [(&str, Change); 29] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -189,8 +246,26 @@ mod tests {
                 (c.normalize_advantages, c.advantage_estimator) = (true, AdvantageEstimator::ReinforcePlusPlus);
             }),
             ("gamma", |c| c.gamma = 0.9),
+            ("use_bias_correction_kl", |c| {
+                (c.beta, c.kl_estimator, c.use_bias_correction_kl) = (0.1, Some(KlEstimator::K1), Some(false));
+            }),
+            ("use_bias_correction_kl", |c| (c.beta, c.use_bias_correction_kl) = (0.1, Some(false))),
+            ("use_bias_correction_kl", |c| {
+                (c.beta, c.use_bias_correction_kl) = (0.1, Some(true));
+                c.importance_sampling_level = ImportanceSamplingLevel::Sequence;
+            }),
+            ("use_bias_correction_kl", |c| {
+                (c.beta, c.use_bias_correction_kl, c.loss_type) = (0.1, Some(true), LossType::Gspo);
+            }),
+            ("kl_estimator", |c| (c.beta, c.kl_estimator) = (0.1, Some(KlEstimator::Abs))),
             ("kl_estimator", |c| {
-                (c.beta, c.kl_estimator, c.use_bias_correction_kl) = (0.1, Some(KlEstimator::K1), false);
+                (c.beta, c.kl_estimator, c.use_bias_correction_kl) = (0.1, Some(KlEstimator::Abs), Some(false));
+            }),
+            ("kl_estimator", |c| {
+                (c.beta, c.kl_estimator, c.use_kl_in_reward) = (0.1, Some(KlEstimator::K3), true);
+            }),
+            ("kl_estimator", |c| {
+                (c.beta, c.kl_estimator, c.use_kl_in_reward) = (0.1, Some(KlEstimator::K2), true);
             }),
             ("num_iterations", |c| c.num_iterations = 8),
             ("use_valid_token_scale", |c| {

@@ -58,8 +58,8 @@ section! {
     /// 0. `rewards/{name}/failed` says of which function; the reasons are in the log and with the completions.
     metric SAMPLE_REWARD_FAILED = "sample/reward_failed" { unit: Count, source: "Tandem" }
 
-    /// Completions that were made for the step, by what became of them: trained, truncated, off_policy, reward_failed, stale,
-    /// no_contrast, step_skipped, aborted.
+    /// Completions that were made for the step, by what became of them: trained, truncated, off_policy, off_policy_masked,
+    /// low_entropy, early_stopped, critic_warmup, reward_failed, abstained, stale, no_contrast, step_skipped, aborted.
     ///
     /// Mostly trained. The ledger of the run has the state of each, and tandem explain tells of one.
     family LEDGER = "ledger/{name}" { unit: Count, source: "Tandem" }
