@@ -11,6 +11,7 @@ use shared::{
     torchrun::Torchrun,
     versions::VersionRoom,
 };
+use shared_bounds::read_text;
 
 use super::{data::Datasets, directory, problems::Problems};
 use crate::{
@@ -57,7 +58,7 @@ impl CommandLine {
         }
         let loaded = layers::load_named(self.file.as_deref(), &self.overrides);
         if let (Err(_), Some(file)) = (&loaded, self.file.as_deref()) {
-            let text = std::fs::read_to_string(file).unwrap_or_default();
+            let text = read_text(file, layers::MOST_BYTES).unwrap_or_default();
             import_config::refuse_toml(&text).with_context(|| file.display().to_string())?;
         }
         let mut config = loaded.map_err(explained)?;

@@ -16,7 +16,7 @@ use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, elsewhere, hub,
 pub type Overrides = Vec<(String, String)>;
 
 /// Most bytes of a file of options.
-const MOST_BYTES: u64 = 1 << 20;
+pub const MOST_BYTES: u64 = 1 << 20;
 
 const COMMAND_LINE: &str = "command line";
 
@@ -87,6 +87,9 @@ fn merged(mut values: Table, overrides: &Overrides) -> Result<TrainConfig, Confi
 pub fn check(key: &str, text: &str) -> Result<(), String> {
     let option = known(key, COMMAND_LINE).map_err(|error| error.to_string())?;
     let value = located(option, option.kind.parse(text), Path::new(""));
+    if option.absent.is_some() && is_none(&value) {
+        return Ok(());
+    }
     accepted(option, value, text).map(drop)
 }
 
