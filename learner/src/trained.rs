@@ -299,7 +299,10 @@ impl<M: Trainable> Trained<M> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{ModelDir, config::LrSchedulerType};
+    use shared::{
+        ModelDir,
+        config::{LrSchedulerType, ScheduleSettings},
+    };
 
     use super::*;
     use crate::model::{LoadOptions, Scorer, load_scorer};
@@ -307,7 +310,8 @@ mod tests {
     /// A scorer of which each update adds a gradient of 1 to everything.
     fn trained() -> Trained<Scorer> {
         let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
-        let schedule = Schedule { kind: LrSchedulerType::Linear, peak: 0.5, warmup: 0, total: 2 };
+        let settings = ScheduleSettings::default();
+        let schedule = Schedule { kind: LrSchedulerType::Linear, peak: 0.5, warmup: 0, total: 2, settings };
         Trained::new(load_scorer(&model, LoadOptions::default()).unwrap(), AdamWOptions::default(), schedule)
     }
 

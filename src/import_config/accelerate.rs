@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     read::Entry,
-    rules::{Converted, Keys, Lookup, Rules},
+    rules::{Converted, Keys, Lookup, Reason, Rules},
 };
 
 /// accelerate's keys.
@@ -18,6 +18,7 @@ pub static RULES: Rules = Rules {
     counts: &[],
     combine: |_| Vec::new(),
     remarks: |_| Vec::new(),
+    refusals: |_| Vec::new(),
     launcher: None,
 };
 
@@ -26,12 +27,12 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("acceler
 /// Keys whose values are written differently.
 const CONVERTED: &[Converted] = &[("mixed_precision", "bf16", mixed_precision)];
 
-fn mixed_precision(value: &Value) -> Result<Value, &'static str> {
+fn mixed_precision(value: &Value) -> Result<Value, Reason> {
     match value.as_str() {
         Some("bf16") => Ok(true.into()),
         Some("no") => Ok(false.into()),
         _ if *value == Value::Bool(false) => Ok(false.into()),
-        _ => Err("the learner computes in float32, or with bf16 in bfloat16"),
+        _ => Err("the learner computes in float32, or with bf16 in bfloat16".into()),
     }
 }
 
@@ -42,11 +43,16 @@ pub fn of_trl(name: &str) -> Option<Vec<Entry>> {
         "multi_gpu" | "fsdp1" | "fsdp2" | "zero1" | "zero2" | "zero3" => 8,
         _ => return None,
     };
-    Some(vec![("mixed_precision".to_owned(), "bf16".into()), ("num_processes".to_owned(), processes.into())])
+    Some(vec![Entry::new("mixed_precision", "bf16"), Entry::new("num_processes", processes)])
 }
 
 /// Keys that say how many processes there are in all, or on each machine.
 const COUNTS: [(&str, bool); 3] = [("num_processes", true), ("nproc_per_node", false), ("num_gpus", false)];
+
+/// Whether a key says how many processes there are; a number that is not known is remarked on.
+pub fn counts(key: &str) -> bool {
+    COUNTS.iter().any(|(name, _)| *name == key) || ["nnodes", "num_nodes"].contains(&key)
+}
 
 /// How many processes learn, if that is said; or the key whose value is no number here.
 ///

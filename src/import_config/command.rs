@@ -1,18 +1,19 @@
-//! The command that starts TRL's GRPO script, or one like it, as keys and values.
+//! The command that starts a training, as keys and values: TRL's script or one like it with flags, verl's with overrides.
 
 use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 use shared_bounds::OneLine;
 
 use super::{
     accelerate,
     read::{self, Entry},
-    shell, trl,
+    shell::{self, Word},
+    trl,
 };
 
 /// The options of the one command of a script that trains with TRL; none if there is no such command.
@@ -22,35 +23,122 @@ use super::{
 ///
 /// # Errors
 /// More than one such command, words that are no options, or a file that cannot be read.
-pub fn entries(commands: &[Vec<String>], script: &Path) -> Result<Option<Vec<Entry>>> {
-    let found: Vec<Command> = commands.iter().filter_map(|words| Command::parse(words)).collect();
+pub fn entries(commands: &[shell::Command], script: &Path) -> Result<Option<Vec<Entry>>> {
+    let parsed = commands.iter().filter_map(Command::parse);
+    let found: Vec<Command> = parsed.filter(|command| command.is_of_trl() && !command.has_overrides()).collect();
     match found.as_slice() {
         [] => Ok(None),
         [command] => command.entries(script).map(Some),
-        several => bail!("holds {} commands that train with TRL; keep one of them", several.len()),
+        several => {
+            bail!("holds {} commands that train with TRL (lines {}); keep one of them", several.len(), lines(several))
+        }
     }
+}
+
+/// The overrides of the one command of a script that has some, or of a list of them; the last of several for a key wins, as in
+/// Hydra.
+///
+/// # Errors
+/// More than one such command, or words that are not known.
+pub fn overrides(commands: &[shell::Command]) -> Result<Vec<Entry>> {
+    let parsed: Vec<Command> = commands.iter().filter_map(Command::parse).collect();
+    let runs: Vec<&Command> = parsed.iter().filter(|command| command.has_overrides()).collect();
+    if runs.len() > 1 {
+        let several: Vec<String> = runs.iter().map(|command| command.line.to_string()).collect();
+        bail!("holds {} commands with overrides (lines {}); keep one of them", runs.len(), several.join(", "));
+    }
+    let begins = |command: &&shell::Command| command.words.first().is_some_and(|word| dotted(word).is_some());
+    // Lines behind a run that begin so are meant for it, whatever a shell makes of a broken continuation.
+    let lists = commands.iter().filter(begins).flat_map(|command| &command.words);
+    let words = runs.iter().flat_map(|command| command.script).chain(lists);
+    let mut entries: Vec<Entry> = Vec::new();
+    for word in words {
+        let Some((key, value)) = dotted(word) else {
+            if let Some(unset) = word.unset().filter(|_| !word.starts_with('-')) {
+                bail!("{unset}, and it stands for whole words; write them out");
+            }
+            continue;
+        };
+        entries.retain(|known| known.key != key);
+        let key = key.to_owned();
+        let value = word.after(value);
+        entries.push(Entry::of_word(key, &value, |text| {
+            // A value may have quotes of its own.
+            serde_saphyr::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+        }));
+    }
+    Ok(entries)
+}
+
+/// The key of an override `a.b=value`, and where its value begins.
+fn dotted(word: &str) -> Option<(&str, usize)> {
+    let (written, _) = word.split_once('=')?;
+    let key = written.trim_start_matches('+');
+    let is_key = key.contains('.') && !key.starts_with('.') && !key.starts_with('-');
+    let letters = key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/'));
+    (is_key && letters).then_some((key, written.len() + 1))
+}
+
+/// What is said of a script with a command that takes some of TRL's flags and more that are not.
+pub fn unlike(commands: &[shell::Command]) -> Option<anyhow::Error> {
+    let parsed: Vec<Command> = commands.iter().filter_map(Command::parse).collect();
+    let near = parsed.iter().find(|command| command.known().0 > 0)?;
+    let (known, all) = near.known();
+    Some(anyhow!(
+        "line {}: of the {all} flags of this command {known} are TRL's, so it is another trainer's, which is not read; write its \
+         options as run.toml (`tandem train --dry-run` prints all there are)",
+        near.line
+    ))
+}
+
+fn lines(commands: &[Command]) -> String {
+    commands.iter().map(|command| command.line.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// The parts of a command line.
 #[derive(Debug)]
 struct Command<'a> {
+    /// Its line.
+    line: usize,
+    /// What is started.
+    kind: Script,
     /// Assignments in front of it.
-    environment: Vec<(&'a str, &'a str)>,
+    environment: Vec<(&'a str, Word)>,
     /// Words for what starts the script.
-    launcher: &'a [String],
+    launcher: &'a [Word],
     /// Words for the script.
-    script: &'a [String],
+    script: &'a [Word],
 }
 
 impl<'a> Command<'a> {
-    fn parse(words: &'a [String]) -> Option<Self> {
-        let environment: Vec<_> = words.iter().map_while(|word| shell::assignment(word)).collect();
+    fn parse(command: &'a shell::Command) -> Option<Self> {
+        let words = command.words.as_slice();
+        let environment: Vec<_> = words.iter().map_while(Word::assignment).collect();
         let words = &words[environment.len()..];
         let (at, kind) = (1..words.len()).find_map(|at| Some((at, Script::of(&words[at - 1], &words[at])?)))?;
         let before = if kind == Script::File { at } else { at - 1 };
-        let (launcher, script) = (&words[..before], &words[at + 1..]);
-        let known = |word: &String| flag(word).is_some_and(|(key, _)| trl::RULES.find(&key).is_some());
-        (kind == Script::OfTrl || script.iter().any(known)).then_some(Self { environment, launcher, script })
+        Some(Self { line: command.line, kind, environment, launcher: &words[..before], script: &words[at + 1..] })
+    }
+
+    /// How many of the script's flags are TRL's, and how many there are.
+    fn known(&self) -> (usize, usize) {
+        let flags = self.script.iter().filter_map(|word| flag(word)).map(|(key, _)| key);
+        let keys: Vec<String> = flags.collect();
+        let is_known = |key: &&String| {
+            let off = key.strip_prefix("no_").is_some_and(|rest| trl::RULES.find(rest).is_some());
+            off || trl::RULES.find(key).is_some()
+        };
+        (keys.iter().filter(is_known).count(), keys.len())
+    }
+
+    /// Whether it trains with TRL: by its name, or because most of its flags are TRL's.
+    fn is_of_trl(&self) -> bool {
+        let (known, all) = self.known();
+        self.kind == Script::OfTrl || (known > 0 && 2 * known >= all)
+    }
+
+    fn has_overrides(&self) -> bool {
+        self.script.iter().any(|word| dotted(word).is_some())
     }
 
     fn entries(&self, script: &Path) -> Result<Vec<Entry>> {
@@ -58,8 +146,11 @@ impl<'a> Command<'a> {
         let mut given = launcher;
         put(&mut given, flags(self.script.iter())?);
         let mut entries = Vec::new();
-        for (key, value) in &given {
+        for Entry { key, value, unset } in &given {
             let Some(name) = value.as_str() else { continue };
+            if let (Some(unset), "config" | "config_file" | "accelerate_config") = (unset, key.as_str()) {
+                bail!("--{key} {}: {unset}", OneLine(name));
+            }
             let of_file = match key.as_str() {
                 "config" | "config_file" => read::file(&located(name, script)),
                 "accelerate_config" => match accelerate::of_trl(name) {
@@ -71,8 +162,8 @@ impl<'a> Command<'a> {
             put(&mut entries, of_file.with_context(|| format!("--{key} {}", OneLine(name)))?);
         }
         put(&mut entries, given);
-        let environment = self.environment.iter().map(|&(name, value)| (format!("env.{name}"), value.into()));
-        put(&mut entries, environment.collect());
+        let variable = |(name, value): &(&str, Word)| Entry::new(format!("env.{name}"), value.to_string());
+        put(&mut entries, self.environment.iter().map(variable).collect());
         Ok(entries)
     }
 }
@@ -101,31 +192,35 @@ impl Script {
     }
 }
 
-/// The key of a flag, and its value if that stands beside it.
-fn flag(word: &str) -> Option<(String, Option<&str>)> {
-    let word = word.strip_prefix("--")?;
-    let (key, value) = word.split_once('=').map_or((word, None), |(key, value)| (key, Some(value)));
+/// The key of a flag, and where its value begins if that stands beside it.
+fn flag(word: &str) -> Option<(String, Option<usize>)> {
+    let name = word.strip_prefix("--")?;
+    let (key, value) = name.split_once('=').map_or((name, None), |(key, _)| (key, Some(key.len() + 3)));
     Some((key.replace('-', "_"), value))
 }
 
 /// Flags with their values, as argparse reads them: a flag has as many as follow it, and none means true.
-fn flags<'a>(words: impl Iterator<Item = &'a String>) -> Result<Vec<Entry>> {
+fn flags<'a>(words: impl Iterator<Item = &'a Word>) -> Result<Vec<Entry>> {
     let mut entries: Vec<Entry> = Vec::new();
-    // What a script is given is not known, and nothing as a rule.
-    let mut words = words.map(String::as_str).filter(|word| !["$@", "$*"].contains(word)).peekable();
+    let mut words = words.peekable();
     while let Some(word) = words.next() {
-        let Some((key, value)) = flag(word) else {
+        let Some((key, beside)) = flag(word) else {
+            let found = word.unset().map_or_else(String::new, |unset| format!("{unset}: "));
             let word = OneLine(word);
-            bail!("`{word}` is no --option value; where it stands for several words, write them out");
+            bail!("{found}`{word}` is no --option value; where it stands for several words, write them out");
         };
-        let mut values: Vec<Value> = value.into_iter().map(read::scalar).collect();
-        while let Some(word) = words.next_if(|word| value.is_none() && !word.starts_with("--")) {
-            values.push(read::scalar(word));
+        let mut values: Vec<Word> = beside.map(|at| word.after(at)).into_iter().collect();
+        while let Some(word) = words.next_if(|word| beside.is_none() && !word.starts_with("--")) {
+            values.push(word.clone());
         }
-        let entry = match values.len() {
-            0 => switched(key),
-            1 => (key, values.remove(0)),
-            _ => (key, values.into()),
+        let entry = match values.as_slice() {
+            [] => switched(key),
+            [value] => Entry::of_word(key, value, read::scalar),
+            several => {
+                let unset = several.iter().find_map(Word::unset).cloned();
+                let list: Vec<Value> = several.iter().map(|word| read::scalar(word)).collect();
+                Entry { key, value: list.into(), unset }
+            }
         };
         put(&mut entries, vec![entry]);
     }
@@ -136,14 +231,14 @@ fn flags<'a>(words: impl Iterator<Item = &'a String>) -> Result<Vec<Entry>> {
 fn switched(key: String) -> Entry {
     let off = key.strip_prefix("no_").filter(|rest| trl::RULES.find(&key).is_none() && trl::RULES.find(rest).is_some());
     match off {
-        Some(rest) => (rest.to_owned(), false.into()),
-        None => (key, true.into()),
+        Some(rest) => Entry::new(rest, false),
+        None => Entry::new(key, true),
     }
 }
 
 /// Adds entries, which win over those that are there.
 fn put(entries: &mut Vec<Entry>, more: Vec<Entry>) {
-    entries.retain(|(key, _)| !more.iter().any(|(other, _)| other == key));
+    entries.retain(|known| !more.iter().any(|other| other.key == known.key));
     entries.extend(more);
 }
 

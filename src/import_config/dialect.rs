@@ -49,7 +49,7 @@ impl Dialect {
     /// # Errors
     /// When they are nobody's.
     pub fn detect(entries: &[Entry]) -> Result<Self> {
-        let has = |prefix: &str| entries.iter().any(|(key, _)| key.starts_with(prefix));
+        let has = |prefix: &str| entries.iter().any(|entry| entry.key.starts_with(prefix));
         if has("actor_rollout_ref.") || has("algorithm.adv_estimator") {
             return Ok(Self::Verl);
         }
@@ -57,12 +57,22 @@ impl Dialect {
             return Ok(Self::Rlinf);
         }
         let own = Rules { launcher: None, ..trl::RULES };
-        let is_option = |key: &str| own.find(key).is_some_and(|rule| !matches!(rule, Rule::Hint(_) | Rule::Combined));
-        if has("compute_environment") && !entries.iter().any(|(key, _)| is_option(key)) {
+        let is_option = |key: &str| {
+            own.find(key).is_some_and(|rule| !matches!(rule, Rule::Hint(_) | Rule::Refused(_) | Rule::Combined))
+        };
+        if has("compute_environment") && !entries.iter().any(|entry| is_option(&entry.key)) {
             return Ok(Self::Accelerate);
         }
-        if entries.iter().any(|(key, _)| own.find(key).is_some()) {
+        let known = entries.iter().filter(|entry| own.find(&entry.key).is_some()).count();
+        if known > 0 && 3 * known >= entries.len() {
             return Ok(Self::Trl);
+        }
+        if known > 0 {
+            bail!(
+                "{known} of its {} keys are TRL's, so it is another trainer's, which is not read; if it is TRL's all the same, say \
+                 so with `tandem import-config --from trl`",
+                entries.len()
+            );
         }
         bail!(
             "no key is one of TRL, accelerate, verl or RLinf; if it is theirs all the same, say so with `tandem import-config --from`"

@@ -4,8 +4,11 @@
 mod accelerate;
 mod command;
 mod dialect;
+mod foreign;
 mod mixture;
+mod prompts;
 mod read;
+mod rewards;
 mod rlinf;
 mod rules;
 mod shell;
@@ -24,6 +27,7 @@ use shared::{atomic, notices};
 
 use crate::output;
 use dialect::Dialect;
+use read::Source;
 use rules::Rule;
 use translate::{Recounted, Translation};
 
@@ -43,7 +47,7 @@ pub struct Args {
 /// Why a key of TRL's is no option of ours, if it is one that has no counterpart.
 pub fn hint(key: &str) -> Option<&'static str> {
     match Dialect::Trl.rules().find(key) {
-        Some(Rule::Hint(hint)) => Some(hint),
+        Some(Rule::Hint(hint) | Rule::Refused(hint)) => Some(hint),
         _ => None,
     }
 }
@@ -63,9 +67,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses the TOML of another system, which `tandem train` takes for its own.
+///
+/// # Errors
+/// Its name, and the way out.
+pub fn refuse_toml(text: &str) -> Result<()> {
+    foreign::refuse_toml(text)
+}
+
 /// Whether the name of a file says that it holds a configuration of another system.
 pub fn is_foreign(file: &Path) -> bool {
-    let endings = ["yaml", "yml", "json", "sh", "bash"];
+    let endings = ["yaml", "yml", "json", "sh", "bash", "py", "ipynb"];
     file.extension().is_some_and(|extension| endings.iter().any(|ending| extension.eq_ignore_ascii_case(ending)))
 }
 
@@ -84,9 +96,11 @@ impl Imported {
     /// When it cannot be read or is nobody's.
     pub fn read(file: &Path, from: Option<Dialect>) -> Result<Self> {
         let name = || file.display().to_string();
-        let entries = read::read(file).with_context(name)?;
+        let Source { entries, notes } = read::read(file).with_context(name)?;
         let dialect = from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
-        Ok(Self { file: file.to_owned(), dialect, translation: translate::translate(&entries, dialect.rules()) })
+        let mut translation = translate::translate(&entries, dialect.rules());
+        translation.remarks.extend(notes);
+        Ok(Self { file: file.to_owned(), dialect, translation })
     }
 
     /// The `run.toml`.
@@ -105,7 +119,11 @@ impl Imported {
         let Translation { left_out, refused, .. } = &self.translation;
         let missing = refused.iter().filter(|(_, option)| !is_given(option));
         let reason = |key: &str| left_out.iter().find(|(name, _)| name == key).map_or("", |(_, reason)| reason);
-        let list: Vec<String> = missing.map(|(key, option)| format!("{key} (--{option}): {}", reason(key))).collect();
+        let line = |(key, option): &(String, String)| match option.as_str() {
+            "" => format!("{key}: {}", reason(key)),
+            option => format!("{key} (--{option}): {}", reason(key)),
+        };
+        let list: Vec<String> = missing.map(line).collect();
         if list.is_empty() {
             return Ok(());
         }

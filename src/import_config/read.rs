@@ -1,41 +1,105 @@
 //! Reading a foreign configuration: YAML, JSON, a command of TRL or a list of Hydra overrides, as dotted keys with values.
 
-use std::path::Path;
+use std::{path::Path, rc::Rc};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
 use shared_bounds::read_text;
 
-use super::{command, shell};
+use super::{
+    command, foreign,
+    shell::{self, Unset, Word},
+};
 
 /// Most bytes of a configuration.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// What is said of a file that holds none of what is read.
+const NOTHING: &str =
+    "must hold a mapping of options to values, a command of TRL, or overrides of the form a.b.c=value";
+
 /// A dotted key and its value.
-pub type Entry = (String, Value);
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: Value,
+    /// What of the value is not known, where a script leaves it open.
+    pub unset: Option<Rc<Unset>>,
+}
+
+impl Entry {
+    /// A key with a value that is known.
+    pub fn new(key: impl Into<String>, value: impl Into<Value>) -> Self {
+        Self { key: key.into(), value: value.into(), unset: None }
+    }
+
+    /// A key with the value that a word of a script is, if all of that is known.
+    pub fn of_word(key: String, word: &Word, value: impl Fn(&str) -> Value) -> Self {
+        match word.unset() {
+            Some(unset) => Self { key, value: Value::String(word.to_string()), unset: Some(Rc::clone(unset)) },
+            None => Self { key, value: value(word), unset: None },
+        }
+    }
+}
+
+/// What a file holds.
+#[derive(Debug)]
+pub struct Source {
+    /// Its keys, in order.
+    pub entries: Vec<Entry>,
+    /// Lines of a script that may change what the others mean, and were not followed.
+    pub notes: Vec<String>,
+}
 
 /// Reads a file; mappings within mappings become dotted keys.
 ///
 /// # Errors
-/// When it cannot be read, or is neither a mapping, nor a command of TRL, nor a list of overrides.
-pub fn read(path: &Path) -> Result<Vec<Entry>> {
+/// When it cannot be read, is of a system that is known and not read, or is neither a mapping, nor a command of TRL, nor a list of
+/// overrides.
+pub fn read(path: &Path) -> Result<Source> {
     let text = read_text(path, MOST_BYTES).context("cannot be read")?;
+    foreign::refuse_file(path, &text)?;
     let mapped = mapping(&text);
-    let entries = match mapped {
-        Ok(entries) if is_named_as_mapping(path) => entries,
-        mapped => {
-            let commands = shell::commands(&text);
-            match (command::entries(&commands, path)?, overrides(&commands)) {
-                (Some(entries), _) => entries,
-                (None, overrides) if overrides.is_empty() => mapped?,
-                (None, overrides) => overrides,
-            }
-        }
+    let source = match mapped {
+        Ok(entries) if is_named_as_mapping(path) => Source { entries, notes: Vec::new() },
+        mapped => script(&text, path, mapped)?,
     };
-    if entries.is_empty() {
+    if source.entries.is_empty() {
         bail!("holds no options");
     }
-    Ok(resolved(entries))
+    foreign::refuse_keys(&source.entries)?;
+    Ok(Source { entries: resolved(source.entries), ..source })
+}
+
+/// The command of a script, or the mapping that the file is instead.
+fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Source> {
+    let mapped = |error: Option<anyhow::Error>| match (mapped, error) {
+        (Ok(entries), _) => Ok(Source { entries, notes: Vec::new() }),
+        (Err(_), Some(of_script)) if is_script(text, path) => Err(of_script),
+        (Err(_), None) if is_script(text, path) => bail!(NOTHING),
+        (Err(of_mapping), _) => Err(of_mapping),
+    };
+    let script = match shell::read(text) {
+        Ok(script) => script,
+        Err(error) => return mapped(Some(error)),
+    };
+    foreign::refuse_commands(&script.commands)?;
+    if let Some(entries) = command::entries(&script.commands, path)? {
+        return Ok(Source { entries, notes: script.notes });
+    }
+    let entries = command::overrides(&script.commands)?;
+    if entries.is_empty() {
+        return mapped(command::unlike(&script.commands));
+    }
+    Ok(Source { entries, notes: script.notes })
+}
+
+/// Whether a file says that it is a script.
+fn is_script(text: &str, path: &Path) -> bool {
+    let named = path.extension().is_some_and(|extension| ["sh", "bash"].iter().any(|name| extension == *name));
+    named || text.starts_with("#!")
 }
 
 /// Reads a file that holds a mapping.
@@ -54,7 +118,7 @@ fn mapping(text: &str) -> Result<Vec<Entry>> {
     let value: Value =
         serde_saphyr::from_str(text).map_err(|e| anyhow::anyhow!("is no valid YAML: {}", one_line(&e.to_string())))?;
     let Value::Object(map) = value else {
-        bail!("must hold a mapping of options to values, a command of TRL, or overrides of the form a.b.c=value");
+        bail!(NOTHING);
     };
     let mut entries = Vec::new();
     flatten("", map, &mut entries);
@@ -70,27 +134,9 @@ fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
         let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
         match value {
             Value::Object(inner) if !inner.is_empty() => flatten(&key, inner, entries),
-            value => entries.push((key, value)),
+            value => entries.push(Entry::new(key, value)),
         }
     }
-}
-
-/// The words of the form `a.b=value` of commands or a list; empty when there are none.
-fn overrides(commands: &[Vec<String>]) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
-    for word in commands.iter().flatten() {
-        let Some((key, value)) = word.split_once('=') else { continue };
-        let key = key.trim_start_matches('+');
-        let dotted = key.contains('.') && !key.starts_with('.');
-        if !dotted || !key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')) {
-            continue;
-        }
-        // As in Hydra, the last one wins, and a value may have quotes of its own.
-        entries.retain(|(known, _)| known != key);
-        let value = serde_saphyr::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
-        entries.push((key.to_owned(), value));
-    }
-    entries
 }
 
 /// The value of a flag: a number, true or false, nothing, a list or a mapping as YAML has them, else the text.
@@ -110,9 +156,10 @@ fn resolved(entries: Vec<Entry>) -> Vec<Entry> {
     let known = entries.clone();
     let lookup = |value: &Value| -> Option<Value> {
         let key = value.as_str()?.strip_prefix("${")?.strip_suffix('}')?;
-        known.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+        known.iter().find(|entry| entry.key == key).map(|entry| entry.value.clone())
     };
-    entries.into_iter().map(|(key, value)| (key, lookup(&value).unwrap_or(value))).collect()
+    let replaced = |entry: Entry| Entry { value: lookup(&entry.value).unwrap_or(entry.value), ..entry };
+    entries.into_iter().map(replaced).collect()
 }
 
 #[cfg(test)]
@@ -127,11 +174,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, text).unwrap();
-        read(&path)
+        read(&path).map(|source| source.entries)
     }
 
     fn entry(key: &str, value: Value) -> Entry {
-        (key.to_owned(), value)
+        Entry::new(key, value)
     }
 
     #[test]
@@ -151,6 +198,7 @@ mod tests {
             r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#,
             "trl grpo --model_name_or_path m --learning_rate 1e-6 \\\n  --flag --list a b # words\n",
             "trl grpo \"a\nb\" --flag # a word of two lines, once shown as such\n",
+            "A=${A:-\"${B}/x\"}\nL=$((2 * 3))\nARGS=(a.b=$A)\nif [ -z \"$C\" ]; then ARGS+=(c.d=$L); fi\npython3 x.py \"${ARGS[@]}\"\n",
             "python3 -m verl.trainer.main_ppo a.b=grpo +data.files=\"['a b.parquet']\" x.y=$HOME/z q.r='\"s t\"' $@\n",
         ];
         harness::fuzz::explore("import_config", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {
@@ -174,6 +222,9 @@ mod tests {
             entry("x.y", json!("$HOME/z")),
             entry("q.r", json!("s t")),
         ];
+        let told: Vec<_> = found.iter().filter_map(|entry| entry.unset.as_ref()).map(ToString::to_string).collect();
+        assert_eq!(told, ["line 3: `$HOME` is a shell variable that the script does not set"]);
+        let found: Vec<Entry> = found.into_iter().map(|entry| Entry { unset: None, ..entry }).collect();
         assert_eq!(found, expected);
     }
 

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use super::rules::{Converted, Keys, Lookup, Options, Rules, limit, one_path, paths, top_k};
+use super::rules::{Converted, Keys, Lookup, Options, Reason, Rules, limit, one_path, paths, top_k};
 
 /// RLinf's keys.
 pub static RULES: Rules = Rules {
@@ -15,6 +15,7 @@ pub static RULES: Rules = Rules {
     counts: &[],
     combine,
     remarks: |_| Vec::new(),
+    refusals: |_| Vec::new(),
     launcher: None,
 };
 
@@ -80,7 +81,7 @@ fn combine(get: Lookup<'_>) -> Options {
     options
 }
 
-fn adv_type(value: &Value) -> Result<Value, &'static str> {
+fn adv_type(value: &Value) -> Result<Value, Reason> {
     Ok(match value.as_str() {
         Some("math_grpo") => "grpo".into(),
         Some("math_reinpp" | "math_reinforce_plus_plus") => "reinforce_plus_plus".into(),

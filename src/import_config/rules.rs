@@ -1,6 +1,6 @@
 //! How a key of another system becomes an option.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,6 +17,8 @@ pub enum Rule {
     Combined,
     /// No option, and the reason or the way.
     Hint(&'static str),
+    /// No option, and what it changes is not left out without a word: the run does not start with it.
+    Refused(&'static str),
 }
 
 /// What an option counts in another system and something else here.
@@ -54,8 +56,14 @@ pub type Options = Vec<(String, Value)>;
 /// The value of a key, if it is given.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<Value>;
 
+/// Why a value cannot be taken over.
+pub type Reason = Cow<'static, str>;
+
 /// How a value is written here, or why it cannot be taken over.
-pub type Convert = fn(&Value) -> Result<Value, &'static str>;
+pub type Convert = fn(&Value) -> Result<Value, Reason>;
+
+/// A key of theirs whose value cannot be taken over, with the option that would make up for it (none where no one does), and why.
+pub type Refusal = (String, String, String);
 
 /// A key whose value is written differently, with its option.
 pub type Converted = (&'static str, &'static str, Convert);
@@ -70,6 +78,8 @@ pub struct Keys {
     options: BTreeMap<String, String>,
     /// Keys that are no option.
     hints: Vec<Hint>,
+    /// Keys that are no option and change prompts, rewards or weights.
+    refused: Vec<Hint>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,11 +96,18 @@ impl Keys {
     }
 
     /// What is said of a key that is no option, by the longest of the keys that stand for it.
-    fn hint(&self, key: &str) -> Option<&str> {
-        let said = self.hints.iter().flat_map(|hint| hint.keys.iter().map(move |name| (name, hint.words.as_str())));
-        let stands = |name: &str| name.strip_suffix('*').map_or(name == key, |begin| key.starts_with(begin));
-        said.filter(|(name, _)| stands(name)).max_by_key(|(name, _)| name.len()).map(|(_, words)| words)
+    fn hint(&'static self, key: &str) -> Option<Rule> {
+        let of = |hints: &'static [Hint], rule: fn(&'static str) -> Rule| {
+            hints.iter().flat_map(move |hint| hint.keys.iter().map(move |name| (name, rule(&hint.words))))
+        };
+        let said = of(&self.hints, Rule::Hint).chain(of(&self.refused, Rule::Refused));
+        said.filter(|(name, _)| stands(name, key)).max_by_key(|(name, _)| name.len()).map(|(_, rule)| rule)
     }
+}
+
+/// Whether a name, or the beginning of one before `*`, stands for a key.
+fn stands(name: &str, key: &str) -> bool {
+    name.strip_suffix('*').map_or(name == key, |begin| key.starts_with(begin))
 }
 
 /// The dictionary of a dialect.
@@ -110,6 +127,8 @@ pub struct Rules {
     pub combine: fn(Lookup<'_>) -> Options,
     /// What is to be known of values that were taken over.
     pub remarks: fn(Lookup<'_>) -> Vec<String>,
+    /// Values among those looked at together that cannot be taken over.
+    pub refusals: fn(Lookup<'_>) -> Vec<Refusal>,
     /// The dictionary of what starts it.
     pub launcher: Option<&'static Rules>,
 }
@@ -121,28 +140,24 @@ impl Rules {
         let converted = self.converted.iter().find(|(name, ..)| *name == key);
         let named = || keys.options.get(key).map(|option| Rule::Option(option));
         let own = || config::option(key).filter(|_| self.ours).map(|option| Rule::Option(option.key));
-        let combined = || keys.combined.iter().any(|name| name == key).then_some(Rule::Combined);
+        let combined = || keys.combined.iter().any(|name| stands(name, key)).then_some(Rule::Combined);
         let rule = converted.map(|&(_, option, convert)| Rule::Convert(option, convert));
         let of_launcher = || self.launcher.and_then(|rules| rules.find(key));
-        rule.or_else(named)
-            .or_else(own)
-            .or_else(combined)
-            .or_else(|| keys.hint(key).map(Rule::Hint))
-            .or_else(of_launcher)
+        rule.or_else(named).or_else(combined).or_else(own).or_else(|| keys.hint(key)).or_else(of_launcher)
     }
 }
 
 /// A path, of which a list may name one.
-pub fn one_path(value: &Value) -> Result<Value, &'static str> {
+pub fn one_path(value: &Value) -> Result<Value, Reason> {
     match value {
         Value::Array(list) if list.len() == 1 => one_path(&list[0]),
-        Value::Array(_) => Err("one file is read; join them into one"),
+        Value::Array(_) => Err("one file is read; join them into one".into()),
         value => Ok(value.clone()),
     }
 }
 
 /// As [`one_path`], of an option that takes several.
-pub fn paths(value: &Value) -> Result<Value, &'static str> {
+pub fn paths(value: &Value) -> Result<Value, Reason> {
     match value {
         Value::Array(list) => list.iter().map(one_path).collect(),
         value => one_path(value),
@@ -150,12 +165,12 @@ pub fn paths(value: &Value) -> Result<Value, &'static str> {
 }
 
 /// A number of steps, of which -1 means no limit.
-pub fn limit(value: &Value) -> Result<Value, &'static str> {
+pub fn limit(value: &Value) -> Result<Value, Reason> {
     Ok(if value.as_f64().is_some_and(|n| n <= 0.0) { Value::Null } else { value.clone() })
 }
 
 /// `top_k`, which is off with -1 or with more tokens than any vocabulary has.
-pub fn top_k(value: &Value) -> Result<Value, &'static str> {
+pub fn top_k(value: &Value) -> Result<Value, Reason> {
     let off = value.as_f64().is_none_or(|k| k <= 0.0 || k >= 1e6);
     Ok(if off { 0.into() } else { value.clone() })
 }
@@ -179,12 +194,13 @@ mod tests {
             for (key, name) in &options {
                 assert!(config::OPTIONS.iter().any(|option| option.key == *name), "{key}: {name}");
             }
-            let hints = rules.keys.hints.iter().flat_map(|hint| &hint.keys);
+            let hints = rules.keys.hints.iter().chain(&rules.keys.refused).flat_map(|hint| &hint.keys);
             let others = hints.chain(&rules.keys.combined).map(String::as_str);
             let mut seen = HashSet::new();
             for key in options.iter().map(|(key, _)| *key).chain(others) {
                 assert!(seen.insert(key), "{key} is there twice");
-                assert!(!rules.ours || key.ends_with('*') || !matches!(rules.find(key), None | Some(Rule::Option(_))));
+                let named = key.ends_with('*') || rules.keys.options.contains_key(key);
+                assert!(!rules.ours || named || !matches!(rules.find(key), None | Some(Rule::Option(_))));
             }
             for (name, value) in rules.implied {
                 config::layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();

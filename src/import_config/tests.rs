@@ -16,14 +16,14 @@ fn import(text: &str) -> (Dialect, Translation) {
 }
 
 fn import_file(path: &Path) -> (Dialect, Translation) {
-    let entries = read::read(path).unwrap();
+    let entries = read::read(path).unwrap().entries;
     let imported = Imported::read(path, None).unwrap();
     let shown = imported.account();
-    assert!(entries.iter().all(|(key, _)| shown.contains(key.as_str())), "{shown}");
+    assert!(entries.iter().all(|entry| shown.contains(entry.key.as_str())), "{shown}");
     let toml = imported.to_toml();
     let Imported { dialect, translation, .. } = imported;
     // Every key is accounted for.
-    for (key, _) in &entries {
+    for read::Entry { key, .. } in &entries {
         let named = translation.mapped.iter().chain(&translation.left_out).any(|(from, _)| from == key);
         assert!(named || translation.combined.contains(key), "{key} is dropped in silence");
     }
@@ -326,7 +326,7 @@ fn texts_with_line_breaks_and_quotes_are_written_as_they_were() {
 
 #[test]
 fn an_unknown_system_is_refused() {
-    let entries = vec![("a.b".to_owned(), 1.into())];
+    let entries = vec![read::Entry::new("a.b", 1)];
     let message = Dialect::detect(&entries).unwrap_err().to_string();
     assert!(message.contains("--from"), "{message}");
 }
@@ -462,7 +462,8 @@ fn functions_of_trl_are_themselves_where_no_rule_has_their_figures() {
     assert_eq!(found.config.reward_funcs, expected);
     assert!(found.remarks[0].contains("the rule `reasoning_accuracy` needs no Python"), "{:?}", found.remarks);
     let (_, found) = import("reward_funcs: accuracy\nseed: 1\n");
-    assert_eq!((found.config.reward_funcs.as_slice(), found.remarks.len()), (&["accuracy".to_owned()][..], 0));
+    assert_eq!(found.config.reward_funcs, ["trl.rewards.accuracy_reward"]);
+    assert!(found.remarks[0].contains("`accuracy` is read as open-r1's"), "{:?}", found.remarks);
 }
 
 #[test]
@@ -517,4 +518,114 @@ fn a_function_of_verl_is_left_out_with_the_way() {
         import("trainer.nnodes=1 data.seed=1 algorithm.adv_estimator=grpo custom_reward_function.path=r.py\n");
     let reason = reason(&found, "custom_reward_function.path");
     assert!(reason.contains("solution_str") && reason.contains("docs/importing.md"), "{reason}");
+}
+
+/// As a configuration of TRL 1.16 is written with transformers 5.
+#[test]
+fn shares_of_steps_are_taken_over() {
+    let (_, found) =
+        import("warmup_steps: 0.1\nsave_steps: 0.25\neval_steps: 0.5\nlogging_steps: 0.05\nnum_generations: 8\n");
+    let toml = found.to_toml();
+    for line in ["warmup_ratio = 0.1\n", "save_ratio = 0.25\n", "eval_ratio = 0.5\n", "logging_ratio = 0.05\n"] {
+        assert!(toml.contains(line), "{line}: {toml}");
+    }
+    assert!(!toml.contains("_steps"), "{toml}");
+    let (_, found) =
+        import("per_device_train_batch_size: 4\nsteps_per_generation: 4\nsave_steps: 0.5\nwarmup_steps: 1.0\n");
+    assert!(found.recounted.is_empty(), "{:?}", found.recounted);
+    assert_eq!((found.config.save_ratio, found.config.warmup_steps), (Some(0.5), 1));
+    let (_, found) = import("save_steps: 1.5\nseed: 1\n");
+    assert_eq!(
+        reason(&found, "save_steps"),
+        "`save_steps` must be a whole number of steps, or a share of all steps below 1, got 1.5"
+    );
+}
+
+#[test]
+fn what_changes_prompts_is_an_option_or_ends_the_start() {
+    let (_, found) = import(
+        "chat_template_kwargs: {enable_thinking: false}\nchat_template_path: t.jinja\ndataset_prompt_column: problem\n\
+         generation_kwargs: {stop: ['</answer>'], top_p: 0.9}\nseed: 1\n",
+    );
+    let config = &found.config;
+    let variables = config.chat_template_kwargs.as_ref().unwrap().values().clone();
+    assert_eq!(serde_json::Value::Object(variables), serde_json::json!({ "enable_thinking": false }));
+    assert_eq!((config.stop.as_slice(), config.top_p), (&["</answer>".to_owned()][..], 0.9));
+    assert_eq!(config.prompt_column.as_deref(), Some("problem"));
+    assert_eq!(config.chat_template.as_deref(), Some(Path::new("t.jinja")));
+    for (line, words) in [
+        ("eos_token: '<|im_end|>'", "end tokens of the model directory"),
+        ("chat_template: '{{ messages }}'", "write it to a file"),
+        ("tools: [search]", "no tools"),
+        ("response_template: 'A:'", "chat template"),
+        ("generation_kwargs: {logit_bias: {5: 1.0}}", "has no counterpart"),
+        ("vllm_structured_outputs_regex: 'a+'", "not bound to a form"),
+    ] {
+        let (_, found) = import(&format!("{line}\nseed: 1\nlearning_rate: 1e-6\n"));
+        assert!(found.refused.len() == 1 && found.left_out[0].1.contains(words), "{line}: {:?}", found.left_out);
+    }
+    let (_, found) = import("eos_token: null\ntools: []\nseed: 1\n");
+    assert!(found.refused.is_empty(), "{:?}", found.refused);
+    let verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo";
+    let (_, found) =
+        import(&format!("{verl} +data.apply_chat_template_kwargs.enable_thinking=False data.max_prompt_length=9\n"));
+    assert!(found.config.chat_template_kwargs.is_some());
+    assert!(found.remarks.iter().any(|remark| remark.contains("loses its beginning")), "{:?}", found.remarks);
+    for (key, words) in [
+        ("data.tool_config_path=t.yaml", "no tools"),
+        ("data.custom_cls.path=c.py", "a class of your own"),
+        ("data.train_max_samples=5", "all rows"),
+    ] {
+        let (_, found) = import(&format!("{verl} {key}\n"));
+        assert!(found.refused.len() == 1 && found.left_out[0].1.contains(words), "{key}: {:?}", found.left_out);
+    }
+}
+
+#[test]
+fn dapo_s_punishment_of_long_completions_keeps_its_figures() {
+    for place in [
+        "reward_model.overlong_buffer",
+        "+reward_model.reward_kwargs.overlong_buffer_cfg",
+        "+reward.reward_kwargs.overlong_buffer_cfg",
+    ] {
+        let script = format!(
+            "python3 -m recipe.dapo.main_dapo algorithm.adv_estimator=grpo data.max_response_length=$((1024 * 20)) \
+             {place}.enable=True {place}.len=$((1024 * 4)) {place}.penalty_factor=0.5\n"
+        );
+        let (_, found) = import(&script);
+        let expected = ["verl_reward.py:score", "soft_overlong:max_completion_len=20480:soft_punish_cache=4096"];
+        assert_eq!(found.config.reward_funcs, expected, "{place}");
+        assert_eq!(found.config.reward_weights, [1.0, 0.5]);
+        assert!(found.remarks.iter().any(|remark| remark.contains("data_source")), "{:?}", found.remarks);
+        let (_, found) = import(&script.replace("enable=True", "enable=False"));
+        assert!(found.config.reward_funcs.is_empty());
+    }
+}
+
+#[test]
+fn a_cap_and_a_reward_model_keep_their_meaning() {
+    let (_, found) =
+        import("vllm_importance_sampling_cap: 2.0\nreward_funcs: weqweasdas/RM-Gemma-2B\nuse_peft: true\n");
+    assert_eq!(found.config.importance_sampling_clip_max, 2.0);
+    assert_eq!(found.config.reward_funcs, ["model:path=hf://weqweasdas/RM-Gemma-2B"]);
+    assert!(found.remarks.iter().any(|remark| remark.contains("TRL drops 0.05")), "{:?}", found.remarks);
+    let (_, found) =
+        import("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\nseed: 1\n");
+    assert_eq!(found.config.lr_scheduler_type, LrSchedulerType::CosineWithMinLr);
+    assert_eq!(found.config.schedule_settings().unwrap().min_lr_rate, Some(0.1));
+}
+
+#[test]
+fn what_a_script_leaves_open_is_refused_with_its_line() {
+    let (_, found) = import(
+        "if nvidia-smi; then N=8; else N=4; fi\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n  \
+         actor_rollout_ref.rollout.n=$N data.train_batch_size=${BS:?} data.seed=3 \"$@\"\n",
+    );
+    assert_eq!(found.config.seed, 3);
+    let refused: Vec<&str> = found.refused.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(refused, ["actor_rollout_ref.rollout.n", "data.train_batch_size"]);
+    assert!(
+        reason(&found, "actor_rollout_ref.rollout.n").starts_with("line 1: `$N` is a shell variable that is set under")
+    );
+    assert!(reason(&found, "data.train_batch_size").starts_with("line 3: `${BS:?}`"), "{:?}", found.left_out);
 }

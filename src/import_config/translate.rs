@@ -5,6 +5,7 @@ use shared::config::{self, Kind, OPTIONS, TrainConfig, layers};
 use toml::Table;
 
 use super::{
+    accelerate,
     read::Entry,
     rules::{Count, Options, Rule, Rules},
 };
@@ -61,20 +62,43 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     for (option, value) in rules.implied {
         translation.take(&mut overrides, "", option, &Value::from(*value));
     }
-    for (key, value) in entries {
+    for Entry { key, value, unset } in entries {
+        if let (Some(unset), Some(rule)) = (unset, rules.find(key)) {
+            let option = match rule {
+                Rule::Option(option) | Rule::Convert(option, _) => option,
+                Rule::Combined | Rule::Refused(_) if !accelerate::counts(key) => "",
+                _ => {
+                    translation.say(key, rule);
+                    continue;
+                }
+            };
+            translation.refuse(key, option, &unset.to_string());
+            continue;
+        }
         match rules.find(key) {
             Some(Rule::Option(option)) => translation.take(&mut overrides, key, option, value),
             Some(Rule::Convert(option, convert)) => match convert(value) {
                 Ok(value) => translation.take(&mut overrides, key, option, &value),
-                Err(reason) => translation.refuse(key, option, reason),
+                Err(reason) => translation.refuse(key, option, &reason),
             },
-            Some(Rule::Combined) => translation.combined.push(key.clone()),
-            Some(Rule::Hint(hint)) => translation.leave_out(key, hint),
+            Some(Rule::Refused(words)) if !is_nothing(value) => translation.refuse(key, "", words),
+            Some(rule) => translation.say(key, rule),
             None => translation.leave_out(key, UNKNOWN),
         }
     }
-    let get = |key: &str| entries.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
+    let get = |key: &str| -> Option<Value> {
+        let below = key.strip_suffix('*').map(|begin| {
+            let found = entries
+                .iter()
+                .filter_map(|entry| Some((entry.key.strip_prefix(begin)?.to_owned(), entry.value.clone())));
+            Value::Object(found.collect())
+        });
+        below.or_else(|| entries.iter().find(|entry| entry.key == key).map(|entry| entry.value.clone()))
+    };
     translation.remarks = (rules.remarks)(&get);
+    for (key, option, reason) in (rules.refusals)(&get) {
+        translation.refuse(&key, &option, &reason);
+    }
     let options: Options = (rules.combine)(&get);
     for (option, value) in options {
         translation.take(&mut overrides, TOGETHER, &option, &value);
@@ -114,15 +138,26 @@ impl Translation {
         if is_path && text.contains('$') {
             return self.refuse(key, option, "it names a shell variable");
         }
+        let share = text.parse().ok().and_then(|number| config::option(option)?.share_of(number));
+        let option = share.unwrap_or(option);
         let given = (option.to_owned(), text);
-        match layers::load(None, &vec![given.clone()]) {
-            Ok(_) => {
+        match layers::check(option, &given.1) {
+            Ok(()) => {
                 overrides.retain(|(known, _)| known != option);
                 self.mapped.retain(|(from, known)| !(from.is_empty() && known == option));
                 self.mapped.push((key.to_owned(), option.to_owned()));
                 overrides.push(given);
             }
-            Err(error) => self.refuse(key, option, &error.to_string()),
+            Err(wrong) => self.refuse(key, option, &format!("`{option}` {wrong}")),
+        }
+    }
+
+    /// Keeps account of a key that leads to no option by itself.
+    fn say(&mut self, key: &str, rule: Rule) {
+        match rule {
+            Rule::Combined => self.combined.push(key.to_owned()),
+            Rule::Hint(words) | Rule::Refused(words) => self.leave_out(key, words),
+            Rule::Option(_) | Rule::Convert(..) => {}
         }
     }
 
@@ -138,7 +173,10 @@ impl Translation {
         let per_step = config.updates_per_step();
         let values = serde_json::to_value(&config).expect("a configuration is serialisable");
         for &(option, count) in counts {
-            let idle = option == "ref_model_sync_steps" && !config.sync_ref_model;
+            let shared = config::option(option)
+                .and_then(|option| option.share)
+                .is_some_and(|other| values[other].as_f64() > Some(0.0));
+            let idle = shared || (option == "ref_model_sync_steps" && !config.sync_ref_model);
             let Some(theirs) = values[option].as_u64().filter(|_| !idle && per_step > 1) else { continue };
             let ours = count.convert(theirs, per_step);
             if ours == theirs {
@@ -172,6 +210,17 @@ impl Translation {
         let taken = |key: &&str| self.mapped.iter().any(|(_, option)| option == key);
         let line = |key: &str| Some(Table::from_iter([(key.to_owned(), values.get(key)?.clone())]).to_string());
         OPTIONS.iter().map(|option| option.key).filter(taken).filter_map(line).collect()
+    }
+}
+
+/// Whether a value asks for nothing.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
     }
 }
 

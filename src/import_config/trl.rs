@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::{
-    accelerate, mixture,
-    rules::{Converted, Count, Keys, Lookup, Options, Rules, limit, top_k},
+    accelerate, mixture, prompts, rewards,
+    rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, top_k},
 };
 
 /// TRL's keys are ours, but for these; and the defaults are the same where they change what is trained.
@@ -18,6 +18,7 @@ pub static RULES: Rules = Rules {
     counts: COUNTS,
     combine,
     remarks,
+    refusals,
     launcher: Some(&accelerate::RULES),
 };
 
@@ -33,14 +34,14 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("trl.tom
 
 /// Keys whose values are written differently.
 const CONVERTED: &[Converted] = &[
-    ("reward_funcs", "reward_funcs", reward_funcs),
+    ("chat_template", "chat_template", prompts::template),
     ("scale_rewards", "scale_rewards", scale_rewards),
     ("max_steps", "max_steps", limit),
     ("top_k", "top_k", top_k),
     ("resume_from_checkpoint", "resume_from_checkpoint", resume),
 ];
 
-fn scale_rewards(value: &Value) -> Result<Value, &'static str> {
+fn scale_rewards(value: &Value) -> Result<Value, Reason> {
     Ok(match value {
         Value::Bool(true) => "group".into(),
         Value::Bool(false) => "none".into(),
@@ -48,32 +49,12 @@ fn scale_rewards(value: &Value) -> Result<Value, &'static str> {
     })
 }
 
-fn resume(value: &Value) -> Result<Value, &'static str> {
+fn resume(value: &Value) -> Result<Value, Reason> {
     Ok(match value {
         Value::Bool(true) => "latest".into(),
         Value::Bool(false) => Value::Null,
         other => other.clone(),
     })
-}
-
-/// What TRL's script means by names that are none of a rule with the same figures. `think_format_reward` is one.
-const FUNCTIONS: &[(&str, &str)] = &[
-    ("accuracy_reward", "trl.rewards.accuracy_reward"),
-    ("reasoning_accuracy_reward", "trl.rewards.reasoning_accuracy_reward"),
-    ("get_soft_overlong_punishment", "soft_overlong:max_completion_len=1280:soft_punish_cache=256"),
-];
-
-/// Names of TRL's functions, and of functions in Python modules as TRL's command line has them, which mean the same here.
-fn reward_funcs(value: &Value) -> Result<Value, &'static str> {
-    let named = |value: &Value| {
-        let meant = FUNCTIONS.iter().find(|(name, _)| value == name);
-        meant.map_or_else(|| value.clone(), |(_, function)| (*function).into())
-    };
-    match value {
-        Value::String(_) => Ok(vec![named(value)].into()),
-        Value::Array(list) => Ok(list.iter().map(named).collect()),
-        _ => Err("it must be a list of names"),
-    }
 }
 
 /// What the batch, the rewards and the data follow from.
@@ -82,14 +63,51 @@ fn combine(get: Lookup<'_>) -> Options {
     if let Some(processes) = accelerate::processes(get).ok().flatten().filter(|processes| *processes > 1) {
         options.push(("per_device_train_batch_size".to_owned(), per_process(get).saturating_mul(processes).into()));
     }
-    if let Some(Value::String(model)) = get("reward_model_name_or_path") {
-        let functions = get("reward_funcs").and_then(|value| reward_funcs(&value).ok());
-        let mut functions = functions.and_then(|value| value.as_array().cloned()).unwrap_or_default();
-        functions.insert(0, format!("model:path={}", model.replace(':', "\\:")).into());
-        options.push(("reward_funcs".to_owned(), functions.into()));
+    let functions = functions(get).unwrap_or_default();
+    if !functions.is_empty() {
+        let list: Value = functions.into_iter().map(|function| Value::String(function.entry)).collect();
+        options.push(("reward_funcs".to_owned(), list));
     }
+    for key in TABLES {
+        if let Ok(Some(values)) = prompts::named_values(get(key), get(&format!("{key}.*"))) {
+            options.push((key.to_owned(), Value::Object(values)));
+        }
+    }
+    options.extend(prompts::generation("generation_kwargs", &generation(get)).0);
     options.extend(get("datasets").map(|list| mixture::options(&list)).unwrap_or_default());
     options
+}
+
+/// The reward functions: the model that the script names, then the functions.
+fn functions(get: Lookup<'_>) -> Result<Vec<rewards::Function>, String> {
+    let given = get("reward_funcs").filter(|value| !value.is_null());
+    let mut functions = given.map_or(Ok(Vec::new()), |value| rewards::functions(&value, get))?;
+    if let Some(Value::String(model)) = get("reward_model_name_or_path") {
+        functions.insert(0, rewards::Function { entry: rewards::model(&model), remark: None });
+    }
+    Ok(functions)
+}
+
+/// Options that are tables, whose keys come one by one.
+const TABLES: [&str; 2] = ["chat_template_kwargs", "lr_scheduler_kwargs"];
+
+fn generation(get: Lookup<'_>) -> serde_json::Map<String, Value> {
+    let mut all = get("generation_kwargs").and_then(|value| value.as_object().cloned()).unwrap_or_default();
+    all.extend(get("generation_kwargs.*").and_then(|value| value.as_object().cloned()).unwrap_or_default());
+    all
+}
+
+fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
+    let mut list = prompts::generation("generation_kwargs", &generation(get)).1;
+    if let Err(reason) = functions(get) {
+        list.push(("reward_funcs".to_owned(), "reward_funcs".to_owned(), reason));
+    }
+    for key in TABLES {
+        if let Err(reason) = prompts::named_values(get(key), get(&format!("{key}.*"))) {
+            list.push((key.to_owned(), key.to_owned(), reason));
+        }
+    }
+    list
 }
 
 /// Completions of a minibatch of each process.
@@ -99,14 +117,9 @@ fn per_process(get: Lookup<'_>) -> u64 {
 
 fn remarks(get: Lookup<'_>) -> Vec<String> {
     let mut list = Vec::new();
-    let functions = get("reward_funcs").and_then(|value| reward_funcs(&value).ok()).unwrap_or_default();
-    for rule in ["accuracy", "reasoning_accuracy"] {
-        if functions.as_array().into_iter().flatten().any(|name| *name == format!("trl.rewards.{rule}_reward")) {
-            list.push(format!(
-                "`{rule}_reward` is TRL's own function, called in Python with math-verify (`reward_python` names the \
-                 interpreter); the rule `{rule}` needs no Python and abstains where it is not sure"
-            ));
-        }
+    list.extend(functions(get).unwrap_or_default().into_iter().filter_map(|function| function.remark));
+    if get("use_peft").is_some_and(|value| value == true) && get("lora_dropout").is_none() {
+        list.push("TRL drops 0.05 of what goes into an adapter (`lora_dropout`); here nothing is dropped".to_owned());
     }
     let size = per_process(get);
     match accelerate::processes(get) {

@@ -5,7 +5,10 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use shared::config::LossType;
 
-use super::rules::{Converted, Count, Keys, Lookup, Options, Rules, limit, one_path, paths, top_k};
+use super::{
+    prompts, rewards,
+    rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, one_path, paths, top_k},
+};
 
 /// verl's keys.
 pub static RULES: Rules = Rules {
@@ -15,7 +18,8 @@ pub static RULES: Rules = Rules {
     implied: IMPLIED,
     counts: COUNTS,
     combine,
-    remarks: |_| Vec::new(),
+    remarks,
+    refusals,
     launcher: None,
 };
 
@@ -44,6 +48,8 @@ const CONVERTED: &[Converted] = &[
     ("actor_rollout_ref.actor.optim.lr_warmup_steps", "warmup_steps", warmup_steps),
     ("actor_rollout_ref.actor.policy_loss.loss_mode", "loss_type", loss_mode),
     ("actor_rollout_ref.rollout.top_k", "top_k", top_k),
+    ("actor_rollout_ref.rollout.stop", "stop", stop),
+    ("actor_rollout_ref.model.custom_chat_template", "chat_template", prompts::template),
     ("critic.model.path", "critic_model", one_path),
     ("trainer.total_training_steps", "max_steps", limit),
     ("trainer.save_freq", "save_steps", frequency),
@@ -103,6 +109,22 @@ fn combine(get: Lookup<'_>) -> Options {
         let modules = of_model("target_modules").filter(Value::is_array);
         set("lora_target_modules", modules.unwrap_or_else(|| Value::Array(Vec::new())));
     }
+    if let Ok(Some(variables)) = template_variables(get) {
+        set("chat_template_kwargs", Value::Object(variables));
+    }
+    let schedule: serde_json::Map<String, Value> = ["num_cycles"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), actor(&format!("optim.{name}"))?)))
+        .collect();
+    if !schedule.is_empty()
+        && actor("optim.lr_scheduler_type").or_else(|| actor("optim.warmup_style")) == Some("cosine".into())
+    {
+        set("lr_scheduler_kwargs", Value::Object(schedule));
+    }
+    if let Some((functions, weights)) = reward(get) {
+        set("reward_funcs", functions.into());
+        set("reward_weights", weights.into());
+    }
     let correction = |key: &str| get(&format!("algorithm.rollout_correction.{key}"));
     if let Some(Value::String(level)) = correction("rollout_is") {
         set("importance_sampling_correction", true.into());
@@ -115,36 +137,153 @@ fn combine(get: Lookup<'_>) -> Options {
     options
 }
 
+fn template_variables(get: Lookup<'_>) -> Result<Option<serde_json::Map<String, Value>>, String> {
+    prompts::named_values(get("data.apply_chat_template_kwargs"), get("data.apply_chat_template_kwargs.*"))
+}
+
+/// Stands for verl's own function of the row's `data_source`: such a file is to be written, as docs/importing.md shows.
+const OWN_FUNCTION: &str = "verl_reward.py:score";
+
+/// Where the bounds of DAPO's punishment of long completions stand, in every version.
+const OVERLONG: [&str; 4] = [
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_manager.overlong_buffer",
+];
+
+/// Tokens and weight of DAPO's punishment of long completions, if it is on.
+fn overlong(get: Lookup<'_>) -> Option<(u64, u64, f64)> {
+    let place = OVERLONG.iter().find(|place| get(&format!("{place}.enable")) == Some(true.into()))?;
+    let longest =
+        ["reward_model.reward_kwargs.max_resp_len", "reward.reward_kwargs.max_resp_len", "data.max_response_length"];
+    let longest = longest.iter().find_map(|key| get(key)?.as_u64())?;
+    let buffer = get(&format!("{place}.len"))?.as_u64()?;
+    let factor = get(&format!("{place}.penalty_factor")).and_then(|factor| factor.as_f64()).unwrap_or(1.0);
+    Some((longest, buffer, factor))
+}
+
+/// Functions and weights, where the configuration says something of them: a reward model, DAPO's punishment.
+fn reward(get: Lookup<'_>) -> Option<(Vec<String>, Vec<f64>)> {
+    let model = ["reward_model.model.path", "reward.reward_model.model_path"].iter().find_map(|key| get(key));
+    let on = ["reward_model.enable", "reward.reward_model.enable"].iter().any(|key| get(key) == Some(true.into()));
+    let model = model.as_ref().and_then(Value::as_str).filter(|_| on).map(rewards::model);
+    let punishment = overlong(get);
+    if model.is_none() && punishment.is_none() {
+        return None;
+    }
+    let (mut functions, mut weights) = (vec![model.unwrap_or_else(|| OWN_FUNCTION.to_owned())], vec![1.0]);
+    if let Some((longest, buffer, factor)) = punishment {
+        functions.push(format!("soft_overlong:max_completion_len={longest}:soft_punish_cache={buffer}"));
+        weights.push(factor);
+    }
+    Some((functions, weights))
+}
+
+fn remarks(get: Lookup<'_>) -> Vec<String> {
+    let mut list = Vec::new();
+    let functions = reward(get).map(|(functions, _)| functions).unwrap_or_default();
+    if functions.iter().any(|function| function == OWN_FUNCTION) {
+        list.push(format!(
+            "`{OWN_FUNCTION}` stands for verl's reward by the row's `data_source`: write that function (docs/importing.md), or name \
+             a rule in its place (`gsm8k`, `accuracy`), with --reward_funcs, which must name all of them"
+        ));
+    } else if functions.is_empty() {
+        list.push(
+            "verl's reward goes by the row's `data_source`, which no option stands for: name the functions with --reward_funcs \
+             (`gsm8k` for GSM8K, `accuracy` for answers in \\boxed{})"
+                .to_owned(),
+        );
+    }
+    if get("data.max_prompt_length").is_some() {
+        let theirs = if get("data.filter_overlong_prompts") == Some(true.into()) {
+            "leaves rows with longer prompts out (`data.filter_overlong_prompts`)"
+        } else {
+            match get("data.truncation").as_ref().and_then(Value::as_str) {
+                Some("right") => "cuts longer prompts at their end (`data.truncation`)",
+                Some("middle") => "cuts longer prompts in their middle (`data.truncation`)",
+                Some("left") => return list,
+                _ => "stops at a longer prompt (`data.truncation`)",
+            }
+        };
+        list.push(format!("of `max_prompt_length`: verl {theirs}, and here such a prompt loses its beginning"));
+    }
+    list
+}
+
+fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
+    let mut list = Vec::new();
+    if let Err(reason) = template_variables(get) {
+        list.push(("data.apply_chat_template_kwargs".to_owned(), "chat_template_kwargs".to_owned(), reason));
+    }
+    let on = OVERLONG.iter().find(|place| get(&format!("{place}.enable")) == Some(true.into()));
+    if let (Some(place), None) = (on, overlong(get)) {
+        list.push((
+            format!("{place}.enable"),
+            "reward_funcs".to_owned(),
+            "its `len`, or the longest completion, is missing; name soft_overlong:max_completion_len=N:soft_punish_cache=N".to_owned(),
+        ));
+    }
+    let least = get("actor_rollout_ref.actor.optim.min_lr_ratio").and_then(|ratio| ratio.as_f64()).unwrap_or(0.0);
+    let style = |key: &str| get(&format!("actor_rollout_ref.actor.optim.{key}"));
+    if least > 0.0 && style("lr_scheduler_type").or_else(|| style("warmup_style")) == Some("cosine".into()) {
+        list.push((
+            "actor_rollout_ref.actor.optim.min_lr_ratio".to_owned(),
+            "lr_scheduler_kwargs".to_owned(),
+            format!(
+                "name the schedule as `lr_scheduler_type` cosine_with_min_lr with `lr_scheduler_kwargs` {{ min_lr_rate = {least} }}; \
+                 verl's warm-up begins at that rate too, which `warmup_stable_decay` can have"
+            ),
+        ));
+    }
+    let rows = |key: &str| get(key).and_then(|count| count.as_i64()).is_some_and(|count| count > 0);
+    for key in ["data.train_max_samples", "data.val_max_samples"] {
+        if rows(key) {
+            list.push((
+                key.to_owned(),
+                String::new(),
+                "all rows are trained on; write those that are meant to a file".to_owned(),
+            ));
+        }
+    }
+    list
+}
+
+/// A text, or several.
+fn stop(value: &Value) -> Result<Value, Reason> {
+    Ok(if value.is_string() { vec![value.clone()].into() } else { value.clone() })
+}
+
 /// Not every loss has verl's name: its `cispo` clips on both sides, unlike TRL's.
-fn loss_mode(value: &Value) -> Result<Value, &'static str> {
+fn loss_mode(value: &Value) -> Result<Value, Reason> {
     let loss = value.as_str().and_then(LossType::of_verl);
     Ok(loss.and_then(|loss| serde_json::to_value(loss).ok()).unwrap_or_else(|| value.clone()))
 }
 
-fn warmup_steps(value: &Value) -> Result<Value, &'static str> {
+fn warmup_steps(value: &Value) -> Result<Value, Reason> {
     Ok(if value.as_f64().is_some_and(|steps| steps < 0.0) { Value::Null } else { value.clone() })
 }
 
-fn attempts(value: &Value) -> Result<Value, &'static str> {
+fn attempts(value: &Value) -> Result<Value, Reason> {
     if value.as_f64().is_some_and(|attempts| attempts > 0.0) {
         return Ok(value.clone());
     }
-    Err("without a limit, hopeless prompts would be tried for ever; the default limit stays")
+    Err("without a limit, hopeless prompts would be tried for ever; the default limit stays".into())
 }
 
 /// verl compares the standard deviation of what is named; `acc` is whether answers are right, which is our default.
-fn filter_metric(value: &Value) -> Result<Value, &'static str> {
+fn filter_metric(value: &Value) -> Result<Value, Reason> {
     match value.as_str() {
         Some("acc") => Ok(Value::Null),
         None if value.is_null() => Ok(Value::Null),
         Some("score" | "seq_reward" | "seq_final_reward") => Ok("reward".into()),
-        _ => Err("no metric of this name; groups are kept when some answers are right, but not all"),
+        _ => Err("no metric of this name; groups are kept when some answers are right, but not all".into()),
     }
 }
 
-fn frequency(value: &Value) -> Result<Value, &'static str> {
+fn frequency(value: &Value) -> Result<Value, Reason> {
     if value.as_f64().is_some_and(|steps| steps > 0.0) {
         return Ok(value.clone());
     }
-    Err("checkpoints are what a run goes on from after a crash; the default interval stays")
+    Err("checkpoints are what a run goes on from after a crash; the default interval stays".into())
 }

@@ -11,6 +11,7 @@ use shared::{
     torchrun::Torchrun,
     versions::VersionRoom,
 };
+use shared_bounds::read_text;
 
 use super::{data::Datasets, directory, problems::Problems};
 use crate::{
@@ -55,7 +56,12 @@ impl CommandLine {
         if let Some(file) = self.file.as_deref().filter(|file| import_config::is_foreign(file)) {
             return self.imported(file);
         }
-        let mut config = layers::load_named(self.file.as_deref(), &self.overrides).map_err(explained)?;
+        let loaded = layers::load_named(self.file.as_deref(), &self.overrides);
+        if let (Err(_), Some(file)) = (&loaded, self.file.as_deref()) {
+            let text = read_text(file, layers::MOST_BYTES).unwrap_or_default();
+            import_config::refuse_toml(&text).with_context(|| file.display().to_string())?;
+        }
+        let mut config = loaded.map_err(explained)?;
         let in_file = !self.overrides.iter().any(|(key, _)| key == "resume_from_checkpoint");
         if let (true, Some(folder), Some(wanted)) =
             (in_file, self.file.as_deref().and_then(Path::parent), &mut config.resume_from_checkpoint)
@@ -120,7 +126,9 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let Some((Some(model), critic)) = model else {
         bail!("`model` is missing");
     };
-    config.max_steps = Some(config.total_steps(datasets.rows));
+    let steps = config.total_steps(datasets.rows);
+    config.max_steps = Some(steps);
+    config.resolve_shares(steps);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (rollout, learner) = config.threads(cores);
     config.rollout_threads = Some(rollout);

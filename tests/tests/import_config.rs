@@ -55,3 +55,27 @@ fn wrong_input_is_refused_in_one_line() {
     let unknown = import(dir.path(), "seed: 1", &["--from", "other"]);
     assert_eq!(unknown.status.code(), Some(2));
 }
+
+#[test]
+fn what_stands_in_a_file_is_refused_by_the_file_s_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |name: &str, text: &str| {
+        let file = dir.path().join(name);
+        fs::write(&file, text).unwrap();
+        cli::run("tandem", ["train", file.to_str().unwrap(), "--dry-run"]).refusal().to_owned()
+    };
+    let message = train("trl.yaml", "save_steps: 1.5\nlearning_rate: 1e-6\n");
+    assert!(
+        message.contains("trl.yaml: save_steps (--save_steps): ") && !message.contains("command line"),
+        "{message}"
+    );
+    assert!(message.contains("a share of all steps below 1"), "{message}");
+    let message = train("recipe.yaml", "reward_funcs: [cosine]\nlearning_rate: 1e-6\n");
+    assert!(message.contains("reward_funcs (--reward_funcs): `cosine` has no rule of the same meaning"), "{message}");
+    let message = train("rl.toml", "max_steps = 3\n[orchestrator]\nbatch_size = 8\n");
+    assert!(message.contains("rl.toml: is prime-rl's, which is not read"), "{message}");
+    let message = train("train.py", "from trl import GRPOTrainer\n");
+    assert!(message.contains("is a Python script that uses trl, which is not read"), "{message}");
+    let message = train("run.toml", "lr = 1e-6\n");
+    assert!(message.contains("did you mean `learning_rate`?"), "{message}");
+}

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use shared::{config::LrSchedulerType, memory_plan::Workload};
+use shared::{
+    config::{JsonTable, LrSchedulerType, TrainConfig},
+    memory_plan::Workload,
+};
 
 use super::{ComputeArgs, TrainingArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting};
 use crate::{
@@ -36,9 +39,12 @@ pub struct Args {
     /// Peak learning rate.
     #[arg(long, default_value_t = 2e-5)]
     pub learning_rate: f64,
-    /// Schedule: constant, constant_with_warmup, linear or cosine.
+    /// Schedule, as the option of a run: linear, cosine, constant_with_warmup and the others of docs/configuration.md.
     #[arg(long, default_value = "linear")]
     pub lr_scheduler_type: LrSchedulerType,
+    /// Settings of the schedule, as in {"min_lr_rate": 0.1}.
+    #[arg(long)]
+    pub lr_scheduler_kwargs: Option<JsonTable>,
     /// Updates of linear warm-up.
     #[arg(long, default_value_t = 0)]
     pub warmup_steps: u64,
@@ -80,6 +86,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.max_steps == Some(0) {
         bail!("--max-steps must be at least 1");
     }
+    let scheduled = TrainConfig {
+        learning_rate: args.learning_rate,
+        lr_scheduler_type: args.lr_scheduler_type,
+        lr_scheduler_kwargs: args.lr_scheduler_kwargs.clone(),
+        warmup_steps: args.warmup_steps,
+        ..TrainConfig::default()
+    };
+    scheduled.schedule_settings()?;
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, args.init_seed, args.training.load_options(device))?;
     let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
@@ -92,12 +106,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         steps,
         batch_size: args.batch_size as usize,
         micro_batch_tokens: args.compute.budget(&args.training.sizes(model.config()), &work)? as usize,
-        schedule: Schedule {
-            kind: args.lr_scheduler_type,
-            peak: args.learning_rate,
-            warmup: args.warmup_steps,
-            total: steps,
-        },
+        schedule: Schedule::from_config(&scheduled, steps),
         optimizer: AdamWOptions {
             betas: (0.9, args.adam_beta2),
             weight_decay: args.weight_decay,

@@ -99,6 +99,7 @@ pub fn train(
         peak: options.learning_rate,
         warmup: 0,
         total: updates,
+        settings: shared::config::ScheduleSettings::default(),
     };
     let mut replayed = 0;
     let mut order = epoch.endless().take(total);

@@ -123,11 +123,12 @@ pub fn loss_and_gradients(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared::config::LrSchedulerType;
+    use shared::config::{LrSchedulerType, ScheduleSettings};
 
     #[test]
     fn an_epoch_shows_every_row_once() {
-        let schedule = Schedule { kind: LrSchedulerType::Constant, peak: 1.0, warmup: 0, total: 1 };
+        let settings = ScheduleSettings::default();
+        let schedule = Schedule { kind: LrSchedulerType::Constant, peak: 1.0, warmup: 0, total: 1, settings };
         let options = Options {
             steps: 5,
             batch_size: 4,

@@ -29,7 +29,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         return found.0;
     };
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
-    let held_out = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
+    let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());
     let sources = [
         ("dataset", &config.dataset[..], config.train_part()),
         ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), config.test_part()),

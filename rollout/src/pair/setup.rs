@@ -105,7 +105,7 @@ impl Inputs {
             Ok(dataset)
         };
         let dataset = load(&config.dataset, config.train_part()).context("`dataset`")?;
-        let wanted = config.eval_dataset.as_ref().filter(|_| config.eval_steps.is_some());
+        let wanted = config.eval_dataset.as_ref().filter(|_| config.evaluates());
         let load_held_out = |path| load(std::slice::from_ref(path), config.test_part());
         let eval_dataset = wanted.map(load_held_out).transpose().context("`eval_dataset`")?;
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })

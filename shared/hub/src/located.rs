@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shared::config::{TrainConfig, hub_name, on_hub};
+use shared::config::{TrainConfig, hub_name, on_hub, rewards};
 use shared_data::Part;
 
 use crate::{Hub, HubError, Snapshot};
@@ -25,12 +25,15 @@ pub fn locate(
     let mut put = |option: &'static str, path: &mut PathBuf, revision: &str, part: Option<Part<'_>>| {
         let Some(name) = hub_name(path).map(str::to_owned) else { return Ok(()) };
         let same = match option {
-            "critic_model" => true,
+            "critic_model" | "reward_funcs" => true,
             "model" => same_model,
             _ => same_data,
         };
         let mut paths = before.filter(|_| same).cloned().unwrap_or_default();
-        let commit = paths.paths_mut().find_map(|path| commit_of(path, part.is_some(), &name));
+        let models = paths.reward_funcs.clone();
+        let models = models.iter().filter_map(|entry| rewards::model_path(entry, Path::new("")));
+        let known = paths.paths_mut().map(|path| path.clone()).chain(models);
+        let commit = known.into_iter().find_map(|path| commit_of(&path, part.is_some(), &name));
         let revision = commit.as_deref().unwrap_or(revision);
         let found = match part {
             None => hub.model(&name, revision),
@@ -51,6 +54,14 @@ pub fn locate(
     put("model", &mut config.model, &config.model_revision, None)?;
     if let Some(critic) = &mut config.critic_model {
         put("critic_model", critic, MAIN, None)?;
+    }
+    let folder = config.reward_dir.clone().unwrap_or_default();
+    for entry in &mut config.reward_funcs {
+        let Some(mut path) = rewards::model_path(entry, &folder).filter(|path| hub_name(path).is_some()) else {
+            continue;
+        };
+        put("reward_funcs", &mut path, MAIN, None)?;
+        *entry = rewards::with_model_path(entry, &path);
     }
     for path in config.dataset.iter_mut() {
         put("dataset", path, &config.dataset_revision, part(&config.dataset_train_split))?;

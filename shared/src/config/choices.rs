@@ -50,8 +50,24 @@ choices! {
         ConstantWithWarmup = "constant_with_warmup",
         /// Linear to 0 after a linear warm-up.
         Linear = "linear",
-        /// Half a cosine to 0 after a linear warm-up.
+        /// A cosine to 0 after a linear warm-up. `num_cycles` (0.5): waves, of which the default is half a one.
         Cosine = "cosine",
+        /// Half cosines to 0, each from the peak rate on, after a linear warm-up. `num_cycles` (1): how many.
+        CosineWithRestarts = "cosine_with_restarts",
+        /// A power of what is left, to `lr_end` (1e-7), after a linear warm-up. `power` (1).
+        Polynomial = "polynomial",
+        /// The inverse of a square root, after a linear warm-up. `timescale` (the warm-up, or 10000 without one): updates.
+        InverseSqrt = "inverse_sqrt",
+        /// As cosine, to a smallest rate: `min_lr`, or as a share of the peak `min_lr_rate`; one of them must be given. `num_cycles`
+        /// (0.5).
+        CosineWithMinLr = "cosine_with_min_lr",
+        /// As cosine_with_min_lr, one update ahead, with a warm-up that does not begin at 0: `warmup_lr_rate` (one update's share
+        /// of the warm-up) is the share of the peak that it begins with.
+        CosineWarmupWithMinLr = "cosine_warmup_with_min_lr",
+        /// A warm-up, the peak rate, and a decay over the last `num_decay_steps` updates, which must be given. `num_stable_steps`
+        /// (what is left), `warmup_type` (linear) and `decay_type` (cosine) of linear, cosine and 1-sqrt, `min_lr_ratio` (0): where
+        /// both begin and end, `num_cycles` (0.5).
+        WarmupStableDecay = "warmup_stable_decay",
     }
 
     /// What happens to running sequences when new weights arrive (only with `max_staleness` above 0).

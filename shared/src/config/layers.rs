@@ -10,13 +10,13 @@ use std::{
 use shared_bounds::read_text;
 use toml::{Table, Value};
 
-use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, hub, option};
+use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, elsewhere, hub, option, schedule, shares};
 
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
 
 /// Most bytes of a file of options.
-const MOST_BYTES: u64 = 1 << 20;
+pub const MOST_BYTES: u64 = 1 << 20;
 
 const COMMAND_LINE: &str = "command line";
 
@@ -77,7 +77,20 @@ fn merged(mut values: Table, overrides: &Overrides) -> Result<TrainConfig, Confi
         let value = located(option, option.kind.parse(text), Path::new(""));
         put(&mut values, option, value, text, COMMAND_LINE)?;
     }
-    Ok(values.try_into().expect("each value was accepted by itself"))
+    Ok(shares::told_apart(values).try_into().expect("each value was accepted by itself"))
+}
+
+/// Checks one value as the command line would have it, in words that leave open where it stands.
+///
+/// # Errors
+/// What the option takes instead.
+pub fn check(key: &str, text: &str) -> Result<(), String> {
+    let option = known(key, COMMAND_LINE).map_err(|error| error.to_string())?;
+    let value = located(option, option.kind.parse(text), Path::new(""));
+    if option.absent.is_some() && is_none(&value) {
+        return Ok(());
+    }
+    accepted(option, value, text).map(drop)
 }
 
 /// As [`load`], for what a user names: reward functions and the interpreter that the file names are found from its folder on,
@@ -163,15 +176,29 @@ fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origi
         values.remove(option.key);
         return Ok(());
     }
-    let alone = Table::from_iter([(option.key.to_owned(), value)]);
-    if alone.clone().try_into::<TrainConfig>().is_err() {
-        let given = given.split_whitespace().collect::<Vec<_>>().join(" ");
-        let too_large = option.kind == Kind::Whole && alone[option.key].as_integer().is_some_and(|number| number >= 0);
-        let wanted = if too_large { "a smaller number".to_owned() } else { option.kind.wanted() };
-        return Err(ConfigError::Value(format!("`{}` ({origin}) must be {wanted}, got {given}", option.key)));
-    }
-    values.extend(alone);
+    let value = accepted(option, value, given)
+        .map_err(|wrong| ConfigError::Value(format!("`{}` ({origin}) {wrong}", option.key)))?;
+    values.insert(option.key.to_owned(), value);
     Ok(())
+}
+
+/// A value that is of its option's type, or a share of steps where it takes one.
+fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, String> {
+    let value = shares::normal(option, value);
+    let alone = Table::from_iter([(option.key.to_owned(), value)]);
+    if shares::share(option, &alone[option.key]).is_some() || alone.clone().try_into::<TrainConfig>().is_ok() {
+        return Ok(alone[option.key].clone());
+    }
+    let given = given.split_whitespace().collect::<Vec<_>>().join(" ");
+    let too_large = option.kind == Kind::Whole && alone[option.key].as_integer().is_some_and(|number| number >= 0);
+    let wanted = match option.share {
+        _ if too_large => "a smaller number".to_owned(),
+        Some(_) => "a whole number of steps, or a share of all steps below 1".to_owned(),
+        None => option.kind.wanted(),
+    };
+    let not_here = Some(alone[option.key].as_str().unwrap_or_default()).filter(|_| option.key == "lr_scheduler_type");
+    let reason = not_here.and_then(schedule::not_here).map(|reason| format!(": {reason}")).unwrap_or_default();
+    Err(format!("must be {wanted}, got {given}{reason}"))
 }
 
 /// Whether a value is the word `none`, as a list of the command line has it too.
@@ -191,7 +218,8 @@ fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigErro
         let likeness = |option: &OptionSpec| strsim::normalized_damerau_levenshtein(option.key, spelling);
         let near = OPTIONS.iter().map(|option| (likeness(option), option.key));
         let nearest = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness >= NEAR);
-        let suggestion = nearest.map(|(_, key)| key.to_owned());
+        let meant = elsewhere::meant(spelling).or(nearest.map(|(_, key)| key));
+        let suggestion = meant.map(str::to_owned);
         ConfigError::UnknownKey { key: spelling.to_owned(), origin: origin.to_owned(), suggestion }
     })
 }

@@ -240,3 +240,62 @@ fn the_written_configuration_is_read_back_equal() {
     let (_, again) = from_file(&text, &["--output_dir", &config.output_dir.display().to_string()]).unwrap();
     assert_eq!(again, config);
 }
+
+#[test]
+fn a_share_of_steps_is_the_option_that_has_shares() {
+    let (_, config) =
+        from_file("save_steps = 0.25\nwarmup_steps = 0.1\neval_steps = 0.5\nlogging_steps = 0.01\n", &[]).unwrap();
+    assert_eq!((config.save_ratio, config.warmup_ratio, config.eval_ratio), (Some(0.25), 0.1, Some(0.5)));
+    assert_eq!((config.warmup_steps, config.logging_ratio, config.evaluates()), (0, Some(0.01), true));
+    // As transformers: rounded up.
+    let mut resolved = TrainConfig { max_steps: Some(7), ..config.clone() };
+    resolved.resolve_shares(7);
+    assert_eq!((resolved.save_steps, resolved.eval_steps, resolved.logging_steps), (2, Some(4), 1));
+    assert_eq!((resolved.save_ratio, resolved.eval_ratio, resolved.logging_ratio), (None, None, None));
+    // 1 and 1.0 are one step, and what is given later wins.
+    let (_, config) = from_file("save_steps = 1.0\nwarmup_steps = 0.1\n", &["--warmup_steps", "0"]).unwrap();
+    assert_eq!((config.save_steps, config.save_ratio, config.warmup_steps, config.warmup_ratio), (1, None, 0, 0.0));
+    let (_, config) = from_file("save_steps = 10\n", &["--save_steps", "0.5"]).unwrap();
+    assert_eq!((config.save_steps, config.save_ratio), (500, Some(0.5)));
+    let (_, config) = from_file("warmup_steps = 0\nwarmup_ratio = 0.2\n", &[]).unwrap();
+    assert_eq!((config.warmup_steps, config.warmup_ratio), (0, 0.2));
+    for line in ["save_steps = 1.5", "save_steps = -0.5", "warmup_steps = \"0.1\""] {
+        let text = message(from_file(line, &[]));
+        assert!(text.contains("a whole number of steps, or a share of all steps below 1, got"), "{text}");
+    }
+    assert!(message(from_line(&["--max_steps", "0.5"])).contains("must be a whole number of at least 0"));
+}
+
+#[test]
+fn names_that_others_have_for_options_lead_to_them() {
+    for (name, option) in [
+        ("lr", "learning_rate"),
+        ("batch_size", "per_device_train_batch_size"),
+        ("epochs", "num_train_epochs"),
+        ("n", "num_generations"),
+        ("max_tokens", "max_completion_length"),
+        ("kl_coef", "beta"),
+        ("kl-coef", "beta"),
+    ] {
+        let text = message(from_line(&[&format!("--{name}"), "1"]));
+        assert!(text.contains(&format!("did you mean `{option}`?")), "{text}");
+    }
+    assert!(message(from_file("lr = 1e-6\n", &[])).contains("line 1); did you mean `learning_rate`?"));
+}
+
+#[test]
+fn settings_of_a_schedule_are_a_table_or_json() {
+    let expected = serde_json::json!({ "min_lr_rate": 0.1 });
+    let table = "lr_scheduler_type = \"cosine_with_min_lr\"\nlr_scheduler_kwargs = { min_lr_rate = 0.1 }\n";
+    let (_, of_file) = from_file(table, &[]).unwrap();
+    let of_line = from_line(&["--lr_scheduler_kwargs", r#"{"min_lr_rate": 0.1}"#]).unwrap();
+    for config in [of_file, of_line] {
+        assert_eq!(
+            config.lr_scheduler_kwargs.as_ref().map(|table| table.values().clone().into()),
+            Some(expected.clone())
+        );
+        assert!(parse(&to_toml(&config), Path::new("run.toml"), &Overrides::new()).unwrap() == config);
+    }
+    let text = message(from_line(&["--lr_scheduler_type", "reduce_lr_on_plateau"]));
+    assert!(text.contains("`lr_scheduler_type`") && text.contains("evaluation loss"), "{text}");
+}

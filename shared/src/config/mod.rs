@@ -10,7 +10,8 @@
 //!
 //! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is absent
 //! (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
-//! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), and whether a run may be resumed with another value
+//! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), which other option has the share of all steps that a
+//! number of steps below 1 is (`share`), and whether a run may be resumed with another value
 //! (`keeps_results`). A `PathBuf` and each of `Paths` is relative to the file that it is given in; with `on_hub`, it may be a
 //! name on the Hugging Face Hub. To add an option is to add such lines. From them come:
 //!
@@ -22,12 +23,15 @@
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 
 mod choices;
+mod elsewhere;
 mod guard;
 mod hub;
 pub mod layers;
 mod option;
 mod options;
 pub mod rewards;
+mod schedule;
+mod shares;
 mod validate;
 
 pub use choices::{
@@ -39,8 +43,9 @@ pub use hub::{hub_name, on_hub};
 pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
 pub use rewards::{RewardBounds, RewardHost};
+pub use schedule::{RampShape, ScheduleSettings};
 
-pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, Paths, UnknownChoice};
+pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, Kind, OptionValue, Paths, UnknownChoice};
 pub use crate::group::RewardFailure;
 pub use crate::methods::{
     advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},

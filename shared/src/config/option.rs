@@ -28,6 +28,8 @@ pub struct OptionSpec {
     pub changes_results: bool,
     /// Whether it may be a name on the Hugging Face Hub instead of a path.
     pub on_hub: bool,
+    /// For a number of steps: the option that a number below 1 is a value of, a share of all steps.
+    pub share: Option<&'static str>,
 }
 
 /// Where an option comes from.
@@ -55,6 +57,7 @@ impl OptionSpec {
             bounds: Bounds::FINITE,
             changes_results: true,
             on_hub: false,
+            share: None,
         }
     }
 
@@ -124,10 +127,22 @@ impl OptionSpec {
         self
     }
 
+    /// A number below 1 is a share of all steps, which is another option, as in transformers 5.
+    pub(super) const fn share(mut self, option: &'static str) -> Self {
+        self.share = Some(option);
+        self
+    }
+
     /// Another value computes the same.
     pub(super) const fn keeps_results(mut self) -> Self {
         self.changes_results = false;
         self
+    }
+
+    /// The option that has the share of all steps which a number is, if it is one.
+    #[must_use]
+    pub fn share_of(&self, number: f64) -> Option<&'static str> {
+        self.share.filter(|_| number > 0.0 && number < 1.0)
     }
 
     /// The default, if it has one: text without quotes, lists as in TOML. Options that every run must give have none.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
+    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable, Kernels, KlController,
+    KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
     RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
     option::options,
 };
@@ -49,6 +49,12 @@ options! {
         /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a
         /// user message then.
         system_prompt: Option<String> = None, absent("none");
+        /// Chat template in the place of the model's: a file in Jinja, or a model directory that has one. Checkpoints carry it.
+        chat_template: Option<PathBuf> = None, absent("the model's"), source("TRL `chat_template_path`"),
+            also(&["chat_template_path"]);
+        /// Variables for the chat template, as in `{ enable_thinking = false }`: switches of its own, which make other prompts. A
+        /// row's column of that name goes before.
+        chat_template_kwargs: Option<JsonTable> = None, absent("none"), trl, also(&["apply_chat_template_kwargs"]);
         /// The moment that chat templates take for now (`strftime_now`), as `2026-01-31T12:00:00Z`. `config.toml` of the run keeps
         /// it, so that a run which is resumed on another day has the same prompts.
         template_date: Option<String> = None, absent("when the run began");
@@ -364,8 +370,11 @@ options! {
         learning_rate: f64 = 1e-6, trl, at_least(0.0);
         /// Schedule after the warm-up.
         lr_scheduler_type: LrSchedulerType = LrSchedulerType::Linear, trl;
-        /// Optimiser updates (not steps) of linear warm-up, as in TRL; wins over `warmup_ratio`.
-        warmup_steps: u64 = 0, trl;
+        /// Settings of the schedule, by the names of transformers, as in `{ min_lr_rate = 0.1 }`: each schedule below says which it
+        /// has.
+        lr_scheduler_kwargs: Option<JsonTable> = None, absent("those of transformers"), trl;
+        /// Optimiser updates (not steps) of warm-up, as in TRL; wins over `warmup_ratio`. A number below 1 is `warmup_ratio`.
+        warmup_steps: u64 = 0, trl, share("warmup_ratio");
         /// Share of all updates spent warming up.
         warmup_ratio: f64 = 0.0, trl, at_least(0.0), at_most(1.0);
         /// Decay of AdamW's first moment (β₁).
@@ -528,15 +537,22 @@ options! {
     "Bookkeeping" {
         /// Seed of everything random: the same seed gives the same completions, whatever the batch size or the threads.
         seed: u64 = 42, trl;
-        /// Steps (generation batches) between checkpoints; in TRL, optimiser updates.
-        save_steps: u64 = 500, trl, at_least(1.0), keeps_results;
+        /// Steps (generation batches) between checkpoints; in TRL, optimiser updates. A number below 1 is `save_ratio`.
+        save_steps: u64 = 500, trl, at_least(1.0), share("save_ratio"), keeps_results;
+        /// Share of all steps between checkpoints, rounded up to whole steps; wins over `save_steps`.
+        save_ratio: Option<f64> = None, absent("`save_steps`"), above(0.0), at_most(1.0), keeps_results;
         /// Keep this many checkpoints, the oldest go.
         save_total_limit: Option<u32> = None, absent("all"), trl, at_least(1.0), keeps_results;
         /// Steps (generation batches) between evaluations on `eval_dataset`, the last version included; in TRL, optimiser
-        /// updates.
-        eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), keeps_results;
-        /// Steps between progress lines when not on a terminal, and between completions that are printed.
-        logging_steps: u64 = 1, trl, at_least(1.0), keeps_results;
+        /// updates. A number below 1 is `eval_ratio`.
+        eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), share("eval_ratio"), keeps_results;
+        /// Share of all steps between evaluations, rounded up to whole steps; wins over `eval_steps`.
+        eval_ratio: Option<f64> = None, absent("`eval_steps`"), above(0.0), at_most(1.0), keeps_results;
+        /// Steps between progress lines when not on a terminal, and between completions that are printed. A number below 1 is
+        /// `logging_ratio`.
+        logging_steps: u64 = 1, trl, at_least(1.0), share("logging_ratio"), keeps_results;
+        /// Share of all steps between progress lines, rounded up to whole steps; wins over `logging_steps`.
+        logging_ratio: Option<f64> = None, absent("`logging_steps`"), above(0.0), at_most(1.0), keeps_results;
         /// Trackers that are told of every step and evaluation while the run goes on: `wandb`, `trackio`. A Python (`reward_python`)
         /// with their packages speaks to them. Event files for TensorBoard are always there, so `tensorboard` and `none` ask for nothing.
         report_to: Vec<String> = Vec::new(), trl, keeps_results;

@@ -57,10 +57,34 @@ fn is_identifier(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_') && word.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// The parts of an entry between colons; `\:` is a colon of a part, for which a character that no text has holds the place.
+/// The parts of an entry between colons; `\:` is a colon of a part, for which a character that no text has holds the place, and so
+/// is that of `hf://`.
 #[must_use]
 pub fn parts(entry: &str) -> Vec<String> {
-    entry.replace("\\:", "\0").split(':').map(|part| part.replace('\0', ":")).collect()
+    entry.replace("\\:", "\0").replace("=hf://", "=hf\0//").split(':').map(|part| part.replace('\0', ":")).collect()
+}
+
+/// The reward model of an entry, `model:path=…`: its path, or its name on the Hub as `hf://owner/name`, seen from the folder that
+/// relative paths start from.
+#[must_use]
+pub fn model_path(entry: &str, folder: &Path) -> Option<PathBuf> {
+    let parts = parts(entry);
+    let (name, settings) = parts.split_first()?;
+    if name.trim_end_matches("_reward") != "model" {
+        return None;
+    }
+    let path = settings.iter().find_map(|setting| setting.strip_prefix("path="))?;
+    Some(super::on_hub(path, folder).map_or_else(|| folder.join(path), PathBuf::from))
+}
+
+/// The same entry with its model elsewhere.
+#[must_use]
+pub fn with_model_path(entry: &str, path: &Path) -> String {
+    let part = |part: &String| {
+        let part = if part.starts_with("path=") { format!("path={}", path.display()) } else { part.clone() };
+        part.replace(':', "\\:")
+    };
+    parts(entry).iter().map(part).collect::<Vec<_>>().join(":")
 }
 
 /// The name of an entry alone: the function's, without parameters or place.
@@ -160,6 +184,19 @@ mod tests {
         ] {
             assert_eq!(PythonFunction::parse(entry), found, "{entry}");
         }
+    }
+
+    #[test]
+    fn a_reward_model_is_a_folder_or_a_name_on_the_hub() {
+        let of = |entry: &str| model_path(entry, Path::new("/w"));
+        assert_eq!(of("model:path=rm:batch=2"), Some("/w/rm".into()));
+        assert_eq!(of("model:path=/m/rm"), Some("/m/rm".into()));
+        for entry in ["model:path=org/RM-7B", "model:batch=2:path=hf://org/RM-7B", r"model:path=hf\://org/RM-7B"] {
+            assert_eq!(of(entry), Some("hf://org/RM-7B".into()), "{entry}");
+        }
+        assert_eq!((of("gsm8k"), of("length:target=9"), of("my.py:model")), (None, None, None));
+        let entry = with_model_path("model:path=hf://org/RM-7B:separator=a\\:b", Path::new("/c:d/x"));
+        assert_eq!(parts(&entry), ["model", "path=/c:d/x", "separator=a:b"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod expression;
 pub mod gsm8k;
 pub mod length;
 pub mod number;
+pub mod open_r1;
 pub mod repetition;
 pub mod tags;
 pub mod text;
@@ -214,6 +215,48 @@ pub(super) const ENTRIES: &[Entry] = &[
             Parameter { name: "max_penalty", default: Some("-1"), about: "reward when everything repeats, at most 0" },
         ],
         build: repetition::build,
+    },
+    Entry {
+        name: "think_answer_format",
+        about: "open-r1's format: 1 if the completion is <think>…</think> and <answer>…</answer>, tags on lines of their own",
+        columns: &[],
+        parameters: &[],
+        build: |_| of_completion(1.0, |c| open_r1::think_answer_format(&c.text)),
+    },
+    Entry {
+        name: "tag_count",
+        about: "open-r1: 0.25 for each of the tags of think_answer_format that is there exactly once, with its line breaks",
+        columns: &[],
+        parameters: &[],
+        build: |_| of_completion(1.0, |c| open_r1::tag_count(&c.text)),
+    },
+    Entry {
+        name: "reasoning_steps",
+        about: "open-r1: a third for each step, bullet or word such as First, up to 1",
+        columns: &[],
+        parameters: &[],
+        build: |_| of_completion(1.0, |c| open_r1::reasoning_steps(&c.text)),
+    },
+    Entry {
+        name: "word_repetition_penalty",
+        about: "open-r1's repetition_penalty: max_penalty times the share of n-grams of words that are repeats",
+        columns: &[],
+        parameters: &[
+            Parameter { name: "ngram_size", default: Some("3"), about: "words of an n-gram" },
+            Parameter { name: "max_penalty", default: Some("-1"), about: "reward when everything repeats, at most 0" },
+        ],
+        build: open_r1::build_word_repetition,
+    },
+    Entry {
+        name: "code_format",
+        about: "open-r1: as think_answer_format, with a block of code in the answer, in the language of the row's column language",
+        columns: &[],
+        parameters: &[Parameter {
+            name: "language",
+            default: Some("python"),
+            about: "where the row has no such column",
+        }],
+        build: open_r1::build_code_format,
     },
     Entry {
         name: "sentence_share",

@@ -7,9 +7,12 @@
 mod network;
 mod sequence;
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use shared::{ModelDir, RewardOutcome, StepScore};
+use shared::{ModelDir, RewardOutcome, StepScore, config::on_hub};
 
 use crate::data::Tokenizer;
 
@@ -118,7 +121,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "a reward model (…ForSequenceClassification): its first label for the whole completion or for each step",
     columns: &[],
     parameters: &[
-        Parameter { name: "path", default: None, about: "Hugging Face directory of the model" },
+        Parameter { name: "path", default: None, about: "Hugging Face directory of the model, or its name on the Hub" },
         Parameter { name: "scope", default: Some("outcome"), about: "outcome or steps" },
         SEPARATOR,
         Parameter { name: "max_length", default: Some("0"), about: "longest prompt and completion, 0 = the model's" },
@@ -127,6 +130,14 @@ pub(super) const ENTRY: Entry = Entry {
     ],
     build,
 };
+
+/// The directory of the model, which a run has fetched before; a command fetches it here.
+fn folder(parameters: &Parameters) -> Result<PathBuf, String> {
+    match on_hub(&parameters.get::<String>("path")?, &parameters.host().dir) {
+        Some(name) => shared_hub::locate_model(Path::new(&name)).map_err(|error| error.to_string()),
+        None => parameters.path("path"),
+    }
+}
 
 /// Loads a model directory; the first time, that exports it. What is wrong is said in one line with the path.
 fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
@@ -140,7 +151,7 @@ fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
         return Err("parameter `batch` must be at least 1".into());
     }
     let (threads, max_length) = (parameters.get("threads")?, parameters.get("max_length")?);
-    let model = ModelDir::open(parameters.path("path")?).map_err(|e| e.to_string())?;
+    let model = ModelDir::open(folder(parameters)?).map_err(|e| e.to_string())?;
     let tokenizer = Tokenizer::open(&model).map_err(|e| e.to_string())?;
     let network = Network::open(&model, threads)?;
     let limit = network.positions;

@@ -58,6 +58,7 @@ impl TrainConfig {
             Self::check_adapter,
             Self::check_mismatch,
             Self::check_trackers,
+            Self::check_schedule,
             Self::check_fleet,
         ];
         checks.iter().filter_map(|check| check(self).err()).collect()
@@ -162,7 +163,7 @@ impl TrainConfig {
             ),
             (empty(&self.output_dir), "`output_dir` is empty: name a folder for the run".to_owned()),
             (
-                self.eval_steps.is_some() && self.eval_dataset.is_none(),
+                self.evaluates() && self.eval_dataset.is_none(),
                 "`eval_steps` needs `eval_dataset`: name a file or folder with prompts to evaluate on".to_owned(),
             ),
             (functions == 0, "`reward_funcs` is empty: name at least one reward function".to_owned()),

@@ -75,7 +75,7 @@ impl TrainConfig {
             "`filter_groups_metric` has no effect without `dynamic_sampling`"
         );
         warn_if!(
-            self.eval_dataset.is_some() && self.eval_steps.is_none(),
+            self.eval_dataset.is_some() && !self.evaluates(),
             "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent"
         );
         warn_if!(

@@ -1,0 +1,56 @@
+//! Numbers of steps that are shares of all steps, as transformers 5 has them: `save_steps = 0.25`.
+
+use toml::{Table, Value};
+
+use super::{OPTIONS, OptionSpec, TrainConfig};
+
+/// A value that an option has which takes shares: a share from 0 to below 1 as it stands, a whole number without its point.
+/// Other values stay as they are.
+pub(super) fn normal(option: &OptionSpec, value: Value) -> Value {
+    match value {
+        Value::Float(number) if option.share.is_some() && number.fract() == 0.0 && number.abs() < 1e15 => {
+            Value::Integer(number as i64)
+        }
+        value => value,
+    }
+}
+
+/// The share that a value is, of an option which takes them.
+pub(super) fn share(option: &OptionSpec, value: &Value) -> Option<f64> {
+    value.as_float().filter(|number| option.share_of(*number).is_some())
+}
+
+/// Puts every share under the option that has it.
+pub(super) fn told_apart(mut values: Table) -> Table {
+    for option in OPTIONS {
+        let (Some(other), Some(value)) = (option.share, values.get(option.key)) else { continue };
+        if let Some(share) = share(option, value) {
+            values.remove(option.key);
+            values.insert(other.to_owned(), Value::Float(share));
+        }
+    }
+    values
+}
+
+impl TrainConfig {
+    /// Replaces shares by numbers of steps, in a run of so many: `ceil(steps * share)`, as transformers does. `warmup_ratio` stays,
+    /// since it counts updates.
+    pub fn resolve_shares(&mut self, steps: u64) {
+        let of = |share: f64| ((steps as f64 * share).ceil() as u64).max(1);
+        if let Some(share) = self.save_ratio.take() {
+            self.save_steps = of(share);
+        }
+        if let Some(share) = self.eval_ratio.take() {
+            self.eval_steps = Some(of(share));
+        }
+        if let Some(share) = self.logging_ratio.take() {
+            self.logging_steps = of(share);
+        }
+    }
+
+    /// Whether the run evaluates while it trains.
+    #[must_use]
+    pub fn evaluates(&self) -> bool {
+        self.eval_steps.is_some() || self.eval_ratio.is_some()
+    }
+}

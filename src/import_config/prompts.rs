@@ -1,0 +1,121 @@
+//! What changes prompts and the ends of completions: chat templates and their variables, texts that end a completion.
+
+use serde_json::{Map, Value};
+
+use super::rules::{Options, Refusal};
+
+/// Values by their names, as the variables of a chat template, given as keys below one key, or as one value; a value that is null is none.
+pub fn named_values(given: Option<Value>, below: Option<Value>) -> Result<Option<Map<String, Value>>, String> {
+    let mut variables = match given {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(map)) => map,
+        Some(Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(Value::Object(map)) => map,
+            _ => return Err("it must be a mapping of names to values".to_owned()),
+        },
+        Some(_) => return Err("it must be a mapping of names to values".to_owned()),
+    };
+    // Dotted names are mappings that were written out.
+    for (name, value) in below.and_then(|below| below.as_object().cloned()).unwrap_or_default() {
+        let mut place = &mut variables;
+        let mut parts = name.split('.').peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                place.insert(part.to_owned(), value.clone());
+                break;
+            }
+            let inner = place.entry(part).or_insert_with(|| Value::Object(Map::new()));
+            let Value::Object(map) = inner else { break };
+            place = map;
+        }
+    }
+    variables.retain(|_, value| !value.is_null());
+    Ok(Some(variables).filter(|variables| !variables.is_empty()))
+}
+
+/// A chat template: the path of one, or why a text is none.
+///
+/// # Errors
+/// A template written out, with what to do with it.
+pub fn template(value: &Value) -> Result<Value, std::borrow::Cow<'static, str>> {
+    match value.as_str() {
+        Some(text) if text.contains(['{', '\n']) => {
+            Err("it is a template written out; write it to a file, and name that".into())
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+/// Settings of generation that have an option of the same meaning.
+const GENERATION: [(&str, &str); 9] = [
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "repetition_penalty"),
+    ("max_tokens", "max_completion_length"),
+    ("max_new_tokens", "max_completion_length"),
+    ("stop", "stop"),
+    ("stop_strings", "stop"),
+];
+
+/// Settings that change nothing here: training always samples, and one seed serves the whole run.
+const WITHOUT_EFFECT: [&str; 5] = ["do_sample", "seed", "use_cache", "n", "detokenize"];
+
+/// The options that settings of generation lead to, and those that no option stands for.
+pub fn generation(key: &str, given: &Map<String, Value>) -> (Options, Vec<Refusal>) {
+    let (mut options, mut refusals) = (Options::new(), Vec::new());
+    for (name, value) in given {
+        let neutral = value.is_null() || *value == Value::Bool(false) || value.as_f64() == Some(0.0);
+        match GENERATION.iter().find(|(theirs, _)| theirs == name) {
+            Some((_, "stop")) => {
+                let list = if value.is_string() { vec![value.clone()].into() } else { value.clone() };
+                options.push(("stop".to_owned(), list));
+            }
+            Some((_, option)) => options.push(((*option).to_owned(), value.clone())),
+            None if neutral || WITHOUT_EFFECT.contains(&name.as_str()) => {}
+            None => refusals.push((
+                format!("{key}.{name}"),
+                String::new(),
+                "it changes completions and has no counterpart; take it out of the file if the run may go without"
+                    .to_owned(),
+            )),
+        }
+    }
+    (options, refusals)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn variables_are_read_in_every_spelling() {
+        let expected = json!({ "enable_thinking": false });
+        for (given, below) in [
+            (json!({ "enable_thinking": false, "other": null }), json!({})),
+            (json!("{\"enable_thinking\": false}"), json!({})),
+            (json!(null), json!({ "enable_thinking": false })),
+        ] {
+            let found = named_values(Some(given), Some(below)).unwrap();
+            assert_eq!(found.map(Value::Object), Some(expected.clone()));
+        }
+        let nested = named_values(None, Some(json!({ "a.b": 1, "a.c": 2 }))).unwrap().unwrap();
+        assert_eq!(Value::Object(nested), json!({ "a": { "b": 1, "c": 2 } }));
+        assert_eq!(named_values(None, Some(json!({}))), Ok(None));
+        assert!(named_values(Some(json!([1])), None).is_err());
+    }
+
+    #[test]
+    fn settings_of_generation_are_options_or_refused() {
+        let given = json!({ "stop": "</answer>", "top_p": 0.9, "max_new_tokens": 5, "presence_penalty": 0.5, "do_sample": true });
+        let (options, refusals) = generation("generation_kwargs", given.as_object().unwrap());
+        let names: Vec<&str> = options.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["stop", "top_p", "max_completion_length"]);
+        assert_eq!(options[0].1, json!(["</answer>"]));
+        assert_eq!(refusals.len(), 1);
+        assert_eq!(refusals[0].0, "generation_kwargs.presence_penalty");
+    }
+}

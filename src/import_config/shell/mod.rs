@@ -1,0 +1,166 @@
+//! A shell script as the commands that it runs, each as its words: brush-parser reads it, and what its variables, arrays, functions,
+//! loops and conditions come to is worked out here, as far as the script alone says it. Nothing is run, and no file is looked at.
+//!
+//! What the script does not say stays as it is written, with the line and the reason: a variable that it does not set, what a
+//! command prints, what it is called with, what is set under a condition that is not known.
+
+mod arithmetic;
+mod condition;
+mod expand;
+mod pattern;
+mod run;
+
+use std::{fmt, io::BufReader, ops::Deref, rc::Rc};
+
+use anyhow::{Result, anyhow, bail};
+use brush_parser::{Parser, ParserOptions, SourceInfo, ast::Program};
+
+use run::Shell;
+
+/// Most brackets within brackets: each takes some of the stack.
+const DEEPEST: usize = 64;
+/// Longest text of a variable or a word.
+const LONGEST: usize = 1 << 20;
+
+/// What of a word is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unset {
+    /// The line of the script.
+    line: usize,
+    /// What it is and why it is not known.
+    what: String,
+    /// Whether it is a variable that nothing says to be set.
+    absent: bool,
+}
+
+impl fmt::Display for Unset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.what)
+    }
+}
+
+/// A text of a script: a value of a variable, or a word.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Word {
+    /// The text; what is not known stands there as it is written.
+    text: String,
+    /// The first part of it that is not known.
+    unset: Option<Rc<Unset>>,
+}
+
+impl Deref for Word {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Word {
+    fn known(text: impl Into<String>) -> Self {
+        Self { text: text.into(), unset: None }
+    }
+
+    fn unknown(written: impl Into<String>, unset: Unset) -> Self {
+        Self { text: written.into(), unset: Some(Rc::new(unset)) }
+    }
+
+    /// What of it is not known.
+    pub fn unset(&self) -> Option<&Rc<Unset>> {
+        self.unset.as_ref()
+    }
+
+    /// `NAME=value`, if it sets a variable.
+    pub fn assignment(&self) -> Option<(&str, Self)> {
+        let (name, value) = self.text.split_once('=').filter(|(name, _)| is_name(name))?;
+        Some((name, Self { text: value.to_owned(), unset: self.unset.clone() }))
+    }
+
+    /// What follows so many bytes of it.
+    pub fn after(&self, bytes: usize) -> Self {
+        Self { text: self.text[bytes..].to_owned(), unset: self.unset.clone() }
+    }
+
+    fn push(&mut self, other: &Self) {
+        if self.text.len() + other.text.len() > LONGEST {
+            let unset = Unset { line: 0, what: "a text is too long".to_owned(), absent: false };
+            *self = Self::unknown("…", unset);
+            return;
+        }
+        self.text.push_str(&other.text);
+        if self.unset.is_none() {
+            self.unset.clone_from(&other.unset);
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    begins && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// A command that the script runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Command {
+    /// Its line.
+    pub line: usize,
+    /// Assignments in front of it, its name and its arguments.
+    pub words: Vec<Word>,
+}
+
+/// What a script comes to.
+#[derive(Debug, Default)]
+pub struct Script {
+    /// The commands that it runs, in order.
+    pub commands: Vec<Command>,
+    /// Lines that may change what the others mean, and were not followed.
+    pub notes: Vec<String>,
+}
+
+/// Reads a script.
+///
+/// # Errors
+/// When it is no script, with the line.
+pub fn read(text: &str) -> Result<Script> {
+    let program = parse(text)?;
+    let mut shell = Shell::default();
+    shell.program(&program);
+    Ok(shell.finish())
+}
+
+fn options() -> ParserOptions {
+    ParserOptions::default()
+}
+
+fn parse(text: &str) -> Result<Program> {
+    let (mut depth, mut digits) = (0_usize, 0_usize);
+    for byte in text.bytes() {
+        // The parser takes no such number for a descriptor.
+        if matches!(byte, b'<' | b'>') && digits > 9 {
+            bail!("has a redirection of no descriptor");
+        }
+        digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
+        match byte {
+            b'(' | b'{' | b'[' => depth += 1,
+            b')' | b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > DEEPEST {
+            bail!("has more than {DEEPEST} brackets within brackets");
+        }
+    }
+    let mut parser = Parser::new(BufReader::new(text.as_bytes()), &options(), &SourceInfo { source: String::new() });
+    parser.parse_program().map_err(|error| {
+        let error = error.to_string();
+        anyhow!("is no shell script: {}", error.lines().next().unwrap_or_default())
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,549 @@
+//! What a script's commands do to its variables, and which commands are left for others to run.
+
+use std::{collections::HashMap, rc::Rc};
+
+use brush_parser::ast::{
+    AndOr, AndOrList, Assignment, AssignmentName, AssignmentValue, Command as Node, CommandPrefixOrSuffixItem,
+    CompoundCommand, CompoundList, ForClauseCommand, FunctionBody, IfClauseCommand, Pipeline, Program, SimpleCommand,
+    SourceLocation,
+};
+
+use super::{Command, Script, Unset, Word, condition, is_name, parse, pattern};
+
+/// Commands after which a script is not followed any further.
+const MOST_COMMANDS: usize = 20_000;
+/// Most functions, loops and conditions within each other.
+const DEEPEST: usize = 50;
+
+/// A variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Variable {
+    /// A text.
+    Scalar(Word),
+    /// Several.
+    Array(Vec<Word>),
+}
+
+/// How a command came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    True,
+    False,
+    /// Another program's, which is taken to do what it is there for.
+    Assumed,
+    Unknown,
+}
+
+impl Status {
+    fn of(holds: Option<bool>) -> Self {
+        match holds {
+            Some(true) => Self::True,
+            Some(false) => Self::False,
+            None => Self::Unknown,
+        }
+    }
+
+    fn not(self) -> Self {
+        match self {
+            Self::True => Self::False,
+            Self::False => Self::True,
+            Self::Assumed | Self::Unknown => Self::Unknown,
+        }
+    }
+}
+
+/// What ends a list of commands before its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    Loop,
+    Function,
+    Script,
+}
+
+/// The state of a script.
+#[derive(Default)]
+pub struct Shell {
+    pub(super) variables: HashMap<String, Variable>,
+    /// What it, or the function that runs, is called with.
+    pub(super) arguments: Vec<Word>,
+    /// The line that is looked at.
+    pub(super) line: usize,
+    functions: HashMap<String, Rc<FunctionBody>>,
+    script: Script,
+    leaving: Option<Leaving>,
+    count: usize,
+    depth: usize,
+}
+
+impl Shell {
+    /// Follows a script.
+    pub fn program(&mut self, program: &Program) {
+        for list in &program.complete_commands {
+            self.list(list);
+            if self.leaving.take() == Some(Leaving::Script) {
+                self.leaving = Some(Leaving::Script);
+                return;
+            }
+        }
+    }
+
+    /// What it has come to.
+    pub fn finish(self) -> Script {
+        self.script
+    }
+
+    /// The text of a variable, of an array its first.
+    pub fn scalar(&self, name: &str) -> Option<Word> {
+        match self.variables.get(name)? {
+            Variable::Scalar(word) => Some(word.clone()),
+            Variable::Array(words) => Some(words.first().cloned().unwrap_or_default()),
+        }
+    }
+
+    /// An element of an array, from its end with an index below 0.
+    pub fn element(&self, name: &str, index: i64) -> Option<Word> {
+        match self.variables.get(name)? {
+            Variable::Scalar(word) => (index == 0 || word.unset().is_some()).then(|| word.clone()),
+            Variable::Array(words) => {
+                let index = if index < 0 { index + words.len() as i64 } else { index };
+                words.get(usize::try_from(index).ok()?).cloned()
+            }
+        }
+    }
+
+    /// Whether a variable is set.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.variables.contains_key(name)
+    }
+
+    /// Sets a variable.
+    pub fn put(&mut self, name: &str, value: Word) {
+        self.variables.insert(name.to_owned(), Variable::Scalar(value));
+    }
+
+    /// Remarks on a line that may change what others mean.
+    fn note(&mut self, what: &str) {
+        let note = format!("line {}: {what}", self.line);
+        if !self.script.notes.contains(&note) {
+            self.script.notes.push(note);
+        }
+    }
+
+    fn at(&mut self, node: &impl SourceLocation) {
+        if let Some(place) = node.location() {
+            self.line = place.start.line;
+        }
+    }
+
+    fn list(&mut self, list: &CompoundList) -> Status {
+        let mut status = Status::True;
+        for item in &list.0 {
+            status = self.and_or(&item.0);
+            if self.leaving.is_some() {
+                break;
+            }
+        }
+        status
+    }
+
+    fn and_or(&mut self, list: &AndOrList) -> Status {
+        let mut status = self.pipeline(&list.first);
+        for next in &list.additional {
+            if self.leaving.is_some() {
+                break;
+            }
+            let (pipeline, runs) = match (next, status) {
+                (AndOr::And(pipeline), Status::True | Status::Assumed) => (pipeline, Some(true)),
+                (AndOr::Or(pipeline), Status::False) => (pipeline, Some(true)),
+                (AndOr::And(pipeline) | AndOr::Or(pipeline), Status::Unknown) => (pipeline, None),
+                (AndOr::And(pipeline) | AndOr::Or(pipeline), _) => (pipeline, Some(false)),
+            };
+            match runs {
+                Some(true) => status = self.pipeline(pipeline),
+                Some(false) => {}
+                None => {
+                    self.one_of(vec![
+                        Box::new(|shell: &mut Self| {
+                            shell.pipeline(pipeline);
+                        }),
+                        Box::new(|_| ()),
+                    ]);
+                    status = Status::Unknown;
+                }
+            }
+        }
+        status
+    }
+
+    fn pipeline(&mut self, pipeline: &Pipeline) -> Status {
+        let mut status = Status::True;
+        for node in &pipeline.seq {
+            status = self.node(node);
+        }
+        if pipeline.seq.len() > 1 && status != Status::Assumed {
+            status = Status::Unknown;
+        }
+        if pipeline.bang { status.not() } else { status }
+    }
+
+    fn node(&mut self, node: &Node) -> Status {
+        self.count += 1;
+        if self.count > MOST_COMMANDS || self.depth > DEEPEST {
+            self.note("the script is too long to be followed further");
+            self.leaving = Some(Leaving::Script);
+            return Status::Unknown;
+        }
+        self.at(node);
+        self.depth += 1;
+        let status = match node {
+            Node::Simple(command) => self.simple(command),
+            Node::Compound(command, _) => self.compound(command),
+            Node::Function(function) => {
+                self.functions.insert(function.fname.value.clone(), Rc::new(function.body.clone()));
+                Status::True
+            }
+            Node::ExtendedTest(test) => Status::of(self.extended_test(&test.expr)),
+        };
+        self.depth -= 1;
+        status
+    }
+
+    fn compound(&mut self, command: &CompoundCommand) -> Status {
+        match command {
+            CompoundCommand::Arithmetic(arithmetic) => {
+                Status::of(self.arithmetic(&arithmetic.expr.value).map(|value| value != 0))
+            }
+            CompoundCommand::BraceGroup(group) => self.list(&group.list),
+            CompoundCommand::Subshell(inner) => {
+                let variables = self.variables.clone();
+                let status = self.list(&inner.list);
+                self.variables = variables;
+                self.leaving = None;
+                status
+            }
+            CompoundCommand::IfClause(clause) => self.if_clause(clause),
+            CompoundCommand::ForClause(clause) => self.for_clause(clause),
+            CompoundCommand::CaseClause(clause) => {
+                let value = self.in_one(&clause.value.value);
+                let bodies = clause.cases.iter();
+                if value.unset().is_some_and(|unset| !unset.absent) {
+                    let mut bodies: Vec<Branch<'_>> =
+                        bodies.filter_map(|case| case.cmd.as_ref()).map(|body| branch(body)).collect();
+                    bodies.push(Box::new(|_| ()));
+                    self.one_of(bodies);
+                    return Status::Unknown;
+                }
+                let text = if value.unset().is_some() { String::new() } else { value.to_string() };
+                for case in bodies {
+                    let fits = case.patterns.iter().any(|wanted| pattern::matches(&self.in_one(&wanted.value), &text));
+                    if let Some(body) = case.cmd.as_ref().filter(|_| fits) {
+                        return self.list(body);
+                    }
+                    if fits {
+                        break;
+                    }
+                }
+                Status::True
+            }
+            CompoundCommand::WhileClause(clause) => self.repeated(&clause.0, &clause.1.list, false),
+            CompoundCommand::UntilClause(clause) => self.repeated(&clause.0, &clause.1.list, true),
+            CompoundCommand::ArithmeticForClause(clause) => {
+                self.one_of(vec![branch(&clause.body.list), Box::new(|_| ())]);
+                Status::Unknown
+            }
+        }
+    }
+
+    fn if_clause(&mut self, clause: &IfClauseCommand) -> Status {
+        let mut branches = vec![(Some(&clause.condition), &clause.then)];
+        branches.extend(clause.elses.iter().flatten().map(|other| (other.condition.as_ref(), &other.body)));
+        let mut possible: Vec<&CompoundList> = Vec::new();
+        let mut certain = false;
+        for (condition, body) in branches {
+            let holds = condition.map_or(Status::True, |condition| self.list(condition));
+            match holds {
+                Status::False => continue,
+                Status::True if possible.is_empty() => return self.list(body),
+                _ => possible.push(body),
+            }
+            certain = holds == Status::True;
+            if certain {
+                break;
+            }
+        }
+        if possible.is_empty() {
+            return Status::True;
+        }
+        let mut bodies: Vec<Branch<'_>> = possible.into_iter().map(branch).collect();
+        if !certain {
+            bodies.push(Box::new(|_| ()));
+        }
+        self.one_of(bodies);
+        Status::Unknown
+    }
+
+    fn for_clause(&mut self, clause: &ForClauseCommand) -> Status {
+        let values = match &clause.values {
+            Some(words) => words.iter().flat_map(|word| self.words(&word.value)).collect(),
+            None => self.arguments.clone(),
+        };
+        for value in values {
+            self.put(&clause.variable_name, value);
+            self.list(&clause.body.list);
+            if self.leaving == Some(Leaving::Loop) {
+                self.leaving = None;
+                break;
+            }
+            if self.leaving.is_some() {
+                break;
+            }
+        }
+        Status::True
+    }
+
+    /// A loop on a condition, of which it is not known how often it goes round.
+    fn repeated(&mut self, condition: &CompoundList, body: &CompoundList, until: bool) -> Status {
+        let holds = self.list(condition);
+        let goes_on = if until { holds.not() } else { holds };
+        if goes_on != Status::False {
+            self.one_of(vec![branch(body), Box::new(|_| ())]);
+        }
+        Status::Unknown
+    }
+
+    /// Follows each of some ways that a script may take. What they leave different is not known from there on. A way that ends
+    /// the script is none that trains.
+    fn one_of(&mut self, ways: Vec<Branch<'_>>) {
+        let (before, line) = (self.variables.clone(), self.line);
+        let mut after: Vec<HashMap<String, Variable>> = Vec::new();
+        for way in ways {
+            self.variables.clone_from(&before);
+            way(self);
+            if self.leaving.take() != Some(Leaving::Script) {
+                after.push(std::mem::take(&mut self.variables));
+            }
+        }
+        let Some(first) = after.first() else {
+            self.variables = before;
+            return;
+        };
+        let mut names: Vec<&String> = after.iter().flat_map(HashMap::keys).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut merged = HashMap::new();
+        for name in names {
+            let value = first.get(name).filter(|value| after.iter().all(|way| way.get(name) == Some(value)));
+            let not_told = || {
+                let what =
+                    format!("`${name}` is a shell variable that is set under a condition which is not known here");
+                Variable::Scalar(Word::unknown(format!("${name}"), Unset { line, what, absent: false }))
+            };
+            merged.insert(name.clone(), value.cloned().unwrap_or_else(not_told));
+        }
+        self.variables = merged;
+        self.line = line;
+    }
+
+    fn simple(&mut self, command: &SimpleCommand) -> Status {
+        let line = self.line;
+        let prefix: Vec<&Assignment> = command
+            .prefix
+            .iter()
+            .flat_map(|prefix| &prefix.0)
+            .filter_map(|item| match item {
+                CommandPrefixOrSuffixItem::AssignmentWord(assignment, _) => Some(assignment),
+                _ => None,
+            })
+            .collect();
+        let Some(name) = &command.word_or_name else {
+            prefix.into_iter().for_each(|assignment| self.assign(assignment));
+            return Status::Assumed;
+        };
+        let mut words = self.words(&name.value);
+        let items = command.suffix.iter().flat_map(|suffix| &suffix.0);
+        let declares = ["export", "declare", "typeset", "local", "readonly"];
+        if let [only] = words.as_slice()
+            && declares.contains(&&**only)
+        {
+            items.for_each(|item| self.declared(item));
+            return Status::True;
+        }
+        for item in items {
+            match item {
+                CommandPrefixOrSuffixItem::Word(word) | CommandPrefixOrSuffixItem::AssignmentWord(_, word) => {
+                    // Where it begins, a continued line may have ended.
+                    self.line = word.location().map_or(self.line, |place| place.end.line);
+                    words.extend(self.words(&word.value));
+                }
+                _ => {}
+            }
+        }
+        self.line = line;
+        let Some((name, arguments)) = words.split_first() else { return Status::True };
+        if let Some(body) = self.functions.get(&**name).cloned() {
+            return self.call(&body, arguments.to_vec());
+        }
+        let name = name.to_string();
+        if let Some(status) = self.builtin(&name, arguments) {
+            return status;
+        }
+        let environment = prefix.iter().map(|assignment| self.in_front(assignment)).collect::<Vec<_>>();
+        self.script.commands.push(Command { line, words: environment.into_iter().chain(words).collect() });
+        // Programs that are asked something, and not told to do something.
+        let asked = ["command", "which", "type", "hash", "grep", "pgrep", "nvidia-smi", "diff", "cmp"];
+        if asked.contains(&name.as_str()) { Status::Unknown } else { Status::Assumed }
+    }
+
+    fn call(&mut self, body: &FunctionBody, arguments: Vec<Word>) -> Status {
+        let before = std::mem::replace(&mut self.arguments, arguments);
+        let status = self.compound(&body.0);
+        self.arguments = before;
+        if self.leaving == Some(Leaving::Function) {
+            self.leaving = None;
+        }
+        status
+    }
+
+    /// What the shell does itself; none if a name is a program's.
+    fn builtin(&mut self, name: &str, arguments: &[Word]) -> Option<Status> {
+        Some(match name {
+            ":" | "true" => Status::True,
+            "false" => Status::False,
+            "[" => {
+                let end = arguments.last().is_some_and(|word| &**word == "]");
+                Status::of(condition::test(&arguments[..arguments.len() - usize::from(end)]))
+            }
+            "test" => Status::of(condition::test(arguments)),
+            "exit" => self.leave(Leaving::Script),
+            "return" => self.leave(Leaving::Function),
+            "break" | "continue" => self.leave(Leaving::Loop),
+            "set" => {
+                if let Some(at) = arguments.iter().position(|word| &**word == "--") {
+                    self.arguments = arguments[at + 1..].to_vec();
+                }
+                Status::True
+            }
+            "shift" => {
+                let count = arguments.first().map_or(Ok(1), |word| word.parse()).unwrap_or(0);
+                self.arguments.drain(..self.arguments.len().min(count));
+                Status::True
+            }
+            "unset" => {
+                arguments.iter().for_each(|word| drop(self.variables.remove(&**word)));
+                Status::True
+            }
+            "read" | "mapfile" | "readarray" => {
+                for name in
+                    arguments.iter().filter(|word| is_name(word)).map(|word| word.to_string()).collect::<Vec<_>>()
+                {
+                    let what = format!("`${name}` is a shell variable that is read from elsewhere");
+                    let unset = Unset { line: self.line, what, absent: false };
+                    self.put(&name, Word::unknown(format!("${name}"), unset));
+                }
+                Status::Unknown
+            }
+            "source" | "." => {
+                let file = arguments.first().map(|word| word.to_string()).unwrap_or_default();
+                self.note(&format!("`{name} {file}` is not read; what it sets is not known here"));
+                Status::Assumed
+            }
+            "eval" => return Some(self.eval(arguments)),
+            "let" => {
+                let values: Vec<_> = arguments.iter().map(|word| self.arithmetic(word)).collect();
+                Status::of(values.last().copied().flatten().map(|value| value != 0))
+            }
+            _ => return None,
+        })
+    }
+
+    fn leave(&mut self, leaving: Leaving) -> Status {
+        self.leaving = Some(leaving);
+        Status::Unknown
+    }
+
+    fn eval(&mut self, arguments: &[Word]) -> Status {
+        let text = arguments.iter().map(|word| &**word).collect::<Vec<_>>().join(" ");
+        let program = if arguments.iter().any(|word| word.unset().is_some()) { None } else { parse(&text).ok() };
+        let Some(program) = program else {
+            self.note("what is run by `eval` is not known here");
+            return Status::Unknown;
+        };
+        let line = self.line;
+        let from = self.script.commands.len();
+        self.program(&program);
+        // Its lines are not those of the script.
+        self.script.commands[from..].iter_mut().for_each(|command| command.line = line);
+        self.line = line;
+        Status::Assumed
+    }
+
+    /// A word behind `export`, `declare` and their like.
+    fn declared(&mut self, item: &CommandPrefixOrSuffixItem) {
+        match item {
+            CommandPrefixOrSuffixItem::AssignmentWord(assignment, _) => self.assign(assignment),
+            CommandPrefixOrSuffixItem::Word(word) => {
+                for word in self.words(&word.value) {
+                    if let Some((name, value)) = word.assignment().map(|(name, value)| (name.to_owned(), value)) {
+                        self.put(&name, value);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn assign(&mut self, assignment: &Assignment) {
+        self.line = assignment.loc.start.line;
+        match (&assignment.name, &assignment.value) {
+            (AssignmentName::VariableName(name), AssignmentValue::Scalar(word)) => {
+                let value = self.in_one(&word.value);
+                match self.variables.get_mut(name).filter(|_| assignment.append) {
+                    Some(Variable::Scalar(before)) => before.push(&value),
+                    Some(Variable::Array(words)) => match words.first_mut() {
+                        Some(first) => first.push(&value),
+                        None => words.push(value),
+                    },
+                    None => self.put(name, value),
+                }
+            }
+            (AssignmentName::VariableName(name), AssignmentValue::Array(elements)) => {
+                let indexed = elements.iter().any(|(index, _)| index.is_some());
+                let mut words: Vec<Word> = elements.iter().flat_map(|(_, word)| self.words(&word.value)).collect();
+                if indexed {
+                    return self.not_followed(name);
+                }
+                match self.variables.get(name).filter(|_| assignment.append) {
+                    Some(Variable::Array(before)) => words.splice(0..0, before.iter().cloned()).for_each(drop),
+                    Some(Variable::Scalar(before)) => words.insert(0, before.clone()),
+                    None => {}
+                }
+                self.variables.insert(name.clone(), Variable::Array(words));
+            }
+            (AssignmentName::ArrayElementName(name, _), _) => self.not_followed(name),
+        }
+    }
+
+    fn not_followed(&mut self, name: &str) {
+        let what = format!("`${name}` is a shell variable whose elements are set one by one, which is not followed");
+        let unset = Unset { line: self.line, what, absent: false };
+        self.put(name, Word::unknown(format!("${name}"), unset));
+    }
+
+    /// An assignment in front of a command, as a word.
+    fn in_front(&mut self, assignment: &Assignment) -> Word {
+        let mut word = Word::known(format!("{}=", assignment.name));
+        if let AssignmentValue::Scalar(value) = &assignment.value {
+            word.push(&self.in_one(&value.value));
+        }
+        word
+    }
+}
+
+/// A way that a script may take.
+type Branch<'a> = Box<dyn FnOnce(&mut Shell) + 'a>;
+
+fn branch(list: &CompoundList) -> Branch<'_> {
+    Box::new(|shell| {
+        shell.list(list);
+    })
+}

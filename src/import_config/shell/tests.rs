@@ -1,0 +1,114 @@
+//! Scripts, and what a shell makes of them.
+
+use super::*;
+
+fn commands(script: &str) -> Vec<Vec<String>> {
+    let script = read(script).unwrap_or_else(|error| panic!("{script}: {error}"));
+    script.commands.iter().map(|command| command.words.iter().map(ToString::to_string).collect()).collect()
+}
+
+/// What of a script is not known, in the order of the words.
+fn told(script: &str) -> Vec<String> {
+    let script = read(script).unwrap();
+    let words = script.commands.iter().flat_map(|command| &command.words);
+    words.filter_map(|word| word.unset().map(ToString::to_string)).collect()
+}
+
+#[test]
+fn a_script_is_read_as_the_shell_reads_it() {
+    for (script, expected) in [
+        ("a  b\tc\n\n d", &[&["a", "b", "c"][..], &["d"]][..]),
+        ("a \\\n  b # c\n# don't\ne", &[&["a", "b"], &["e"]]),
+        (r#"a 'b "c' "d 'e" \"f\ g "" x#y"#, &[&["a", "b \"c", "d 'e", "\"f g", "", "x#y"]]),
+        (r#"a "b\"\n\$c""#, &[&["a", "b\"\\n$c"]]),
+        ("a; b && c | d &", &[&["a"], &["b"], &["c"], &["d"]]),
+        ("a --n 2 2>&1 > log b", &[&["a", "--n", "2", "b"]]),
+        ("X=1\nexport Y='p q'\na $X \"$Y\" $Y ${X}0 '$X'", &[&["a", "1", "p q", "p", "q", "10", "$X"]]),
+        ("a $Z ${Z}/b ${Z:-c} $@ $", &[&["a", "$Z", "${Z}/b", "c", "$"]]),
+        ("X=1 a $X", &[&["X=1", "a", "$X"]]),
+        ("a --n x-$(date +%s) `g h`", &[&["a", "--n", "x-$(date +%s)", "$(g h)"]]),
+        // Defaults within defaults, with and without quotes.
+        ("B=/m\nA=${A:-\"${B}/x\"}\na $A \"$A\"", &[&["a", "/m/x", "/m/x"]]),
+        ("B=/m; A=${A:-${B}/x y}\na $A", &[&["a", "/m/x", "y"]]),
+        ("B=1; a ${A:-$B} ${C-d} \"${E:-\"f g\"}\"", &[&["a", "1", "d", "f g"]]),
+        (": ${A:=x}\na $A ${A:+y} ${B:+z}", &[&["a", "x", "y"]]),
+        ("A=\na ${A:-b} ${A-c}d", &[&["a", "b", "d"]]),
+        // Arithmetic.
+        (
+            "A=$((1024 * 8))\na $A $((A / 3 + 1)) $(( (2 + 3) * 2 )) $((2 ** 10)) \"$((A>1?7:8))\"",
+            &[&["a", "8192", "2731", "10", "1024", "7"]],
+        ),
+        ("N=4; ((N *= 2)); a $N $((N++)) $N", &[&["a", "8", "8", "9"]]),
+        // Declarations, and what is appended.
+        ("declare -r A=1; readonly B=2; local C=3; typeset -i D=4; export E\na $A$B$C$D", &[&["a", "1234"]]),
+        ("A=x; A+=y; a $A", &[&["a", "xy"]]),
+        (
+            "A=(b 'c d'); A+=(e=f)\na \"${A[@]}\" ${A[1]} ${#A[@]} \"${A[*]}\" ${A}",
+            &[&["a", "b", "c d", "e=f", "c", "d", "3", "b c d e=f", "b"]],
+        ),
+        ("A=()\na \"${A[@]}\" \"$@\" b", &[&["a", "b"]]),
+        // Texts that are changed.
+        (
+            "P=/m/Qwen2.5-7B.tar\na ${P##*/} ${P%.*} ${P#/m/} ${P%%.*} ${#P} ${P:3:4} ${P/Qwen/Q}",
+            &[&["a", "Qwen2.5-7B.tar", "/m/Qwen2.5-7B", "Qwen2.5-7B.tar", "/m/Qwen2", "17", "Qwen", "/m/Q2.5-7B.tar"]],
+        ),
+        ("A=Ab; a ${A^^} ${A,,}", &[&["a", "AB", "ab"]]),
+        // Braces.
+        ("a x{1..3} {b,c}d '{e,f}'", &[&["a", "x1", "x2", "x3", "bd", "cd", "{e,f}"]]),
+        // Conditions, loops and functions.
+        ("A=npu\nif [ \"$A\" = npu ]; then B=1; else B=2; fi\na $B", &[&["a", "1"]]),
+        ("if [[ -z \"${A}\" && 3 -gt 2 ]]; then B=1; elif [ 1 -eq 1 ]; then B=2; fi\na $B", &[&["a", "1"]]),
+        ("[ -n \"$A\" ] && B=1 || B=2\na $B", &[&["a", "2"]]),
+        ("for x in 1 2; do B=\"$B$x\"; done\na $x", &[&["a", "2"]]),
+        ("f() { local n=$1; shift; a $n \"$@\"; }\nf 1 'b c' d", &[&["a", "1", "b c", "d"]]),
+        ("case qwen3 in qwen*) B=1;; *) B=2;; esac\na $B", &[&["a", "1"]]),
+        ("if [ $# -lt 1 ]; then echo use; exit 1; fi\na", &[&["echo", "use"]]),
+        ("cd /x || exit 1\na", &[&["cd", "/x"], &["a"]]),
+        ("A=1; (A=2); { A=3; }; a $A", &[&["a", "3"]]),
+        ("set -x\nset -euo pipefail\ncat > f <<EOF\na b=$C\nEOF\na", &[&["cat"], &["a"]]),
+        ("A='b c'; eval \"a $A\"", &[&["a", "b", "c"]]),
+        ("a $(echo 1 2) \"$(echo 3)\"", &[&["a", "1", "2", "3"]]),
+        ("while [ $# -gt 0 ]; do A=$1; shift; done\na ${A:-b}", &[&["a", "b"]]),
+    ] {
+        assert_eq!(commands(script), expected, "{script}");
+    }
+}
+
+#[test]
+fn what_is_not_known_is_told_with_its_line() {
+    for (script, words) in [
+        ("a\nb $X", "line 2: `$X` is a shell variable that the script does not set"),
+        ("b \\\n  c=$X", "line 2: `$X` is"),
+        ("A=$HOME/x\n\nb $A", "line 1: `$HOME` is a shell variable"),
+        ("A=x-$(date +%s)\nb \"$A\"", "line 1: `$(date +%s)` is what a command prints"),
+        ("b $1", "line 1: `$1` is a shell variable"),
+        ("if [ -f x ]; then N=1; else N=2; fi\nb $N", "line 1: `$N` is a shell variable that is set under a condition"),
+        ("read N\nb $N", "line 1: `$N` is a shell variable that is read from elsewhere"),
+        ("N=$((M * 2))\nb $N", "line 1: `$((M * 2))` cannot be computed"),
+        ("M[a]=1; b ${M[a]}", "line 1: `${M[a]}` is not known here"),
+        ("b ${!X}", "`${!X}` is not known here"),
+        ("b ~/x", "line 1: `~` is a folder of the user's, a shell variable"),
+    ] {
+        let told = told(script);
+        assert!(told.iter().any(|line| line.contains(words)), "{script}: {told:?}");
+    }
+    assert_eq!(told("if [ -f x ]; then N=1; else N=1; fi\nb $N"), Vec::<String>::new(), "the same on both ways");
+    let notes = read("source env.sh\neval \"$X\"\na").unwrap().notes;
+    assert!(notes[0].contains("line 1: `source env.sh` is not read") && notes[1].contains("line 2:"), "{notes:?}");
+}
+
+#[test]
+fn scripts_without_end_are_followed_so_far_only() {
+    let deep = "(".repeat(100);
+    assert!(read(&deep).unwrap_err().to_string().contains("brackets"));
+    for script in [
+        "f() { f; }\nf\n",
+        "X=aaaaaaaaaaaaaaaa\nfor i in {1..900}; do X=\"$X$X\"; done\na $X\n",
+        "for i in {1..900}; do for j in {1..900}; do for k in {1..900}; do a; done; done; done\n",
+        "while true; do a; done\n",
+        "a {99999999999999999999..1} $((99999999999999999999))\n",
+    ] {
+        assert!(read(script).is_ok(), "{script}");
+    }
+    assert!(read("if x; then").unwrap_err().to_string().contains("is no shell script"));
+}
