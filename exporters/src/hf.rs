@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use shared::{Architecture, Head, ModelConfig, ModelDir, atomic};
+use shared::{
+    Architecture, Head, ModelConfig, ModelDir, atomic,
+    model_dir::{ModelDirError, TEMPLATE_DIR},
+};
 
 use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
 
@@ -64,6 +67,23 @@ fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) ->
             }
         }
         atomic::write(&dir.join(name), &content)?;
+    }
+    write_templates(model, dir)
+}
+
+/// Writes the chat templates that are no companions: those that took the place of the model's, and those in a folder of their own.
+fn write_templates(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
+    let fail = |e: ModelDirError| ExportError::content(dir, e.to_string());
+    let templates = model.chat_templates().map_err(fail)?;
+    let replaced = model.other_templates().is_some();
+    for (file, source) in templates.files() {
+        let own_folder = file.parent() != Some(Path::new(""));
+        if own_folder {
+            fs::create_dir_all(dir.join(TEMPLATE_DIR)).map_err(|e| ExportError::io(dir, e))?;
+        }
+        if replaced || own_folder {
+            atomic::write(&dir.join(file), source.as_bytes())?;
+        }
     }
     Ok(())
 }

@@ -14,8 +14,10 @@ use crate::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 28] = [
+const OF_SAMPLING: [&str; 30] = [
     "system_prompt",
+    "chat_template",
+    "chat_template_kwargs",
     "max_prompt_length",
     "prompt_column",
     "answer_column",

@@ -40,7 +40,7 @@ pub use option::{OptionSpec, Source};
 pub use options::{OPTIONS, TrainConfig};
 pub use rewards::{RewardBounds, RewardHost};
 
-pub use crate::declare::{Bounds, Choice, ChoiceSpec, Kind, OptionValue, Paths, UnknownChoice};
+pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, Kind, OptionValue, Paths, UnknownChoice};
 pub use crate::group::RewardFailure;
 pub use crate::methods::{
     advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},

@@ -89,6 +89,7 @@ fn another(option: &OptionSpec) -> String {
         }
         Kind::Texts => r#"["a,b", "é\n"]"#.to_owned(),
         Kind::Numbers => "-1,0.5,1e-7".to_owned(),
+        Kind::Table => r#"{"a": [false, null], "b": {"c": "d"}}"#.to_owned(),
     }
 }
 

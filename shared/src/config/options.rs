@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, Kernels, KlController, KlEstimator,
-    KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
+    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable, Kernels, KlController,
+    KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
     RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
     option::options,
 };
@@ -47,8 +47,14 @@ options! {
         /// Where the run is written.
         output_dir: PathBuf = "runs/grpo".into(), trl, keeps_results;
         /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a
-        /// user message then.
+        /// user message then. A row that has a system message of its own keeps that alone.
         system_prompt: Option<String> = None, absent("none");
+        /// Chat template in the place of the model's: a file in Jinja, or a model directory that has one. Checkpoints carry it.
+        chat_template: Option<PathBuf> = None, absent("the model's"), source("TRL `chat_template_path`"),
+            also(&["chat_template_path"]);
+        /// Variables for the chat template, as in `{ enable_thinking = false }`: switches of its own, which make other prompts. A
+        /// row's column of that name goes before.
+        chat_template_kwargs: Option<JsonTable> = None, absent("none"), trl, also(&["apply_chat_template_kwargs"]);
         /// The moment that chat templates take for now (`strftime_now`), as `2026-01-31T12:00:00Z`. `config.toml` of the run keeps
         /// it, so that a run which is resumed on another day has the same prompts.
         template_date: Option<String> = None, absent("when the run began");

@@ -4,11 +4,13 @@
 mod bounds;
 mod choice;
 mod paths;
+mod table;
 mod value;
 
 pub use bounds::Bounds;
 pub use choice::{Choice, ChoiceSpec, UnknownChoice};
 pub use paths::Paths;
+pub use table::JsonTable;
 pub use value::{Kind, OptionValue};
 
 pub(crate) use choice::choices;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use toml::{Table, Value};
 
 use super::{
-    Bounds, Paths,
+    Bounds, JsonTable, Paths,
     choice::{ChoiceSpec, words},
 };
 
@@ -30,6 +30,8 @@ pub enum Kind {
     Texts,
     /// Any number of numbers.
     Numbers,
+    /// Values by their names.
+    Table,
 }
 
 impl Kind {
@@ -46,6 +48,7 @@ impl Kind {
             Self::Choice(_) => "one of the values below",
             Self::Texts => "list of texts",
             Self::Numbers => "list of numbers",
+            Self::Table => "table",
         }
     }
 
@@ -55,6 +58,7 @@ impl Kind {
             Self::Flag => self.words().to_owned(),
             Self::Choice(values) => format!("one of {}", words(values)),
             Self::Whole => "a whole number of at least 0".to_owned(),
+            Self::Table => "a table, as in { name = value }, or the JSON of an object".to_owned(),
             kind => format!("a {}", kind.words()),
         }
     }
@@ -68,6 +72,9 @@ impl Kind {
             Self::Flag => as_toml(&text.to_ascii_lowercase()).unwrap_or_else(in_words),
             Self::Whole | Self::Number => as_toml(text).unwrap_or_else(in_words),
             Self::Text | Self::Path | Self::Choice(_) => in_words(),
+            // JSON stays a text, which the option reads; what is no JSON may be a table as TOML writes it.
+            Self::Table if text.parse::<JsonTable>().is_ok() => in_words(),
+            Self::Table => as_toml(text).unwrap_or_else(in_words),
             Self::Texts | Self::Paths | Self::Numbers if text.trim_start().starts_with('[') => {
                 as_toml(text).unwrap_or_else(in_words)
             }
@@ -131,6 +138,10 @@ impl OptionValue for Paths {
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         self
     }
+}
+
+impl OptionValue for JsonTable {
+    const KIND: Kind = Kind::Table;
 }
 
 impl<T: OptionValue> OptionValue for Option<T> {
