@@ -89,7 +89,7 @@ impl ModelDir {
         if path.join(ADAPTER_CONFIG_FILE).is_file() {
             Self::open_adapter(&path, &base_of(&path)?)
         } else {
-            Self::open_whole(path)?.with_end_of_tokenizer()
+            Ok(Self::open_whole(path)?.with_end_of_tokenizer())
         }
     }
 
@@ -113,12 +113,13 @@ impl ModelDir {
         }
         refuse_links_out(adapter)?;
         let model = Self { adapter: Some(adapter.to_path_buf()), ..Self::open_whole(base.to_path_buf())? };
-        model.with_end_of_tokenizer()
+        Ok(model.with_end_of_tokenizer())
     }
 
     /// Puts the tokens that the tokenizer's files call `eos_token` before the other ends of sequences.
-    fn with_end_of_tokenizer(mut self) -> Result<Self, ModelDirError> {
-        let named = NamedTokens::of(&self)?;
+    fn with_end_of_tokenizer(mut self) -> Self {
+        // Whoever needs the tokenizer says what is wrong with its files; weights can be read without.
+        let named = NamedTokens::of(&self).unwrap_or_default();
         let of_file = special::ids_in(&self.file("tokenizer.json"), &named.eos);
         let mut ends = Vec::new();
         for (text, id) in named.eos.iter().zip(of_file) {
@@ -130,7 +131,7 @@ impl ModelDir {
         }
         ends.append(&mut self.generation.eos_token_ids);
         self.generation.eos_token_ids = distinct(ends);
-        Ok(self)
+        self
     }
 
     fn open_whole(path: PathBuf) -> Result<Self, ModelDirError> {

@@ -30,9 +30,10 @@ fn part(part: &Value) -> Option<&str> {
     part.as_str().or_else(|| part["text"].as_str().or_else(|| part["refusal"].as_str()).filter(|_| is_text))
 }
 
-/// Whether a message has its content in parts.
+/// Whether a message has its content in parts: texts, or objects. A tool may also return a list of numbers, which is none of parts.
 pub fn has_parts(message: &Value) -> bool {
-    message["content"].is_array()
+    let is_part = |part: &Value| part.is_string() || part.is_object();
+    message["content"].as_array().is_some_and(|parts| parts.iter().all(is_part))
 }
 
 /// The messages with every part as templates for parts expect it.
@@ -56,7 +57,9 @@ fn with_content(
     make: impl Fn(&[&str]) -> Result<Value, TemplateError>,
 ) -> Result<Vec<Value>, TemplateError> {
     let changed = |(index, message): (usize, &Value)| {
-        let Some(parts) = message["content"].as_array() else { return Ok(message.clone()) };
+        let Some(parts) = message["content"].as_array().filter(|_| has_parts(message)) else {
+            return Ok(message.clone());
+        };
         let texts = parts.iter().map(|found| {
             part(found).ok_or_else(|| {
                 let kind =
@@ -95,13 +98,9 @@ pub fn lost(messages: &[Value], rendered: &str) -> Option<usize> {
         if message["role"] == "assistant" {
             return false;
         }
-        match &message["content"] {
-            Value::Null => false,
-            content => match text_of(content) {
-                Some(text) => !is_in(&text, rendered, &whole),
-                None => true,
-            },
-        }
+        let content = &message["content"];
+        let text = text_of(content).unwrap_or_else(|| content.to_string().into());
+        !content.is_null() && !is_in(&text, rendered, &whole)
     };
     messages.iter().rposition(is_lost)
 }
@@ -148,6 +147,8 @@ mod tests {
             (json!(""), "[]"),
             (json!([{"type": "text", "text": "a b"}, {"type": "text", "text": "c"}]), "a bc"),
             (json!(null), ""),
+            (json!({"a": 1}), "{\"a\": 1}"),
+            (json!([1, 2]), "[1, 2]"),
         ] {
             assert_eq!(of("user", content.clone(), rendered), None, "{content}");
         }
@@ -155,8 +156,8 @@ mod tests {
             (json!("What is 2+3?"), "[user] \n[assistant]"),
             (json!("2+3?"), "Today is 26 July 2034"),
             (json!("?!"), "[]"),
-            (json!([{"type": "image"}]), "[image]"),
-            (json!({"a": 1}), "a 1"),
+            (json!([{"type": "image"}]), "[user]"),
+            (json!({"a": 1}), "[user]"),
         ] {
             assert_eq!(of("human", content.clone(), rendered), Some(0), "{content}");
         }

@@ -141,12 +141,16 @@ impl ChatTemplate {
     /// The variables that the template reads and that no caller gives by itself: its switches, such as `enable_thinking`.
     #[must_use]
     pub fn switches(&self) -> BTreeSet<String> {
-        let read = self.environment.templates().flat_map(|(_, template)| template.undeclared_variables(false));
+        let read =
+            || self.environment.templates().flat_map(|(_, template)| template.undeclared_variables(false)).collect();
+        // The template is parsed again.
+        let read: Vec<String> =
+            on_large_stack(|| guarded(WHAT, MOST_MEMORY, read)).ok().and_then(Result::ok).unwrap_or_default();
         let known: BTreeSet<&str> = self.environment.globals().map(|(name, _)| name).collect();
         let is_given = |name: &String| {
             GIVEN.contains(&name.as_str()) || known.contains(name.as_str()) || self.special_tokens.contains_key(name)
         };
-        read.filter(|name| !is_given(name)).collect()
+        read.into_iter().filter(|name| !is_given(name)).collect()
     }
 
     /// Renders a prompt to be completed. A last message of the assistant is left open (`continue_final_message`),
