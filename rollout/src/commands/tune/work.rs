@@ -12,7 +12,6 @@ use super::{
     },
     Args,
 };
-use crate::{data::Tokenizer, engine::EngineOptions};
 
 /// A step and its bounds.
 pub(super) struct Task {
