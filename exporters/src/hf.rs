@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use shared::{Architecture, Head, ModelConfig, ModelDir, atomic};
+use shared::{
+    Architecture, Head, ModelConfig, ModelDir, atomic,
+    model_dir::{ModelDirError, TEMPLATE_DIR},
+};
 
 use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
 
@@ -64,6 +67,29 @@ fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) ->
             }
         }
         atomic::write(&dir.join(name), &content)?;
+    }
+    write_templates(model, dir)
+}
+
+/// Writes the chat templates that are no companions: those that took the place of the model's, or else those that it has in a folder
+/// of their own.
+///
+/// # Errors
+/// A template that cannot be read or written.
+pub fn write_templates(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
+    let replaced = model.other_templates().is_some();
+    if !replaced && !model.path().join(TEMPLATE_DIR).is_dir() {
+        return Ok(());
+    }
+    let templates = model.chat_templates().map_err(|e: ModelDirError| ExportError::content(dir, e.to_string()))?;
+    for (file, source) in templates.files() {
+        let in_folder = file.starts_with(TEMPLATE_DIR);
+        if in_folder {
+            fs::create_dir_all(dir.join(TEMPLATE_DIR)).map_err(|e| ExportError::io(dir, e))?;
+        }
+        if replaced || in_folder {
+            atomic::write(&dir.join(file), source.as_bytes())?;
+        }
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
 pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
-pub use hf::{fill_hf, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer};
+pub use hf::{fill_hf, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer, write_templates};
 pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};
 pub use values::{hash_and_norm_of, norm};

@@ -56,6 +56,9 @@ pub enum LearnerError {
     /// The model directory cannot be used.
     #[error(transparent)]
     ModelDir(#[from] shared::model_dir::ModelDirError),
+    /// The model's tokenizer cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] shared_tokenizer::OpenError),
     /// The checkpoint is none of the run's.
     #[error(transparent)]
     Resume(#[from] shared::resume::ResumeError),

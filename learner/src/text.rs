@@ -45,11 +45,8 @@ impl TextIds {
     /// # Errors
     /// A tokenizer that cannot be read.
     pub fn open(model: &ModelDir) -> Result<Self, LearnerError> {
-        let tokenizer = model
-            .tokenizer()
-            .ok()
-            .map(|path| TextTokenizer::open(&path).map_err(|e| LearnerError::content(&path, e)))
-            .transpose()?;
+        let tokenizer = model.tokenizer().is_ok().then(|| TextTokenizer::of_model(model)).transpose()?;
+        tokenizer.iter().flat_map(TextTokenizer::remarks).for_each(|remark| tracing::warn!("{remark}"));
         Ok(Self { tokenizer, vocabulary: model.config().vocab_size as u32 })
     }
 

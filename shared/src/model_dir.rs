@@ -1,7 +1,11 @@
 //! A Hugging Face model directory: where its files are and what `generation_config.json` says. A LoRA adapter of PEFT is a
 //! model too, whose base is another directory.
 
+mod special;
+mod templates;
+
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -9,13 +13,22 @@ use std::{
 use serde_json::Value;
 use shared_bounds::read_text as read_bounded;
 
-use crate::model_config::{ConfigJsonError, ModelConfig};
+use crate::{
+    config::TrainConfig,
+    model_config::{ConfigJsonError, ModelConfig},
+};
+
+pub use special::{NamedToken, NamedTokens};
+pub use templates::{ChatTemplates, TEMPLATE_DIR, TEMPLATE_FILE};
 
 /// File name by which a folder is known as a LoRA adapter of PEFT.
 pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 
 /// Most bytes of the JSON files and templates of a model directory, tokenizer and weights apart.
 pub const MOST_BYTES: u64 = 16 << 20;
+
+/// Most bytes of a `tokenizer.json`; the largest known ones have 35 million.
+pub const MOST_TOKENIZER_BYTES: u64 = 256 << 20;
 
 /// A model directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +51,15 @@ pub enum ModelDirError {
     },
 }
 
-/// What `generation_config.json` (or, failing that, `config.json`) says about ends of sequences.
+/// What the files of a model say about ends of sequences and other special ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GenerationConfig {
-    /// Every id that ends a sequence.
+    /// Every id that ends a sequence, each once: the tokenizer's `eos_token`, then the `eos_token_id` of
+    /// `generation_config.json`, then that of `config.json`. transformers and vLLM stop at all that the first two name, models
+    /// that were trained further often have only one of the three right, and no token among them goes on a text.
     pub eos_token_ids: Vec<u32>,
+    /// Texts that a file calls `eos_token` and that are no token of `tokenizer.json`: they end nothing.
+    pub eos_without_id: Vec<String>,
     /// Padding id, if there is one.
     pub pad_token_id: Option<u32>,
     /// Beginning-of-sequence id, if there is one.
@@ -56,6 +73,8 @@ pub struct ModelDir {
     adapter: Option<PathBuf>,
     config: ModelConfig,
     generation: GenerationConfig,
+    /// What takes the place of its chat templates.
+    templates: Option<ChatTemplates>,
 }
 
 impl ModelDir {
@@ -70,8 +89,16 @@ impl ModelDir {
         if path.join(ADAPTER_CONFIG_FILE).is_file() {
             Self::open_adapter(&path, &base_of(&path)?)
         } else {
-            Self::open_whole(path)
+            Ok(Self::open_whole(path)?.with_end_of_tokenizer())
         }
+    }
+
+    /// Opens the model of a run, with the chat template that the run has for it.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open`] and [`ModelDir::with_chat_template`].
+    pub fn of_run(config: &TrainConfig) -> Result<Self, ModelDirError> {
+        Self::open(&config.model)?.with_chat_template(config.chat_template.as_deref())
     }
 
     /// Opens an adapter on a base that is not looked for.
@@ -85,7 +112,26 @@ impl ModelDir {
             return Err(ModelDirError::File { path: base.display().to_string(), message });
         }
         refuse_links_out(adapter)?;
-        Ok(Self { adapter: Some(adapter.to_path_buf()), ..Self::open_whole(base.to_path_buf())? })
+        let model = Self { adapter: Some(adapter.to_path_buf()), ..Self::open_whole(base.to_path_buf())? };
+        Ok(model.with_end_of_tokenizer())
+    }
+
+    /// Puts the tokens that the tokenizer's files call `eos_token` before the other ends of sequences.
+    fn with_end_of_tokenizer(mut self) -> Self {
+        // Whoever needs the tokenizer says what is wrong with its files; weights can be read without.
+        let named = NamedTokens::of(&self).unwrap_or_default();
+        let of_file = special::ids_in(&self.file("tokenizer.json"), &named.eos);
+        let mut ends = Vec::new();
+        for (text, id) in named.eos.iter().zip(of_file) {
+            let stated = || named.tokens.iter().find(|token| token.content == *text).and_then(|token| token.id);
+            match id.or_else(stated) {
+                Some(id) => ends.push(id),
+                None => self.generation.eos_without_id.push(text.clone()),
+            }
+        }
+        ends.append(&mut self.generation.eos_token_ids);
+        self.generation.eos_token_ids = distinct(ends);
+        self
     }
 
     fn open_whole(path: PathBuf) -> Result<Self, ModelDirError> {
@@ -109,13 +155,19 @@ impl ModelDir {
         } else {
             Value::Null
         };
-        let special = SpecialIds { files: [(&generation, &generation_path), (&own, &config_path)] };
-        let generation = GenerationConfig {
-            eos_token_ids: special.list("eos_token_id")?,
-            pad_token_id: special.list("pad_token_id")?.first().copied(),
-            bos_token_id: special.list("bos_token_id")?.first().copied(),
+        let files = [(&generation, &generation_path), (&own, &config_path), (&own["text_config"], &config_path)];
+        let first = |key: &str| -> Result<Option<u32>, ModelDirError> {
+            let stated = files.iter().find(|(json, _)| !json[key].is_null());
+            Ok(stated.map(|(json, path)| ids(json, path, key)).transpose()?.unwrap_or_default().first().copied())
         };
-        Ok(Self { path, adapter: None, config, generation })
+        let ends = files.iter().map(|(json, path)| ids(json, path, "eos_token_id"));
+        let generation = GenerationConfig {
+            eos_token_ids: distinct(ends.collect::<Result<Vec<_>, _>>()?.concat()),
+            eos_without_id: Vec::new(),
+            pad_token_id: first("pad_token_id")?,
+            bos_token_id: first("bos_token_id")?,
+        };
+        Ok(Self { path, adapter: None, config, generation, templates: None })
     }
 
     /// The directory; of an adapter, that of its base.
@@ -170,57 +222,66 @@ impl ModelDir {
         })
     }
 
-    /// The chat template: `chat_template.jinja`, else the `chat_template` key of `tokenizer_config.json` (a text, or
-    /// a list of named templates of which `default` is taken).
-    ///
-    /// # Errors
-    /// When one of the files exists and cannot be read.
-    pub fn chat_template(&self) -> Result<Option<String>, ModelDirError> {
-        let own = self.file("chat_template.jinja");
-        if own.is_file() {
-            return read_text(&own).map(Some);
-        }
-        Ok(match self.tokenizer_config()?.get("chat_template") {
-            Some(Value::String(template)) => Some(template.clone()),
-            Some(Value::Array(named)) => named
-                .iter()
-                .find(|t| t.get("name").and_then(Value::as_str) == Some("default"))
-                .and_then(|t| t.get("template").and_then(Value::as_str))
-                .map(str::to_owned),
-            _ => None,
-        })
-    }
-
     /// `tokenizer_config.json` as it stands, or null without one.
     ///
     /// # Errors
     /// When the file exists and cannot be read.
     pub fn tokenizer_config(&self) -> Result<Value, ModelDirError> {
-        let path = self.file("tokenizer_config.json");
+        self.json("tokenizer_config.json")
+    }
+
+    /// A JSON file as it stands, or null without one.
+    fn json(&self, name: &str) -> Result<Value, ModelDirError> {
+        let path = self.file(name);
         if path.is_file() { parse(&read_text(&path)?, &path) } else { Ok(Value::Null) }
+    }
+
+    /// What a run is told about the ends of completions, in words.
+    #[must_use]
+    pub fn remarks_on_ends(&self) -> Vec<String> {
+        let GenerationConfig { eos_token_ids, eos_without_id, .. } = &self.generation;
+        let folder = self.adapter().unwrap_or(self.path()).display();
+        let mut remarks: Vec<String> = eos_without_id
+            .iter()
+            .map(|text| {
+                format!(
+                    "{folder}: `eos_token` is {text:?}, which is no token of tokenizer.json, so it ends no completion"
+                )
+            })
+            .collect();
+        if eos_token_ids.is_empty() {
+            remarks.push(format!(
+                "{folder}: no file names a token that ends a sequence, so completions end at `stop` or at the longest length \
+                 alone; add `eos_token` to tokenizer_config.json, or `eos_token_id` to generation_config.json"
+            ));
+        }
+        remarks
     }
 
     /// Files that make up the directory besides the weights and that a checkpoint takes along.
     #[must_use]
     pub fn companions(&self) -> Vec<PathBuf> {
-        [
-            "config.json",
-            "generation_config.json",
-            "tokenizer.json",
-            "tokenizer.model",
-            "tokenizer_config.json",
-            "special_tokens_map.json",
-            "added_tokens.json",
-            "chat_template.jinja",
-            "vocab.json",
-            "merges.txt",
-        ]
-        .iter()
-        .map(|name| self.file(name))
-        .filter(|p| p.is_file())
-        .collect()
+        let others = [TEMPLATE_FILE, "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"];
+        let names = SAMPLER_FILES.iter().copied().chain(others);
+        names.map(|name| self.file(name)).filter(|path| path.is_file()).collect()
+    }
+
+    /// Files that one reads who samples and renders no prompts, besides the weights.
+    #[must_use]
+    pub fn sampler_files(&self) -> Vec<PathBuf> {
+        SAMPLER_FILES.iter().map(|name| self.file(name)).filter(|path| path.is_file()).collect()
     }
 }
+
+/// Names of the files beside the weights that say what tokens are and which end a sequence.
+const SAMPLER_FILES: [&str; 6] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+];
 
 /// Refuses a directory in which a name leads elsewhere: what is read would be copied into checkpoints and shown in prompts,
 /// whatever it is. The Hub's cache links the files of a model to its folder of blobs, two above.
@@ -261,29 +322,23 @@ fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
     })
 }
 
-/// Token ids in the files that may state them, the first that does goes.
-struct SpecialIds<'a> {
-    files: [(&'a Value, &'a Path); 2],
+/// The token ids that a file states, a number or a list of numbers; none where it states none.
+fn ids(json: &Value, path: &Path, key: &str) -> Result<Vec<u32>, ModelDirError> {
+    let value = &json[key];
+    let stated = if let Value::Array(list) = value { list.as_slice() } else { std::slice::from_ref(value) };
+    // Older configurations write -1 for "none".
+    let stated = stated.iter().filter(|value| !value.is_null() && value.as_i64() != Some(-1));
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    stated.map(id).collect::<Option<_>>().ok_or_else(|| ModelDirError::File {
+        path: path.display().to_string(),
+        message: format!("`{key}` must be a token id or a list of token ids, found {value}"),
+    })
 }
 
-impl SpecialIds<'_> {
-    /// A number or a list of numbers; empty when no file states the key.
-    fn list(&self, key: &str) -> Result<Vec<u32>, ModelDirError> {
-        let stated = |(json, path): &(&Value, &Path)| {
-            json.get(key).filter(|v| !v.is_null()).map(|v| (v.clone(), path.display().to_string()))
-        };
-        let Some((value, path)) = self.files.iter().find_map(stated) else {
-            return Ok(Vec::new());
-        };
-        let ids = if let Value::Array(list) = &value { list.as_slice() } else { std::slice::from_ref(&value) };
-        // Older configurations write -1 for "none".
-        let stated = ids.iter().filter(|v| v.as_i64() != Some(-1));
-        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        stated.map(id).collect::<Option<_>>().ok_or_else(|| ModelDirError::File {
-            path,
-            message: format!("`{key}` must be a token id or a list of token ids, found {value}"),
-        })
-    }
+/// The same ids in their order, each once.
+fn distinct(ids: Vec<u32>) -> Vec<u32> {
+    let mut seen = HashSet::new();
+    ids.into_iter().filter(|id| seen.insert(*id)).collect()
 }
 
 fn read_text(path: &Path) -> Result<String, ModelDirError> {
@@ -316,17 +371,43 @@ mod tests {
     }
 
     #[test]
-    fn special_ids_come_from_the_generation_config_and_else_from_the_config() {
-        let dir = directory(&[("generation_config.json", r#"{"eos_token_id": [3, 5], "pad_token_id": 0}"#)]);
-        let model = ModelDir::open(dir.path()).unwrap();
-        let expected = GenerationConfig { eos_token_ids: vec![3, 5], pad_token_id: Some(0), bos_token_id: None };
-        assert_eq!(*model.generation(), expected);
+    fn ends_are_those_of_all_files_and_other_ids_those_of_the_first() {
+        let generation = |files: &[(&str, &str)]| ModelDir::open(directory(files).path()).unwrap().generation().clone();
+        let found = generation(&[("generation_config.json", r#"{"eos_token_id": [3, 5], "pad_token_id": 0}"#)]);
+        let expected = GenerationConfig { eos_token_ids: vec![3, 5, 7], pad_token_id: Some(0), ..Default::default() };
+        assert_eq!(found, expected);
         let none = r#"{"eos_token_id": null, "bos_token_id": 1, "pad_token_id": -1}"#;
-        let dir = directory(&[("generation_config.json", none)]);
-        let model = ModelDir::open(dir.path()).unwrap();
-        let expected = GenerationConfig { eos_token_ids: vec![7], pad_token_id: None, bos_token_id: Some(1) };
-        assert_eq!(*model.generation(), expected);
-        assert_eq!(ModelDir::open(directory(&[]).path()).unwrap().generation().eos_token_ids, [7]);
+        let expected = GenerationConfig { eos_token_ids: vec![7], bos_token_id: Some(1), ..Default::default() };
+        assert_eq!(generation(&[("generation_config.json", none)]), expected);
+        assert_eq!(generation(&[]).eos_token_ids, [7]);
+        let nested = CONFIG.replace(r#""eos_token_id": 7"#, r#""text_config": {"eos_token_id": [6, 7]}"#);
+        assert_eq!(generation(&[("config.json", &nested)]).eos_token_ids, [6, 7]);
+    }
+
+    #[test]
+    fn the_tokenizers_end_comes_first() {
+        let tokenizer = r#"{"added_tokens": [{"id": 4, "content": "<end>"}], "model": {"vocab": {"a": 0, "</s>": 2}}}"#;
+        let ends = |more: &[(&str, &str)]| {
+            let dir = directory(&[&[("tokenizer.json", tokenizer)], more].concat());
+            let model = ModelDir::open(dir.path()).unwrap();
+            (model.generation().eos_token_ids.clone(), model.remarks_on_ends())
+        };
+        let config = |text: &'static str| ("tokenizer_config.json", text);
+        assert_eq!(ends(&[config(r#"{"eos_token": "<end>"}"#)]), (vec![4, 7], vec![]));
+        assert_eq!(ends(&[config(r#"{"eos_token": {"content": "</s>"}}"#)]).0, [2, 7]);
+        let map = ("special_tokens_map.json", r#"{"eos_token": "</s>"}"#);
+        assert_eq!(ends(&[map]).0, [2, 7]);
+        assert_eq!(ends(&[config(r#"{"eos_token": "<end>"}"#), map]).0, [4, 2, 7]);
+        let generation = ("generation_config.json", r#"{"eos_token_id": [7, 4]}"#);
+        assert_eq!(ends(&[config(r#"{"eos_token": "<end>"}"#), generation]).0, [4, 7]);
+        let decoder = r#"{"eos_token": "<x>", "added_tokens_decoder": {"6": {"content": "<x>", "special": true}}}"#;
+        assert_eq!(ends(&[config(decoder)]).0, [6, 7]);
+        let (ids, remarks) = ends(&[config(r#"{"eos_token": "<no>"}"#)]);
+        assert_eq!(ids, [7]);
+        assert!(remarks[0].contains("`eos_token` is \"<no>\", which is no token of tokenizer.json"), "{remarks:?}");
+        let silent = CONFIG.replace(r#", "eos_token_id": 7"#, "");
+        let (ids, remarks) = ends(&[("config.json", &silent)]);
+        assert!(ids.is_empty() && remarks[0].contains("no file names a token that ends a sequence"), "{remarks:?}");
     }
 
     #[test]

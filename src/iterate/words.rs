@@ -14,8 +14,10 @@ use crate::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 28] = [
+const OF_SAMPLING: [&str; 30] = [
     "system_prompt",
+    "chat_template",
+    "chat_template_kwargs",
     "max_prompt_length",
     "prompt_column",
     "answer_column",
@@ -107,15 +109,18 @@ mod tests {
         config.stop = vec!["--".into(), "\n\n".into()];
         config.system_prompt = Some("- Be brief".into());
         config.answer_column = Some("extra.answer".into());
+        config.chat_template = Some("short.jinja".into());
+        config.chat_template_kwargs = Some("{\"enable_thinking\": false}".parse().unwrap());
         let [policy, prompts, output] = PATHS.map(Path::new);
         let words = of_sampling(&config, policy, prompts, output, "correctness", 2);
         has_all(&words, "generate --model=in --prompts=rows --output=out --reward-funcs=correctness --seed=2000007");
         let seedless = given.replace(" --seed=1", "").replace("--rollout_dtype", "--dtype");
         let flags = seedless.replace("rollout_", "").replace('_', "-").replace("--dtype", "--rollout-dtype");
         has_all(&words, &flags);
-        for word in ["--stop=--", "--stop=\n\n", "--system-prompt=- Be brief", "--answer-column=extra.answer"] {
+        for word in ["--stop=--", "--stop=\n\n", "--system-prompt=- Be brief", "--answer-column=extra.answer", "--chat-template=short.jinja"] {
             assert!(words.0.iter().any(|given| given == word), "{word:?} is missing in {words:?}");
         }
+        has_all(&words, "--chat-template-kwargs={\"enable_thinking\":false}");
     }
 
     #[test]

@@ -121,6 +121,7 @@ const LARGE: u64 = 50_000_000;
 /// What a run is told before it starts: [`TrainConfig::warnings`], and what this machine could do better.
 fn hints(config: &TrainConfig) -> Vec<String> {
     let mut list = config.warnings();
+    list.extend(ModelDir::open(&config.model).map(|model| model.remarks_on_ends()).unwrap_or_default());
     let in_fp32 = config.learner_device == Device::Cpu && !config.bf16;
     let large = || ModelDir::open(&config.model).is_ok_and(|model| model.config().parameter_count() >= LARGE);
     if in_fp32 && doctor::has_bf16_tiles() && large() {

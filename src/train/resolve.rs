@@ -164,6 +164,7 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
     }
     let open = |key: &str, path: &Path| ModelDir::open(path).with_context(|| format!("`{key}`"));
     let model = open("model", &config.model)?;
+    let model = model.with_chat_template(config.chat_template.as_deref()).context("`chat_template`")?;
     AdapterConfig::of_run(config, &model)?;
     config.check_model(model.config())?;
     let critic = config.critic_model.as_ref().map(|path| open("critic_model", path)).transpose()?;
@@ -307,6 +308,7 @@ mod tests {
         let value_of = |key: &str| match key {
             "dataset" | "eval_dataset" => relative.join("train.jsonl"),
             "output_dir" => relative.join("run"),
+            "chat_template" => relative.join("train.jsonl"),
             _ => relative.clone(),
         };
         let paths: Vec<&str> =

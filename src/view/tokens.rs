@@ -52,5 +52,5 @@ fn shown(mut record: TokenRecord, tokenizer: Option<&TextTokenizer>) -> Tokens {
 /// The tokenizer of a run's model, if it is still there.
 pub fn tokenizer(dir: &RunDir) -> Option<TextTokenizer> {
     let config = layers::load(Some(&dir.config()), &Vec::new()).ok()?;
-    TextTokenizer::open(&ModelDir::open(&config.model).ok()?.tokenizer().ok()?).ok()
+    TextTokenizer::of_model(&ModelDir::open(&config.model).ok()?).ok()
 }

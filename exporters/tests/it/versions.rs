@@ -8,7 +8,7 @@ use exporters::{
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use shared::{ModelDir, PolicyVersion, TensorEntry, WeightManifest, atomic};
+use shared::{ModelDir, PolicyVersion, TensorEntry, WeightManifest, atomic, model_dir::TEMPLATE_DIR};
 
 use crate::support::{TestModel, files, values};
 
@@ -142,6 +142,15 @@ fn a_directory_written_back_states_its_element_type() {
         let config: Value = serde_json::from_slice(&files(&out)["config.json"]).unwrap();
         assert_eq!(config[key], "float32", "transformers would round the weights to bfloat16");
         assert_eq!(files(&out)["chat_template.jinja"], b"chat_template.jinja");
+        // Another template of the run, and one in a folder.
+        let (other, with_other) = (model.path().join("other"), model.path().join("hf-other"));
+        fs::create_dir_all(other.join(TEMPLATE_DIR)).unwrap();
+        fs::write(other.join("chat_template.jinja"), "of the run").unwrap();
+        fs::write(other.join(TEMPLATE_DIR).join("tool_use.jinja"), "for tools").unwrap();
+        let of_run = model.open().with_chat_template(Some(&other)).unwrap();
+        write_hf(&of_run, &with_other, &mut |name| Ok(checkpoint.read_f32(name)?.into())).unwrap();
+        let templates = ModelDir::open(&with_other).unwrap().chat_templates().unwrap();
+        assert_eq!((templates.default(), templates.tool_use()), (Some("of the run"), Some("for tools")));
         let back = ModelDir::open(&out).unwrap();
         assert_eq!(back.config(), model.open().config());
         let weights = Checkpoint::open(&back).unwrap();

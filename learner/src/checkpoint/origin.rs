@@ -31,7 +31,7 @@ impl Origin {
     #[must_use]
     pub fn of(config: &TrainConfig) -> Self {
         Self {
-            model: model_files(&config.model).and_then(|files| hash(&files)),
+            model: model_files(config).and_then(|files| hash(&files)),
             dataset: dataset_files(config).and_then(|files| hash(&files)),
             programs: hash(&programs()),
             reward_files: hash(&reward_files(config)),
@@ -70,8 +70,21 @@ fn add(hasher: &mut blake3::Hasher, path: &Path) -> Option<()> {
     hasher.update_reader(file).ok().map(|_| ())
 }
 
-/// The files of a model that are read: weights, and texts on model and tokenizer, in the order of their names.
-fn model_files(folder: &Path) -> Option<Vec<PathBuf>> {
+/// The files of a run's model that are read: weights, and texts on model and tokenizer, in the order of their names, and those of
+/// another chat template.
+fn model_files(config: &TrainConfig) -> Option<Vec<PathBuf>> {
+    let mut files = texts_and_weights(&config.model)?;
+    match &config.chat_template {
+        Some(folder) if folder.is_dir() => {
+            let is_template = |path: &PathBuf| path.extension().is_none_or(|ending| ending != "safetensors");
+            files.extend(texts_and_weights(folder)?.into_iter().filter(is_template));
+        }
+        file => files.extend(file.clone()),
+    }
+    Some(files)
+}
+
+fn texts_and_weights(folder: &Path) -> Option<Vec<PathBuf>> {
     let is_read = |path: &PathBuf| {
         let ending = path.extension().and_then(|ending| ending.to_str());
         ending.is_some_and(|ending| ["safetensors", "json", "jinja"].contains(&ending))
@@ -118,6 +131,19 @@ mod tests {
         assert!(before.is_some() && of_model() == before);
         fs::rename(dir.path().join("tokenizer.json"), dir.path().join("config.json")).unwrap();
         assert!(of_model() != before);
+        let chat_template = Some(dir.path().join("other.txt"));
+        let with_template = || {
+            Origin::of(&TrainConfig {
+                model: dir.path().to_owned(),
+                chat_template: chat_template.clone(),
+                ..config.clone()
+            })
+            .model
+        };
+        fs::write(dir.path().join("other.txt"), "a").unwrap();
+        let before = with_template();
+        fs::write(dir.path().join("other.txt"), "b").unwrap();
+        assert!(before.is_some() && with_template() != before, "the file of the chat template is the model's too");
         let folder = dir.path().join("rows");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("train.jsonl"), "a").unwrap();

@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
         device: Device,
         stop: &AtomicBool,
     ) -> Result<Self, LearnerError> {
-        let model = ModelDir::open(&config.model)?;
+        let model = ModelDir::of_run(config)?;
         let (found, aside) = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
         let (among, crew) = Crew::start(config, run_dir, stop)?;
         let (trainer, state) = checkpoint::open_rank(config, &model, found.as_deref(), device, &among)?;

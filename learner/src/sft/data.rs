@@ -47,8 +47,8 @@ impl Encoder {
         if append_eos && eos.is_empty() {
             return Err(LearnerError::content(
                 model.path(),
-                "neither generation_config.json nor config.json names an `eos_token_id`; add one, or pass \
-                 --no-append-eos",
+                "neither generation_config.json nor config.json names an `eos_token_id`, nor tokenizer_config.json an \
+                 `eos_token`; add one, or pass --no-append-eos",
             ));
         }
         Ok(Self { text, eos })

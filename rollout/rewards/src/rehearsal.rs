@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use shared::RewardOutcome;
+use shared::{FinishReason, RewardOutcome};
 
-use crate::{RewardFunction, RewardInput, pool::checked};
+use crate::{RewardCompletion, RewardFunction, RewardInput, pool::checked, rules::tags};
 
 /// What a sample completion is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +120,7 @@ pub fn rehearse(function: &RewardFunction, trials: &[Trial], demand: Demand) -> 
     judge(&mut found, &observed, function);
     let group = trials.first().map_or(0, |trial| trial.samples.len());
     found.warnings.extend(slowness(&found, group, demand, function.reward().concurrency()));
+    found.warnings.extend(trials.iter().find_map(|trial| opened_tag(function, trial, demand)));
     found
 }
 
@@ -205,6 +206,40 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
             "goes by the length of sample completions (correlation {r:.2}), and would teach to be {what}"
         ));
     }
+}
+
+/// A completion behind a tag that its prompt has opened.
+const BEHIND_TAG: &str = "It follows from what is given.\n</think>\n</reasoning>\n<answer>\n2\n</answer>";
+
+/// What there is to say where the prompt opens a tag that a function looks for in completions. A rule that comes with the sampler
+/// counts the tag to them, others see what was sampled alone.
+fn opened_tag(function: &RewardFunction, trial: &Trial, demand: Demand) -> Option<String> {
+    let tag = tags::opened(&trial.input.prompt)?;
+    let right = trial.samples.iter().zip(&trial.input.completions).find(|(sample, _)| **sample == Sample::Right);
+    let pattern = trial.input.completions.first()?;
+    let behind = RewardCompletion { text: BEHIND_TAG.into(), finish_reason: FinishReason::Stop, ..pattern.clone() };
+    let probes: Vec<RewardCompletion> = right.map(|(_, right)| right.clone()).into_iter().chain([behind]).collect();
+    let scores = |prompt: &str, tag: &str| -> Vec<Option<f64>> {
+        let with_tag =
+            |probe: &RewardCompletion| RewardCompletion { text: format!("{tag}{}", probe.text), ..probe.clone() };
+        let completions = probes.iter().map(with_tag).collect();
+        let deadline = Instant::now().checked_add(demand.timeout);
+        let input = RewardInput { prompt: prompt.into(), completions, deadline, ..trial.input.clone() };
+        function.reward().score(&input).iter().map(RewardOutcome::score).collect()
+    };
+    let name = tag.trim_end();
+    if function.own {
+        let (without, with) = (scores(&trial.input.prompt, ""), scores(&trial.input.prompt, tag));
+        let more = without.iter().zip(&with).any(|(without, with)| with > without);
+        return more.then(|| {
+            format!(
+                "wants `{name}` in completions, and the chat template puts it at the end of the prompt, so that they begin behind it; \
+                 let the function put it before them, or name another template with `chat_template`"
+            )
+        });
+    }
+    (scores("", "") != scores(&trial.input.prompt, ""))
+        .then(|| format!("counts `{name}`, which the chat template puts at the end of the prompt, to completions"))
 }
 
 /// What the samples that failed are like.

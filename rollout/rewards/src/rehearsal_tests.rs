@@ -89,6 +89,27 @@ fn rules_that_come_with_the_sampler_are_only_odd_where_they_judge() {
 }
 
 #[test]
+fn a_tag_that_the_prompt_opens_is_told_to_functions_that_want_it() {
+    let told = |function: &RewardFunction, prompt: &str| {
+        let with_prompt = |trial: Trial| Trial { input: RewardInput { prompt: prompt.into(), ..trial.input }, ..trial };
+        let trials: Vec<Trial> = trials().into_iter().map(with_prompt).collect();
+        let demand = Demand { timeout: Duration::from_secs(10), completions_per_step: 8 };
+        let warnings = rehearse(function, &trials, demand).warnings;
+        warnings.into_iter().find(|warning| warning.contains("the chat template puts"))
+    };
+    let opens = "[assistant] <think>\n";
+    let wants = number(|text| f64::from(u8::from(text.starts_with("<think>") && text.contains("</think>"))));
+    let warning = told(&wants, opens).unwrap();
+    assert!(warning.starts_with("wants `<think>` in completions") && warning.contains("`chat_template`"), "{warning}");
+    assert_eq!(told(&wants, "[assistant] "), None);
+    assert_eq!(told(&number(|text| text.len() as f64 % 2.0), "[assistant] "), None);
+    assert_eq!(told(&number(|text| f64::from(u8::from(text.contains("</think>")))), opens), None);
+    let rule = |name: &str| crate::Registry::default().function(name).unwrap();
+    assert!(told(&rule("think_format"), opens).unwrap().starts_with("counts `<think>`, which the chat template"));
+    assert_eq!(told(&rule("finished"), opens), None);
+}
+
+#[test]
 fn slow_functions_are_told_with_what_they_cost() {
     let found = |seconds: f64, completions_per_step| {
         let mut found = Rehearsed { seconds: Some(seconds), ..Rehearsed::default() };

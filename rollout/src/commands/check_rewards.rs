@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         tell!("programs of reward functions run with {words}");
     }
     let functions = functions?;
-    let checked = check(functions, &config)?;
+    let checked = check(functions, &config, !json)?;
     if json {
         print(&checked.iter().map(Checked::figures).collect())?;
     } else {
@@ -117,11 +117,12 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
     Ok(loaded)
 }
 
-fn check(functions: Vec<Loaded>, config: &TrainConfig) -> anyhow::Result<Vec<Checked>> {
+/// Tries the functions; `by_itself`, where no run is to follow that says what is odd about its prompts.
+fn check(functions: Vec<Loaded>, config: &TrainConfig, by_itself: bool) -> anyhow::Result<Vec<Checked>> {
     if !config.rehearse_rewards {
         return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());
     }
-    let trials = trials(&functions, config)?;
+    let trials = trials(&functions, config, by_itself)?;
     let demand = Demand {
         timeout: Duration::from_secs_f64(config.reward_timeout),
         completions_per_step: config.completions_per_step() as usize,
@@ -134,9 +135,10 @@ fn check(functions: Vec<Loaded>, config: &TrainConfig) -> anyhow::Result<Vec<Che
 }
 
 /// Samples of the first rows, which the functions can score as far as rows can be.
-fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Trial>> {
-    let model = ModelDir::open(&config.model).context("`model`")?;
-    let tokenizer = Tokenizer::open_at(&model, config.template_now())?;
+fn trials(functions: &[Loaded], config: &TrainConfig, by_itself: bool) -> anyhow::Result<Vec<Trial>> {
+    let model = ModelDir::of_run(config).context("`model`")?;
+    let tokenizer =
+        Tokenizer::open_at(&model, config.template_now())?.with_template_kwargs(config.chat_template_kwargs.as_ref());
     let options = prompt_options(config);
     let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
     let part = config.train_part();
@@ -146,6 +148,10 @@ fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Tria
         // Rows further behind may have the columns.
         dataset = load(usize::MAX)?;
         reward::check(&functions, &dataset).context("`reward_funcs`")?;
+    }
+    if by_itself {
+        let remarks = [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks_on_ends()];
+        remarks.concat().iter().for_each(|remark| tell!("warning: {remark}"));
     }
     samples::trials(dataset.rows(), config, &model, &tokenizer)
 }

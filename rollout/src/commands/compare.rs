@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let judging = args.judging.judging(&args.generation)?;
     let seed_b = args.seed_b.unwrap_or(sampling.seed);
     let [a_at, b_at] = [located(&args.a)?, located(&args.b)?];
-    let models = [opened(&a_at)?, opened(&b_at)?];
+    let models = [opened(&a_at, args)?, opened(&b_at, args)?];
     let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<RolloutGroup>> {
         shared::tell!("completing the prompts with {}", at.display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
@@ -151,8 +151,9 @@ fn located(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(run.checkpoint(step))
 }
 
-fn opened(path: &Path) -> anyhow::Result<ModelDir> {
-    ModelDir::open(path).with_context(|| path.display().to_string())
+fn opened(path: &Path, args: &Args) -> anyhow::Result<ModelDir> {
+    let model = ModelDir::open(path).with_context(|| path.display().to_string())?;
+    model.with_chat_template(args.rows.chat_template.as_deref()).context("--chat-template")
 }
 
 /// The groups of the prompts that both models have answered: one may have left a prompt out for its length.

@@ -83,8 +83,9 @@ impl GenerationFlags {
         (dataset, split): (&Path, &str),
         Task { functions, sampling, num_generations, correct_at, keep }: Task<'_>,
     ) -> anyhow::Result<Completed> {
-        let tokenizer = Tokenizer::open(model)?;
+        let tokenizer = rows.tokenizer(model)?;
         let dataset = rows.dataset(dataset, split, &tokenizer)?;
+        model.remarks_on_ends().iter().for_each(|remark| shared::tell!("warning: {remark}"));
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
         let mut generation = Generation { dataset, sampling, num_generations, correct_at };
         self.trace.start()?;
@@ -141,6 +142,7 @@ impl Generation {
         for file in ["config.json", "generation_config.json"] {
             weights.update(&fs::read(model.path().join(file)).unwrap_or_default());
         }
+        let ends = &model.generation().eos_token_ids;
         let mut prompts = blake3::Hasher::new();
         for row in self.dataset.rows() {
             let seen = json!([row.prompt_id, row.prompt_text, &row.prompt_ids[..], row.prefill, *row.columns]);
@@ -151,6 +153,7 @@ impl Generation {
             "model": weights.finalize().to_hex().as_str(),
             "dataset": prompts.finalize().to_hex().as_str(),
             "prompts": self.dataset.len(),
+            "eos_token_ids": ends,
             "num_generations": self.num_generations,
             "reward_funcs": rewards,
             "device": format!("{:?}", options.device),

@@ -246,7 +246,7 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
 
 fn tokenizer(run_dir: &RunDir) -> Option<Tokenizer> {
     let config = layers::load(Some(&run_dir.config()), &Vec::new()).ok()?;
-    Tokenizer::open(&ModelDir::open(&config.model).ok()?).ok()
+    Tokenizer::open(&ModelDir::of_run(&config).ok()?).ok()
 }
 
 fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>, state: LedgerState) {

@@ -17,7 +17,9 @@ use clap::{
 use rollout_rewards::RewardFunction;
 use shared::{
     Dtype, ModelDir, SamplingParams,
-    config::{self, Choice, ChoiceSpec, Device, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig},
+    config::{
+        self, Choice, ChoiceSpec, Device, JsonTable, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig,
+    },
 };
 use shared_data::{Columns, Part};
 use shared_hub::{locate_dataset, locate_model};
@@ -76,6 +78,13 @@ impl SamplingFlags {
         params.validate().map_err(|message| anyhow::anyhow!(as_flag(&message)))?;
         Ok(params)
     }
+}
+
+/// A remark on options, by the names of flags.
+fn as_flags(remark: &str) -> String {
+    ["chat_template_kwargs", "chat_template", "system_prompt"]
+        .iter()
+        .fold(remark.to_owned(), |text, key| text.replace(&format!("`{key}`"), &format!("--{}", key.replace('_', "-"))))
 }
 
 /// `top_p must be …` as `--top-p must be …`.
@@ -275,6 +284,10 @@ pub struct PromptFlags {
 pub struct RowFlags {
     #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT", help = help("system_prompt"))]
     pub(super) system_prompt: Option<String>,
+    #[arg(long, env = "TANDEM_CHAT_TEMPLATE", value_name = "FILE", help = help("chat_template"))]
+    pub(super) chat_template: Option<PathBuf>,
+    #[arg(long, env = "TANDEM_CHAT_TEMPLATE_KWARGS", value_name = "JSON", help = help("chat_template_kwargs"))]
+    pub(super) chat_template_kwargs: Option<JsonTable>,
     #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..), help = help("max_prompt_length"))]
     pub(super) max_prompt_length: Option<u32>,
@@ -298,11 +311,22 @@ impl PromptFlags {
     /// # Errors
     /// With the path.
     pub fn model(&self) -> anyhow::Result<ModelDir> {
-        ModelDir::open(locate_model(&self.model)?).context("--model")
+        let model = ModelDir::open(locate_model(&self.model)?).context("--model")?;
+        model.with_chat_template(self.rows.chat_template.as_deref()).context("--chat-template")
     }
 }
 
 impl RowFlags {
+    /// The tokenizer of a model, which renders messages as the flags say; what is odd about it is told.
+    ///
+    /// # Errors
+    /// A missing or broken file, by name.
+    pub fn tokenizer(&self, model: &ModelDir) -> anyhow::Result<Tokenizer> {
+        let tokenizer = Tokenizer::open(model)?.with_template_kwargs(self.chat_template_kwargs.as_ref());
+        tokenizer.remarks().iter().for_each(|remark| shared::tell!("warning: {}", as_flags(remark)));
+        Ok(tokenizer)
+    }
+
     /// Reads prompts, those of `split` unless --split names another one.
     ///
     /// # Errors
@@ -317,6 +341,7 @@ impl RowFlags {
         let part = Part { split, config: self.dataset_config.as_deref() };
         let path = locate_dataset(path, part)?;
         let mut dataset = Dataset::load(&[path], part, tokenizer, &options)?;
+        dataset.remarks(tokenizer, &options).iter().for_each(|remark| shared::tell!("warning: {}", as_flags(remark)));
         if let Some(limit) = self.limit {
             dataset.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         }

@@ -1,6 +1,12 @@
 //! Prompts of datasets.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use rayon::prelude::*;
 use rollout_rewards::{RewardCompletion, RewardInput};
@@ -12,10 +18,15 @@ use shared::{
 use shared_data::{Columns, DataError, Part, Row};
 
 use super::{
-    Tokenizer,
-    adapters::{self, Prompt},
-    chat,
+    ChatTemplate, Tokenizer,
+    oddities::{OddPrompts, Oddities},
+    prompt::prompt_row,
 };
+
+/// Steps that a chat template may take for a dataset, some seconds' worth, besides those for each row.
+const STEPS: u64 = 100_000_000;
+/// Steps that it may take for each row on average: a conversation of a thousand messages takes ten thousand.
+const STEPS_OF_ROW: u64 = 50_000;
 
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +34,19 @@ pub enum DatasetError {
     /// It cannot be read, or a row is no prompt.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The chat template is too slow for the dataset.
+    #[error(
+        "{path}: the chat template takes more than {most} steps for {rows} rows together; give the run another with \
+         `chat_template`, or fewer rows"
+    )]
+    SlowTemplate {
+        /// The file or folder.
+        path: PathBuf,
+        /// Its rows.
+        rows: usize,
+        /// Steps that its rows may take together.
+        most: u64,
+    },
     /// No prompt leaves room for a completion.
     #[error(
         "{path}: none of its {rows} prompts leaves room for a completion: the shortest has {shortest} tokens, prompt and \
@@ -44,7 +68,8 @@ pub enum DatasetError {
 /// How rows become prompts.
 #[derive(Debug, Clone, Default)]
 pub struct PromptOptions {
-    /// Put before the messages of every prompt as a system message; a plain text prompt becomes a user message then.
+    /// Put before the messages of every prompt as a system message, but for those that have one; a plain text prompt becomes a
+    /// user message then.
     pub system_prompt: Option<String>,
     /// Keep at most this many tokens, from the end (TRL's `max_prompt_length`, left truncation). `None` = all.
     pub max_prompt_length: Option<u32>,
@@ -107,6 +132,7 @@ impl PromptRow {
 pub struct Dataset {
     sources: Vec<Source>,
     rows: Vec<PromptRow>,
+    odd: OddPrompts,
 }
 
 /// A file or folder, and where its rows end.
@@ -146,25 +172,50 @@ impl Dataset {
         options: &PromptOptions,
         limit: usize,
     ) -> Result<Self, DatasetError> {
-        let mut dataset = Self { sources: Vec::new(), rows: Vec::new() };
+        let mut dataset = Self { sources: Vec::new(), rows: Vec::new(), odd: OddPrompts::default() };
         let part = part.into();
         for path in paths {
             let mut table = shared_data::read(path, part)?;
             tracing::info!("{}: {}", path.display(), table.describe(&options.columns)?);
             table.rows.truncate(limit - dataset.rows.len());
             let first = dataset.rows.len() as u64;
+            let rows = table.rows.len();
+            let most = STEPS + rows as u64 * STEPS_OF_ROW;
+            let before = steps(tokenizer);
+            let slow = || steps(tokenizer) - before > most;
+            // The first bad row is named, whichever thread finds one first, and none behind it is looked at any more.
+            let bad = AtomicUsize::new(usize::MAX);
             let prompt = |(index, row): (usize, Row)| {
+                if index > bad.load(Ordering::Relaxed) || slow() {
+                    return None;
+                }
                 let Row { values, place } = row;
                 let prompt = prompt_row(PromptId(first + index as u64), values, tokenizer, options);
-                prompt.map_err(|reason| DataError::Row { place, reason })
+                if prompt.is_err() {
+                    bad.fetch_min(index, Ordering::Relaxed);
+                }
+                let prompt = prompt.map(|(prompt, oddities)| (prompt, oddities.at(&place)));
+                Some(prompt.map_err(|reason| DataError::Row { place, reason }))
             };
-            // The first bad row is named, whichever thread finds one first.
-            let prompts: Vec<Result<PromptRow, DataError>> =
+            let prompts: Vec<Option<Result<(PromptRow, Oddities), DataError>>> =
                 table.rows.into_par_iter().enumerate().map(prompt).collect();
-            dataset.rows.extend(prompts.into_iter().collect::<Result<Vec<_>, _>>()?);
+            if slow() && bad.into_inner() == usize::MAX {
+                return Err(DatasetError::SlowTemplate { path: path.clone(), rows, most });
+            }
+            for prompt in prompts.into_iter().flatten() {
+                let (prompt, oddities) = prompt?;
+                dataset.odd.count(oddities);
+                dataset.rows.push(prompt);
+            }
             dataset.sources.push(Source { path: path.clone(), end: dataset.rows.len() as u64 });
         }
         Ok(dataset)
+    }
+
+    /// What is odd about its prompts, in words, with the numbers of rows.
+    #[must_use]
+    pub fn remarks(&self, tokenizer: &Tokenizer, options: &PromptOptions) -> Vec<String> {
+        self.odd.remarks(&self.name(), tokenizer, options)
     }
 
     /// Keeps the first `limit` rows.
@@ -198,6 +249,7 @@ impl Dataset {
             left_out_ids,
             max_model_len: max_model_len as u64,
             shortened,
+            remarks: Vec::new(),
         })
     }
 
@@ -240,93 +292,9 @@ impl Dataset {
     }
 }
 
-fn prompt_row(
-    prompt_id: PromptId,
-    mut values: Map<String, Value>,
-    tokenizer: &Tokenizer,
-    options: &PromptOptions,
-) -> Result<PromptRow, String> {
-    options.columns.apply(&mut values)?;
-    let messages = conversation(&values);
-    let row = adapters::adapt(values, tokenizer.template().is_some())?;
-    let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref())?;
-    let (prompt_text, prefill, ids) = tokenise(prompt, &row.columns, tokenizer)?;
-    let vocab_size = tokenizer.model_vocab_size();
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-        return Err(format!("token {id} of the prompt is not in the model's vocabulary of {vocab_size} tokens"));
-    }
-    let kept = options.max_prompt_length.map_or(ids.len(), |max| ids.len().min(max as usize));
-    if kept == 0 {
-        return Err("the prompt has no tokens".into());
-    }
-    Ok(PromptRow {
-        prompt_id,
-        prompt_text,
-        prompt_ids: ids[ids.len() - kept..].into(),
-        shortened: kept < ids.len(),
-        prefill,
-        messages,
-        columns: Arc::new(row.columns),
-        tokenizer: tokenizer.clone(),
-    })
-}
-
-/// The messages of a row that has some, as TRL's rewards see them; what begins the answer belongs to the completion.
-fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
-    let messages = row.get("prompt")?.as_array()?;
-    let kept = messages.len() - usize::from(chat::prefill(messages).is_some());
-    Some(messages[..kept].into())
-}
-
-fn with_system_prompt(prompt: Prompt, system_prompt: Option<&str>) -> Result<Prompt, String> {
-    let Some(system_prompt) = system_prompt else { return Ok(prompt) };
-    let mut messages = vec![adapters::message("system", system_prompt)];
-    match prompt {
-        Prompt::Text { text, prefill } => messages.extend(adapters::turns(&text, &prefill)),
-        Prompt::Messages(own) => messages.extend(own),
-        Prompt::Ids(_) => return Err("a row of `prompt_ids` cannot take a system prompt".into()),
-    }
-    Ok(Prompt::Messages(messages))
-}
-
-/// The prompt's text, the end of it that is a prefill, and its tokens.
-fn tokenise(
-    prompt: Prompt,
-    columns: &Map<String, Value>,
-    tokenizer: &Tokenizer,
-) -> Result<(String, String, Vec<u32>), String> {
-    let encode = |text: &str, special| tokenizer.encode(text, special).map_err(|e| e.to_string());
-    match prompt {
-        Prompt::Text { text, prefill } => {
-            let text = format!("{text}{prefill}");
-            let ids = encode(&text, true)?;
-            Ok((text, prefill, ids))
-        }
-        Prompt::Messages(messages) => {
-            let text = tokenizer.render(&messages, &template_variables(columns)).map_err(|e| e.to_string())?;
-            let ids = encode(&text, false)?;
-            let given = chat::prefill(&messages).unwrap_or_default();
-            // A template may strip the message.
-            let prefill = [given, given.trim_start(), given.trim_end(), given.trim()]
-                .into_iter()
-                .find(|p| text.ends_with(p))
-                .unwrap_or_default();
-            Ok((text.clone(), prefill.to_owned(), ids))
-        }
-        Prompt::Ids(ids) => {
-            let text = tokenizer.decode(&ids).map_err(|e| e.to_string())?;
-            Ok((text, String::new(), ids))
-        }
-    }
-}
-
-/// Columns that transformers' callers hand to the template.
-fn template_variables(columns: &Map<String, Value>) -> Map<String, Value> {
-    let mut variables = columns.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
-    if let Some(tools) = columns.get("tools") {
-        variables.insert("tools".into(), tools.clone());
-    }
-    variables
+/// Steps that a chat template has taken for all prompts so far.
+fn steps(tokenizer: &Tokenizer) -> u64 {
+    tokenizer.template().map_or(0, ChatTemplate::steps)
 }
 
 #[cfg(test)]

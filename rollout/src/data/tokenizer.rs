@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
-use shared::{ModelDir, model_dir::ModelDirError};
-use shared_tokenizer::TextTokenizer;
+use shared::{
+    ModelDir,
+    config::JsonTable,
+    model_dir::{ModelDirError, NamedTokens},
+};
+use shared_chat::{ChatTemplate, TemplateError};
+use shared_tokenizer::{OpenError, TextTokenizer};
 use time::OffsetDateTime;
 
-use super::{
-    chat::{ChatTemplate, TemplateError},
-    stop::{StopCriterionFactory, StopStrings, TextStream},
-};
+use super::stop::{StopCriterionFactory, StopStrings, TextStream};
 
 /// A tokenizer that cannot be loaded, or a text that it cannot handle.
 #[derive(Debug, thiserror::Error)]
@@ -19,21 +21,16 @@ pub enum TokenizerError {
     /// A file of the model directory is missing or cannot be read.
     #[error(transparent)]
     Directory(#[from] ModelDirError),
-    /// `tokenizer.json` is not a tokenizer.
-    #[error("{path}: not a usable tokenizer: {message}")]
-    File {
-        /// The file.
-        path: String,
-        /// What the tokenizers library said.
-        message: String,
-    },
+    /// The tokenizer itself cannot be loaded.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The chat template does not compile or cannot render these messages.
     #[error(transparent)]
     Template(#[from] TemplateError),
     /// Messages, but the model directory has no chat template.
     #[error(
-        "the model has no chat template for a prompt of messages; add chat_template.jinja to the model directory or \
-         write `prompt` as plain text"
+        "the model has no chat template for a prompt of messages; add chat_template.jinja to the model directory, name one with \
+         `chat_template`, or write `prompt` as plain text"
     )]
     NoTemplate,
     /// The text cannot be tokenised.
@@ -49,6 +46,10 @@ pub enum TokenizerError {
 pub struct Tokenizer {
     inner: Arc<TextTokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// Variables that every rendering has.
+    kwargs: Arc<Map<String, Value>>,
+    /// What is odd about tokens and templates of the model, in words.
+    remarks: Arc<[String]>,
     /// Token ids that the model has an embedding for; the tokenizer may know more or fewer.
     model_vocab_size: usize,
 }
@@ -114,15 +115,62 @@ impl Tokenizer {
     /// As [`Tokenizer::open`].
     pub fn open_at(model: &ModelDir, now: Option<OffsetDateTime>) -> Result<Self, TokenizerError> {
         let now = now.unwrap_or_else(OffsetDateTime::now_utc);
-        let path = model.tokenizer()?;
-        let fail = |message: String| TokenizerError::File { path: path.display().to_string(), message };
-        let inner = TextTokenizer::open(&path).map_err(fail)?;
-        let template = match model.chat_template()? {
-            Some(source) => Some(Arc::new(ChatTemplate::new(&source, &model.tokenizer_config()?, now)?)),
-            None => None,
+        let inner = TextTokenizer::of_model(model)?;
+        let mut remarks = inner.remarks().to_vec();
+        let templates = model.chat_templates()?;
+        let special = Value::Object(NamedTokens::of(model)?.variables);
+        let compile = |source: &str| -> Result<ChatTemplate, TemplateError> {
+            ChatTemplate::new(source, &special, now)?.with_tool_use(templates.tool_use())
         };
-        let model_vocab_size = model.config().vocab_size;
-        Ok(Self { inner: Arc::new(inner), template, model_vocab_size })
+        let template = templates.default().map(compile).transpose()?;
+        if let Some(names) = templates.without_default() {
+            remarks.push(format!(
+                "none of the model's chat templates is the default ({}); name a file with one of them as `chat_template`",
+                names.join(", ")
+            ));
+        }
+        Ok(Self {
+            inner: Arc::new(inner),
+            template: template.map(Arc::new),
+            kwargs: Arc::default(),
+            remarks: remarks.into(),
+            model_vocab_size: model.config().vocab_size,
+        })
+    }
+
+    /// With variables for the chat template (`chat_template_kwargs`). One that no template reads is remarked on.
+    #[must_use]
+    pub fn with_template_kwargs(mut self, kwargs: Option<&JsonTable>) -> Self {
+        let Some(kwargs) = kwargs.map(JsonTable::values).filter(|kwargs| !kwargs.is_empty()) else { return self };
+        let switches = self.template.as_ref().map(|template| template.switches());
+        let unread: Vec<&str> = kwargs
+            .keys()
+            .filter(|name| switches.as_ref().is_none_or(|read| !read.contains(*name)))
+            .map(String::as_str)
+            .collect();
+        if !unread.is_empty() {
+            let why = match switches {
+                None => "the model has no chat template".to_owned(),
+                Some(read) if read.is_empty() => "the chat template has no switches".to_owned(),
+                Some(read) => format!("the chat template reads {}", read.into_iter().collect::<Vec<_>>().join(", ")),
+            };
+            let remark = format!("`chat_template_kwargs`: {} changes nothing: {why}", unread.join(", "));
+            self.remarks = self.remarks.iter().cloned().chain([remark]).collect();
+        }
+        self.kwargs = Arc::new(kwargs.clone());
+        self
+    }
+
+    /// What is odd about tokens and chat templates of the model, in words.
+    #[must_use]
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
+    /// Whether variables were given for the chat template.
+    #[must_use]
+    pub fn has_template_kwargs(&self) -> bool {
+        !self.kwargs.is_empty()
     }
 
     /// Token ids of a text. `add_special_tokens` is for plain text; a rendered chat template brings its own.
@@ -175,13 +223,16 @@ impl Tokenizer {
     }
 
     /// Renders messages for generation: ends with the opening of the assistant's turn or, if the last message is the
-    /// assistant's, with that message left open. `variables` are further template variables (`tools`, …).
+    /// assistant's, with that message left open. `variables` are further template variables (`tools`, …), which go before those
+    /// that every rendering has.
     ///
     /// # Errors
     /// Without a template, or when the template refuses the messages.
     pub fn render(&self, messages: &[Value], variables: &Map<String, Value>) -> Result<String, TokenizerError> {
         let template = self.template.as_ref().ok_or(TokenizerError::NoTemplate)?;
-        Ok(template.render_prompt(messages, variables)?)
+        let mut all = (*self.kwargs).clone();
+        all.extend(variables.clone());
+        Ok(template.render_prompt(messages, &all)?)
     }
 
     /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of criteria for these stop strings, or `None`

@@ -1,7 +1,5 @@
 //! What a worker has to know of a run.
 
-use std::path::PathBuf;
-
 use anyhow::Context;
 use shared::{
     ModelDir, RunDir,
@@ -11,9 +9,6 @@ use shared::{
 use shared_store::Store;
 
 use super::weights::MODEL;
-
-/// Files of a model directory that a sampler reads besides its weights.
-const FILES: [&str; 4] = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
 
 /// What the figures of a run are computed with.
 #[must_use]
@@ -40,8 +35,7 @@ pub fn publish(
     model: &ModelDir,
     max_model_len: usize,
 ) -> anyhow::Result<RunFacts> {
-    let files: Vec<PathBuf> = FILES.iter().map(|name| model.path().join(name)).filter(|path| path.is_file()).collect();
-    let published = store.publish_files(MODEL, &files, &()).context("`weights_store`")?;
+    let published = store.publish_files(MODEL, &model.sampler_files(), &()).context("`weights_store`")?;
     Ok(RunFacts {
         config: layers::to_toml(config),
         model: published.blake3,

@@ -25,9 +25,13 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
     let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
     found.take("model", Checkpoint::open(&model));
+    let with_template = model.with_chat_template(config.chat_template.as_deref());
+    let Some(model) = found.take("chat_template", with_template) else { return found.0 };
     let Some(tokenizer) = found.take("model", Tokenizer::open_at(&model, config.template_now())) else {
         return found.0;
     };
+    let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
+    tell(tokenizer.remarks());
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());
     let sources = [
@@ -42,6 +46,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         }
         let loaded = Dataset::load(paths, part, &tokenizer, &options);
         let Some(mut dataset) = found.take(key, loaded) else { continue };
+        tell(&dataset.remarks(&tokenizer, &options));
         for function in &functions {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));
         }
@@ -51,6 +56,11 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         }
     }
     found.0
+}
+
+/// Says what is odd and no problem.
+fn tell(remarks: &[String]) {
+    remarks.iter().for_each(|remark| shared::tell!("warning: {remark}"));
 }
 
 /// What was found, in words.

@@ -56,7 +56,7 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     config.validate()?;
     let deadlines = Deadlines::of(&config);
     let stop = signals::listen(deadlines).context("signal handler")?;
-    let model = ModelDir::open(&config.model).context("`model`")?;
+    let model = ModelDir::of_run(&config).context("`model`")?;
     let inputs = Inputs::load(&config, &model)?;
 
     let end = IoxSampler::open(run_dir)?;
@@ -95,7 +95,8 @@ struct Inputs {
 
 impl Inputs {
     fn load(config: &TrainConfig, model: &ModelDir) -> anyhow::Result<Self> {
-        let tokenizer = Tokenizer::open_at(model, config.template_now())?;
+        let tokenizer = Tokenizer::open_at(model, config.template_now())?
+            .with_template_kwargs(config.chat_template_kwargs.as_ref());
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
@@ -111,13 +112,20 @@ impl Inputs {
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })
     }
 
-    /// Leaves out the prompts that fill `room`, and leaves word of it for the launcher.
-    fn leave_out_long(&mut self, run_dir: &RunDir, room: usize) -> anyhow::Result<()> {
+    /// Leaves out the prompts that fill `room`, and leaves word of it, and of what is odd about prompts, for the launcher.
+    fn leave_out_long(&mut self, run_dir: &RunDir, config: &TrainConfig, room: usize) -> anyhow::Result<()> {
+        let options = prompt_options(config);
+        let remarks = |dataset: &Dataset| dataset.remarks(&self.tokenizer, &options);
+        let mut odd = vec![[self.tokenizer.remarks().to_vec(), remarks(&self.dataset)].concat()];
+        odd.extend(self.eval_dataset.as_ref().map(remarks));
         let mut found = vec![self.dataset.leave_out_long(room).context("`dataset`")?];
         if let Some(dataset) = &mut self.eval_dataset {
             found.push(dataset.leave_out_long(room).context("`eval_dataset`")?);
         }
-        found.iter().filter(|prompts| !prompts.is_empty()).for_each(|prompts| tracing::warn!("{prompts}"));
+        for (prompts, remarks) in found.iter_mut().zip(odd) {
+            prompts.remarks = remarks;
+        }
+        found.iter().flat_map(LongPrompts::lines).for_each(|line| tracing::warn!("{line}"));
         LongPrompts::write(&run_dir.prompts(), &found).context("prompts.json")
     }
 
@@ -134,7 +142,7 @@ impl Inputs {
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
-        self.leave_out_long(run_dir, room)?;
+        self.leave_out_long(run_dir, config, room)?;
         let engine: Box<dyn Generator> = if config.listen.is_some() {
             // The first version is on its way to workers once the loop follows the learner.
             let options = self.engine_options(config, model, room);

@@ -4,6 +4,7 @@ use anyhow::Context;
 use rollout_rewards::{
     RewardInput,
     rehearsal::{Sample, Trial},
+    rules::tags,
 };
 use shared::{FinishReason, ModelDir, config::TrainConfig};
 
@@ -55,7 +56,8 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn trial(&self, row: &PromptRow, index: usize, group: usize) -> anyhow::Result<Trial> {
-        let right = right_answer(&row.reward_input([]), index);
+        let input = row.reward_input([]);
+        let right = right_answer(&input, index).map(|text| behind_opened(&input.prompt, text));
         let mut kinds = vec![Sample::Empty, Sample::Plain, Sample::Overlong];
         kinds.extend(right.is_some().then_some(Sample::Right));
         let samples: Vec<Sample> = (0..group).map(|i| kinds[(index * group + i) % kinds.len()]).collect();
@@ -84,6 +86,12 @@ impl Writer<'_> {
         ids.extend(self.end);
         Ok((text.to_owned(), ids, FinishReason::Stop))
     }
+}
+
+/// A completion without the tag that its prompt has opened for it.
+fn behind_opened(prompt: &str, text: String) -> String {
+    let rest = tags::opened(prompt).and_then(|tag| text.strip_prefix(tag.trim_end()));
+    rest.map(|rest| rest.trim_start().to_owned()).unwrap_or(text)
 }
 
 /// A completion with the row's right answer, if the row has one, in one of the forms that are in use; which one goes by

@@ -126,6 +126,56 @@ fn completions_end_at_stop_strings() {
 }
 
 #[test]
+fn completions_end_at_the_tokenizers_end_too() {
+    let place = three_prompts();
+    let greedy = "--temperature 0 --max-completion-length 30";
+    let _ = place.generate(greedy).success();
+    let whole = rows(&place.path("out.jsonl"));
+    let end: String = whole[0]["text"].as_str().unwrap().chars().skip(3).take(1).collect();
+    let config = json!({"eos_token": end});
+    fs::write(place.path("model/tokenizer_config.json"), config.to_string()).unwrap();
+    let _ = place.generate(greedy).success();
+    for (row, whole) in rows(&place.path("out.jsonl")).iter().zip(&whole) {
+        let (text, whole) = (row["text"].as_str().unwrap(), whole["text"].as_str().unwrap());
+        assert_eq!(text, whole.split_once(&end).map_or(whole, |(before, _)| before), "it is special, and no text");
+        if whole.contains(&end) {
+            assert_eq!(row["finish_reason"], "stop");
+        }
+    }
+    // No file names an end.
+    for name in ["config.json", "generation_config.json"] {
+        let path = place.path("model").join(name);
+        let mut json: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        json.as_object_mut().unwrap().remove("eos_token_id");
+        fs::write(&path, json.to_string()).unwrap();
+    }
+    fs::write(place.path("model/tokenizer_config.json"), "{}").unwrap();
+    let told = place.generate(greedy).success().stderr;
+    assert!(told.contains("warning: ") && told.contains("no file names a token that ends a sequence"), "{told}");
+}
+
+#[test]
+fn templates_have_switches_and_may_be_others() {
+    let place = Place::new(&[json!({"prompt": [{"role": "user", "content": "1 + 1 ="}]})]);
+    let source = "{{ messages[0].content }}{% if think %} hm{% endif %}";
+    fs::write(place.path("short.jinja"), source).unwrap();
+    let prompt = |words: &str| {
+        let told =
+            place.generate(&format!("--max-completion-length 1 --chat-template short.jinja {words}")).success().stderr;
+        (rows(&place.path("out.jsonl"))[0]["prompt"].as_str().unwrap().to_owned(), told)
+    };
+    assert_eq!(prompt("").0, "1 + 1 =");
+    let (text, told) = prompt(r#"--chat-template-kwargs {"think":true}"#);
+    assert!(text == "1 + 1 = hm" && !told.contains("chat-template-kwargs"), "{text}: {told}");
+    let (text, told) = prompt(r#"--chat-template-kwargs {"enable_thinking":false}"#);
+    let reads = "--chat-template-kwargs: enable_thinking changes nothing: the chat template reads think";
+    assert!(text == "1 + 1 =" && told.contains(reads), "{text}: {told}");
+    let refused = place.generate("--chat-template no.jinja");
+    let refused = refused.refusal();
+    assert!(refused.contains("--chat-template: no.jinja: no such file"), "{refused}");
+}
+
+#[test]
 fn rewards_come_with_the_rows() {
     let place = three_prompts();
     let rewards = "--reward-funcs gsm8k,length:target=4,repetition_penalty:ngram_size=2 --reward-weights 1,0.5,-2";

@@ -7,16 +7,21 @@
 #![forbid(unsafe_code)]
 
 mod growth;
+mod named;
 
-use std::path::Path;
+use std::{borrow::Cow, collections::HashSet, path::Path};
 
+use shared::{
+    ModelDir,
+    model_dir::{MOST_TOKENIZER_BYTES, ModelDirError, NamedTokens},
+};
 use shared_bounds::guarded;
 use tokenizers::{Encoding, Tokenizer};
 
 pub use growth::MOST_GROWTH;
 
-/// Most bytes of a `tokenizer.json`; the largest known ones have 35 million.
-pub const MOST_BYTES: u64 = 256 << 20;
+/// Most bytes of a `tokenizer.json`.
+pub const MOST_BYTES: u64 = MOST_TOKENIZER_BYTES;
 /// Most tokens, of a byte each, that a character is made of.
 const LONGEST_CHARACTER: usize = 4;
 /// Memory for parsing one, and for one text.
@@ -29,9 +34,66 @@ pub struct TextTokenizer {
     /// The file, for messages.
     path: String,
     content: [u8; 32],
+    /// Ids that texts leave out because a file beside the tokenizer calls them special.
+    special: HashSet<u32>,
+    remarks: Vec<String>,
+}
+
+/// A tokenizer that cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file of the model directory is missing or cannot be read.
+    #[error(transparent)]
+    Directory(#[from] ModelDirError),
+    /// `tokenizer.json` is not a tokenizer.
+    #[error("{path}: not a usable tokenizer: {message}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        message: String,
+    },
 }
 
 impl TextTokenizer {
+    /// Reads the tokenizer of a model. Tokens that only the files beside `tokenizer.json` name are tokens too, and what any of the
+    /// files calls special is.
+    ///
+    /// # Errors
+    /// A missing or broken file, by name.
+    pub fn of_model(model: &ModelDir) -> Result<Self, OpenError> {
+        let path = model.tokenizer()?;
+        let fail = |message: String| OpenError::File { path: path.display().to_string(), message };
+        let named = NamedTokens::of(model)?;
+        let mut tokenizer = Self::open(&path).map_err(fail)?;
+        tokenizer.name(&named, model.config().vocab_size).map_err(fail)?;
+        Ok(tokenizer)
+    }
+
+    /// Makes tokens known that only the files beside `tokenizer.json` name, of a model with `rows` tokens.
+    fn name(&mut self, tokens: &NamedTokens, rows: usize) -> Result<(), String> {
+        let inner = &mut self.inner;
+        let found = guarded(&self.path, MOST_MEMORY, || named::add(inner, tokens, rows))??;
+        // Tokenizers that make other tokens have another content.
+        if !found.added.is_empty() {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&self.content);
+            found.added.iter().for_each(|text| {
+                hasher.update(text.as_bytes()).update(b"\0");
+            });
+            self.content = *hasher.finalize().as_bytes();
+        }
+        self.special = found.special;
+        self.remarks = found.remarks;
+        Ok(())
+    }
+
+    /// What is odd about the tokens that the files of the model name, in words.
+    #[must_use]
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
     /// Reads a `tokenizer.json`. Settings that were saved with it do not cut or fill texts behind the user's back.
     ///
     /// # Errors
@@ -53,7 +115,8 @@ impl TextTokenizer {
             inner.with_padding(None);
             Ok::<_, String>(inner)
         })??;
-        Ok(Self { inner, path, content: *blake3::hash(bytes).as_bytes() })
+        let content = *blake3::hash(bytes).as_bytes();
+        Ok(Self { inner, path, content, special: HashSet::new(), remarks: Vec::new() })
     }
 
     /// Token ids of a text.
@@ -78,7 +141,13 @@ impl TextTokenizer {
     /// # Errors
     /// When the decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
-        self.guarded(|| self.inner.decode(ids, true))
+        let is_special = |id: &u32| self.special.contains(id);
+        let ids = if ids.iter().any(is_special) {
+            Cow::Owned(ids.iter().copied().filter(|id| !is_special(id)).collect::<Vec<_>>())
+        } else {
+            Cow::Borrowed(ids)
+        };
+        self.guarded(|| self.inner.decode(&ids, true))
     }
 
     /// What each token adds to the text of those before it; empty for special tokens, and for all but the last of tokens that make
@@ -110,7 +179,8 @@ impl TextTokenizer {
     /// Whether [`decode`](Self::decode) leaves a token out: it is special, or not one of the tokenizer's.
     #[must_use]
     pub fn leaves_out(&self, id: u32) -> bool {
-        self.inner.id_to_token(id).is_none_or(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+        let special = |token: String| self.inner.get_added_vocabulary().is_special_token(&token);
+        self.special.contains(&id) || self.inner.id_to_token(id).is_none_or(special)
     }
 
     /// Number of token ids, added tokens included.
@@ -119,7 +189,7 @@ impl TextTokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// blake3 of the file.
+    /// blake3 of the file, and of the tokens that only files beside it name.
     #[must_use]
     pub fn content(&self) -> [u8; 32] {
         self.content
@@ -153,6 +223,65 @@ mod tests {
         assert_eq!(tokenizer.pieces(&[0, 1, 2, 4, 1, 5]), ["a", " b", "", "\u{e9}", " b", ""]);
         assert_eq!(tokenizer.pieces(&[1, 2]), [" b", "\u{fffd}"]);
         assert!(tokenizer.pieces(&[]).is_empty());
+    }
+
+    /// A tokenizer of words in which `</s>` and `<t>` are added tokens that are not special, with what files beside it say.
+    fn named(config: &serde_json::Value, rows: usize) -> TextTokenizer {
+        let added = |id: u32, content: &str| {
+            format!(
+                r#"{{"id": {id}, "content": "{content}", "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": false}}"#
+            )
+        };
+        let more = format!(
+            r#""pre_tokenizer": {{"type": "Whitespace"}}, "added_tokens": [{}, {}],"#,
+            added(2, "</s>"),
+            added(3, "<t>")
+        );
+        let mut tokenizer = open(&more).unwrap();
+        let none = serde_json::Value::Null;
+        tokenizer.name(&NamedTokens::from_json(config, &none, &none), rows).unwrap();
+        tokenizer
+    }
+
+    #[test]
+    fn what_a_file_calls_special_is_left_out_of_texts() {
+        let plain = named(&serde_json::json!({}), 9);
+        assert_eq!(plain.decode(&[0, 2, 3]).unwrap(), "a </s> <t>");
+        let tokenizer = named(&serde_json::json!({"eos_token": "</s>"}), 9);
+        assert_eq!(tokenizer.decode(&[0, 2, 3]).unwrap(), "a <t>");
+        assert!(tokenizer.leaves_out(2) && !tokenizer.leaves_out(3));
+        assert!(tokenizer.remarks().is_empty() && tokenizer.content() == plain.content(), "it makes the same tokens");
+    }
+
+    #[test]
+    fn tokens_that_only_another_file_names_become_tokens() {
+        let config = serde_json::json!({
+            "added_tokens_decoder": {
+                "4": {"content": "<x>", "special": true}, "5": {"content": "<y>", "special": false},
+                "7": {"content": "<gap>", "special": true},
+            },
+            "extra_special_tokens": ["b", "<none>", "<x>"],
+        });
+        let tokenizer = named(&config, 6);
+        assert_eq!(
+            tokenizer.encode("a<x>a<y>bab", false).unwrap(),
+            [0, 4, 0, 5, 1, 0, 1],
+            "`b` splits what is around it"
+        );
+        assert_eq!(tokenizer.decode(&[0, 4, 5, 1]).unwrap(), "a <y>");
+        let plain = named(&serde_json::json!({}), 6);
+        assert_ne!(tokenizer.content(), plain.content());
+        let remarks = tokenizer.remarks();
+        assert_eq!(remarks.len(), 2, "{remarks:?}");
+        assert!(
+            remarks[0].contains("\"<gap>\" is named as a token and read as plain text: its id is 7"),
+            "{remarks:?}"
+        );
+        assert!(remarks[1].contains("\"<none>\"") && remarks[1].contains("no file has an id for it"), "{remarks:?}");
+        let moved = named(&serde_json::json!({"added_tokens_decoder": {"5": {"content": "<t>", "special": true}}}), 6);
+        assert!(moved.remarks()[0].contains("is token 3 in tokenizer.json and 5 in tokenizer_config.json; 3 counts"));
+        assert_eq!(moved.decode(&[0, 3]).unwrap(), "a");
     }
 
     #[test]

@@ -57,6 +57,14 @@ fn of_completion(correct_at: f64, rule: impl Fn(&RewardCompletion) -> f64 + Send
     Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
 
+/// A rule that looks for tags in the completion, one that the prompt has opened included.
+fn of_tags(correct_at: f64, rule: impl Fn(&str) -> f64 + Send + Sync + 'static) -> Built {
+    let score = move |input: &RewardInput, completion: &RewardCompletion| {
+        RewardOutcome::Score(rule(&tags::with_opened(&input.prompt, &completion.text)))
+    };
+    Ok(Arc::new(Rule { score, correct_at, extract: None }))
+}
+
 /// A rule that compares the completion's answer, as `extract` finds it, with the row's: the first of the columns that the row
 /// has. It abstains when the row has none.
 fn of_answer(
@@ -100,14 +108,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         about: "theLMbook: 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that appears",
         columns: &[],
         parameters: &[],
-        build: |_| of_completion(0.8, |c| tags::format(&c.text)),
+        build: |_| of_tags(0.8, tags::format),
     },
     Entry {
         name: "think_format",
         about: "TRL: 1 if the completion opens with one <think>…</think>, else 0",
         columns: &[],
         parameters: &[],
-        build: |_| of_completion(1.0, |c| tags::think_format(&c.text)),
+        build: |_| of_tags(1.0, tags::think_format),
     },
     Entry {
         name: "gsm8k",
@@ -323,6 +331,23 @@ mod tests {
         for spec in ["format", "countdown", "relative_length", "step_arithmetic"] {
             assert!(Registry::default().function(spec).unwrap().reward().extract().is_none(), "{spec}");
         }
+    }
+
+    #[test]
+    fn a_tag_that_the_prompt_opens_counts_for_the_rules_of_tags() {
+        let score = |spec: &str, prompt: &str, text: &str| {
+            let function = Registry::default().function(spec).unwrap();
+            let completions = testing::completions(&[text]);
+            let input = RewardInput { prompt: prompt.into(), completions, ..RewardInput::default() };
+            function.reward().score(&input)[0].score().unwrap()
+        };
+        let opens = "[user] 1 + 1?\n[assistant] <think>\n";
+        assert_eq!(score("think_format", opens, "two</think>2"), 1.0);
+        assert_eq!(score("think_format", "[user] 1 + 1?\n[assistant] ", "two</think>2"), 0.0);
+        assert_eq!(score("think_format", opens, "two"), 0.0);
+        let reasons = "[assistant] <reasoning>\n";
+        assert!((score("format", reasons, "a</reasoning><answer>2</answer>") - 0.8).abs() < 1e-9);
+        assert!((score("format", "", "a</reasoning><answer>2</answer>") - 0.6).abs() < 1e-9);
     }
 
     /// What earns as much as the row's answer has the vote of the row's answer.

@@ -1,6 +1,6 @@
 //! Rules on tags: theLMbook's correctness and format, TRL's think format.
 
-use std::sync::LazyLock;
+use std::{borrow::Cow, sync::LazyLock};
 
 use regex::Regex;
 
@@ -8,6 +8,27 @@ use super::number::in_digits;
 
 /// theLMbook's idea of a number.
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"-?\d*\.?\d+").expect("a valid pattern"));
+
+/// Tags that begin an answer.
+const OPENING: [&str; 3] = ["<think>", "<reasoning>", "<answer>"];
+
+/// The tag that a prompt opens at its end, with the white space behind it: some chat templates begin the answer for the model, so
+/// that its completions begin behind the tag.
+#[must_use]
+pub fn opened(prompt: &str) -> Option<&str> {
+    let end = prompt.trim_end();
+    let tag = OPENING.into_iter().find(|tag| end.ends_with(tag))?;
+    Some(&prompt[end.len() - tag.len()..])
+}
+
+/// A completion with the tag that its prompt opens, unless it opens that itself.
+#[must_use]
+pub fn with_opened<'a>(prompt: &str, completion: &'a str) -> Cow<'a, str> {
+    match opened(prompt) {
+        Some(tag) if !completion.trim_start().starts_with(tag.trim_end()) => format!("{tag}{completion}").into(),
+        _ => completion.into(),
+    }
+}
 
 /// The text of the last `<answer>` up to `</answer>`, stripped. `None` if it is missing, not closed, or exactly `...`
 /// (the system prompt's own example).
@@ -86,6 +107,24 @@ mod tests {
             assert!((format - expected["format"].as_f64().unwrap()).abs() < 1e-9, "{}", case["name"]);
             assert!((correct + format - expected["combined"].as_f64().unwrap()).abs() < 1e-9, "{}", case["name"]);
         }
+    }
+
+    #[test]
+    fn what_a_prompt_opens_is_the_completions() {
+        for (prompt, tag) in [
+            ("[assistant] <think>\n", Some("<think>\n")),
+            ("<think>", Some("<think>")),
+            ("so <reasoning> ", Some("<reasoning> ")),
+            ("<think>\n\n</think>\n\n", None),
+            ("<think> about", None),
+            ("", None),
+        ] {
+            assert_eq!(opened(prompt), tag, "{prompt}");
+        }
+        let prompt = "[assistant] <think>\n";
+        assert_eq!(with_opened(prompt, "a</think>b"), "<think>\na</think>b");
+        assert_eq!(with_opened(prompt, "<think>a</think>b"), "<think>a</think>b");
+        assert_eq!(with_opened("[assistant] ", "a</think>b"), "a</think>b");
     }
 
     #[test]

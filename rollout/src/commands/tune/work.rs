@@ -12,7 +12,6 @@ use super::{
     },
     Args,
 };
-use crate::{data::Tokenizer, engine::EngineOptions};
 
 /// A step and its bounds.
 pub(super) struct Task {
@@ -107,7 +106,7 @@ fn prompts(args: &Args, model: &ModelDir) -> anyhow::Result<(Vec<Arc<[u32]>>, us
         let length = args.prompt_length as usize;
         return Ok((random_prompts(wanted, length, model.config().vocab_size, args.seed), length));
     };
-    let dataset = args.prompt.rows.dataset(path, "train", &Tokenizer::open(model)?).context("--dataset")?;
+    let dataset = args.prompt.rows.dataset(path, "train", &args.prompt.rows.tokenizer(model)?).context("--dataset")?;
     let rows = dataset.rows();
     // A small dataset is gone through again, as a run does.
     let at = |i: usize| if rows.len() < wanted { i % rows.len() } else { i * rows.len() / wanted };

@@ -175,6 +175,103 @@ fn tools_and_template_arguments_reach_the_template() {
     assert_eq!(load(line, Some(TEMPLATE))[0].prompt_text, "<|user|>a\n<|assistant|>T");
 }
 
+/// The remarks on rows, and their prompts.
+fn told(lines: &str, template: Option<&str>, options: &PromptOptions) -> (Vec<String>, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    fs::write(&path, lines).unwrap();
+    let tokenizer = byte_tokenizer(template);
+    let dataset = Dataset::load(&[path], "train", &tokenizer, options).unwrap();
+    let remarks = dataset.remarks(&tokenizer, options);
+    (remarks, dataset.rows().iter().map(|row| row.prompt_text.clone()).collect())
+}
+
+#[test]
+fn words_that_the_template_passes_over_are_told_with_an_example() {
+    let known = "{% for m in messages %}{% if m.role in ['user', 'system'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}{% endfor %}";
+    let lines = r#"{"prompt": [{"role": "user", "content": " What is 1 + 1? "}]}
+{"prompt": [{"role": "human", "content": "What is 1 + 2?"}]}
+{"prompt": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+{"prompt": [{"role": "user", "content": [{"type": "text", "text": "What is 1 + 3?"}]}]}"#;
+    let (remarks, prompts) = told(lines, Some(known), &PromptOptions::default());
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    for words in
+        ["in 2 of 4 prompts of ", "line 2, it is the message of role `human`: \"What is 1 + 2?\"", "`chat_template`"]
+    {
+        assert!(remarks[0].contains(words), "{words}: {}", remarks[0]);
+    }
+    assert_eq!(prompts[3], "[user] What is 1 + 3?\n");
+    assert_eq!(told(r#"{"prompt": "plain"}"#, Some(known), &PromptOptions::default()).0, Vec::<String>::new());
+    let image = r#"{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}"#;
+    let error = load_with(image, Some(known), &PromptOptions::default()).unwrap_err();
+    assert!(error.contains("line 1: message 0 has a part `image`"), "{error}");
+}
+
+#[test]
+fn a_row_keeps_its_own_system_message() {
+    let options = PromptOptions { system_prompt: Some("Be brief.".into()), ..PromptOptions::default() };
+    let lines = r#"{"prompt": [{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "Hi"}]}
+{"prompt": [{"role": "user", "content": "Hi"}]}"#;
+    let (remarks, prompts) = told(lines, Some(TEMPLATE), &options);
+    assert_eq!(prompts[0], "<|system|>Answer in French.\n<|user|>Hi\n<|assistant|>");
+    assert_eq!(prompts[1], "<|system|>Be brief.\n<|user|>Hi\n<|assistant|>");
+    assert!(remarks[0].starts_with("1 of 2 prompts") && remarks[0].contains("`system_prompt`"), "{remarks:?}");
+    let gemma = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}";
+    let error = load_with(r#"{"prompt": "Hi"}"#, Some(gemma), &options).unwrap_err();
+    assert!(
+        error.contains("System role not supported (line 1 of the template); without `system_prompt` it does"),
+        "{error}"
+    );
+    let own = r#"{"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "Hi"}]}"#;
+    let error = load_with(own, Some(gemma), &options).unwrap_err();
+    assert!(error.contains("line 1: ") && !error.contains("`system_prompt`"), "{error}");
+}
+
+#[test]
+fn prompts_that_begin_twice_are_told() {
+    let (remarks, _) =
+        told("{\"prompt\": \"<s>[INST] a [/INST]\"}\n{\"prompt\": \"b\"}", None, &PromptOptions::default());
+    assert!(remarks[0].starts_with("1 of 2 prompts") && remarks[0].contains("have it twice"), "{remarks:?}");
+}
+
+#[test]
+fn a_template_without_end_ends_the_start_at_once() {
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    let lines = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}]}\n".repeat(400);
+    let begin = std::time::Instant::now();
+    let error = load_with(&lines, Some(endless), &PromptOptions::default()).unwrap_err();
+    assert!(error.contains("line 1: ") && error.contains("fuel") && error.contains("`chat_template`"), "{error}");
+    let heavy = "{% for a in range(1500) %}{% for b in range(200) %}{% endfor %}{% endfor %}";
+    let error = load_with(&lines.repeat(20), Some(heavy), &PromptOptions::default()).unwrap_err();
+    assert!(error.contains("steps for 8000 rows together") && error.contains("`chat_template`"), "{error}");
+    // All of them would take minutes.
+    assert!(begin.elapsed().as_secs() < 120, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn variables_for_the_template_that_change_nothing_are_told() {
+    let switch = "{% if enable_thinking %}t{% endif %}{{ messages[0].content }}";
+    let with = |template: Option<&str>, kwargs: &str| {
+        let kwargs = kwargs.parse().unwrap();
+        byte_tokenizer(template).with_template_kwargs(Some(&kwargs))
+    };
+    let of = |kwargs: &str, more: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.jsonl");
+        fs::write(&path, format!("{{\"prompt\": [{{\"role\": \"user\", \"content\": \"a\"}}]{more}}}")).unwrap();
+        let dataset = Dataset::load(&[path], "train", &with(Some(switch), kwargs), &PromptOptions::default()).unwrap();
+        dataset.rows()[0].prompt_text.clone()
+    };
+    assert_eq!(of(r#"{"enable_thinking": true}"#, ""), "ta");
+    assert_eq!(of(r#"{"enable_thinking": false}"#, ""), "a");
+    assert_eq!(of(r#"{"enable_thinking": false}"#, r#", "chat_template_kwargs": {"enable_thinking": true}"#), "ta");
+    assert!(with(Some(switch), r#"{"enable_thinking": 1}"#).remarks().iter().all(|remark| !remark.contains("kwargs")));
+    let last = |tokenizer: &Tokenizer| tokenizer.remarks().last().cloned().unwrap_or_default();
+    let remark = last(&with(Some(switch), r#"{"thinking": false}"#));
+    assert!(remark.contains("thinking changes nothing: the chat template reads enable_thinking"), "{remark}");
+    assert!(last(&with(None, r#"{"a": 1}"#)).contains("the model has no chat template"));
+}
+
 #[test]
 fn bad_rows_are_named_by_file_line_and_reason() {
     let good = "{\"prompt\": \"a\"}\n\n";

@@ -172,3 +172,118 @@ fn templates_that_do_not_compile_say_where() {
     let error = ChatTemplate::new("a\n{% for %}", &Value::Null, OffsetDateTime::UNIX_EPOCH).unwrap_err().to_string();
     assert!(error.contains("does not compile") && error.contains("line 2") && !error.contains('\n'), "{error}");
 }
+
+/// transformers 5: `{k: v for k, v in msg.items() if v is not None}` for every message.
+#[test]
+fn keys_of_messages_that_hold_nothing_are_not_there() {
+    let source = "{% for m in messages %}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}[{{ m.role }}]\
+                  {% if 'content' in m %}{{ m['content'] }}{% endif %}{{ m.name | default('-') }}{{ m.keys() | list | length }}\
+                  {{ m.thought.deep is none }}{% endfor %}";
+    let messages = [
+        json!({"role": "user", "content": "hi", "tool_calls": null, "name": null, "thought": {"deep": null}}),
+        json!({"role": "tool", "content": null, "reasoning_content": null, "name": "f", "thought": {}}),
+    ];
+    let text = template(source).render(&messages, false, &Map::new()).unwrap();
+    assert_eq!(text, "[user]hi-3True[tool]f3False");
+}
+
+/// What jinja2 3.1 and CPython 3.13 make of the same.
+#[test]
+fn methods_and_filters_of_python_are_there() {
+    for (source, expected) in [
+        ("{{ 'a,b,c'.rsplit(',', 1) }}", "['a,b', 'c']"),
+        ("{{ '  a b  c '.rsplit() }}", "['a', 'b', 'c']"),
+        ("{{ ' a b  c '.rsplit(none, 1) }}", "[' a b', 'c']"),
+        ("{{ ' x y '.rsplit(none, 0) }}{{ ''.rsplit() }}", "[' x y'][]"),
+        ("{{ 'a--b'.rsplit('--') }}", "['a', 'b']"),
+        ("{{ 'k=v=w'.partition('=') }}{{ 'kv'.partition('=') }}", "('k', '=', 'v=w')('kv', '', '')"),
+        ("{{ 'k=v=w'.rpartition('=') }}{{ 'kv'.rpartition('=') }}", "('k=v', '=', 'w')('', '', 'kv')"),
+        ("{{ 'unhappy'.removeprefix('un') }}{{ 'a.py'.removesuffix('.py') }}{{ 'a'.removeprefix('b') }}", "happyaa"),
+        ("{{ 'Ab c'.swapcase() }}{{ 'STRASSE'.casefold() }}", "aB Cstrasse"),
+        ("{{ '7'.zfill(3) }}{{ '-7'.zfill(4) }}", "007-007"),
+        ("[{{ 'ab'.ljust(5) }}][{{ 'ab'.rjust(5, '.') }}][{{ 'ab' | center(6) }}]", "[ab   ][...ab][  ab  ]"),
+        ("{{ 'ab'.center(5, '*') }}|{{ 'abc'.center(6, '*') }}|{{ 'a'.center(4, '*') }}", "**ab*|*abc**|*a**"),
+        ("{{ 'hello'.index('l') }}{{ 'hello'.rindex('l') }}{{ 'éa'.index('a') }}", "231"),
+        ("{{ 'two words, it is_4 x-y' | wordcount }}", "6"),
+        ("{{ 'a long text of words' | truncate(12) }}", "a long..."),
+        ("{% set j = joiner(', ') %}{% for i in [1, 2] %}{{ j() }}{{ i }}{% endfor %}", "1, 2"),
+        ("{{ '%s-%d' | format('a', 3) }}{{ '12'.isdecimal() }}", "a-3True"),
+    ] {
+        assert_eq!(prompt(source, &[("user", "a")]).unwrap(), expected, "{source}");
+    }
+    for (source, words) in [
+        ("{{ 'a'.expandtabs() }}", "`chat_template`"),
+        ("{{ '%s' % 'a' }}", "write `~` or the filter `format`"),
+        ("\n{{ 'a'.index('b') }}", "substring not found (line 2 of the template)"),
+        ("{{ 'a'.zfill(99999999999) }}", "the width is too large"),
+        ("{{ 'a'.partition('') }}", "empty separator"),
+    ] {
+        let error = prompt(source, &[("user", "a")]).unwrap_err().to_string();
+        assert!(error.contains(words), "{source}: {error}");
+    }
+}
+
+/// Qwen3's way with content: a text as it is, anything else is passed over.
+const TEXTS_ALONE: &str = "{% for m in messages %}{% if m.content is string %}{% set c = m.content %}{% else %}{% set c = '' %}\
+                           {% endif %}<{{ m.role }}>{{ c }}{% endfor %}";
+
+#[test]
+fn content_in_parts_is_given_as_templates_want_it() {
+    let parts = |texts: &[&str]| -> Vec<Value> {
+        let parts: Vec<Value> = texts.iter().map(|text| json!({"type": "text", "text": text})).collect();
+        vec![json!({"role": "user", "content": parts})]
+    };
+    let of = |source: &str, messages: &[Value]| template(source).render_prompt(messages, &Map::new());
+    let goes_through = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}\
+                        {% for part in m.content %}{{ part.text }};{% endfor %}{% endif %}{% endfor %}";
+    assert_eq!(of(TEXTS_ALONE, &parts(&["1 + 1?"])).unwrap(), "<user>1 + 1?");
+    assert_eq!(of(TEXTS_ALONE, &parts(&["a", "b"])).unwrap(), "<user>a\nb");
+    assert_eq!(of(goes_through, &parts(&["a", "b"])).unwrap(), "<user>a;b;");
+    // Qwen2.5 adds texts, Llama 3.1 prints what it gets, some take the first part only.
+    for source in [
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content[0].text }}{% endfor %}",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content | tojson }}{% endfor %}",
+    ] {
+        assert_eq!(of(source, &parts(&["first", "b"])).unwrap(), "<user>first\nb", "{source}");
+    }
+    let prefilled = json!([{"role": "user", "content": ["q"]}, {"role": "assistant", "content": [{"text": "so"}]}]);
+    assert_eq!(of(CHATML, prefilled.as_array().unwrap()).unwrap(), "<|user|>q<|end|>\n<|assistant|>so");
+    let image =
+        json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "b"}]}]);
+    let error = of(TEXTS_ALONE, image.as_array().unwrap()).unwrap_err().to_string();
+    assert!(error.starts_with("message 0 has a part `image_url`, and the model takes text alone"), "{error}");
+}
+
+#[test]
+fn tools_have_a_template_of_their_own_where_there_is_one() {
+    let both = template("plain").with_tool_use(Some("with tools")).unwrap();
+    let of =
+        |variables: Value| both.render_prompt(&messages(&[("user", "a")]), variables.as_object().unwrap()).unwrap();
+    assert_eq!(of(json!({})), "plain");
+    assert_eq!(of(json!({"tools": null})), "plain");
+    assert_eq!(of(json!({"tools": [{"name": "f"}]})), "with tools");
+}
+
+#[test]
+fn switches_are_the_variables_that_a_template_reads() {
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ bos_token }}{% if add_generation_prompt %}\
+                  {% if enable_thinking is defined and not enable_thinking %}x{% endif %}{% endif %}\
+                  {% set y = strftime_now('%d') %}{{ y }}{% if tools %}{{ raise_exception('a') }}{% endif %}\
+                  {% macro f(a) %}{{ a }}{{ effort }}{% endmacro %}{{ f(1) }}{% set ns = namespace(z=1) %}{{ range(2) }}";
+    let found: Vec<String> = template(source).switches().into_iter().collect();
+    assert_eq!(found, ["effort", "enable_thinking", "tools"]);
+}
+
+#[test]
+fn steps_are_counted_over_all_renderings() {
+    let template = template(CHATML);
+    let of = |count: usize| {
+        let before = template.steps();
+        template.render_prompt(&messages(&vec![("user", "a"); count]), &Map::new()).unwrap();
+        template.steps() - before
+    };
+    let (one, many) = (of(1), of(100));
+    assert!(one > 0 && many > 10 * one, "{one}, {many}");
+}

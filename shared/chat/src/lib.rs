@@ -1,8 +1,16 @@
 //! Chat templates, rendered the way transformers' `apply_chat_template` renders them.
 
+mod content;
 mod nesting;
+mod python;
 
-use std::{io, thread};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    io,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
 
 use minijinja::{
     Environment, Error, ErrorKind, Value as TemplateValue,
@@ -14,6 +22,8 @@ use serde_json::{Map, Value, ser};
 use shared_bounds::{OneLine, guarded};
 use time::OffsetDateTime;
 
+pub use content::{lost, text_of};
+
 /// A chat template that does not compile, or messages it cannot render.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
@@ -23,6 +33,14 @@ pub enum TemplateError {
     /// The template raised an error.
     #[error("the chat template cannot render the messages: {0}")]
     Render(String),
+    /// A message has a part that is no text.
+    #[error("message {index} has a part {kind}, and the model takes text alone; leave such rows out, or such parts")]
+    Part {
+        /// The message, from 0.
+        index: usize,
+        /// What the part is called.
+        kind: String,
+    },
     /// The assistant's last message does not come out of the template as it went in.
     #[error("the chat template drops or rewrites the last assistant message, so it cannot be continued")]
     LostPrefill,
@@ -30,7 +48,7 @@ pub enum TemplateError {
 
 /// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and a loop
 /// that does not end is ended within a second.
-const FUEL: u64 = 10_000_000;
+pub const FUEL: u64 = 10_000_000;
 
 /// Bytes of memory that a template may take for one prompt: steps can each double a text.
 const MOST_MEMORY: u64 = 1 << 30;
@@ -44,8 +62,12 @@ const MOST_INDENT: usize = 64;
 /// Bytes of the stack on which a template is compiled and rendered, taken as they are used: see [`nesting`].
 const STACK: usize = 256 << 20;
 
-/// Name of the one template of an environment.
+/// Name of the template of an environment.
 const NAME: &str = "chat";
+/// Name of the one for messages with tools, where that is another.
+const TOOL_USE: &str = "tool_use";
+/// What every template is given, and what it may call.
+const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "raise_exception", "strftime_now"];
 /// Marks the end of the message to be continued while the template renders it (transformers does the same).
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
@@ -53,7 +75,11 @@ const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    syntax: SyntaxConfig,
     special_tokens: Map<String, Value>,
+    has_tool_use: bool,
+    /// Steps of all renderings together.
+    steps: AtomicU64,
 }
 
 impl ChatTemplate {
@@ -70,20 +96,61 @@ impl ChatTemplate {
         let syntax = syntax.map_err(|e| TemplateError::Compile(message(&e)))?;
         environment.set_syntax(syntax.clone());
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        python::add_to(&mut environment);
         environment.add_filter("tojson", to_json);
         // Python's None is not iterable; minijinja's is, as an empty list.
         environment.add_test("iterable", |value: &TemplateValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
         nesting::add_to(&mut environment);
-        let source = nesting::bounded(&without_generation_tags(source), &syntax).map_err(TemplateError::Compile)?;
-        let compile = || guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(NAME, source));
+        let special_tokens = special_tokens(tokenizer_config);
+        let mut template = Self { environment, syntax, special_tokens, has_tool_use: false, steps: AtomicU64::new(0) };
+        template.add(NAME, source)?;
+        Ok(template)
+    }
+
+    /// With another template for messages with tools, as transformers takes the one that is named `tool_use`.
+    ///
+    /// # Errors
+    /// [`TemplateError::Compile`].
+    pub fn with_tool_use(mut self, source: Option<&str>) -> Result<Self, TemplateError> {
+        if let Some(source) = source {
+            self.add(TOOL_USE, source)?;
+            self.has_tool_use = true;
+        }
+        Ok(self)
+    }
+
+    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
+        let source =
+            nesting::bounded(&without_generation_tags(source), &self.syntax).map_err(TemplateError::Compile)?;
+        let environment = &mut self.environment;
+        let compile = || guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(name, source));
         on_large_stack(compile)
             .map_err(|e| TemplateError::Compile(format!("no thread for it: {e}")))?
             .map_err(TemplateError::Compile)?
-            .map_err(|e| TemplateError::Compile(message(&e)))?;
-        Ok(Self { environment, special_tokens: special_tokens(tokenizer_config) })
+            .map_err(|e| TemplateError::Compile(message(&e)))
+    }
+
+    /// Steps that all renderings have taken together.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// The variables that the template reads and that no caller gives by itself: its switches, such as `enable_thinking`.
+    #[must_use]
+    pub fn switches(&self) -> BTreeSet<String> {
+        let read =
+            || self.environment.templates().flat_map(|(_, template)| template.undeclared_variables(false)).collect();
+        // The template is parsed again.
+        let read: Vec<String> =
+            on_large_stack(|| guarded(WHAT, MOST_MEMORY, read)).ok().and_then(Result::ok).unwrap_or_default();
+        let known: BTreeSet<&str> = self.environment.globals().map(|(name, _)| name).collect();
+        let is_given = |name: &String| {
+            GIVEN.contains(&name.as_str()) || known.contains(name.as_str()) || self.special_tokens.contains_key(name)
+        };
+        read.into_iter().filter(|name| !is_given(name)).collect()
     }
 
     /// Renders a prompt to be completed. A last message of the assistant is left open (`continue_final_message`),
@@ -95,6 +162,7 @@ impl ChatTemplate {
         let Some(prefill) = prefill(messages) else {
             return self.render(messages, true, variables);
         };
+        let prefill = prefill.into_owned();
         let mut messages = messages.to_vec();
         if let Some(last) = messages.last_mut() {
             last["content"] = format!("{prefill}{CONTINUE}").into();
@@ -113,11 +181,29 @@ impl ChatTemplate {
         Ok(text)
     }
 
-    /// Renders messages, with or without the opening of the assistant's turn at the end.
+    /// Renders messages, with or without the opening of the assistant's turn at the end. Content in parts goes to the template as
+    /// it is if the template goes through it, and as one text if that is what the template wants.
     ///
     /// # Errors
-    /// [`TemplateError::Render`].
+    /// [`TemplateError::Render`], or [`TemplateError::Part`].
     pub fn render(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+        variables: &Map<String, Value>,
+    ) -> Result<String, TemplateError> {
+        if !messages.iter().any(content::has_parts) {
+            return self.render_as_given(messages, add_generation_prompt, variables);
+        }
+        let parts = content::in_parts(messages)?;
+        let of_parts = self.render_as_given(&parts, add_generation_prompt, variables);
+        if of_parts.as_ref().is_ok_and(|text| content::went_through(&parts, text)) {
+            return of_parts;
+        }
+        self.render_as_given(&content::in_texts(messages)?, add_generation_prompt, variables)
+    }
+
+    fn render_as_given(
         &self,
         messages: &[Value],
         add_generation_prompt: bool,
@@ -130,22 +216,47 @@ impl ChatTemplate {
             .collect();
         all.extend(self.special_tokens.clone());
         all.extend(variables.clone());
-        all.insert("messages".into(), messages.into());
+        all.insert("messages".into(), messages.iter().map(without_nulls).collect());
         all.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let template = self.environment.get_template(NAME).expect("the template was added at construction");
-        let render = || guarded(WHAT, MOST_MEMORY, || template.render(TemplateValue::from(Serde(all))));
-        on_large_stack(render)
+        let has_tools = self.has_tool_use && all.get("tools").is_some_and(|tools| !tools.is_null());
+        let name = if has_tools { TOOL_USE } else { NAME };
+        let template = self.environment.get_template(name).expect("the template was added before");
+        let render = || {
+            guarded(WHAT, MOST_MEMORY, || {
+                let rendered = template.render_captured(TemplateValue::from(Serde(all)))?;
+                let steps = rendered.state().fuel_levels().map_or(0, |(taken, _)| taken);
+                Ok::<_, Error>((rendered.into_output(), steps))
+            })
+        };
+        let rendered = on_large_stack(render)
             .map_err(|e| TemplateError::Render(format!("no thread for it: {e}")))?
-            .map_err(TemplateError::Render)?
-            .map_err(|e| TemplateError::Render(message(&e)))
+            .map_err(TemplateError::Render)?;
+        let steps = match &rendered {
+            Ok((_, steps)) => *steps,
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => FUEL,
+            Err(_) => 0,
+        };
+        self.steps.fetch_add(steps, Ordering::Relaxed);
+        rendered.map(|(text, _)| text).map_err(|e| TemplateError::Render(message(&e)))
     }
 }
 
 /// The text of a last assistant message: the beginning of the completion, given in advance.
 #[must_use]
-pub fn prefill(messages: &[Value]) -> Option<&str> {
+pub fn prefill(messages: &[Value]) -> Option<Cow<'_, str>> {
     let last = messages.last()?;
-    if last["role"] == "assistant" { last["content"].as_str() } else { None }
+    if last["role"] == "assistant" { text_of(&last["content"]) } else { None }
+}
+
+/// A message without the keys that hold nothing, as transformers 5 hands it to templates: they ask whether a key is there,
+/// and messages of Parquet and Arrow have every key that any message has. What lies deeper stays, as it does there.
+fn without_nulls(message: &Value) -> Value {
+    match message {
+        Value::Object(keys) => {
+            keys.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect()
+        }
+        other => other.clone(),
+    }
 }
 
 /// `bos_token`, `eos_token` and so on; each is a text or an object with `content`.
@@ -188,7 +299,25 @@ fn strftime(now: OffsetDateTime, format: &str) -> Result<String, Error> {
 fn message(error: &Error) -> String {
     let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    format!("{}{place}", OneLine(detail))
+    format!("{}{place}{}", OneLine(detail.as_str()), way_out(error, &detail))
+}
+
+/// What helps, where that is known.
+fn way_out(error: &Error, detail: &str) -> String {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!(
+            ": it takes more than {FUEL} steps for one prompt; leave the row out, or give the run another template with `chat_template`"
+        );
+    }
+    if detail.contains("use % operator") {
+        return "; Python's `%` of texts is not known here: write `~` or the filter `format` in a copy of the template, and name \
+                it as `chat_template`"
+            .to_owned();
+    }
+    if matches!(error.kind(), ErrorKind::UnknownMethod | ErrorKind::UnknownFilter | ErrorKind::UnknownTest) {
+        return "; write it otherwise in a copy of the template, and name that as `chat_template`".to_owned();
+    }
+    String::new()
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False)`: `", "` and `": "` between items, nothing escaped for HTML.

@@ -1,0 +1,93 @@
+//! What is odd about the prompts of a dataset: allowed, and probably not meant.
+
+use super::{PromptOptions, Tokenizer};
+
+/// Most characters of a row's words that are shown.
+const SHOWN: usize = 60;
+
+/// What is odd about one prompt.
+#[derive(Debug, Clone, Default)]
+pub struct Oddities {
+    /// A chat template has made it.
+    pub rendered: bool,
+    /// The run's system prompt is in it.
+    pub has_system_prompt: bool,
+    /// It keeps a system message of its own in place of the run's.
+    pub own_system_message: bool,
+    /// It begins twice: with the text of the token that the tokenizer puts before texts.
+    pub two_beginnings: bool,
+    /// Role and text of a message whose words are not in it.
+    pub lost: Option<(String, String)>,
+    place: String,
+}
+
+impl Oddities {
+    /// Where the row is, for messages.
+    #[must_use]
+    pub fn at(self, place: &impl ToString) -> Self {
+        // Most rows have nothing to tell.
+        let place = if self.lost.is_some() || self.two_beginnings { place.to_string() } else { String::new() };
+        Self { place, ..self }
+    }
+}
+
+/// How many prompts of a dataset are odd.
+#[derive(Debug, Clone, Default)]
+pub struct OddPrompts {
+    rows: u64,
+    rendered: u64,
+    own_system_message: u64,
+    two_beginnings: u64,
+    lost: u64,
+    /// Of the first row whose words are lost: its place, and the message's role and text.
+    example: Option<(String, String, String)>,
+}
+
+impl OddPrompts {
+    /// Counts a prompt.
+    pub fn count(&mut self, row: Oddities) {
+        self.rows += 1;
+        self.rendered += u64::from(row.rendered);
+        self.own_system_message += u64::from(row.own_system_message);
+        self.two_beginnings += u64::from(row.two_beginnings);
+        if let Some((role, text)) = row.lost {
+            self.lost += 1;
+            self.example.get_or_insert((row.place, role, text));
+        }
+    }
+
+    /// What there is to tell of them, a line each.
+    #[must_use]
+    pub fn remarks(&self, dataset: &str, tokenizer: &Tokenizer, options: &PromptOptions) -> Vec<String> {
+        let rows = self.rows;
+        let mut told = Vec::new();
+        if let Some((place, role, text)) = &self.example {
+            let text: String = text.chars().take(SHOWN).collect();
+            told.push(format!(
+                "in {} of {rows} prompts of {dataset} words of the messages are missing: the chat template passes over them. In \
+                 {place}, it is the message of role `{role}`: {text:?}. Give messages the roles and contents that the template \
+                 reads, or name another template with `chat_template`",
+                self.lost
+            ));
+        }
+        if self.own_system_message > 0 {
+            told.push(format!(
+                "{} of {rows} prompts of {dataset} have a system message of their own, which stands in place of `system_prompt`",
+                self.own_system_message
+            ));
+        }
+        if self.two_beginnings > 0 {
+            told.push(format!(
+                "{} of {rows} prompts of {dataset} begin with the token that the tokenizer puts before every text, and so have it \
+                 twice; write them without it, or as messages, which the chat template renders",
+                self.two_beginnings
+            ));
+        }
+        if self.rendered == 0 && options.system_prompt.is_none() && tokenizer.has_template_kwargs() {
+            told.push(format!(
+                "`chat_template_kwargs` changes nothing for {dataset}: its prompts are texts, which get no chat template"
+            ));
+        }
+        told
+    }
+}

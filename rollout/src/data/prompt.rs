@@ -1,0 +1,150 @@
+//! From a row to a prompt: which messages, rendered how, as which tokens.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use shared::PromptId;
+use shared_chat::{self as chat, text_of};
+
+use super::{
+    PromptOptions, PromptRow, Tokenizer,
+    adapters::{self, Prompt},
+    oddities::Oddities,
+};
+
+/// A row as a prompt, and what is odd about it.
+///
+/// # Errors
+/// What is wrong with the row.
+pub fn prompt_row(
+    prompt_id: PromptId,
+    mut values: Map<String, Value>,
+    tokenizer: &Tokenizer,
+    options: &PromptOptions,
+) -> Result<(PromptRow, Oddities), String> {
+    options.columns.apply(&mut values)?;
+    let messages = conversation(&values);
+    let row = adapters::adapt(values, tokenizer.template().is_some())?;
+    let mut oddities = Oddities::default();
+    let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref(), &mut oddities)?;
+    let rendered = tokenise(prompt, &row.columns, tokenizer, &mut oddities);
+    let Rendered { text, prefill, ids } = rendered?;
+    let vocab_size = tokenizer.model_vocab_size();
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+        return Err(format!("token {id} of the prompt is not in the model's vocabulary of {vocab_size} tokens"));
+    }
+    let kept = options.max_prompt_length.map_or(ids.len(), |max| ids.len().min(max as usize));
+    if kept == 0 {
+        return Err("the prompt has no tokens".into());
+    }
+    let row = PromptRow {
+        prompt_id,
+        prompt_text: text,
+        prompt_ids: ids[ids.len() - kept..].into(),
+        shortened: kept < ids.len(),
+        prefill,
+        messages,
+        columns: Arc::new(row.columns),
+        tokenizer: tokenizer.clone(),
+    };
+    Ok((row, oddities))
+}
+
+/// The messages of a row that has some, as TRL's rewards see them; what begins the answer belongs to the completion.
+fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
+    let messages = row.get("prompt")?.as_array()?;
+    let kept = messages.len() - usize::from(chat::prefill(messages).is_some());
+    Some(messages[..kept].into())
+}
+
+/// Puts the system prompt before messages that have none of their own, as ms-swift and LLaMA-Factory do.
+fn with_system_prompt(prompt: Prompt, system_prompt: Option<&str>, oddities: &mut Oddities) -> Result<Prompt, String> {
+    let Some(system_prompt) = system_prompt else { return Ok(prompt) };
+    let mut messages = vec![adapters::message("system", system_prompt)];
+    match prompt {
+        Prompt::Text { text, prefill } => messages.extend(adapters::turns(&text, &prefill)),
+        Prompt::Messages(own) if own.iter().any(|message| message["role"] == "system") => {
+            oddities.own_system_message = true;
+            return Ok(Prompt::Messages(own));
+        }
+        Prompt::Messages(own) => messages.extend(own),
+        Prompt::Ids(_) => return Err("a row of `prompt_ids` cannot take a system prompt".into()),
+    }
+    oddities.has_system_prompt = true;
+    Ok(Prompt::Messages(messages))
+}
+
+/// The prompt's text, the end of it that is a prefill, and its tokens.
+struct Rendered {
+    text: String,
+    prefill: String,
+    ids: Vec<u32>,
+}
+
+fn tokenise(
+    prompt: Prompt,
+    columns: &Map<String, Value>,
+    tokenizer: &Tokenizer,
+    oddities: &mut Oddities,
+) -> Result<Rendered, String> {
+    let encode = |text: &str, special| tokenizer.encode(text, special).map_err(|e| e.to_string());
+    match prompt {
+        Prompt::Text { text, prefill } => {
+            let text = format!("{text}{prefill}");
+            let ids = encode(&text, true)?;
+            oddities.two_beginnings = ids.len() > 1 && ids[0] == ids[1] && tokenizer.leaves_out(ids[0]);
+            Ok(Rendered { text, prefill, ids })
+        }
+        Prompt::Messages(messages) => {
+            let text = render(&messages, columns, tokenizer, oddities.has_system_prompt)?;
+            let ids = encode(&text, false)?;
+            let given = chat::prefill(&messages).unwrap_or_default();
+            // A template may strip the message.
+            let prefill = [&*given, given.trim_start(), given.trim_end(), given.trim()]
+                .into_iter()
+                .find(|p| text.ends_with(p))
+                .unwrap_or_default();
+            oddities.rendered = true;
+            let lost = chat::lost(&messages, &text).map(|at| &messages[at]);
+            oddities.lost =
+                lost.map(|message| (role(message), text_of(&message["content"]).unwrap_or_default().into()));
+            Ok(Rendered { prefill: prefill.to_owned(), text, ids })
+        }
+        Prompt::Ids(ids) => {
+            let text = tokenizer.decode(&ids).map_err(|e| e.to_string())?;
+            Ok(Rendered { text, prefill: String::new(), ids })
+        }
+    }
+}
+
+fn role(message: &Value) -> String {
+    message["role"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Renders messages. Where the template refuses them for the sake of the run's system prompt, the error says so.
+fn render(
+    messages: &[Value],
+    columns: &Map<String, Value>,
+    tokenizer: &Tokenizer,
+    has_system_prompt: bool,
+) -> Result<String, String> {
+    let variables = template_variables(columns);
+    tokenizer.render(messages, &variables).map_err(|error| {
+        if has_system_prompt && tokenizer.render(&messages[1..], &variables).is_ok() {
+            return format!(
+                "{error}; without `system_prompt` it does: leave that out and put its words into the user messages, or name a \
+                 template that takes it with `chat_template`"
+            );
+        }
+        error.to_string()
+    })
+}
+
+/// Columns that transformers' callers hand to the template.
+fn template_variables(columns: &Map<String, Value>) -> Map<String, Value> {
+    let mut variables = columns.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
+    if let Some(tools) = columns.get("tools") {
+        variables.insert("tools".into(), tools.clone());
+    }
+    variables
+}

@@ -1,0 +1,78 @@
+//! Tokens that only the files beside `tokenizer.json` name.
+
+use std::collections::HashSet;
+
+use shared::model_dir::{NamedToken, NamedTokens};
+use tokenizers::{AddedToken, Tokenizer};
+
+/// What became of the tokens that the files beside a tokenizer name.
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    /// Ids that texts leave out, though the tokenizer would not.
+    pub special: HashSet<u32>,
+    /// Tokens that the tokenizer had not marked as such in texts: they are told apart now.
+    pub added: Vec<String>,
+    /// What is odd, in words.
+    pub remarks: Vec<String>,
+}
+
+/// Makes the named tokens known to a tokenizer, as transformers' `TokenizersBackend.__init__` does: one that is in the vocabulary is
+/// told apart in texts from now on, one that is special is left out of them. A token that is in no vocabulary becomes one where
+/// its id is known and the model has a row for it, `rows` being their number.
+pub(super) fn add(inner: &mut Tokenizer, named: &NamedTokens, rows: usize) -> Result<Named, String> {
+    let mut found = Named::default();
+    for token in &named.tokens {
+        let is_added = inner.get_added_vocabulary().get_vocab().contains_key(&token.content);
+        let known = inner.token_to_id(&token.content);
+        let id = match (known, token.id) {
+            (Some(known), Some(stated)) if known != stated => {
+                found.remarks.push(format!(
+                    "{:?} is token {known} in tokenizer.json and {stated} in tokenizer_config.json; {known} counts",
+                    token.content
+                ));
+                known
+            }
+            (Some(known), _) => known,
+            (None, stated) => match next(inner, stated, rows) {
+                Ok(id) => id,
+                Err(reason) => {
+                    found
+                        .remarks
+                        .push(format!("{:?} is named as a token and read as plain text: {reason}", token.content));
+                    continue;
+                }
+            },
+        };
+        if !is_added {
+            inner.add_tokens([added(token)]).map_err(|e| e.to_string())?;
+            found.added.push(token.content.clone());
+        }
+        if token.special && !inner.get_added_vocabulary().is_special_token(&token.content) {
+            found.special.insert(id);
+        }
+    }
+    Ok(found)
+}
+
+/// The id that a further token gets, if that is what the files say.
+fn next(inner: &Tokenizer, stated: Option<u32>, rows: usize) -> Result<u32, String> {
+    let stated = stated.ok_or("no file has an id for it; save the tokenizer again with transformers")?;
+    let vocabulary = inner.get_vocab_size(false) as u32;
+    let after_added = inner.get_added_vocabulary().get_added_tokens_decoder().keys().max().map_or(0, |last| last + 1);
+    let next = vocabulary.max(after_added);
+    if stated as usize >= rows {
+        return Err(format!("its id is {stated}, and the model has {rows} tokens"));
+    }
+    if stated != next {
+        return Err(format!("its id is {stated}, and the next one that tokenizer.json leaves free is {next}"));
+    }
+    Ok(stated)
+}
+
+fn added(token: &NamedToken) -> AddedToken {
+    AddedToken::from(token.content.clone(), token.special)
+        .single_word(token.single_word)
+        .lstrip(token.lstrip)
+        .rstrip(token.rstrip)
+        .normalized(token.normalized)
+}
