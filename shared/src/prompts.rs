@@ -25,6 +25,9 @@ pub struct LongPrompts {
     pub max_model_len: u64,
     /// Rows whose prompt lost its beginning to `max_prompt_length`.
     pub shortened: u64,
+    /// What else there is to tell of the prompts, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
 }
 
 impl LongPrompts {
@@ -34,12 +37,19 @@ impl LongPrompts {
         self.left_out == 0 && self.shortened == 0
     }
 
+    /// What there is to tell, a line each.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let long = (!self.is_empty()).then(|| self.to_string());
+        long.into_iter().chain(self.remarks.iter().cloned()).collect()
+    }
+
     /// Writes those of several datasets, if there are any.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn write(path: &Path, found: &[Self]) -> io::Result<()> {
-        let told: Vec<&Self> = found.iter().filter(|prompts| !prompts.is_empty()).collect();
+        let told: Vec<&Self> = found.iter().filter(|prompts| !prompts.lines().is_empty()).collect();
         if told.is_empty() { Ok(()) } else { atomic::write(path, serde_json::to_string_pretty(&told)?.as_bytes()) }
     }
 
@@ -83,5 +93,8 @@ mod tests {
         assert!(!path.exists() && LongPrompts::read(&path).is_empty());
         LongPrompts::write(&path, &[none, both.clone()]).unwrap();
         assert_eq!(LongPrompts::read(&path), [both]);
+        let odd = LongPrompts { remarks: vec!["odd".into()], ..LongPrompts::default() };
+        LongPrompts::write(&path, std::slice::from_ref(&odd)).unwrap();
+        assert_eq!(LongPrompts::read(&path)[0].lines(), ["odd"]);
     }
 }

@@ -121,7 +121,10 @@ impl Progress {
     /// Says once which prompts the model does not get.
     fn tell_of_long_prompts(&mut self) {
         let Some(path) = self.long_prompts.take_if(|path| path.exists()) else { return };
-        LongPrompts::read(&path).iter().for_each(|prompts| self.say(&format!("warning: {prompts}")));
+        LongPrompts::read(&path)
+            .iter()
+            .flat_map(LongPrompts::lines)
+            .for_each(|line| self.say(&format!("warning: {line}")));
     }
 
     /// Leaves the display in its last state.

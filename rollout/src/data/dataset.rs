@@ -1,6 +1,6 @@
 //! Prompts of datasets.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use rayon::prelude::*;
 use rollout_rewards::{RewardCompletion, RewardInput};
@@ -9,13 +9,16 @@ use shared::{
     FinishReason, PromptId,
     prompts::{LongPrompts, NAMED},
 };
+use shared_chat as chat;
 use shared_data::{Columns, DataError, Part, Row};
 
 use super::{
     Tokenizer,
     adapters::{self, Prompt},
-    chat,
 };
+
+/// Characters of a prompt that is an example.
+const SHOWN: usize = 80;
 
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +154,9 @@ impl Dataset {
         for path in paths {
             let mut table = shared_data::read(path, part)?;
             tracing::info!("{}: {}", path.display(), table.describe(&options.columns)?);
+            for warning in table.warnings(&options.columns) {
+                tracing::warn!("{}: {warning}", path.display());
+            }
             table.rows.truncate(limit - dataset.rows.len());
             let first = dataset.rows.len() as u64;
             let prompt = |(index, row): (usize, Row)| {
@@ -165,6 +171,23 @@ impl Dataset {
             dataset.sources.push(Source { path: path.clone(), end: dataset.rows.len() as u64 });
         }
         Ok(dataset)
+    }
+
+    /// Says how many of its prompts `training` has as well, with an example: what is evaluated on them was trained on.
+    #[must_use]
+    pub fn overlap(&self, training: &Self) -> Option<String> {
+        let trained: HashSet<&[u32]> = training.rows.iter().map(|row| &*row.prompt_ids).collect();
+        let mut both = self.rows.iter().filter(|row| trained.contains(&*row.prompt_ids));
+        let first = both.next()?;
+        let (count, rows) = (1 + both.count(), self.rows.len());
+        let begin: String = first.prompt_text.chars().take(SHOWN).collect();
+        let more = if begin.len() < first.prompt_text.len() { "..." } else { "" };
+        Some(format!(
+            "{}: {count} of {rows} prompts of the evaluation are among those of the training, for instance {:?}{more}; name rows \
+             that are not trained on as `eval_dataset`, or leave these out of `dataset`",
+            self.name(),
+            begin
+        ))
     }
 
     /// Keeps the first `limit` rows.
@@ -198,6 +221,7 @@ impl Dataset {
             left_out_ids,
             max_model_len: max_model_len as u64,
             shortened,
+            remarks: Vec::new(),
         })
     }
 
@@ -303,7 +327,7 @@ fn tokenise(
             Ok((text, prefill, ids))
         }
         Prompt::Messages(messages) => {
-            let text = tokenizer.render(&messages, &template_variables(columns)).map_err(|e| e.to_string())?;
+            let text = tokenizer.render(&messages, &shared_data::template_variables(columns)?).map_err(|e| e.to_string())?;
             let ids = encode(&text, false)?;
             let given = chat::prefill(&messages).unwrap_or_default();
             // A template may strip the message.
@@ -318,15 +342,6 @@ fn tokenise(
             Ok((text, String::new(), ids))
         }
     }
-}
-
-/// Columns that transformers' callers hand to the template.
-fn template_variables(columns: &Map<String, Value>) -> Map<String, Value> {
-    let mut variables = columns.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
-    if let Some(tools) = columns.get("tools") {
-        variables.insert("tools".into(), tools.clone());
-    }
-    variables
 }
 
 #[cfg(test)]

@@ -5,13 +5,12 @@
 //! completion for stop strings.
 
 pub mod adapters;
-mod chat;
 mod dataset;
 pub mod stop;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, TemplateError};
 pub use dataset::{Dataset, DatasetError, PromptOptions, PromptRow};
+pub use shared_chat::{ChatTemplate, TemplateError};
 pub use tokenizer::{TextToken, Tokenizer, TokenizerError};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
 use shared::{ModelDir, model_dir::ModelDirError};
+use shared_chat::{ChatTemplate, TemplateError};
 use shared_tokenizer::TextTokenizer;
 use time::OffsetDateTime;
 
 use super::{
-    chat::{ChatTemplate, TemplateError},
     stop::{StopCriterionFactory, StopStrings, TextStream},
 };
 

@@ -115,9 +115,11 @@ impl Inputs {
     fn leave_out_long(&mut self, run_dir: &RunDir, room: usize) -> anyhow::Result<()> {
         let mut found = vec![self.dataset.leave_out_long(room).context("`dataset`")?];
         if let Some(dataset) = &mut self.eval_dataset {
-            found.push(dataset.leave_out_long(room).context("`eval_dataset`")?);
+            let mut prompts = dataset.leave_out_long(room).context("`eval_dataset`")?;
+            prompts.remarks.extend(dataset.overlap(&self.dataset));
+            found.push(prompts);
         }
-        found.iter().filter(|prompts| !prompts.is_empty()).for_each(|prompts| tracing::warn!("{prompts}"));
+        found.iter().flat_map(LongPrompts::lines).for_each(|line| tracing::warn!("{line}"));
         LongPrompts::write(&run_dir.prompts(), &found).context("prompts.json")
     }
 

@@ -172,3 +172,17 @@ fn templates_that_do_not_compile_say_where() {
     let error = ChatTemplate::new("a\n{% for %}", &Value::Null, OffsetDateTime::UNIX_EPOCH).unwrap_err().to_string();
     assert!(error.contains("does not compile") && error.contains("line 2") && !error.contains('\n'), "{error}");
 }
+
+/// transformers 5: `{k: v for k, v in msg.items() if v is not None}` for every message.
+#[test]
+fn keys_of_messages_that_hold_nothing_are_not_there() {
+    let source = "{% for m in messages %}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}[{{ m.role }}]\
+                  {% if 'content' in m %}{{ m['content'] }}{% endif %}{{ m.name | default('-') }}{{ m.keys() | list | length }}\
+                  {{ m.thought.deep is none }}{% endfor %}";
+    let messages = [
+        json!({"role": "user", "content": "hi", "tool_calls": null, "name": null, "thought": {"deep": null}}),
+        json!({"role": "tool", "content": null, "reasoning_content": null, "name": "f", "thought": {}}),
+    ];
+    let text = template(source).render(&messages, false, &Map::new()).unwrap();
+    assert_eq!(text, "[user]hi-3True[tool]f3False");
+}

@@ -130,7 +130,7 @@ impl ChatTemplate {
             .collect();
         all.extend(self.special_tokens.clone());
         all.extend(variables.clone());
-        all.insert("messages".into(), messages.into());
+        all.insert("messages".into(), messages.iter().map(without_nulls).collect());
         all.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let template = self.environment.get_template(NAME).expect("the template was added at construction");
         let render = || guarded(WHAT, MOST_MEMORY, || template.render(TemplateValue::from(Serde(all))));
@@ -146,6 +146,17 @@ impl ChatTemplate {
 pub fn prefill(messages: &[Value]) -> Option<&str> {
     let last = messages.last()?;
     if last["role"] == "assistant" { last["content"].as_str() } else { None }
+}
+
+/// A message without the keys that hold nothing, as transformers 5 hands it to templates: they ask whether a key is there,
+/// and messages of Parquet and Arrow have every key that any message has. What lies deeper stays, as it does there.
+fn without_nulls(message: &Value) -> Value {
+    match message {
+        Value::Object(keys) => {
+            keys.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect()
+        }
+        other => other.clone(),
+    }
 }
 
 /// `bos_token`, `eos_token` and so on; each is a text or an object with `content`.
