@@ -209,3 +209,46 @@ impl Reader {
         Ok(Answer { tokens: tokens[cut..].to_vec(), ends })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harness::tiny_model::{SMALL, write_tokenizer};
+
+    use super::*;
+
+    /// TRL's `RewardTrainer` takes a conversation in two parts, or whole.
+    #[test]
+    fn comparisons_of_messages_are_conversations_of_the_template() {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        write_tokenizer(dir.path());
+        let template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}";
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let reader = Reader::new(&ModelDir::open(dir.path()).unwrap(), Level::Outcome, None).unwrap();
+        let pairs = |lines: &str| {
+            let path = dir.path().join("rows.jsonl");
+            fs::write(&path, lines).unwrap();
+            reader.pairs(&path).map_err(|error| error.to_string())
+        };
+        let (user, good, bad) = (
+            r#"{"role": "user", "content": "2"}"#,
+            r#"{"role": "assistant", "content": "4"}"#,
+            r#"{"from": "gpt", "value": "5"}"#,
+        );
+        let found = pairs(&format!(
+            "{{\"prompt\": [{user}], \"chosen\": [{good}], \"rejected\": [{bad}]}}\n\
+             {{\"chosen\": [{user}, {good}], \"rejected\": [{user}, {bad}]}}\n"
+        ))
+        .unwrap();
+        let text = |text: &str| Answer {
+            tokens: text.bytes().map(|byte| u32::from(byte) - 30).collect(),
+            ends: vec![text.len() - 1],
+        };
+        let expected = Pair { chosen: text("u2;a4;"), rejected: text("u2;a5;") };
+        assert_eq!(found, [expected.clone(), expected]);
+        let error = pairs(&format!("{{\"prompt\": [{user}], \"chosen\": \"4\", \"rejected\": \"5\"}}")).unwrap_err();
+        assert!(error.contains("line 1: `prompt` is a list of messages and `chosen` is none"), "{error}");
+    }
+}

@@ -179,3 +179,75 @@ impl Encoder {
         Ok(Example { prompt, completion })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harness::tiny_model::{SMALL, write_tokenizer};
+
+    use super::*;
+
+    const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '' if m.name is undefined else m.name }}<end>\n\
+                          {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | default('', true) }}";
+
+    /// What the rows of a file are trained on, as (prompt, completion); a token is a character, and `~` stands for the end.
+    fn read(lines: &str, template: &str) -> Result<Vec<(String, String)>, String> {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        write_tokenizer(dir.path());
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let data = dir.path().join("rows.jsonl");
+        fs::write(&data, lines).unwrap();
+        let character = |&id: &u32| match id {
+            0 => '~',
+            1 => '\n',
+            id => char::from_u32(id + 30).unwrap(),
+        };
+        let text = |ids: &[u32]| ids.iter().map(character).collect::<String>();
+        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true).unwrap();
+        let found = encoder.read(&data).map_err(|error| error.to_string())?;
+        Ok(found.iter().map(|example| (text(&example.prompt), text(&example.completion))).collect())
+    }
+
+    /// TRL's `SFTTrainer`: of prompts with completions, the completions; of conversations, everything.
+    #[test]
+    fn rows_of_messages_are_trained_on_as_the_template_writes_them() {
+        let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "name": null}], "completion": [{"role": "assistant", "content": "5"}]}
+{"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
+{"conversations": [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]}
+{"prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": [{"from": "gpt", "value": "b"}], "tools": "\"T\""}
+{"prompt": "2+3=", "completion": "5"}"#;
+        let pair = |prompt: &str, completion: &str| (prompt.to_owned(), completion.to_owned());
+        let whole = pair("<", "user>2+3?<end>\n<assistant>5<end>\n");
+        let expected = [
+            pair("<user>2+3?<end>\n<assistant>", "5<end>\n"),
+            whole.clone(),
+            whole,
+            pair("<user>a<end>\n<assistant>", "b<end>\nT"),
+            pair("2+3=", "5~"),
+        ];
+        let template = CHATML.replace("{{ tools | default('', true) }}", "{% if not add_generation_prompt %}{{ tools or '' }}{% endif %}");
+        assert_eq!(read(lines, &template).unwrap(), expected);
+    }
+
+    #[test]
+    fn rows_that_cannot_be_trained_on_are_named() {
+        let user = r#"[{"role": "user", "content": "a"}]"#;
+        for (row, words) in [
+            (format!(r#"{{"prompt": {user}, "completion": "b"}}"#), "one is a text and one a list of messages"),
+            (format!(r#"{{"prompt": {user}}}"#), "has messages as one of `prompt` and `completion`"),
+            (r#"{"messages": "a"}"#.into(), "`messages` is a text, not a list of messages"),
+            (r#"{"messages": [{"text": "a"}]}"#.into(), "message 0 of `messages` is no object with a `role`, but"),
+            (r#"{"prompt": 7, "completion": "b"}"#.into(), "`prompt` is neither a text nor a list of messages"),
+            (r#"{"answer": "b"}"#.into(), "neither `prompt` nor `prompt_ids`"),
+        ] {
+            let error = read(&format!("{{\"prompt\": \"a\", \"completion\": \"b\"}}\n{row}"), CHATML).unwrap_err();
+            assert!(error.contains("rows.jsonl, line 2: ") && error.contains(words), "{words}: {error}");
+        }
+        let both = format!(r#"{{"prompt": {user}, "completion": [{{"role": "assistant", "content": "b"}}]}}"#);
+        let thinking = CHATML.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}");
+        let error = read(&both, &thinking).unwrap_err();
+        assert!(error.contains("line 1: the chat template writes `prompt` otherwise where `completion` follows: \"<think>\""), "{error}");
+    }
+}
