@@ -159,7 +159,10 @@ fn typed_columns_bytes_and_messages_as_texts_are_read_or_told() {
         (format!("dataset = {:?}", fixture("json.parquet")), "TRL's conversational rows"),
         (format!("dataset = {:?}", fixture("saved_json")), "TRL's conversational rows"),
         (format!("dataset = {texts:?}"), "its messages are written as texts of JSON, and read as messages"),
-        (format!("dataset = {shared:?}\nprompt_column = \"conversations\""), "ShareGPT's messages (`from`, `value`) are read"),
+        (
+            format!("dataset = {shared:?}\nprompt_column = \"conversations\""),
+            "ShareGPT's messages (`from`, `value`) are read",
+        ),
         (format!("dataset = {python:?}"), "`prompt` of 1 of 1 rows looks like a list of messages as Python prints it"),
     ] {
         let said = bench.dry_run(&data).success().stdout;
@@ -169,9 +172,12 @@ fn typed_columns_bytes_and_messages_as_texts_are_read_or_told() {
     let nan = bench.write("nan.jsonl", r#"{"prompt": "a", "answer": NaN}"#);
     for (data, words) in [
         (format!("dataset = {columns:?}"), "is one JSON object that holds everything"),
-        (format!("dataset = {nan:?}"), "nan.jsonl, line 1: holds NaN (column 25), which JSON does not have"),
+        (format!("dataset = {nan:?}"), "nan.jsonl, line 1: holds NaN (column 27), which JSON does not have"),
         (format!("dataset = {:?}", fixture("brotli.parquet")), "is compressed with brotli, which is not read"),
-        (format!("dataset = {:?}", fixture("bytes.parquet")), "row 3: `prompt` is neither a text nor a list of messages"),
+        (
+            format!("dataset = {:?}", fixture("bytes.parquet")),
+            "row 3: `prompt` is neither a text nor a list of messages",
+        ),
     ] {
         let message = bench.refusal(&data);
         assert!(message.contains(words), "{words}: {message}");
@@ -181,13 +187,17 @@ fn typed_columns_bytes_and_messages_as_texts_are_read_or_told() {
 #[test]
 fn prompts_of_the_evaluation_that_are_trained_on_are_told_before_the_start() {
     let bench = Bench::new();
-    let trained = bench.write("trained.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"1+2=\", \"answer\": 3}\n");
-    let held_out = bench.write("held_out.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"2+2=\", \"answer\": 4}\n");
-    let words = "held_out.jsonl: 1 of 2 prompts of the evaluation are among those of the training, for instance \"1+1=\"";
+    let trained =
+        bench.write("trained.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"1+2=\", \"answer\": 3}\n");
+    let held_out =
+        bench.write("held_out.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"2+2=\", \"answer\": 4}\n");
+    let words =
+        "held_out.jsonl: 1 of 2 prompts of the evaluation are among those of the training, for instance \"1+1=\"";
     let data = format!("dataset = {trained:?}\neval_dataset = {held_out:?}\neval_steps = 1");
     let said = bench.dry_run(&data).success();
     assert!(said.stderr.contains(words), "{}", said.stderr);
-    let file = bench.write("run.toml", format!("output_dir = {:?}\n{}", bench.dir.path().join("run"), bench.config(&data)));
+    let file =
+        bench.write("run.toml", format!("output_dir = {:?}\n{}", bench.dir.path().join("run"), bench.config(&data)));
     let told = cli::run("tandem", ["train", file.to_str().unwrap()]).success().stderr;
     assert_eq!(told.matches(words).count(), 1, "{told}");
 }

@@ -151,7 +151,9 @@ impl Reader {
         let text = match (before, content) {
             (before, Some(Content::Messages(messages))) if prompt.ids.is_none() => {
                 if ends.is_some() && self.level == Level::Steps {
-                    return Err(format!("the ends of `{key}` are token indexes, so `{key}` has to be a text or token ids"));
+                    return Err(format!(
+                        "the ends of `{key}` are token indexes, so `{key}` has to be a text or token ids"
+                    ));
                 }
                 let all = match before {
                     Some(Content::Messages(before)) => [before, messages].concat(),

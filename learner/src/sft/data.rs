@@ -104,8 +104,9 @@ impl Encoder {
     }
 
     fn encode(&self, row: Row) -> Result<(Example, Kind), String> {
-        let prompt = conversation::content("prompt", row.prompt)?;
-        let completion = conversation::content("completion", row.completion)?;
+        // Ids are taken as they are, whatever stands beside them.
+        let prompt = conversation::content("prompt", row.prompt.filter(|_| row.prompt_ids.is_none()))?;
+        let completion = conversation::content("completion", row.completion.filter(|_| row.completion_ids.is_none()))?;
         let conversation = conversation::content("messages", row.messages)?;
         let variables = conversation::variables(row.tools, row.chat_template_kwargs)?;
         let (example, kind) = match (prompt, completion, conversation) {
@@ -114,7 +115,9 @@ impl Encoder {
             }
             (Some(Content::Messages(_)), Some(Content::Text(_)), _)
             | (Some(Content::Text(_)), Some(Content::Messages(_)), _) => {
-                return Err("of `prompt` and `completion`, one is a text and one a list of messages; write both alike".into());
+                return Err(
+                    "of `prompt` and `completion`, one is a text and one a list of messages; write both alike".into()
+                );
             }
             (Some(Content::Messages(_)), None, _) | (None, Some(Content::Messages(_)), _) => {
                 return Err("has messages as one of `prompt` and `completion`, and not as the other".into());
@@ -227,7 +230,10 @@ mod tests {
             pair("<user>a<end>\n<assistant>", "b<end>\nT"),
             pair("2+3=", "5~"),
         ];
-        let template = CHATML.replace("{{ tools | default('', true) }}", "{% if not add_generation_prompt %}{{ tools or '' }}{% endif %}");
+        let template = CHATML.replace(
+            "{{ tools | default('', true) }}",
+            "{% if not add_generation_prompt %}{{ tools or '' }}{% endif %}",
+        );
         assert_eq!(read(lines, &template).unwrap(), expected);
     }
 
@@ -248,6 +254,11 @@ mod tests {
         let both = format!(r#"{{"prompt": {user}, "completion": [{{"role": "assistant", "content": "b"}}]}}"#);
         let thinking = CHATML.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}");
         let error = read(&both, &thinking).unwrap_err();
-        assert!(error.contains("line 1: the chat template writes `prompt` otherwise where `completion` follows: \"<think>\""), "{error}");
+        assert!(
+            error.contains(
+                "line 1: the chat template writes `prompt` otherwise where `completion` follows: \"<think>\""
+            ),
+            "{error}"
+        );
     }
 }

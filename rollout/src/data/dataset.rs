@@ -327,7 +327,8 @@ fn tokenise(
             Ok((text, prefill, ids))
         }
         Prompt::Messages(messages) => {
-            let text = tokenizer.render(&messages, &shared_data::template_variables(columns)?).map_err(|e| e.to_string())?;
+            let text =
+                tokenizer.render(&messages, &shared_data::template_variables(columns)?).map_err(|e| e.to_string())?;
             let ids = encode(&text, false)?;
             let given = chat::prefill(&messages).unwrap_or_default();
             // A template may strip the message.

@@ -9,9 +9,7 @@ use shared_chat::{ChatTemplate, TemplateError};
 use shared_tokenizer::TextTokenizer;
 use time::OffsetDateTime;
 
-use super::{
-    stop::{StopCriterionFactory, StopStrings, TextStream},
-};
+use super::stop::{StopCriterionFactory, StopStrings, TextStream};
 
 /// A tokenizer that cannot be loaded, or a text that it cannot handle.
 #[derive(Debug, thiserror::Error)]

@@ -16,9 +16,8 @@ use std::{
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let handed_over = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     // Opening a device may do something, and a socket cannot be opened.
-    let is_file = |metadata: &Metadata| {
-        metadata.is_file() || metadata.is_dir() || handed_over && metadata.file_type().is_fifo()
-    };
+    let is_file =
+        |metadata: &Metadata| metadata.is_file() || metadata.is_dir() || handed_over && metadata.file_type().is_fifo();
     let refusal = |metadata: &Metadata| {
         let is_socket = metadata.file_type().is_socket();
         let reason = if is_socket { "is a socket, not a file" } else { "is a pipe or device, not a file" };

@@ -161,6 +161,9 @@ mod tests {
         let output = child.output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let words = String::from_utf8(output.stderr).unwrap();
-        assert!(words.contains("error: a\\nfile: takes more memory than anything harmless would: its bound is 1 MiB\n"), "{words}");
+        assert!(
+            words.contains("error: a\\nfile: takes more memory than anything harmless would: its bound is 1 MiB\n"),
+            "{words}"
+        );
     }
 }

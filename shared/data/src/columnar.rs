@@ -25,8 +25,22 @@ const MOST_RATIO: u64 = 20_000;
 const ROWS: usize = 1024;
 /// Columns that make prompts, completions and the answer that rewards look for: they are not left out.
 const NEEDED: &[&str] = &[
-    "prompt", "prompt_ids", "question", "answer", "nums", "target", "reward_model", "tools", "chat_template_kwargs", "messages",
-    "completion", "completion_ids", "chosen", "chosen_ids", "rejected", "rejected_ids",
+    "prompt",
+    "prompt_ids",
+    "question",
+    "answer",
+    "nums",
+    "target",
+    "reward_model",
+    "tools",
+    "chat_template_kwargs",
+    "messages",
+    "completion",
+    "completion_ids",
+    "chosen",
+    "chosen_ids",
+    "rejected",
+    "rejected_ids",
 ];
 
 type Batches<'a> = &'a mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>;
@@ -336,11 +350,17 @@ mod tests {
         assert_eq!(rows("bytes.parquet"), without_view);
         let table = read(&fixture("bytes.parquet"), "train").unwrap();
         let told = table.warnings(&Columns::default());
-        assert!(told[0].starts_with("column `image` is left out: `image.bytes` holds bytes that are no UTF-8 text"), "{told:?}");
+        assert!(
+            told[0].starts_with("column `image` is left out: `image.bytes` holds bytes that are no UTF-8 text"),
+            "{told:?}"
+        );
         assert!(told[0].ends_with("bytes.parquet, row 2)"), "{told:?}");
         let image = Columns { prompt: Some("image".into()), answer: None };
         let error = table.describe(&image).unwrap_err().to_string();
-        assert!(error.contains("has no column `image` (`prompt_column`)") && error.contains("are no UTF-8 text"), "{error}");
+        assert!(
+            error.contains("has no column `image` (`prompt_column`)") && error.contains("are no UTF-8 text"),
+            "{error}"
+        );
     }
 
     /// A file of one column of texts, made of `values`.
@@ -362,9 +382,15 @@ mod tests {
     fn a_value_that_is_not_what_its_type_says_is_named_by_row_and_column() {
         let json = [("ARROW:extension:name", "arrow.json")];
         let found = error_of("a.arrow", &file_of("answer", &[b"1", b"{\"a\": }"], &json));
-        assert!(found.starts_with("a.arrow, row 2: `answer` is of a column of JSON and is no JSON: expected value"), "{found}");
+        assert!(
+            found.starts_with("a.arrow, row 2: `answer` is of a column of JSON and is no JSON: expected value"),
+            "{found}"
+        );
         let found = error_of("a.arrow", &file_of("prompt", &[b"a", b"\xff"], &[]));
-        assert!(found.starts_with("a.arrow, row 2: `prompt` holds bytes that are no UTF-8 text; write texts as"), "{found}");
+        assert!(
+            found.starts_with("a.arrow, row 2: `prompt` holds bytes that are no UTF-8 text; write texts as"),
+            "{found}"
+        );
         // Without a prompt there is nothing left to train on, but the rows can be counted.
         let left = crate::testing::read_bytes("a.arrow", &file_of("photo", &[b"a", b"\xff"], &[])).unwrap();
         assert_eq!(values(left), [json!({}), json!({})]);
@@ -373,7 +399,8 @@ mod tests {
     #[test]
     fn what_the_reader_was_built_without_is_named_with_the_way_out() {
         let error = read(&fixture("brotli.parquet"), "train").unwrap_err().to_string();
-        let words = "its column `prompt` is compressed with brotli, which is not read; write it anew with zstd, for instance";
+        let words =
+            "its column `prompt` is compressed with brotli, which is not read; write it anew with zstd, for instance";
         assert!(error.contains(words), "{error}");
     }
 }

@@ -123,7 +123,10 @@ mod tests {
         let tools = json!([{"type": "function"}]);
         for (row, expected) in [
             (json!({"tools": tools, "chat_template_kwargs": {"a": true}}), json!({"a": true, "tools": tools})),
-            (json!({"tools": tools.to_string(), "chat_template_kwargs": "{\"a\": true}"}), json!({"a": true, "tools": tools})),
+            (
+                json!({"tools": tools.to_string(), "chat_template_kwargs": "{\"a\": true}"}),
+                json!({"a": true, "tools": tools}),
+            ),
             (json!({"tools": null, "chat_template_kwargs": null}), json!({"tools": null})),
             (json!({}), json!({})),
         ] {

@@ -239,9 +239,7 @@ impl<'de> Visitor<'de> for Items<'_> {
         while let Some(item) = items.next_element::<Value>()? {
             let place = place(rows.len() + 1);
             let row = match item {
-                Value::Object(values) => {
-                    self.meter.add(memory::of_row(&values)).map(|()| Row { values, place })
-                }
+                Value::Object(values) => self.meter.add(memory::of_row(&values)).map(|()| Row { values, place }),
                 _ => Err(DataError::Row { place, reason: "is no JSON object".into() }),
             };
             match row {
@@ -296,7 +294,11 @@ mod tests {
                 "{\"prompt\": {\"0\": \"a\", \"1\": \"b\"}}",
                 ": is one JSON object that holds everything; rows are",
             ),
-            ("a.json", "{\"prompt\": [\"a\", \"b\"], \"answer\": [\"1\", \"2\"]}", ": is one JSON object that holds everything"),
+            (
+                "a.json",
+                "{\"prompt\": [\"a\", \"b\"], \"answer\": [\"1\", \"2\"]}",
+                ": is one JSON object that holds everything",
+            ),
             ("a.json", "{\"0\": {\"prompt\": \"a\"}}", ": is one JSON object that holds everything"),
             ("a.json", "{\"data\": [{\"prompt\": \"a\"}]}", ": is one JSON object that holds everything"),
             (
@@ -316,7 +318,10 @@ mod tests {
     #[test]
     fn what_is_no_json_is_named_in_the_words_of_its_writer() {
         for (text, words) in [
-            ("{\"answer\": NaN}", "line 1: holds NaN (column 12), which JSON does not have (Python's json.dumps writes it); write"),
+            (
+                "{\"answer\": NaN}",
+                "line 1: holds NaN (column 12), which JSON does not have (Python's json.dumps writes it); write",
+            ),
             ("{\"a\": \"NaN\", \"b\": [1, -Infinity]}", "line 1: holds -Infinity (column 23), which JSON does not"),
             ("{\"a\": nan}", "line 1: holds nan (column 7), which JSON"),
             ("{'prompt': 'a'}", "line 1: is a dict as Python prints it, not JSON; write rows with `json.dumps(row)`"),
@@ -353,7 +358,10 @@ mod tests {
         assert_eq!(values_of("a.jsonl", text.replace('\n', " ").as_bytes()), [expected.clone()]);
         assert_eq!(values_of("a.json", format!("[{text}]").as_bytes()), [expected]);
         let cells = b"n,list\n123456789012345678901,\"[123456789012345678901]\"\n";
-        assert_eq!(values_of("a.csv", cells), [json!({"n": "123456789012345678901", "list": ["123456789012345678901"]})]);
+        assert_eq!(
+            values_of("a.csv", cells),
+            [json!({"n": "123456789012345678901", "list": ["123456789012345678901"]})]
+        );
         let key = error_of("a.jsonl", b"{123456789012345678901: 1}");
         assert!(key.contains("key must be a string"), "{key}");
     }

@@ -106,7 +106,10 @@ mod tests {
             ("rows.csv.gz", many("p,q\n", "1,2\n", "")),
         ] {
             let found = error_of(name, &bytes);
-            assert!(found.starts_with(&format!("{name}: its {} bytes make rows of more than ", bytes.len())), "{found}");
+            assert!(
+                found.starts_with(&format!("{name}: its {} bytes make rows of more than ", bytes.len())),
+                "{found}"
+            );
         }
     }
 

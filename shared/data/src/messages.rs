@@ -155,7 +155,9 @@ mod tests {
             assert_eq!(settled(form), expected);
         }
         assert_eq!(settled(json!([{"from": "observation", "value": 1}])), json!([{"role": "tool", "content": 1}]));
-        for text in ["", "2 + 3?", "[1, 2]", "[\"role\"]", r#"[{"name": "role"}]"#, r#"{"role": "user", "content": "a"}"#] {
+        for text in
+            ["", "2 + 3?", "[1, 2]", "[\"role\"]", r#"[{"name": "role"}]"#, r#"{"role": "user", "content": "a"}"#]
+        {
             assert_eq!((settled(text.into()), Written::of(&text.into())), (json!(text), None), "{text}");
         }
     }
@@ -178,7 +180,10 @@ mod tests {
         for (value, words) in [
             (json!([]), "`p` is an empty list of messages"),
             (json!(["a"]), "message 0 of `p` is no object with a `role`, but a text; a message is"),
-            (json!([{"role": "user"}, {"text": 1, "who": 2}]), "message 1 of `p` is no object with a `role`, but an object of `text`, `who`"),
+            (
+                json!([{"role": "user"}, {"text": 1, "who": 2}]),
+                "message 1 of `p` is no object with a `role`, but an object of `text`, `who`",
+            ),
             (json!([{"role": 7}]), "message 0 of `p` is no object with a `role`"),
             (json!(7), "`p` is neither a text nor a list of messages"),
         ] {

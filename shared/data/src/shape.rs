@@ -64,7 +64,8 @@ impl Table {
     /// # Errors
     /// A first row of no known shape, or a row without a column of `columns`.
     pub fn describe(&self, columns: &Columns) -> Result<String, DataError> {
-        let left_out: String = self.left_out.iter().map(|LeftOut { reason, .. }| format!("; left out: {reason}")).collect();
+        let left_out: String =
+            self.left_out.iter().map(|LeftOut { reason, .. }| format!("; left out: {reason}")).collect();
         let failed = |row: &Row, reason: String| row.error(format!("{reason}{left_out}"));
         for row in &self.rows {
             columns.check(&row.values).map_err(|reason| failed(row, reason))?;
@@ -84,8 +85,11 @@ impl Table {
     /// What is odd about the rows though they can be used, a line for each oddity.
     #[must_use]
     pub fn warnings(&self, columns: &Columns) -> Vec<String> {
-        let mut found: Vec<String> =
-            self.left_out.iter().map(|LeftOut { column, reason }| format!("column `{column}` is left out: {reason}")).collect();
+        let mut found: Vec<String> = self
+            .left_out
+            .iter()
+            .map(|LeftOut { column, reason }| format!("column `{column}` is left out: {reason}"))
+            .collect();
         let name = columns.prompt.as_deref().unwrap_or("prompt");
         let is_python = |row: &&Row| columns.prompt_of(&row.values).and_then(Written::of) == Some(Written::PythonText);
         if let Some(first) = self.rows.iter().find(is_python) {

@@ -1,6 +1,7 @@
 //! Rows with the places where they stand.
 
 use std::{
+    collections::HashSet,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -113,8 +114,8 @@ pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataErr
     if rows.is_empty() {
         return Err(DataError::Empty { path: path.to_owned() });
     }
-    let mut several = Vec::new();
-    left_out.retain(|one| !several.contains(&one.column) && { several.push(one.column.clone()); true });
+    let mut seen = HashSet::new();
+    left_out.retain(|one| seen.insert(one.column.clone()));
     for row in rows.iter_mut().filter(|_| files.paths.len() > 1) {
         left_out.iter().for_each(|one| drop(row.values.shift_remove(&one.column)));
     }

@@ -80,7 +80,8 @@ fn foreign_word<'a>(text: &'a [u8], error: &serde_json::Error) -> Option<(&'a st
     }
     let column = start - line_start + 1;
     let is_one_line = !text.trim_ascii_end().contains(&b'\n');
-    let place = if is_one_line { format!("column {column}") } else { format!("line {}, column {column}", error.line()) };
+    let place =
+        if is_one_line { format!("column {column}") } else { format!("line {}, column {column}", error.line()) };
     Some((word, place))
 }
 
@@ -89,8 +90,10 @@ fn foreign_word<'a>(text: &'a [u8], error: &serde_json::Error) -> Option<(&'a st
 pub fn holds_everything(object: &Values) -> bool {
     let values = || object.values();
     let by_index = |value: &Value| value.as_object().is_some_and(|cells| cells.contains_key("0"));
-    let is_row = |row: &Values| ["prompt", "question", "messages", "conversations"].iter().any(|key| row.contains_key(*key));
-    let first_of = |value: &Value| value.as_array().and_then(|items| items.first()).and_then(Value::as_object).is_some_and(is_row);
+    let is_row =
+        |row: &Values| ["prompt", "question", "messages", "conversations"].iter().any(|key| row.contains_key(*key));
+    let first_of =
+        |value: &Value| value.as_array().and_then(|items| items.first()).and_then(Value::as_object).is_some_and(is_row);
     let has_rows = !is_row(object) && values().any(first_of);
     let is_split = ["columns", "index", "data"].iter().all(|key| object.contains_key(*key));
     let from_index = object.get("0").is_some_and(Value::is_object) && values().all(Value::is_object);
@@ -103,7 +106,8 @@ fn are_columns(object: &Values) -> bool {
     let mut lists = object.values().map(|value| value.as_array().filter(|items| !items.is_empty()));
     let length = object.values().next().and_then(Value::as_array).map(Vec::len);
     let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
-    let alike = lists.all(|items| items.is_some_and(|items| Some(items.len()) == length && !items.iter().any(is_message)));
+    let alike =
+        lists.all(|items| items.is_some_and(|items| Some(items.len()) == length && !items.iter().any(is_message)));
     let texts = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(Value::is_string));
     alike && !object.contains_key("prompt_ids") && object.values().any(texts)
 }
