@@ -17,6 +17,7 @@ pub mod batch;
 pub mod canaries;
 pub mod checkpoint;
 pub mod commands;
+pub mod conversation;
 pub mod cores;
 pub mod critic;
 pub mod device;

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use shared::ModelDir;
-use shared_data::{DataError, Row};
+use shared_data::{Columns, DataError, Row};
 use shared_hub::locate_dataset;
 use shared_tokenizer::TextTokenizer;
 
@@ -22,6 +22,9 @@ pub fn rows<Fields: DeserializeOwned, Item>(
     let path = locate_dataset(path, TRAIN.into())?;
     let table = shared_data::read(&path, TRAIN)?;
     tracing::info!("{}: {}", path.display(), table.about);
+    for warning in table.warnings(&Columns::default()) {
+        tracing::warn!("{}: {warning}", path.display());
+    }
     let item = |Row { values, place }: Row| {
         let fields = serde_json::from_value(Value::Object(values)).map_err(|error| error.to_string());
         fields.and_then(&read).map_err(|reason| DataError::Row { place, reason }.into())

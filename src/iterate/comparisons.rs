@@ -1,7 +1,6 @@
 //! Comparisons: pairs of completions of one prompt, of which the first is the better one.
 
 use std::{
-    fs,
     io::Write,
     path::{Path, PathBuf},
 };
@@ -13,9 +12,12 @@ use shared::{atomic, config::TrainConfig, rng};
 /// Distinguishes the choice of prompts from other uses of the seed.
 const PROMPTS_KEY: u64 = 0x6974_6572;
 
+/// Most bytes of a file of comparisons.
+const MOST_BYTES: u64 = 64 << 30;
+
 /// Lines of a JSONL file that hold anything.
 pub fn lines(path: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = shared_bounds::read_text(path, MOST_BYTES).with_context(|| path.display().to_string())?;
     Ok(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect())
 }
 
@@ -90,6 +92,8 @@ pub fn history(files: impl Iterator<Item = PathBuf>) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn file(rows: &[Value]) -> tempfile::NamedTempFile {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use shared::config::{TrainConfig, hub_name};
-use shared_data::{Columns, Part};
+use shared_data::{Columns, DataError, Part};
 
 use super::problems::Problems;
 
@@ -13,7 +13,7 @@ use super::problems::Problems;
 pub struct Datasets {
     /// Rows to train on.
     pub rows: u64,
-    /// A line for each file or folder: what it is, and whose rows it has.
+    /// A line for each file or folder: what it is, and whose rows it has; another for each oddity.
     pub about: Vec<String>,
 }
 
@@ -38,10 +38,13 @@ impl Datasets {
         if path.as_os_str().is_empty() || hub_name(path).is_some() {
             return Ok(0);
         }
-        let described =
-            shared_data::read(path, part).and_then(|table| Ok((table.describe(columns)?, table.rows.len())));
-        let (about, rows) = described.with_context(|| format!("`{option}`"))?;
+        let read = || -> Result<_, DataError> {
+            let table = shared_data::read(path, part)?;
+            Ok((table.describe(columns)?, table.warnings(columns), table.rows.len()))
+        };
+        let (about, warnings, rows) = read().with_context(|| format!("`{option}`"))?;
         self.about.push(format!("{option} {}: {about}", path.display()));
+        self.about.extend(warnings.iter().map(|warning| format!("warning: {option} {}: {warning}", path.display())));
         Ok(rows as u64)
     }
 }

@@ -148,3 +148,56 @@ fn prompts_without_room_for_a_completion_are_left_out_and_told() {
     let none = none.refusal();
     assert!(none.contains("none of its 2 prompts leaves room for a completion"), "{none}");
 }
+
+#[test]
+fn typed_columns_bytes_and_messages_as_texts_are_read_or_told() {
+    let bench = Bench::new();
+    let texts = bench.write("texts.jsonl", r#"{"prompt": "[{\"role\": \"user\", \"content\": \"1 + 1?\"}]"}"#);
+    let python = bench.write("python.csv", "prompt,answer\n\"[{'role': 'user', 'content': '1 + 1?'}]\",2\n");
+    let shared = bench.write("shared.jsonl", r#"{"conversations": [{"from": "human", "value": "hi"}]}"#);
+    for (data, words) in [
+        (format!("dataset = {:?}", fixture("json.parquet")), "TRL's conversational rows"),
+        (format!("dataset = {:?}", fixture("saved_json")), "TRL's conversational rows"),
+        (format!("dataset = {texts:?}"), "its messages are written as texts of JSON, and read as messages"),
+        (
+            format!("dataset = {shared:?}\nprompt_column = \"conversations\""),
+            "ShareGPT's messages (`from`, `value`) are read",
+        ),
+        (format!("dataset = {python:?}"), "`prompt` of 1 of 1 rows looks like a list of messages as Python prints it"),
+    ] {
+        let said = bench.dry_run(&data).success().stdout;
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let columns = bench.write("columns.json", r#"{"prompt": ["a", "b"], "answer": ["1", "2"]}"#);
+    let nan = bench.write("nan.jsonl", r#"{"prompt": "a", "answer": NaN}"#);
+    for (data, words) in [
+        (format!("dataset = {columns:?}"), "is one JSON object that holds everything"),
+        (format!("dataset = {nan:?}"), "nan.jsonl, line 1: holds NaN (column 27), which JSON does not have"),
+        (format!("dataset = {:?}", fixture("brotli.parquet")), "is compressed with brotli, which is not read"),
+        (
+            format!("dataset = {:?}", fixture("bytes.parquet")),
+            "row 3: `prompt` is neither a text nor a list of messages",
+        ),
+    ] {
+        let message = bench.refusal(&data);
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}
+
+#[test]
+fn prompts_of_the_evaluation_that_are_trained_on_are_told_before_the_start() {
+    let bench = Bench::new();
+    let trained =
+        bench.write("trained.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"1+2=\", \"answer\": 3}\n");
+    let held_out =
+        bench.write("held_out.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"2+2=\", \"answer\": 4}\n");
+    let words =
+        "held_out.jsonl: 1 of 2 prompts of the evaluation are among those of the training, for instance \"1+1=\"";
+    let data = format!("dataset = {trained:?}\neval_dataset = {held_out:?}\neval_steps = 1");
+    let said = bench.dry_run(&data).success();
+    assert!(said.stderr.contains(words), "{}", said.stderr);
+    let file =
+        bench.write("run.toml", format!("output_dir = {:?}\n{}", bench.dir.path().join("run"), bench.config(&data)));
+    let told = cli::run("tandem", ["train", file.to_str().unwrap()]).success().stderr;
+    assert_eq!(told.matches(words).count(), 1, "{told}");
+}

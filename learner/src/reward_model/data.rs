@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use shared::ModelDir;
+use shared_data::{Content, Values};
 
 use crate::{
+    conversation::{self, Conversations},
     error::LearnerError,
     text::{self, TextIds},
 };
@@ -40,43 +43,76 @@ pub struct Pair {
 
 #[derive(Debug, Deserialize)]
 struct PairRow {
-    prompt: Option<String>,
-    chosen: Option<String>,
-    rejected: Option<String>,
+    prompt: Option<Value>,
+    chosen: Option<Value>,
+    rejected: Option<Value>,
     prompt_ids: Option<Vec<u32>>,
     chosen_ids: Option<Vec<u32>>,
     rejected_ids: Option<Vec<u32>>,
     chosen_ends: Option<Vec<usize>>,
     rejected_ends: Option<Vec<usize>>,
+    tools: Option<Value>,
+    chat_template_kwargs: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
 struct AnswerRow {
-    prompt: Option<String>,
-    completion: Option<String>,
+    prompt: Option<Value>,
+    completion: Option<Value>,
     prompt_ids: Option<Vec<u32>>,
     #[serde(alias = "token_ids")]
     completion_ids: Option<Vec<u32>>,
     ends: Option<Vec<usize>>,
+    tools: Option<Value>,
+    chat_template_kwargs: Option<Value>,
+}
+
+/// A completion of a row, as it stands there.
+struct Given {
+    key: &'static str,
+    content: Option<Value>,
+    ids: Option<Vec<u32>>,
+    ends: Option<Vec<usize>>,
+}
+
+/// The prompt of a row.
+struct Prompt {
+    content: Option<Content>,
+    ids: Option<Vec<u32>>,
+    variables: Values,
+}
+
+impl Prompt {
+    fn of(
+        content: Option<Value>,
+        ids: Option<Vec<u32>>,
+        tools: Option<Value>,
+        chat_template_kwargs: Option<Value>,
+    ) -> Result<Self, String> {
+        let variables = conversation::variables(tools, chat_template_kwargs)?;
+        Ok(Self { content: conversation::content("prompt", content)?, ids, variables })
+    }
 }
 
 /// Turns rows into answers.
 #[derive(Debug)]
 pub struct Reader {
     text: TextIds,
+    conversations: Conversations,
     level: Level,
     max_length: usize,
 }
 
 impl Reader {
     /// A reader for a model. Of rows with more than `max_length` tokens (at most, and without one, the model's limit),
-    /// the last are kept. Texts are tokenised without special tokens.
+    /// the last are kept. Texts are tokenised without special tokens; messages are written by the chat template.
     ///
     /// # Errors
-    /// A tokenizer that cannot be read.
+    /// A tokenizer or chat template that cannot be read.
     pub fn new(model: &ModelDir, level: Level, max_length: Option<usize>) -> Result<Self, LearnerError> {
         let limit = model.config().max_position_embeddings;
-        Ok(Self { text: TextIds::open(model)?, level, max_length: max_length.map_or(limit, |most| most.min(limit)) })
+        let max_length = max_length.map_or(limit, |most| most.min(limit));
+        Ok(Self { text: TextIds::open(model)?, conversations: Conversations::open(model)?, level, max_length })
     }
 
     /// Reads a dataset of pairs.
@@ -85,13 +121,11 @@ impl Reader {
     /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
     pub fn pairs(&self, path: &Path) -> Result<Vec<Pair>, LearnerError> {
         text::rows(path, |row: PairRow| {
-            let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", false)?;
-            let chosen = self.text.ids(row.chosen_ids, row.chosen, "chosen", false)?;
-            let rejected = self.text.ids(row.rejected_ids, row.rejected, "rejected", false)?;
-            Ok(Pair {
-                chosen: self.answer(&prompt, &chosen, row.chosen_ends, "chosen")?,
-                rejected: self.answer(&prompt, &rejected, row.rejected_ends, "rejected")?,
-            })
+            let prompt = Prompt::of(row.prompt, row.prompt_ids, row.tools, row.chat_template_kwargs)?;
+            let (chosen, rejected) = (row.chosen, row.rejected);
+            let chosen = Given { key: "chosen", content: chosen, ids: row.chosen_ids, ends: row.chosen_ends };
+            let rejected = Given { key: "rejected", content: rejected, ids: row.rejected_ids, ends: row.rejected_ends };
+            Ok(Pair { chosen: self.behind(&prompt, chosen)?, rejected: self.behind(&prompt, rejected)? })
         })
     }
 
@@ -102,10 +136,52 @@ impl Reader {
     /// As [`Self::pairs`].
     pub fn answers(&self, path: &Path) -> Result<Vec<Answer>, LearnerError> {
         text::rows(path, |row: AnswerRow| {
-            let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", false)?;
-            let completion = self.text.ids(row.completion_ids, row.completion, "completion", false)?;
-            self.answer(&prompt, &completion, row.ends, "completion")
+            let prompt = Prompt::of(row.prompt, row.prompt_ids, row.tools, row.chat_template_kwargs)?;
+            let (content, ids) = (row.completion, row.completion_ids);
+            self.behind(&prompt, Given { key: "completion", content, ids, ends: row.ends })
         })
+    }
+
+    /// A completion behind its prompt. Messages stand in one conversation with those of the prompt, or are the whole of it, as
+    /// TRL's `RewardTrainer` takes them.
+    fn behind(&self, prompt: &Prompt, given: Given) -> Result<Answer, String> {
+        let Given { key, content, ids, ends } = given;
+        let content = if ids.is_some() { None } else { conversation::content(key, content)? };
+        let before = if prompt.ids.is_some() { None } else { prompt.content.clone() };
+        let text = match (before, content) {
+            (before, Some(Content::Messages(messages))) if prompt.ids.is_none() => {
+                if ends.is_some() && self.level == Level::Steps {
+                    return Err(format!(
+                        "the ends of `{key}` are token indexes, so `{key}` has to be a text or token ids"
+                    ));
+                }
+                let all = match before {
+                    Some(Content::Messages(before)) => [before, messages].concat(),
+                    None => messages,
+                    Some(Content::Text(_)) => {
+                        return Err(format!("`prompt` is a text and `{key}` a list of messages; write both alike"));
+                    }
+                };
+                let text = self.conversations.text(&all, &prompt.variables)?;
+                return self.answer(&[], &self.text.ids(None, Some(text), key, false)?, None, key);
+            }
+            (Some(Content::Messages(_)), Some(Content::Text(_)) | None) => {
+                return Err(format!("`prompt` is a list of messages and `{key}` is none; write both alike"));
+            }
+            (_, Some(Content::Messages(_))) => {
+                return Err(format!("`{key}` is a list of messages, and the prompt is token ids; write both alike"));
+            }
+            (before, content) => {
+                let text = |content| match content {
+                    Some(Content::Text(text)) => Some(text),
+                    _ => None,
+                };
+                (text(before), text(content))
+            }
+        };
+        let before = self.text.ids(prompt.ids.clone(), text.0, "prompt", false)?;
+        let completion = self.text.ids(ids, text.1, key, false)?;
+        self.answer(&before, &completion, ends, key)
     }
 
     fn answer(
@@ -133,5 +209,48 @@ impl Reader {
             return Err(format!("no step of `{key}` ends within the last {} tokens", self.max_length));
         }
         Ok(Answer { tokens: tokens[cut..].to_vec(), ends })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harness::tiny_model::{SMALL, write_tokenizer};
+
+    use super::*;
+
+    /// TRL's `RewardTrainer` takes a conversation in two parts, or whole.
+    #[test]
+    fn comparisons_of_messages_are_conversations_of_the_template() {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        write_tokenizer(dir.path());
+        let template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}";
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let reader = Reader::new(&ModelDir::open(dir.path()).unwrap(), Level::Outcome, None).unwrap();
+        let pairs = |lines: &str| {
+            let path = dir.path().join("rows.jsonl");
+            fs::write(&path, lines).unwrap();
+            reader.pairs(&path).map_err(|error| error.to_string())
+        };
+        let (user, good, bad) = (
+            r#"{"role": "user", "content": "2"}"#,
+            r#"{"role": "assistant", "content": "4"}"#,
+            r#"{"from": "gpt", "value": "5"}"#,
+        );
+        let found = pairs(&format!(
+            "{{\"prompt\": [{user}], \"chosen\": [{good}], \"rejected\": [{bad}]}}\n\
+             {{\"chosen\": [{user}, {good}], \"rejected\": [{user}, {bad}]}}\n"
+        ))
+        .unwrap();
+        let text = |text: &str| Answer {
+            tokens: text.bytes().map(|byte| u32::from(byte) - 30).collect(),
+            ends: vec![text.len() - 1],
+        };
+        let expected = Pair { chosen: text("u2;a4;"), rejected: text("u2;a5;") };
+        assert_eq!(found, [expected.clone(), expected]);
+        let error = pairs(&format!("{{\"prompt\": [{user}], \"chosen\": \"4\", \"rejected\": \"5\"}}")).unwrap_err();
+        assert!(error.contains("line 1: `prompt` is a list of messages and `chosen` is none"), "{error}");
     }
 }

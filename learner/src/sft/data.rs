@@ -1,11 +1,14 @@
-//! Prompt/completion rows for the supervised warm start.
+//! Rows for the supervised warm start: prompts with completions, or conversations.
 
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use shared::ModelDir;
+use shared_data::{Content, Values};
 
 use crate::{
+    conversation::{self, Conversations},
     error::LearnerError,
     text::{self, TextIds},
 };
@@ -13,25 +16,56 @@ use crate::{
 /// A tokenised row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// Prompt tokens.
+    /// Prompt tokens; of a conversation that is trained on as a whole, the first token, which nothing predicts.
     pub prompt: Vec<u32>,
-    /// Completion tokens, which alone carry loss.
+    /// Tokens behind them, which alone carry loss.
     pub completion: Vec<u32>,
 }
 
-/// A row: texts, or token ids that are taken as they are.
+/// A row: texts, messages, or token ids that are taken as they are.
 #[derive(Debug, Deserialize)]
 struct Row {
-    prompt: Option<String>,
-    completion: Option<String>,
+    prompt: Option<Value>,
+    completion: Option<Value>,
+    #[serde(alias = "conversations")]
+    messages: Option<Value>,
     prompt_ids: Option<Vec<u32>>,
     completion_ids: Option<Vec<u32>>,
+    tools: Option<Value>,
+    chat_template_kwargs: Option<Value>,
+}
+
+/// What rows are, and what of them is trained on; TRL's `SFTTrainer` does the same by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Prompt and completion as texts or ids.
+    Plain,
+    /// Prompt and completion as messages.
+    Messages,
+    /// A conversation.
+    Conversation,
+}
+
+impl Kind {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Plain => "prompts and completions; the completions are trained on",
+            Self::Messages => {
+                "prompts and completions of messages, written by the chat template; the completions are trained on"
+            }
+            Self::Conversation => {
+                "conversations (`messages`), written by the chat template; all of their tokens are trained on, those of users and \
+                 systems as well (write `prompt` and `completion` as lists of messages to train on answers alone)"
+            }
+        }
+    }
 }
 
 /// Turns rows into examples.
 #[derive(Debug)]
 pub struct Encoder {
     text: TextIds,
+    conversations: Conversations,
     /// Every end-of-sequence id; the first is appended to completion texts that have none at their end.
     eos: Vec<u32>,
 }
@@ -51,31 +85,180 @@ impl Encoder {
                  `eos_token`; add one, or pass --no-append-eos",
             ));
         }
-        Ok(Self { text, eos })
+        Ok(Self { text, conversations: Conversations::open(model)?, eos })
     }
 
-    /// Reads a dataset.
+    /// Reads a dataset, and says what of its rows is trained on.
     ///
     /// # Errors
     /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
     pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
-        text::rows(path, |row| self.encode(row))
+        let rows = text::rows(path, |row| self.encode(row))?;
+        for kind in [Kind::Plain, Kind::Messages, Kind::Conversation] {
+            let count = rows.iter().filter(|(_, of_row)| *of_row == kind).count();
+            if count > 0 {
+                tracing::info!("{count} rows are {}", kind.words());
+            }
+        }
+        Ok(rows.into_iter().map(|(example, _)| example).collect())
     }
 
-    fn encode(&self, row: Row) -> Result<Example, String> {
+    fn encode(&self, row: Row) -> Result<(Example, Kind), String> {
+        // Ids are taken as they are, whatever stands beside them.
+        let prompt = conversation::content("prompt", row.prompt.filter(|_| row.prompt_ids.is_none()))?;
+        let completion = conversation::content("completion", row.completion.filter(|_| row.completion_ids.is_none()))?;
+        let conversation = conversation::content("messages", row.messages)?;
+        let variables = conversation::variables(row.tools, row.chat_template_kwargs)?;
+        let (example, kind) = match (prompt, completion, conversation) {
+            (Some(Content::Messages(prompt)), Some(Content::Messages(completion)), _) => {
+                (self.messages(&prompt, &completion, &variables)?, Kind::Messages)
+            }
+            (Some(Content::Messages(_)), Some(Content::Text(_)), _)
+            | (Some(Content::Text(_)), Some(Content::Messages(_)), _) => {
+                return Err(
+                    "of `prompt` and `completion`, one is a text and one a list of messages; write both alike".into()
+                );
+            }
+            (Some(Content::Messages(_)), None, _) | (None, Some(Content::Messages(_)), _) => {
+                return Err("has messages as one of `prompt` and `completion`, and not as the other".into());
+            }
+            (None, None, Some(Content::Messages(messages))) if row.prompt_ids.is_none() => {
+                (self.conversation(&messages, &variables)?, Kind::Conversation)
+            }
+            (None, None, Some(Content::Text(_))) if row.prompt_ids.is_none() => {
+                return Err("`messages` is a text, not a list of messages".into());
+            }
+            (prompt, completion, _) => {
+                let text = |content| match content {
+                    Some(Content::Text(text)) => Some(text),
+                    _ => None,
+                };
+                let ids = (row.prompt_ids, row.completion_ids);
+                (self.plain(text(prompt), text(completion), ids)?, Kind::Plain)
+            }
+        };
+        if example.prompt.is_empty() || example.completion.is_empty() {
+            return Err("prompt and completion must have at least one token each".into());
+        }
+        Ok((example, kind))
+    }
+
+    fn plain(
+        &self,
+        prompt: Option<String>,
+        completion: Option<String>,
+        (prompt_ids, completion_ids): (Option<Vec<u32>>, Option<Vec<u32>>),
+    ) -> Result<Example, String> {
         // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
-        let prompt = self.text.ids(row.prompt_ids, row.prompt, "prompt", true)?;
-        let from_text = row.completion_ids.is_none();
-        let mut completion = self.text.ids(row.completion_ids, row.completion, "completion", false)?;
+        let prompt = self.text.ids(prompt_ids, prompt, "prompt", true)?;
+        let from_text = completion_ids.is_none();
+        let mut completion = self.text.ids(completion_ids, completion, "completion", false)?;
         if let Some(&eos) = self.eos.first()
             && from_text
             && !completion.last().is_some_and(|last| self.eos.contains(last))
         {
             completion.push(eos);
         }
-        if prompt.is_empty() || completion.is_empty() {
-            return Err("prompt and completion must have at least one token each".into());
-        }
         Ok(Example { prompt, completion })
+    }
+
+    /// What follows the rendered prompt in the tokens of both together. The template ends the turn.
+    fn messages(&self, prompt: &[Value], completion: &[Value], variables: &Values) -> Result<Example, String> {
+        let (prompt, completion) = self.conversations.prompt_and_completion(prompt, completion, variables)?;
+        let ids = |text: &str, key| self.text.ids(None, Some(text.to_owned()), key, false);
+        let mut whole = ids(&format!("{prompt}{completion}"), "completion")?;
+        let prompt = ids(&prompt, "prompt")?;
+        // Where a token reaches over the end of the prompt, the model has to go on from the prompt's own tokens.
+        let completion =
+            if whole.starts_with(&prompt) { whole.split_off(prompt.len()) } else { ids(&completion, "completion")? };
+        Ok(Example { prompt, completion })
+    }
+
+    /// All of a conversation, but for the first token.
+    fn conversation(&self, messages: &[Value], variables: &Values) -> Result<Example, String> {
+        let text = self.conversations.text(messages, variables)?;
+        let mut prompt = self.text.ids(None, Some(text), "messages", false)?;
+        let completion = prompt.split_off(prompt.len().min(1));
+        Ok(Example { prompt, completion })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harness::tiny_model::{SMALL, write_tokenizer};
+
+    use super::*;
+
+    const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '' if m.name is undefined else m.name }}<end>\n\
+                          {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | default('', true) }}";
+
+    /// What the rows of a file are trained on, as (prompt, completion); a token is a character, and `~` stands for the end.
+    fn read(lines: &str, template: &str) -> Result<Vec<(String, String)>, String> {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        write_tokenizer(dir.path());
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let data = dir.path().join("rows.jsonl");
+        fs::write(&data, lines).unwrap();
+        let character = |&id: &u32| match id {
+            0 => '~',
+            1 => '\n',
+            id => char::from_u32(id + 30).unwrap(),
+        };
+        let text = |ids: &[u32]| ids.iter().map(character).collect::<String>();
+        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true).unwrap();
+        let found = encoder.read(&data).map_err(|error| error.to_string())?;
+        Ok(found.iter().map(|example| (text(&example.prompt), text(&example.completion))).collect())
+    }
+
+    /// TRL's `SFTTrainer`: of prompts with completions, the completions; of conversations, everything.
+    #[test]
+    fn rows_of_messages_are_trained_on_as_the_template_writes_them() {
+        let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "name": null}], "completion": [{"role": "assistant", "content": "5"}]}
+{"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
+{"conversations": [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]}
+{"prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": [{"from": "gpt", "value": "b"}], "tools": "\"T\""}
+{"prompt": "2+3=", "completion": "5"}"#;
+        let pair = |prompt: &str, completion: &str| (prompt.to_owned(), completion.to_owned());
+        let whole = pair("<", "user>2+3?<end>\n<assistant>5<end>\n");
+        let expected = [
+            pair("<user>2+3?<end>\n<assistant>", "5<end>\n"),
+            whole.clone(),
+            whole,
+            pair("<user>a<end>\n<assistant>", "b<end>\nT"),
+            pair("2+3=", "5~"),
+        ];
+        let template = CHATML.replace(
+            "{{ tools | default('', true) }}",
+            "{% if not add_generation_prompt %}{{ tools or '' }}{% endif %}",
+        );
+        assert_eq!(read(lines, &template).unwrap(), expected);
+    }
+
+    #[test]
+    fn rows_that_cannot_be_trained_on_are_named() {
+        let user = r#"[{"role": "user", "content": "a"}]"#;
+        for (row, words) in [
+            (format!(r#"{{"prompt": {user}, "completion": "b"}}"#), "one is a text and one a list of messages"),
+            (format!(r#"{{"prompt": {user}}}"#), "has messages as one of `prompt` and `completion`"),
+            (r#"{"messages": "a"}"#.into(), "`messages` is a text, not a list of messages"),
+            (r#"{"messages": [{"text": "a"}]}"#.into(), "message 0 of `messages` is no object with a `role`, but"),
+            (r#"{"prompt": 7, "completion": "b"}"#.into(), "`prompt` is neither a text nor a list of messages"),
+            (r#"{"answer": "b"}"#.into(), "neither `prompt` nor `prompt_ids`"),
+        ] {
+            let error = read(&format!("{{\"prompt\": \"a\", \"completion\": \"b\"}}\n{row}"), CHATML).unwrap_err();
+            assert!(error.contains("rows.jsonl, line 2: ") && error.contains(words), "{words}: {error}");
+        }
+        let both = format!(r#"{{"prompt": {user}, "completion": [{{"role": "assistant", "content": "b"}}]}}"#);
+        let thinking = CHATML.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}");
+        let error = read(&both, &thinking).unwrap_err();
+        assert!(
+            error.contains(
+                "line 1: the chat template writes `prompt` otherwise where `completion` follows: \"<think>\""
+            ),
+            "{error}"
+        );
     }
 }

@@ -11,7 +11,7 @@
 
 use rollout_rewards::rules::gsm8k;
 use serde_json::{Map, Value, json};
-use shared_data::Shape;
+use shared_data::{Content, Shape};
 
 /// A prompt before templating and tokenising.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,15 +79,10 @@ fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
 }
 
 fn generic(prompt: Value) -> Result<Prompt, String> {
-    match prompt {
-        Value::String(text) => Ok(Prompt::Text { text, prefill: String::new() }),
-        Value::Array(messages) if messages.is_empty() => Err("`prompt` is an empty list of messages".into()),
-        Value::Array(messages) => match messages.iter().position(|m| !m["role"].is_string()) {
-            Some(index) => Err(format!("message {index} of `prompt` is no object with a `role`")),
-            None => Ok(Prompt::Messages(messages)),
-        },
-        _ => Err("`prompt` is neither a text nor a list of messages".into()),
-    }
+    Ok(match shared_data::messages("prompt", prompt)? {
+        Content::Text(text) => Prompt::Text { text, prefill: String::new() },
+        Content::Messages(messages) => Prompt::Messages(messages),
+    })
 }
 
 fn text_or_chat(text: String, prefill: String, has_template: bool) -> Prompt {

@@ -1,6 +1,7 @@
 //! Prompts of datasets.
 
 use std::{
+    collections::HashSet,
     path::PathBuf,
     sync::{
         Arc,
@@ -15,6 +16,7 @@ use shared::{
     FinishReason, PromptId,
     prompts::{LongPrompts, NAMED},
 };
+use shared_chat as chat;
 use shared_data::{Columns, DataError, Part, Row};
 
 use super::{
@@ -27,6 +29,8 @@ use super::{
 const STEPS: u64 = 100_000_000;
 /// Steps that it may take for each row on average: a conversation of a thousand messages takes ten thousand.
 const STEPS_OF_ROW: u64 = 50_000;
+/// Characters of a prompt that is an example.
+const SHOWN: usize = 80;
 
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -177,6 +181,9 @@ impl Dataset {
         for path in paths {
             let mut table = shared_data::read(path, part)?;
             tracing::info!("{}: {}", path.display(), table.describe(&options.columns)?);
+            for warning in table.warnings(&options.columns) {
+                tracing::warn!("{}: {warning}", path.display());
+            }
             table.rows.truncate(limit - dataset.rows.len());
             let first = dataset.rows.len() as u64;
             let rows = table.rows.len();
@@ -216,6 +223,23 @@ impl Dataset {
     #[must_use]
     pub fn remarks(&self, tokenizer: &Tokenizer, options: &PromptOptions) -> Vec<String> {
         self.odd.remarks(&self.name(), tokenizer, options)
+    }
+
+    /// Says how many of its prompts `training` has as well, with an example: what is evaluated on them was trained on.
+    #[must_use]
+    pub fn overlap(&self, training: &Self) -> Option<String> {
+        let trained: HashSet<&[u32]> = training.rows.iter().map(|row| &*row.prompt_ids).collect();
+        let mut both = self.rows.iter().filter(|row| trained.contains(&*row.prompt_ids));
+        let first = both.next()?;
+        let (count, rows) = (1 + both.count(), self.rows.len());
+        let begin: String = first.prompt_text.chars().take(SHOWN).collect();
+        let more = if begin.len() < first.prompt_text.len() { "..." } else { "" };
+        Some(format!(
+            "{}: {count} of {rows} prompts of the evaluation are among those of the training, for instance {:?}{more}; name rows \
+             that are not trained on as `eval_dataset`, or leave these out of `dataset`",
+            self.name(),
+            begin
+        ))
     }
 
     /// Keeps the first `limit` rows.

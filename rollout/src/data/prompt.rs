@@ -128,7 +128,7 @@ fn render(
     tokenizer: &Tokenizer,
     has_system_prompt: bool,
 ) -> Result<String, String> {
-    let variables = template_variables(columns);
+    let variables = shared_data::template_variables(columns)?;
     tokenizer.render(messages, &variables).map_err(|error| {
         if has_system_prompt && tokenizer.render(&messages[1..], &variables).is_ok() {
             return format!(
@@ -138,13 +138,4 @@ fn render(
         }
         error.to_string()
     })
-}
-
-/// Columns that transformers' callers hand to the template.
-fn template_variables(columns: &Map<String, Value>) -> Map<String, Value> {
-    let mut variables = columns.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
-    if let Some(tools) = columns.get("tools") {
-        variables.insert("tools".into(), tools.clone());
-    }
-    variables
 }

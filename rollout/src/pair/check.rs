@@ -39,6 +39,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), config.test_part()),
     ];
     let options = setup::prompt_options(config);
+    let mut trained = None;
     for (key, paths, part) in sources {
         let is_known = |path| shared_data::read(path, part).and_then(|table| table.describe(&options.columns)).is_err();
         if paths.is_empty() || paths.iter().any(|path: &PathBuf| is_known(path)) {
@@ -53,6 +54,9 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         found.take(key, dataset.leave_out_long(room));
         if key == "dataset" {
             found.take("dataset_weights", setup::shares(&dataset, config));
+            trained = Some(dataset);
+        } else if let Some(remark) = trained.as_ref().and_then(|trained| dataset.overlap(trained)) {
+            shared::tell!("warning: {remark}");
         }
     }
     found.0

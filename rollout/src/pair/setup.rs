@@ -120,10 +120,12 @@ impl Inputs {
         odd.extend(self.eval_dataset.as_ref().map(remarks));
         let mut found = vec![self.dataset.leave_out_long(room).context("`dataset`")?];
         if let Some(dataset) = &mut self.eval_dataset {
-            found.push(dataset.leave_out_long(room).context("`eval_dataset`")?);
+            let mut prompts = dataset.leave_out_long(room).context("`eval_dataset`")?;
+            prompts.remarks.extend(dataset.overlap(&self.dataset));
+            found.push(prompts);
         }
         for (prompts, remarks) in found.iter_mut().zip(odd) {
-            prompts.remarks = remarks;
+            prompts.remarks.extend(remarks);
         }
         found.iter().flat_map(LongPrompts::lines).for_each(|line| tracing::warn!("{line}"));
         LongPrompts::write(&run_dir.prompts(), &found).context("prompts.json")

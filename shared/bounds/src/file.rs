@@ -1,7 +1,7 @@
 //! Files that are read as a whole.
 
 use std::{
-    fs::OpenOptions,
+    fs::{Metadata, OpenOptions},
     io::{self, ErrorKind, Read},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
@@ -15,6 +15,18 @@ use std::{
 /// Those of the file system; that it is no file; that it is longer.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let handed_over = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
+    // Opening a device may do something, and a socket cannot be opened.
+    let is_file =
+        |metadata: &Metadata| metadata.is_file() || metadata.is_dir() || handed_over && metadata.file_type().is_fifo();
+    let refusal = |metadata: &Metadata| {
+        let is_socket = metadata.file_type().is_socket();
+        let reason = if is_socket { "is a socket, not a file" } else { "is a pipe or device, not a file" };
+        io::Error::new(ErrorKind::InvalidInput, reason)
+    };
+    let before = path.metadata()?;
+    if !is_file(&before) {
+        return Err(refusal(&before));
+    }
     // Without this, opening a pipe waits for whoever may write into it.
     let flags = if handed_over { 0 } else { libc::O_NONBLOCK };
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -22,8 +34,8 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if metadata.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
-    if !(metadata.is_file() || handed_over && metadata.file_type().is_fifo()) {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "is a pipe or device, not a file"));
+    if !is_file(&metadata) {
+        return Err(refusal(&metadata));
     }
     let mut bytes = Vec::new();
     if metadata.len() <= most {
@@ -74,9 +86,12 @@ mod tests {
 
         let pipe = dir.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
-        for path in [&pipe, Path::new("/dev/zero")] {
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for path in [&pipe, Path::new("/dev/zero"), Path::new("/dev/tty")] {
             assert_eq!(read(path, 3).unwrap_err().to_string(), "is a pipe or device, not a file");
         }
+        assert_eq!(read(&socket, 3).unwrap_err().to_string(), "is a socket, not a file");
         assert_eq!(read(dir.path(), 3).unwrap_err().kind(), ErrorKind::IsADirectory);
         assert_eq!(read(&dir.path().join("none"), 3).unwrap_err().kind(), ErrorKind::NotFound);
     }

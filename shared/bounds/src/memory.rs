@@ -18,6 +18,8 @@ pub struct Metered;
 thread_local! {
     /// Bytes that this thread may still take.
     static LEFT: Cell<i64> = const { Cell::new(i64::MAX) };
+    /// What it might take when that began.
+    static ALLOWED: Cell<i64> = const { Cell::new(0) };
     /// Whose bytes are parsed; empty outside of [`within`].
     static WHAT: Cell<&'static str> = const { Cell::new("") };
 }
@@ -37,7 +39,7 @@ pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
     let what: &'static str = unsafe { std::mem::transmute::<&str, &'static str>(what) };
     let before = LEFT.get();
     let allowed = before.min(i64::try_from(most).unwrap_or(i64::MAX));
-    let _account = Account { before, allowed, what: WHAT.replace(what) };
+    let _account = Account { before, allowed, outer: ALLOWED.replace(allowed), what: WHAT.replace(what) };
     LEFT.set(allowed);
     work()
 }
@@ -46,6 +48,8 @@ pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
 struct Account {
     before: i64,
     allowed: i64,
+    /// What the one around it allows.
+    outer: i64,
     what: &'static str,
 }
 
@@ -53,6 +57,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         let taken = self.allowed.saturating_sub(LEFT.get());
         LEFT.set(self.before.saturating_sub(taken));
+        ALLOWED.set(self.outer);
         WHAT.set(self.what);
     }
 }
@@ -72,7 +77,12 @@ fn book(bytes: i64) {
 #[cold]
 fn exceeded(what: &str) -> ! {
     LEFT.set(i64::MAX);
-    let _ = writeln!(io::stderr(), "error: {}: takes more memory than anything harmless would", crate::OneLine(what));
+    let _ = writeln!(
+        io::stderr(),
+        "error: {}: takes more memory than anything harmless would: its bound is {} MiB",
+        crate::OneLine(what),
+        ALLOWED.get() >> 20
+    );
     if ABORTS.load(Ordering::Relaxed) {
         std::process::abort();
     }
@@ -151,6 +161,9 @@ mod tests {
         let output = child.output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let words = String::from_utf8(output.stderr).unwrap();
-        assert!(words.contains("error: a\\nfile: takes more memory than anything harmless would\n"), "{words}");
+        assert!(
+            words.contains("error: a\\nfile: takes more memory than anything harmless would: its bound is 1 MiB\n"),
+            "{words}"
+        );
     }
 }

@@ -1,68 +1,161 @@
-//! The bytes of a file, unpacked.
+//! The bytes of a file, unpacked as they are asked for.
 
 use std::{
-    io::{self, ErrorKind, Read},
-    path::Path,
+    io::{self, BufRead, BufReader, Cursor, ErrorKind, Read},
+    path::{Path, PathBuf},
 };
 
-use crate::DataError;
+use crate::{DataError, memory::Meter};
 
 /// UTF-8's byte order mark, which some editors and spreadsheets put first.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Most bytes of a file, unpacked. Rows are held in memory, where they take several times as much.
+/// Most bytes of a file, packed and unpacked.
 const MOST_BYTES: u64 = 64 << 30;
-
-/// What a file holds.
-#[derive(Debug)]
-pub struct Content {
-    /// Its bytes, without compression and byte order mark.
-    pub bytes: Vec<u8>,
-    /// What they were compressed with.
-    pub compression: Option<&'static str>,
-}
-
-/// Reads and unpacks a file.
-pub fn read(path: &Path) -> Result<Content, DataError> {
-    let raw = shared_bounds::read(path, MOST_BYTES).map_err(DataError::file(path))?;
-    let (mut bytes, compression) = match raw.as_slice() {
-        [0x1f, 0x8b, ..] => (unpacked(flate2::read::MultiGzDecoder::new(&*raw), raw.len()), Some("gzip")),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-            (zstd::Decoder::new(&*raw).and_then(|decoder| unpacked(decoder, raw.len())), Some("zstd"))
-        }
-        _ => (Ok(raw), None),
-    };
-    if let (Err(error), Some(name)) = (&bytes, compression) {
-        return Err(DataError::content(
-            path,
-            format!("cannot be unpacked ({name}): {error}; is the download complete?"),
-        ));
-    }
-    if let Ok(bytes) = &mut bytes
-        && bytes.starts_with(BYTE_ORDER_MARK)
-    {
-        bytes.drain(..BYTE_ORDER_MARK.len());
-    }
-    bytes.map(|bytes| Content { bytes, compression }).map_err(DataError::file(path))
-}
-
-/// What a decoder makes of `packed` bytes. Text shrinks to a tenth, and to a hundredth where rows repeat one another; a file
-/// that unpacks to a thousand times its length was made to fill memory.
-fn unpacked(decoder: impl Read, packed: usize) -> io::Result<Vec<u8>> {
-    let most = MOST_BYTES.min(MOST_RATIO * packed as u64 + SMALL);
-    let mut bytes = Vec::new();
-    decoder.take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        let reason = format!("its {packed} bytes unpack to more than {most}, as no rows do");
-        return Err(io::Error::new(ErrorKind::InvalidData, reason));
-    }
-    Ok(bytes)
-}
-
-/// Bytes that one byte may unpack to, in the long run.
+/// Bytes by which a format is told.
+const HEAD: usize = 64 << 10;
+/// Bytes that one byte may unpack to, in the long run: text shrinks to a tenth, and to a hundredth where rows repeat one
+/// another. A file that unpacks to a thousand times its length was made to fill memory.
 const MOST_RATIO: u64 = 500;
 /// What a file may unpack to however short it is.
 const SMALL: u64 = 16 << 20;
+/// The same for what is held unpacked, all of it at once.
+const MOST_HELD: (u64, u64) = (20, 1 << 30);
+
+/// A file, which can be read from its beginning several times.
+#[derive(Debug)]
+pub struct Content {
+    path: PathBuf,
+    raw: Vec<u8>,
+    packing: Option<Packing>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Packing {
+    Gzip,
+    Zstd,
+}
+
+impl Content {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, DataError> {
+        let raw = shared_bounds::read(path, MOST_BYTES).map_err(DataError::file(path))?;
+        let packing = match raw.as_slice() {
+            [0x1f, 0x8b, ..] => Some(Packing::Gzip),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Packing::Zstd),
+            _ => None,
+        };
+        Ok(Self { path: path.to_owned(), raw, packing })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it is compressed with.
+    pub fn compression(&self) -> Option<&'static str> {
+        self.packing.map(|packing| match packing {
+            Packing::Gzip => "gzip",
+            Packing::Zstd => "zstd",
+        })
+    }
+
+    /// What its rows may take of memory.
+    pub fn meter(&self) -> Meter {
+        Meter::new(&self.path, self.raw.len() as u64)
+    }
+
+    /// Its first bytes.
+    pub fn head(&self) -> Result<Vec<u8>, DataError> {
+        let mut head = Vec::new();
+        let read = self.open()?.take(HEAD as u64).read_to_end(&mut head);
+        read.map_err(|error| self.failed(&error)).map(|_| head)
+    }
+
+    /// Its bytes, without compression and byte order mark.
+    pub fn open(&self) -> Result<Box<dyn BufRead + '_>, DataError> {
+        let mut reader = self.unpacked().map_err(|error| self.failed(&error))?;
+        let mut first = Vec::new();
+        let read = reader.by_ref().take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut first);
+        read.map_err(|error| self.failed(&error))?;
+        Ok(if first == BYTE_ORDER_MARK { reader } else { Box::new(Cursor::new(first).chain(reader)) })
+    }
+
+    fn unpacked(&self) -> io::Result<Box<dyn BufRead + '_>> {
+        let raw = self.raw.as_slice();
+        Ok(match self.packing {
+            None => Box::new(raw),
+            Some(Packing::Gzip) => buffered(Limited::new(flate2::read::MultiGzDecoder::new(raw), raw.len())),
+            Some(Packing::Zstd) => buffered(Limited::new(zstd::Decoder::new(raw)?, raw.len())),
+        })
+    }
+
+    /// All of its bytes. Of what is compressed, `most` bytes and no more than such a file holds; what is read of more than
+    /// that is one byte more.
+    pub fn whole(&self, most: u64) -> Result<Vec<u8>, DataError> {
+        let (ratio, small) = MOST_HELD;
+        let held = if self.packing.is_some() { ratio * self.raw.len() as u64 + small } else { u64::MAX };
+        let mut bytes = Vec::new();
+        let read = self.open()?.take(held.min(most).saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| self.failed(&error))?;
+        if bytes.len() as u64 > held {
+            let packed = self.raw.len();
+            return Err(self.failed(&format!("its {packed} bytes unpack to more than {held}; unpack it")));
+        }
+        Ok(bytes)
+    }
+
+    /// As [`Self::whole`] without a bound of the caller's, and without a copy of what is not compressed.
+    pub fn into_whole(mut self) -> Result<Vec<u8>, DataError> {
+        match self.packing {
+            None if !self.raw.starts_with(BYTE_ORDER_MARK) => Ok(std::mem::take(&mut self.raw)),
+            _ => self.whole(MOST_BYTES),
+        }
+    }
+
+    /// The error of a file that ends before its bytes do, or is damaged.
+    pub fn failed(&self, error: &dyn std::fmt::Display) -> DataError {
+        let reason = match self.compression() {
+            Some(name) => format!("cannot be unpacked ({name}): {error}; is the download complete?"),
+            None => format!("cannot be read: {error}"),
+        };
+        DataError::content(&self.path, reason)
+    }
+}
+
+fn buffered<'a>(reader: impl Read + 'a) -> Box<dyn BufRead + 'a> {
+    Box::new(BufReader::with_capacity(HEAD, reader))
+}
+
+/// What a decoder makes of packed bytes, up to a bound.
+struct Limited<R> {
+    decoder: R,
+    packed: usize,
+    left: u64,
+}
+
+impl<R> Limited<R> {
+    fn new(decoder: R, packed: usize) -> Self {
+        Self { decoder, packed, left: most(packed) }
+    }
+}
+
+fn most(packed: usize) -> u64 {
+    MOST_BYTES.min(MOST_RATIO * packed as u64 + SMALL)
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.decoder.read(buffer)?;
+        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
+            let (packed, most) = (self.packed, most(self.packed));
+            let reason = format!("its {packed} bytes unpack to more than {most}, as no rows do");
+            io::Error::new(ErrorKind::InvalidData, reason)
+        })?;
+        Ok(read)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -100,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_file_that_unpacks_to_a_thousand_times_its_length_is_refused() {
-        let blanks = vec![b' '; 64 << 20];
+        let blanks = vec![b'\n'; 64 << 20];
         for bytes in [gzip(&blanks), zstd::encode_all(&*blanks, 0).unwrap()] {
             let found = error_of("rows.jsonl", &bytes);
             assert!(found.contains(" bytes unpack to more than "), "{found}");

@@ -1,29 +1,59 @@
 //! Parquet and Arrow: columns become JSON as Arrow's own writer makes it, nested ones included.
 
-use std::path::Path;
+use std::{fmt::Display, path::Path};
 
 use arrow_array::RecordBatch;
 use arrow_ipc::{reader::StreamReader, root_as_message};
 use arrow_json::{WriterBuilder, writer::LineDelimited};
-use arrow_schema::ArrowError;
+use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::{arrow::arrow_reader::ParquetRecordBatchReaderBuilder, basic::Compression};
 use serde_json::Value;
 
-use crate::{DataError, Row, json, table::numbered};
+use crate::{
+    DataError, LeftOut, Row, Values, json,
+    memory::{self, Meter},
+    table::{Parsed, Place, numbered},
+    typed::{Fault, Typed, json_leaves},
+};
 
 /// `ARROW1` and what fills it up.
 const FILE_MARK: usize = 8;
 /// Bytes that one byte of a compressed column may unpack to: more than zstd makes of a column of zeros.
 const MOST_RATIO: u64 = 20_000;
+/// Rows that are made at a time.
+const ROWS: usize = 1024;
+/// Columns that make prompts, completions and the answer that rewards look for: they are not left out.
+const NEEDED: &[&str] = &[
+    "prompt",
+    "prompt_ids",
+    "question",
+    "answer",
+    "nums",
+    "target",
+    "reward_model",
+    "tools",
+    "chat_template_kwargs",
+    "messages",
+    "completion",
+    "completion_ids",
+    "chosen",
+    "chosen_ids",
+    "rejected",
+    "rejected_ids",
+];
 
 type Batches<'a> = &'a mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>;
 
 /// Rows of a Parquet file.
-pub fn read_parquet(path: &Path, bytes: Bytes) -> Result<Vec<Row>, DataError> {
+pub fn read_parquet(path: &Path, bytes: Bytes, meter: &mut Meter) -> Result<Parsed, DataError> {
     let damaged = damaged(path, "Parquet");
-    let mut batches = open_parquet(path, bytes)?.build().map_err(|error| damaged(&error))?;
-    rows(path, "Parquet", &mut batches)
+    let file = open_parquet(path, bytes)?;
+    let is_json = json_leaves(file.parquet_schema());
+    let typed = Typed::columns(file.schema(), |leaf| is_json.get(leaf).copied().unwrap_or_default());
+    let columns = Columns::new(path, file.schema(), typed);
+    let mut batches = file.build().map_err(|error| damaged(&error))?;
+    columns.rows("Parquet", &mut batches, meter)
 }
 
 /// Number of rows of a Parquet file, which says it.
@@ -34,21 +64,38 @@ pub fn parquet_rows(path: &Path, bytes: Bytes) -> Result<u64, DataError> {
 
 fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBuilder<Bytes>, DataError> {
     let damaged = damaged(path, "Parquet");
-    ParquetRecordBatchReaderBuilder::try_new(bytes).map_err(|error| damaged(&error))
+    let file = ParquetRecordBatchReaderBuilder::try_new(bytes).map_err(|error| damaged(&error))?;
+    let parts = file.metadata().row_groups().iter().flat_map(|group| group.columns());
+    let unread = |compression| match compression {
+        Compression::BROTLI(_) => Some("brotli"),
+        Compression::LZO => Some("lzo"),
+        _ => None,
+    };
+    match parts.into_iter().find_map(|part| Some((unread(part.compression())?, part.column_path().string()))) {
+        Some((name, column)) => Err(DataError::content(
+            path,
+            format!(
+                "its column `{column}` is compressed with {name}, which is not read; write it anew with zstd, for instance \
+                 `pq.write_table(pq.read_table(file), file, compression=\"zstd\")`"
+            ),
+        )),
+        None => Ok(file),
+    }
 }
 
 /// Rows of Arrow's file format: a stream between a mark of eight bytes and a footer that says where its parts are. As a
 /// stream, it is read without asking for memory that a damaged footer names.
-pub fn read_file(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
-    read_stream(path, bytes.get(FILE_MARK..).unwrap_or_default())
+pub fn read_file(path: &Path, bytes: &[u8], meter: &mut Meter) -> Result<Parsed, DataError> {
+    read_stream(path, bytes.get(FILE_MARK..).unwrap_or_default(), meter)
 }
 
 /// Rows of Arrow's stream format.
-pub fn read_stream(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
+pub fn read_stream(path: &Path, bytes: &[u8], meter: &mut Meter) -> Result<Parsed, DataError> {
     let damaged = damaged(path, "Arrow");
     check_packed_lengths(bytes).map_err(|error| damaged(&error))?;
     let mut batches = StreamReader::try_new(bytes, None).map_err(|error| damaged(&error))?;
-    rows(path, "Arrow", &mut batches)
+    let schema = batches.schema();
+    Columns::new(path, &schema, Typed::columns(&schema, |_| false)).rows("Arrow", &mut batches, meter)
 }
 
 /// Checks that no compressed column states a length that its bytes cannot have: that much memory would be asked for. What is
@@ -78,26 +125,101 @@ fn check_packed_lengths(mut stream: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn rows(path: &Path, format: &'static str, batches: Batches<'_>) -> Result<Vec<Row>, DataError> {
-    let damaged = damaged(path, format);
-    let place = numbered(path, "row");
-    let mut rows = Vec::new();
-    for batch in batches {
-        let batch = batch.map_err(|error| damaged(&error))?;
-        let text = as_json(&batch).map_err(|error| {
-            DataError::content(
-                path,
-                format!("has a column that cannot be made JSON: {error}; leave it out of the file"),
-            )
-        })?;
-        for (_, line) in json::lines(&text) {
-            let Ok(Value::Object(values)) = serde_json::from_slice(line) else {
-                return Err(damaged(&"a row is no object"));
+/// The columns of a file on their way to rows.
+struct Columns<'a> {
+    path: &'a Path,
+    /// Names and types, in the order of the schema.
+    all: Vec<(String, Typed)>,
+    left_out: Vec<LeftOut>,
+}
+
+impl<'a> Columns<'a> {
+    fn new(path: &'a Path, schema: &Schema, typed: Vec<Typed>) -> Self {
+        let names = schema.fields().iter().map(|field| field.name().clone());
+        Self { path, all: names.zip(typed).collect(), left_out: Vec::new() }
+    }
+
+    fn rows(mut self, format: &'static str, batches: Batches<'_>, meter: &mut Meter) -> Result<Parsed, DataError> {
+        let damaged = damaged(self.path, format);
+        let mut rows = Vec::new();
+        for batch in batches {
+            let batch = batch.map_err(|error| damaged(&error))?;
+            for start in (0..batch.num_rows()).step_by(ROWS) {
+                let part = batch.slice(start, ROWS.min(batch.num_rows() - start));
+                let text = self.as_json(&part)?;
+                for (_, line) in json::lines(&text) {
+                    let Ok(Value::Object(values)) = json::parse_decimals(line) else {
+                        return Err(damaged(&"a row is no object"));
+                    };
+                    let row = self.row(values, rows.len() + 1)?;
+                    meter.add(memory::of_row(&row.values))?;
+                    rows.push(row);
+                }
+            }
+        }
+        // A column may have shown what it is in a row that is not the first.
+        for row in &mut rows {
+            self.left_out.iter().for_each(|one| drop(row.values.shift_remove(&one.column)));
+        }
+        Ok(Parsed { rows, left_out: self.left_out })
+    }
+
+    /// A row, its columns as their types mean them.
+    fn row(&mut self, mut values: Values, number: usize) -> Result<Row, DataError> {
+        let place = numbered(self.path, "row")(number);
+        let mut found = Vec::new();
+        for (name, typed) in self.all.iter().filter(|(_, typed)| !typed.is_plain()) {
+            let Some(value) = values.get_mut(name) else { continue };
+            match typed.apply(value) {
+                Ok(()) => {}
+                Err((Fault::NoJson(reason), within)) => {
+                    let reason = format!("`{name}{within}` is of a column of JSON and is no JSON: {reason}");
+                    return Err(DataError::Row { place, reason });
+                }
+                Err((Fault::NoText, within)) => found.push((name.clone(), format!("`{name}{within}`"))),
+            }
+        }
+        for (name, within) in found {
+            values.shift_remove(&name);
+            let reason = format!("{within} holds bytes that are no UTF-8 text; write texts as a column of strings");
+            self.leave_out(name, reason, Some(&place))?;
+        }
+        Ok(Row { values, place })
+    }
+
+    /// Leaves a column out, unless prompts are made of it; `place` is that of the row that shows why.
+    fn leave_out(&mut self, column: String, reason: String, place: Option<&Place>) -> Result<(), DataError> {
+        if NEEDED.contains(&column.as_str()) {
+            return Err(match place {
+                Some(place) => DataError::Row { place: place.clone(), reason },
+                None => DataError::content(self.path, reason),
+            });
+        }
+        if self.left_out.iter().all(|one| one.column != column) {
+            let reason = place.map(|place| format!("{reason} ({place})")).unwrap_or(reason);
+            self.left_out.push(LeftOut { column, reason });
+        }
+        Ok(())
+    }
+
+    /// The rows of a batch as JSON lines, without the columns that JSON has no words for.
+    fn as_json(&mut self, batch: &RecordBatch) -> Result<Vec<u8>, DataError> {
+        let written = |columns: &[usize]| batch.project(columns).and_then(|batch| as_json(&batch));
+        loop {
+            let is_kept = |index: &usize| self.left_out.iter().all(|one| one.column != self.all[*index].0);
+            let kept: Vec<usize> = (0..self.all.len()).filter(is_kept).collect();
+            let error = match written(&kept) {
+                Ok(text) => return Ok(text),
+                Err(error) => error,
             };
-            rows.push(Row { values, place: place(rows.len() + 1) });
+            let Some(&index) = kept.iter().find(|&&index| written(&[index]).is_err()) else {
+                return Err(DataError::content(self.path, format!("its rows cannot be made JSON: {error}")));
+            };
+            let column = self.all[index].0.clone();
+            let reason = format!("`{column}` cannot be made JSON: {error}");
+            self.leave_out(column, reason, None)?;
         }
     }
-    Ok(rows)
 }
 
 /// The rows of a batch as JSON lines, with the columns that are empty.
@@ -108,18 +230,33 @@ fn as_json(batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
     Ok(writer.into_inner())
 }
 
-fn damaged<'a>(path: &'a Path, format: &'static str) -> impl Fn(&dyn std::fmt::Display) -> DataError + 'a {
-    move |error| DataError::content(path, format!("cannot be read as {format}: {error}; is the download complete?"))
+fn damaged<'a>(path: &'a Path, format: &'static str) -> impl Fn(&dyn Display) -> DataError + 'a {
+    move |error| {
+        let error = error.to_string();
+        // What the libraries say of a file that is whole and uses what they have not.
+        let is_unread = ["Disabled feature", "not supported", "nsupported", "NYI", "not yet implemented", "encrypt"]
+            .iter()
+            .any(|words| error.contains(words));
+        let remedy = if is_unread {
+            "it uses what is not read: write it anew, for instance `pq.write_table(pq.read_table(file), file)`"
+        } else {
+            "is the download complete?"
+        };
+        DataError::content(path, format!("cannot be read as {format}: {error}; {remedy}"))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{collections::HashMap, fs, sync::Arc};
 
+    use arrow_array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray};
+    use arrow_ipc::writer::StreamWriter;
+    use arrow_schema::{Field, Schema};
     use serde_json::{Value, json};
 
     use crate::{
-        count, read,
+        Columns, count, read,
         testing::{error_of, fixture, values, values_of},
     };
 
@@ -176,5 +313,94 @@ mod tests {
         let whole = fs::read(arrow).unwrap();
         let found = error_of("a.arrow", &whole[..whole.len() / 2]);
         assert!(found.starts_with("a.arrow: cannot be read as Arrow: "), "{found}");
+    }
+
+    /// `load_dataset("json")` of datasets 5 makes columns of JSON where values have several types; the file without the schema
+    /// of Arrow has Parquet's own type alone.
+    #[test]
+    fn columns_of_json_are_what_they_hold() {
+        let expected = [
+            json!({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "two",
+                   "more": {"a": [1, "b", 12_345_678_901_234_567_890_u64]}}),
+            json!({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1 + 2?"}]}], "answer": ["3", "three"],
+                   "more": {"a": null}}),
+        ];
+        for name in ["json.parquet", "json.plain.parquet", "saved_json"] {
+            assert_eq!(rows(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_text_are_read_as_text_in_every_kind_of_column() {
+        let row = |text: Value, fixed: Value, listed: Value, messages: Value, money: Value| {
+            json!({"prompt": text, "large": text, "view": text, "fixed": fixed, "dictionary": text, "listed": listed,
+                   "messages": messages, "money": money})
+        };
+        let user = json!([{"role": "user", "content": "hi"}]);
+        let expected = [
+            row("2 + 2 =".into(), "4".into(), json!(["a", null]), user, "12345678901234567890.12".into()),
+            row("é".into(), "15".into(), json!([]), json!([]), Value::Null),
+            row(Value::Null, Value::Null, Value::Null, Value::Null, Value::Null),
+        ];
+        assert_eq!(rows("bytes.arrow"), expected);
+        let without_view = expected.map(|mut row| {
+            row.as_object_mut().unwrap().shift_remove("view");
+            row
+        });
+        assert_eq!(rows("bytes.parquet"), without_view);
+        let table = read(&fixture("bytes.parquet"), "train").unwrap();
+        let told = table.warnings(&Columns::default());
+        assert!(
+            told[0].starts_with("column `image` is left out: `image.bytes` holds bytes that are no UTF-8 text"),
+            "{told:?}"
+        );
+        assert!(told[0].ends_with("bytes.parquet, row 2)"), "{told:?}");
+        let image = Columns { prompt: Some("image".into()), answer: None };
+        let error = table.describe(&image).unwrap_err().to_string();
+        assert!(
+            error.contains("has no column `image` (`prompt_column`)") && error.contains("are no UTF-8 text"),
+            "{error}"
+        );
+    }
+
+    /// A file of one column of texts, made of `values`.
+    fn file_of(name: &str, values: &[&[u8]], metadata: &[(&str, &str)]) -> Vec<u8> {
+        let bytes = BinaryArray::from_iter_values(values);
+        let texts = StringArray::try_from_binary(bytes.clone());
+        let array: ArrayRef = texts.map_or_else(|_| Arc::new(bytes) as ArrayRef, |texts| Arc::new(texts));
+        let metadata: HashMap<String, String> =
+            metadata.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let field = Field::new(name, array.data_type().clone(), true).with_metadata(metadata);
+        let schema = Arc::new(Schema::new(vec![field]));
+        let batch = RecordBatch::try_new(schema.clone(), vec![array]).unwrap();
+        let mut writer = StreamWriter::try_new(Vec::new(), &schema).unwrap();
+        writer.write(&batch).unwrap();
+        writer.into_inner().unwrap()
+    }
+
+    #[test]
+    fn a_value_that_is_not_what_its_type_says_is_named_by_row_and_column() {
+        let json = [("ARROW:extension:name", "arrow.json")];
+        let found = error_of("a.arrow", &file_of("answer", &[b"1", b"{\"a\": }"], &json));
+        assert!(
+            found.starts_with("a.arrow, row 2: `answer` is of a column of JSON and is no JSON: expected value"),
+            "{found}"
+        );
+        let found = error_of("a.arrow", &file_of("prompt", &[b"a", b"\xff"], &[]));
+        assert!(
+            found.starts_with("a.arrow, row 2: `prompt` holds bytes that are no UTF-8 text; write texts as"),
+            "{found}"
+        );
+        // Without a prompt there is nothing left to train on, but the rows can be counted.
+        let left = crate::testing::read_bytes("a.arrow", &file_of("photo", &[b"a", b"\xff"], &[])).unwrap();
+        assert_eq!(values(left), [json!({}), json!({})]);
+    }
+
+    #[test]
+    fn what_the_reader_was_built_without_is_named_with_the_way_out() {
+        let error = read(&fixture("brotli.parquet"), "train").unwrap_err().to_string();
+        let words =
+            "its column `prompt` is compressed with brotli, which is not read; write it anew with zstd, for instance";
+        assert!(error.contains(words), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::Values;
+use crate::{Values, json, messages};
 
 /// Where prompt and answer are, where rows do not call them so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,7 +14,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Adds `prompt` and `answer` to a row, as copies: reward functions may ask for the columns by their own names.
+    /// Adds `prompt` and `answer` to a row, as copies: reward functions may ask for the columns by their own names. Messages
+    /// of `prompt` that are written in another way become objects with `role` and `content`.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -24,6 +25,9 @@ impl Columns {
         let found: Vec<_> =
             self.named().filter_map(|(name, column, _)| Some((name.to_owned(), find(row, column)?.clone()))).collect();
         row.extend(found);
+        if let Some(prompt) = row.get_mut("prompt") {
+            messages::settle(prompt);
+        }
         Ok(())
     }
 
@@ -36,6 +40,11 @@ impl Columns {
             Some((_, column, option)) => Err(format!("has no column `{column}` (`{option}`), but {}", names(row))),
             None => Ok(()),
         }
+    }
+
+    /// What a row has as its prompt.
+    pub(crate) fn prompt_of<'a>(&self, row: &'a Values) -> Option<&'a Value> {
+        find(row, self.prompt.as_deref().unwrap_or("prompt"))
     }
 
     /// The columns that are named: what they stand for, their names, and the options that name them.
@@ -51,6 +60,29 @@ pub(crate) fn names(row: &Values) -> String {
         true => "no column at all".to_owned(),
         false => row.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// What a row gives its chat template beside the messages: `tools`, and the entries of `chat_template_kwargs`. Either may be
+/// written as a text of JSON, as TRL takes it.
+///
+/// # Errors
+/// A text that is not.
+pub fn template_variables(row: &Values) -> Result<Values, String> {
+    let parsed = |key: &str| match row.get(key) {
+        Some(Value::String(text)) => json::parse(text.as_bytes())
+            .map(Some)
+            .map_err(|error| format!("`{key}` is a text that is no JSON: {error}")),
+        value => Ok(value.cloned()),
+    };
+    let mut variables = match parsed("chat_template_kwargs")? {
+        Some(Value::Object(variables)) => variables,
+        None | Some(Value::Null) => Values::new(),
+        Some(_) => return Err("`chat_template_kwargs` is no object".into()),
+    };
+    if let Some(tools) = parsed("tools")? {
+        variables.insert("tools".into(), tools);
+    }
+    Ok(variables)
 }
 
 /// A column by its name, or a field of a column by its path.
@@ -84,5 +116,28 @@ mod tests {
         assert_eq!(swapped, json!({"prompt": "5", "answer": "2+3"}), "the inverse task");
         let error = applied(None, Some("extra.value"), row).unwrap_err();
         assert_eq!(error, "has no column `extra.value` (`answer_column`), but `task`, `extra`, `a.b`");
+    }
+
+    #[test]
+    fn templates_get_tools_and_switches_written_as_texts_too() {
+        let tools = json!([{"type": "function"}]);
+        for (row, expected) in [
+            (json!({"tools": tools, "chat_template_kwargs": {"a": true}}), json!({"a": true, "tools": tools})),
+            (
+                json!({"tools": tools.to_string(), "chat_template_kwargs": "{\"a\": true}"}),
+                json!({"a": true, "tools": tools}),
+            ),
+            (json!({"tools": null, "chat_template_kwargs": null}), json!({"tools": null})),
+            (json!({}), json!({})),
+        ] {
+            assert_eq!(Value::Object(template_variables(row.as_object().unwrap()).unwrap()), expected, "{row}");
+        }
+        for (row, words) in [
+            (json!({"tools": "f"}), "`tools` is a text that is no JSON: "),
+            (json!({"chat_template_kwargs": [1]}), "`chat_template_kwargs` is no object"),
+        ] {
+            let error = template_variables(row.as_object().unwrap()).unwrap_err();
+            assert!(error.starts_with(words), "{error}");
+        }
     }
 }

@@ -3,44 +3,92 @@
 //! Cells are texts, and an empty cell is nothing. Columns of which every cell is a number, a list or an object, as JSON writes
 //! them, are read as such, if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay as they are.
 
-use std::path::Path;
+use std::{
+    cell::Cell,
+    io::{self, Read},
+    mem::size_of,
+};
 
 use csv::{ErrorKind, Position, ReaderBuilder, StringRecord};
 use serde_json::Value;
 
-use crate::{DataError, Row, Values, table::numbered};
+use crate::{
+    DataError, Row, Values,
+    bytes::Content,
+    json::{self, MOST_LINE},
+    memory,
+    table::numbered,
+};
 
 /// Rows of a table whose first line names the columns. Cells in quotes may hold delimiters and line breaks.
-pub fn read(path: &Path, bytes: &[u8], delimiter: u8) -> Result<Vec<Row>, DataError> {
-    let place = numbered(path, "line");
+pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
+    let place = numbered(content.path(), "line");
     let line = |position: Option<&Position>| position.map_or(1, |position| position.line() as usize);
-    let failed = |error: csv::Error| DataError::Row {
-        place: place(line(error.position())),
-        reason: match error.kind() {
+    let row_begins = Cell::new(0);
+    let bytes = OneRowAtATime { inner: content.open()?, read: 0, row_begins: &row_begins };
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
+    let failed = |error: csv::Error, at: usize| {
+        let reason = match error.kind() {
+            ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => json::too_long(),
+            ErrorKind::Io(error) => return content.failed(error),
             ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
                 "has {len} cells, and the header names {expected_len} columns; is a cell with a {} or a line break without its quotes?",
                 if delimiter == b'\t' { "tab" } else { "comma" }
             ),
             ErrorKind::Utf8 { .. } => "is no UTF-8 text; save the file as UTF-8".into(),
             _ => error.to_string(),
-        },
+        };
+        DataError::Row { place: place(error.position().map_or(at, |position| position.line() as usize)), reason }
     };
-    let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
-    let names =
-        names(reader.headers().map_err(failed)?).map_err(|reason| DataError::Row { place: place(1), reason })?;
-    let records: Vec<StringRecord> = reader.records().collect::<Result<_, _>>().map_err(failed)?;
+    let header = reader.headers().map_err(|error| failed(error, 1))?;
+    let names = names(header).map_err(|reason| DataError::Row { place: place(1), reason })?;
+    let (mut records, mut meter) = (Vec::new(), content.meter());
+    loop {
+        row_begins.set(reader.position().byte());
+        let (at, mut record) = (line(Some(reader.position())), StringRecord::new());
+        if !reader.read_record(&mut record).map_err(|error| failed(error, at))? {
+            break;
+        }
+        meter.add(of_record(&record))?;
+        records.push(record);
+    }
     let typed: Vec<bool> = (0..names.len()).map(|column| is_typed(&records, column)).collect();
     let value = |cell: &str, typed: bool| match cell {
         "" => Value::Null,
         cell if typed => lossless(cell).unwrap_or(Value::Null),
         cell => cell.into(),
     };
-    let row = |record: &StringRecord| {
+    let row = |record: StringRecord| {
         let cells = record.iter().zip(&typed).map(|(cell, &typed)| value(cell, typed));
         let values: Values = names.iter().cloned().zip(cells).collect();
-        Row { values, place: place(line(record.position())) }
+        meter.add(memory::of_row(&values).saturating_sub(of_record(&record)))?;
+        Ok(Row { values, place: place(line(record.position())) })
     };
-    Ok(records.iter().map(row).collect())
+    records.into_iter().map(row).collect()
+}
+
+/// Bytes that a record takes, about: its text and the ends of its cells.
+fn of_record(record: &StringRecord) -> usize {
+    size_of::<StringRecord>() + 128 + record.as_slice().len() + record.len() * size_of::<usize>()
+}
+
+/// Bytes of a table, as long as no row of it is too long.
+struct OneRowAtATime<'a, R> {
+    inner: R,
+    read: u64,
+    /// Where the present row begins.
+    row_begins: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for OneRowAtATime<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.read.saturating_sub(self.row_begins.get()) > MOST_LINE as u64 {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let read = self.inner.read(buffer)?;
+        self.read += read as u64;
+        Ok(read)
+    }
 }
 
 /// The names of the columns. A column without a name, as pandas writes its index, gets the one that pandas gives it.
@@ -66,9 +114,9 @@ fn lossless(cell: &str) -> Option<Value> {
     if !cell.starts_with(|c: char| matches!(c, '-' | '[' | '{') || c.is_ascii_digit()) {
         return None;
     }
-    let value: Value = serde_json::from_str(cell).ok()?;
+    let value = json::parse(cell.as_bytes()).ok()?;
     let keeps_its_words = value.as_number().is_none_or(|number| number.to_string() == cell);
-    keeps_its_words.then_some(value)
+    (keeps_its_words && !value.is_string()).then_some(value)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -38,13 +39,13 @@ struct SavedSplits {
 /// The files of a folder, those of one split if it has several.
 pub fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
     let wanted = part.split;
-    if folder.join("dataset_dict.json").is_file() {
+    if folder.join("dataset_dict.json").exists() {
         let saved: SavedSplits = parsed(&folder.join("dataset_dict.json"))?;
         let found = saved.splits.iter().find(|name| split::canonical(name) == split::canonical(wanted));
         let name = found.ok_or_else(|| DataError::no_split(folder, wanted, &saved.splits))?;
         return Ok(Files { split: Some(name.clone()), ..saved_to_disk(&folder.join(name))? });
     }
-    if folder.join("state.json").is_file() {
+    if folder.join("state.json").exists() {
         return saved_to_disk(folder);
     }
     if folder.join("config.json").is_file() {
@@ -53,11 +54,20 @@ pub fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
             "is the directory of a model (it has config.json); name a file or folder of rows",
         ));
     }
-    let card = shared_bounds::read_text(&folder.join(choice::CARD), MOST_BYTES).ok();
+    let card = card(&folder.join(choice::CARD))?;
     let mut found = Vec::new();
     below(folder, "", 0, &mut found)?;
     let (paths, split) = choice::choose(folder, &found, card.as_deref(), part)?;
     Ok(Files { paths: paths.iter().map(|path| folder.join(path)).collect(), split, kind: None })
+}
+
+/// The text of a card, if there is one. It says which files are meant, so one that cannot be read is not passed over.
+fn card(path: &Path) -> Result<Option<String>, DataError> {
+    match shared_bounds::read_text(path, MOST_BYTES) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => Ok(None),
+        Err(error) => Err(DataError::file(path)(error)),
+    }
 }
 
 fn saved_to_disk(folder: &Path) -> Result<Files, DataError> {
@@ -168,6 +178,17 @@ mod tests {
             error.contains("state.json: names `../../etc/passwd`, which is not the name of a file beside it"),
             "{error}"
         );
+    }
+
+    /// A pipe waits for whoever writes into it, a socket cannot be opened: wherever they lie, nothing waits for them.
+    #[test]
+    fn what_is_no_file_in_a_folder_is_refused() {
+        for name in ["train.jsonl", "README.md", "state.json", "dataset_dict.json"] {
+            let dir = folder(&["train-1.jsonl"]);
+            let _listener = std::os::unix::net::UnixListener::bind(dir.path().join(name)).unwrap();
+            let error = prompts(dir.path(), "train").unwrap_err();
+            assert!(error.ends_with(&format!("{name}: cannot be read: is a socket, not a file")), "{error}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{DataError, bytes::Content, unread};
+use crate::{DataError, unread};
 
 /// A format that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +38,11 @@ impl Format {
         }
     }
 
-    /// What a file is: by its first bytes, or if they are text, by its name or its first line.
+    /// What a file is: by its first `bytes`, or if they are text, by its name or its first line.
     ///
     /// # Errors
     /// [`DataError::Unread`], or that it is nothing known.
-    pub(crate) fn of(path: &Path, content: &Content) -> Result<Self, DataError> {
-        let bytes = content.bytes.as_slice();
+    pub(crate) fn of(path: &Path, bytes: &[u8]) -> Result<Self, DataError> {
         if let Some((what, remedy)) = unread::recognise(path, bytes) {
             return Err(DataError::Unread { path: path.to_owned(), what, remedy });
         }
@@ -113,8 +112,7 @@ mod tests {
     use super::*;
 
     fn of(name: &str, bytes: &[u8]) -> Result<Format, String> {
-        let content = Content { bytes: bytes.to_vec(), compression: None };
-        Format::of(Path::new(name), &content).map_err(|error| error.to_string())
+        Format::of(Path::new(name), bytes).map_err(|error| error.to_string())
     }
 
     #[test]

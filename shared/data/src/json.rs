@@ -1,16 +1,28 @@
 //! JSON: an object per line, or an array of objects.
 
-use std::path::Path;
+use std::{
+    io::{self, BufRead, Read},
+    path::Path,
+};
 
 use rayon::prelude::*;
+use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
 use serde_json::Value;
 
-use crate::{DataError, Row, Values, table::numbered};
+use crate::{
+    DataError, Row, Values,
+    bytes::Content,
+    memory::{self, Meter},
+    table::numbered,
+    wording,
+};
 
 /// Most bytes of a line, and of what is parsed as a whole for each row. A parsed row may take thirty times as much.
 pub const MOST_LINE: usize = 16 << 20;
 /// Most bytes of an array, which is parsed as a whole.
 const MOST_ARRAY: usize = 1 << 30;
+/// Bytes of lines that are parsed together.
+const BLOCK: u64 = 4 << 20;
 
 /// Lines that hold anything, with their numbers from 1.
 pub fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
@@ -18,52 +30,153 @@ pub fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.trim_ascii().is_empty()).map(|(index, line)| (index + 1, line))
 }
 
+/// Reads the next whole lines into `block`, or of a line that is too long for a row more than a row may have; nothing at the end.
+fn next_block(reader: &mut dyn BufRead, block: &mut Vec<u8>) -> io::Result<()> {
+    block.clear();
+    reader.take(BLOCK).read_to_end(block)?;
+    if block.last().is_some_and(|&byte| byte != b'\n') {
+        reader.take(MOST_LINE as u64 + 1).read_until(b'\n', block)?;
+    }
+    Ok(())
+}
+
+/// Number of lines that hold anything.
+pub fn count_lines(content: &Content) -> Result<u64, DataError> {
+    let (mut reader, mut block, mut count) = (content.open()?, Vec::new(), 0);
+    loop {
+        next_block(&mut reader, &mut block).map_err(|error| content.failed(&error))?;
+        if block.is_empty() {
+            return Ok(count);
+        }
+        count += lines(&block).count() as u64;
+    }
+}
+
 /// Rows of JSON lines; blank lines are passed over.
-pub fn read_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
+pub fn read_lines(content: &Content) -> Result<Vec<Row>, DataError> {
+    let path = content.path();
+    let (mut reader, mut block, mut meter) = (content.open()?, Vec::new(), content.meter());
+    let (mut rows, mut before) = (Vec::new(), 0);
+    loop {
+        next_block(&mut reader, &mut block).map_err(|error| content.failed(&error))?;
+        if block.is_empty() {
+            break;
+        }
+        if let Err(error) = read_block(path, &block, before, &mut meter, &mut rows) {
+            let is_first = before == 0 && matches!(error, DataError::Row { .. });
+            return Err(if is_first && is_one_object(block, &mut reader) { one_object(path) } else { error });
+        }
+        before += block.iter().filter(|&&byte| byte == b'\n').count();
+    }
+    match rows.as_slice() {
+        [row] if wording::holds_everything(&row.values) => Err(one_object(path)),
+        _ => Ok(rows),
+    }
+}
+
+/// The rows of some lines, `before` of which stand in the file before them.
+fn read_block(
+    path: &Path,
+    block: &[u8],
+    before: usize,
+    meter: &mut Meter,
+    rows: &mut Vec<Row>,
+) -> Result<(), DataError> {
     let place = numbered(path, "line");
-    let lines: Vec<(usize, &[u8])> = lines(bytes).collect();
+    let lines: Vec<(usize, &[u8])> = lines(block).collect();
     let row = |&(number, line): &(usize, &[u8])| {
-        let place = place(number);
-        match parse(line) {
-            Ok(values) => Ok(Row { values, place }),
+        let place = place(before + number);
+        match parse_row(line) {
+            Ok(values) => Ok((memory::of_row(&values), Row { values, place })),
             Err(reason) => Err(DataError::Row { place, reason }),
         }
     };
     // The first bad line is named, whichever thread finds one first.
-    let rows: Vec<Result<Row, DataError>> = lines.par_iter().map(row).collect();
-    let rows: Result<Vec<Row>, DataError> = rows.into_iter().collect();
-    match rows {
-        Err(_) if bytes.len() <= MOST_LINE && is_one_object(bytes) => Err(one_object(path)),
-        Ok(rows) if rows.len() == 1 && is_columns(&rows[0].values) => Err(one_object(path)),
-        rows => rows,
+    let found: Vec<Result<(usize, Row), DataError>> = lines.par_iter().map(row).collect();
+    for row in found {
+        let (bytes, row) = row?;
+        meter.add(bytes)?;
+        rows.push(row);
     }
+    Ok(())
 }
 
-/// Whether it is a whole pandas table as `to_json` writes it by default: objects from the index to the cell.
-fn is_columns(values: &Values) -> bool {
-    let from_index = |value: &Value| value.as_object().is_some_and(|cells| cells.contains_key("0"));
-    !values.is_empty() && values.values().all(from_index)
-}
-
-fn parse(line: &[u8]) -> Result<Values, String> {
+fn parse_row(line: &[u8]) -> Result<Values, String> {
     if line.len() > MOST_LINE {
-        return Err(format!("is {} bytes long, and a row may have {MOST_LINE}", line.len()));
+        return Err(too_long());
     }
-    match serde_json::from_slice(line) {
+    match parse(line) {
         Ok(Value::Object(row)) => Ok(row),
         Ok(_) => Err("is no JSON object".into()),
         // Each line is parsed on its own, so the parser's line number is always 1 and misleads.
-        Err(error) => Err(format!("is not valid JSON: {} (column {})", what(&error), error.column())),
+        Err(error) => Err(wording::of_json(line, &error, &format!("column {}", error.column()))),
     }
 }
 
-/// What the parser says, without the place.
-fn what(error: &serde_json::Error) -> String {
-    error.to_string().split(" at line ").next().unwrap_or_default().to_owned()
+/// What is said of a row that goes on for too long.
+pub fn too_long() -> String {
+    format!("is longer than {MOST_LINE} bytes, the most that a row may have")
 }
 
-fn is_one_object(bytes: &[u8]) -> bool {
-    matches!(serde_json::from_slice(bytes), Ok(Value::Object(_)))
+/// A value of JSON. Whole numbers that 64 bits do not hold become their texts: as numbers they would lose digits.
+pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
+    match with_large_numbers_quoted(text, is_large) {
+        // The places of errors are those of the text as it is.
+        Some(quoted) => serde_json::from_slice(&quoted).or_else(|_| serde_json::from_slice(text)),
+        None => serde_json::from_slice(text),
+    }
+}
+
+/// As [`parse`], of numbers that a program has written with all their digits: those of fractions stay as well.
+pub fn parse_decimals(text: &[u8]) -> serde_json::Result<Value> {
+    let is_long = |word: &str| is_large(word) || digits(word) > MOST_DIGITS && word.parse::<f64>().is_ok();
+    match with_large_numbers_quoted(text, is_long) {
+        Some(quoted) => serde_json::from_slice(&quoted),
+        None => serde_json::from_slice(text),
+    }
+}
+
+/// Digits that tell 64-bit numbers with a fraction apart.
+const MOST_DIGITS: usize = 17;
+
+/// Whether a word is a whole number that 64 bits do not hold.
+fn is_large(word: &str) -> bool {
+    let digits = word.strip_prefix('-').unwrap_or(word);
+    // The number of nineteen digits may be one that does, and those that begin with 0 are none.
+    let is_whole = digits.len() >= 19 && !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_whole && word.parse::<i64>().is_err() && word.parse::<u64>().is_err()
+}
+
+/// Digits of a number that count, without those at its ends that are 0.
+fn digits(word: &str) -> usize {
+    let plain = word.split(['e', 'E']).next().unwrap_or_default();
+    let digits: String = plain.chars().filter(char::is_ascii_digit).collect();
+    digits.trim_start_matches('0').trim_end_matches('0').len()
+}
+
+/// The text with quotation marks around the numbers that are meant; nothing where there are none.
+fn with_large_numbers_quoted(text: &[u8], is_meant: impl Fn(&str) -> bool) -> Option<Vec<u8>> {
+    let mut quoted: Option<Vec<u8>> = None;
+    let mut copied = 0;
+    for (start, word) in wording::bare_words(text) {
+        let end = start + word.len();
+        let is_key = || text[end..].trim_ascii_start().starts_with(b":");
+        if word.len() > MOST_DIGITS && is_meant(word) && !is_key() {
+            let quoted = quoted.get_or_insert_with(|| Vec::with_capacity(text.len() + 2));
+            quoted.extend([&text[copied..start], b"\"", word.as_bytes(), b"\""].concat());
+            copied = end;
+        }
+    }
+    quoted.map(|mut quoted| {
+        quoted.extend(&text[copied..]);
+        quoted
+    })
+}
+
+/// Whether a file is one object over several lines, of which `block` is the beginning.
+fn is_one_object(mut block: Vec<u8>, rest: &mut dyn BufRead) -> bool {
+    let read = rest.take(MOST_LINE as u64).read_to_end(&mut block);
+    read.is_ok() && block.len() <= MOST_LINE && matches!(serde_json::from_slice(&block), Ok(Value::Object(_)))
 }
 
 fn one_object(path: &Path) -> DataError {
@@ -75,22 +188,70 @@ fn one_object(path: &Path) -> DataError {
 }
 
 /// Rows of a JSON array.
-pub fn read_array(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, DataError> {
+pub fn read_array(content: &Content) -> Result<Vec<Row>, DataError> {
+    let path = content.path();
+    let bytes = content.whole(MOST_ARRAY as u64)?;
     if bytes.len() > MOST_ARRAY {
-        let reason =
-            format!("is an array of {} bytes, and one may have {MOST_ARRAY}; write one object per line", bytes.len());
+        let reason = format!("is an array of more than {MOST_ARRAY} bytes; write one object per line");
         return Err(DataError::content(path, reason));
     }
-    let items: Vec<Value> = serde_json::from_slice(bytes).map_err(|error| {
-        let (line, column) = (error.line(), error.column());
-        DataError::content(path, format!("is not valid JSON: {} (line {line}, column {column})", what(&error)))
-    })?;
-    let place = numbered(path, "row");
-    let row = |(index, item)| match item {
-        Value::Object(values) => Ok(Row { values, place: place(index + 1) }),
-        _ => Err(DataError::Row { place: place(index + 1), reason: "is no JSON object".into() }),
-    };
-    items.into_iter().enumerate().map(row).collect()
+    let bytes = with_large_numbers_quoted(&bytes, is_large).unwrap_or(bytes);
+    let (mut meter, mut refusal) = (content.meter(), None);
+    let items = Items { path, meter: &mut meter, refusal: &mut refusal };
+    let mut parser = serde_json::Deserializer::from_slice(&bytes);
+    let rows = items.deserialize(&mut parser).and_then(|rows| parser.end().map(|()| rows));
+    match (refusal, rows) {
+        (Some(refusal), _) => Err(refusal),
+        (None, Ok(rows)) => Ok(rows),
+        (None, Err(error)) => {
+            let place = format!("line {}, column {}", error.line(), error.column());
+            Err(DataError::content(path, wording::of_json(&bytes, &error, &place)))
+        }
+    }
+}
+
+/// Makes rows of the items of an array, one after the other.
+struct Items<'a> {
+    path: &'a Path,
+    meter: &'a mut Meter,
+    /// Why an item is no row.
+    refusal: &'a mut Option<DataError>,
+}
+
+impl<'de> DeserializeSeed<'de> for Items<'_> {
+    type Value = Vec<Row>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, parser: D) -> Result<Self::Value, D::Error> {
+        parser.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Items<'_> {
+    type Value = Vec<Row>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an array of rows")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let place = numbered(self.path, "row");
+        let mut rows = Vec::new();
+        while let Some(item) = items.next_element::<Value>()? {
+            let place = place(rows.len() + 1);
+            let row = match item {
+                Value::Object(values) => self.meter.add(memory::of_row(&values)).map(|()| Row { values, place }),
+                _ => Err(DataError::Row { place, reason: "is no JSON object".into() }),
+            };
+            match row {
+                Ok(row) => rows.push(row),
+                Err(refusal) => {
+                    *self.refusal = Some(refusal);
+                    return Err(A::Error::custom("refused"));
+                }
+            }
+        }
+        Ok(rows)
+    }
 }
 
 #[cfg(test)]
@@ -112,7 +273,7 @@ mod tests {
     fn a_line_without_end_is_named_before_it_is_parsed() {
         let text = format!("{{\"prompt\": 1}}\n{{\"prompt\": [{}]}}\n", "0,".repeat(super::MOST_LINE / 2));
         let found = error_of("a.jsonl", text.as_bytes());
-        assert_eq!(found, "a.jsonl, line 2: is 16777230 bytes long, and a row may have 16777216");
+        assert_eq!(found, "a.jsonl, line 2: is longer than 16777216 bytes, the most that a row may have");
     }
 
     #[test]
@@ -133,11 +294,75 @@ mod tests {
                 "{\"prompt\": {\"0\": \"a\", \"1\": \"b\"}}",
                 ": is one JSON object that holds everything; rows are",
             ),
+            (
+                "a.json",
+                "{\"prompt\": [\"a\", \"b\"], \"answer\": [\"1\", \"2\"]}",
+                ": is one JSON object that holds everything",
+            ),
+            ("a.json", "{\"0\": {\"prompt\": \"a\"}}", ": is one JSON object that holds everything"),
+            ("a.json", "{\"data\": [{\"prompt\": \"a\"}]}", ": is one JSON object that holds everything"),
+            (
+                "a.json",
+                "{\"columns\": [\"prompt\"], \"index\": [0, 1], \"data\": [[\"a\"], [\"b\"]]}",
+                ": is one JSON object that holds everything",
+            ),
             ("a.json", "[]", ": holds no rows"),
             ("a.jsonl", "\n\n", ": holds no rows"),
         ] {
             let found = error_of(name, text.as_bytes());
             assert!(found.starts_with(&format!("{name}{error}")), "{found}");
         }
+    }
+
+    /// What other libraries write into JSON and JSON does not have: the word, its place, and the way out.
+    #[test]
+    fn what_is_no_json_is_named_in_the_words_of_its_writer() {
+        for (text, words) in [
+            (
+                "{\"answer\": NaN}",
+                "line 1: holds NaN (column 12), which JSON does not have (Python's json.dumps writes it); write",
+            ),
+            ("{\"a\": \"NaN\", \"b\": [1, -Infinity]}", "line 1: holds -Infinity (column 23), which JSON does not"),
+            ("{\"a\": nan}", "line 1: holds nan (column 7), which JSON"),
+            ("{'prompt': 'a'}", "line 1: is a dict as Python prints it, not JSON; write rows with `json.dumps(row)`"),
+            ("{\"a\": None}", "line 1: holds None (column 7), which is Python's; write rows with `json.dumps(row)`"),
+            ("{\"a\": 1e999}", "line 1: holds a number beyond those of 64 bits"),
+        ] {
+            let found = error_of("a.jsonl", text.as_bytes());
+            assert!(found.contains(words), "{found}");
+        }
+        let found = error_of("a.json", b"[{\"a\": 1},\n{\"a\": Infinity}]");
+        assert!(found.starts_with("a.json: holds Infinity (line 2, column 7), which JSON does not have"), "{found}");
+        let found = error_of("a.jsonl", b"{\"a\": \"\xe9\"}");
+        assert!(found.starts_with("a.jsonl, line 1: is no UTF-8 text; save the file as UTF-8"), "{found}");
+    }
+
+    #[test]
+    fn an_object_of_lists_that_are_values_of_one_row_is_a_row() {
+        for row in [
+            json!({"prompt": [{"role": "user", "content": "a"}], "answer": ["7"]}),
+            json!({"conversations": [{"from": "human", "value": "a"}], "tags": ["x"]}),
+            json!({"prompt_ids": [1, 2]}),
+            json!({"prompt": "a", "answer": ["1", "2"]}),
+        ] {
+            assert_eq!(values_of("a.jsonl", row.to_string().as_bytes()), [row]);
+        }
+    }
+
+    #[test]
+    fn whole_numbers_keep_their_digits_however_many_there_are() {
+        let text = r#"{"a": 123456789012345678901234567890, "b": [-98765432109876543210, 18446744073709551615], "c": -9223372036854775808,
+            "d": "in 123456789012345678901234567890 \" 123456789012345678901234567890", "e": 0.5, "f": 1e25}"#;
+        let expected = json!({"a": "123456789012345678901234567890", "b": ["-98765432109876543210", 18_446_744_073_709_551_615_u64],
+            "c": i64::MIN, "d": "in 123456789012345678901234567890 \" 123456789012345678901234567890", "e": 0.5, "f": 1e25});
+        assert_eq!(values_of("a.jsonl", text.replace('\n', " ").as_bytes()), [expected.clone()]);
+        assert_eq!(values_of("a.json", format!("[{text}]").as_bytes()), [expected]);
+        let cells = b"n,list\n123456789012345678901,\"[123456789012345678901]\"\n";
+        assert_eq!(
+            values_of("a.csv", cells),
+            [json!({"n": "123456789012345678901", "list": ["123456789012345678901"]})]
+        );
+        let key = error_of("a.jsonl", b"{123456789012345678901: 1}");
+        assert!(key.contains("key must be a string"), "{key}");
     }
 }

@@ -15,19 +15,24 @@ mod error;
 mod folder;
 mod format;
 mod json;
+mod memory;
+mod messages;
 mod shape;
 mod split;
 mod table;
 #[cfg(test)]
 mod testing;
+mod typed;
 mod unread;
+mod wording;
 
 pub use choice::{CARD, Part, choose};
-pub use columns::Columns;
+pub use columns::{Columns, template_variables};
 pub use error::DataError;
 pub use format::Format;
+pub use messages::{Content, messages};
 pub use shape::Shape;
-pub use table::{Place, Row, Table, count, files, read};
+pub use table::{LeftOut, Place, Row, Table, count, files, read};
 
 /// A row: its columns by name, in their order.
 pub type Values = serde_json::Map<String, serde_json::Value>;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{Columns, DataError, Table, Values, columns::names};
+use crate::{Columns, DataError, LeftOut, Row, Table, Values, columns::names, messages::Written};
 
 /// A known shape of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,14 +64,44 @@ impl Table {
     /// # Errors
     /// A first row of no known shape, or a row without a column of `columns`.
     pub fn describe(&self, columns: &Columns) -> Result<String, DataError> {
+        let left_out: String =
+            self.left_out.iter().map(|LeftOut { reason, .. }| format!("; left out: {reason}")).collect();
+        let failed = |row: &Row, reason: String| row.error(format!("{reason}{left_out}"));
         for row in &self.rows {
-            columns.check(&row.values).map_err(|reason| row.error(reason))?;
+            columns.check(&row.values).map_err(|reason| failed(row, reason))?;
         }
         let first = &self.rows[0];
         let mut values = first.values.clone();
         let shape =
-            columns.apply(&mut values).and_then(|()| Shape::of(&values)).map_err(|reason| first.error(reason))?;
-        Ok(format!("{}; {}", self.about, shape.words()))
+            columns.apply(&mut values).and_then(|()| Shape::of(&values)).map_err(|reason| failed(first, reason))?;
+        let written = match columns.prompt_of(&first.values).and_then(Written::of) {
+            Some(Written::ShareGpt) => "; ShareGPT's messages (`from`, `value`) are read as `role` and `content`",
+            Some(Written::JsonText) => "; its messages are written as texts of JSON, and read as messages",
+            Some(Written::PythonText) | None => "",
+        };
+        Ok(format!("{}; {}{written}", self.about, shape.words()))
+    }
+
+    /// What is odd about the rows though they can be used, a line for each oddity.
+    #[must_use]
+    pub fn warnings(&self, columns: &Columns) -> Vec<String> {
+        let mut found: Vec<String> = self
+            .left_out
+            .iter()
+            .map(|LeftOut { column, reason }| format!("column `{column}` is left out: {reason}"))
+            .collect();
+        let name = columns.prompt.as_deref().unwrap_or("prompt");
+        let is_python = |row: &&Row| columns.prompt_of(&row.values).and_then(Written::of) == Some(Written::PythonText);
+        if let Some(first) = self.rows.iter().find(is_python) {
+            let count = self.rows.iter().filter(is_python).count();
+            found.push(format!(
+                "`{name}` of {count} of {} rows looks like a list of messages as Python prints it, and is taken as a text \
+                 ({}); write the rows as JSON lines or Parquet, where messages stay lists",
+                self.rows.len(),
+                first.place
+            ));
+        }
+        found
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows with the places where they stand.
 
 use std::{
+    collections::HashSet,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -8,12 +9,17 @@ use std::{
 
 use shared_bounds::guarded;
 
-use crate::{DataError, Part, Values, bytes, columnar, csv, folder, format::Format, json};
+use crate::{
+    DataError, Part, Values,
+    bytes::Content,
+    columnar, csv, folder,
+    format::Format,
+    json,
+    memory::{MOST_RATIO, Meter},
+};
 
-/// Memory that a byte of a columnar file may take as rows, in the long run.
-const MOST_RATIO: u64 = 200;
-/// What a file may take however short it is.
-const SMALL: u64 = 4 << 30;
+/// What the parser of a columnar file may take of memory beside its rows, however short the file is.
+const SMALL: u64 = 1 << 30;
 
 /// Where a row stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +63,8 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// What they are written in and how many there are, in words: `Parquet, split train, 7473 rows`.
     pub about: String,
+    /// Columns of the files that the rows lack.
+    pub left_out: Vec<LeftOut>,
 }
 
 /// The files of a dataset.
@@ -94,18 +102,25 @@ pub fn files<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Vec<PathBuf>,
 /// What cannot be read, or the first bad row, with the way out.
 pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataError> {
     let files = Files::of(path, part.into())?;
-    let (mut rows, mut written_in) = (Vec::new(), String::new());
+    let (mut rows, mut left_out, mut written_in) = (Vec::new(), Vec::<LeftOut>::new(), String::new());
     for file in &files.paths {
-        let content = bytes::read(file)?;
-        let format = Format::of(file, &content)?;
-        written_in = [Some(format.name()), content.compression].into_iter().flatten().collect::<Vec<_>>().join(", ");
-        rows.extend(parse(file, format, content.bytes)?);
+        let content = Content::read(file)?;
+        let format = Format::of(file, &content.head()?)?;
+        written_in = [Some(format.name()), content.compression()].into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let found = parse(format, content)?;
+        rows.extend(found.rows);
+        left_out.extend(found.left_out);
     }
     if rows.is_empty() {
         return Err(DataError::Empty { path: path.to_owned() });
     }
+    let mut seen = HashSet::new();
+    left_out.retain(|one| seen.insert(one.column.clone()));
+    for row in rows.iter_mut().filter(|_| files.paths.len() > 1) {
+        left_out.iter().for_each(|one| drop(row.values.shift_remove(&one.column)));
+    }
     let about = about(&files, &written_in, rows.len());
-    Ok(Table { rows, about })
+    Ok(Table { rows, about, left_out })
 }
 
 /// Number of rows of a dataset, as [`read`] reads it, without looking at more of them than their format makes necessary.
@@ -114,35 +129,57 @@ pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataErr
 /// As [`read`], for what is looked at.
 pub fn count<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<u64, DataError> {
     let of_file = |file: &PathBuf| {
-        let content = bytes::read(file)?;
-        match Format::of(file, &content)? {
-            Format::JsonLines => Ok(json::lines(&content.bytes).count() as u64),
-            Format::Parquet => columnar(file, content.bytes, |bytes| columnar::parquet_rows(file, bytes.into())),
-            format => Ok(parse(file, format, content.bytes)?.len() as u64),
+        let content = Content::read(file)?;
+        match Format::of(file, &content.head()?)? {
+            Format::JsonLines => json::count_lines(&content),
+            Format::Parquet => columnar(content, |bytes, _| columnar::parquet_rows(file, bytes.into())),
+            format => Ok(parse(format, content)?.rows.len() as u64),
         }
     };
     Files::of(path, part.into())?.paths.iter().map(of_file).sum()
 }
 
-fn parse(path: &Path, format: Format, bytes: Vec<u8>) -> Result<Vec<Row>, DataError> {
-    match format {
-        Format::JsonLines => json::read_lines(path, &bytes),
-        Format::JsonArray => json::read_array(path, &bytes),
-        Format::Csv { delimiter } => csv::read(path, &bytes, delimiter),
-        Format::Parquet => columnar(path, bytes, |bytes| columnar::read_parquet(path, bytes.into())),
-        Format::ArrowFile => columnar(path, bytes, |bytes| columnar::read_file(path, &bytes)),
-        Format::ArrowStream => columnar(path, bytes, |bytes| columnar::read_stream(path, &bytes)),
-    }
+/// Rows of a file, and the columns that they lack.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    pub rows: Vec<Row>,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A column that cannot be read as what rows hold, and that no prompt needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its name.
+    pub column: String,
+    /// What is in it, with the place: `holds bytes that are no text (rows.parquet, row 1)`.
+    pub reason: String,
+}
+
+fn parse(format: Format, content: Content) -> Result<Parsed, DataError> {
+    let path = content.path().to_owned();
+    let rows = match format {
+        Format::JsonLines => json::read_lines(&content)?,
+        Format::JsonArray => json::read_array(&content)?,
+        Format::Csv { delimiter } => csv::read(&content, delimiter)?,
+        Format::Parquet => {
+            return columnar(content, |bytes, meter| columnar::read_parquet(&path, bytes.into(), meter));
+        }
+        Format::ArrowFile => return columnar(content, |bytes, meter| columnar::read_file(&path, &bytes, meter)),
+        Format::ArrowStream => return columnar(content, |bytes, meter| columnar::read_stream(&path, &bytes, meter)),
+    };
+    Ok(Parsed { rows, left_out: Vec::new() })
 }
 
 /// Reads what is parsed by code of others, some of which trusts what it reads.
 fn columnar<T>(
-    path: &Path,
-    bytes: Vec<u8>,
-    read: impl FnOnce(Vec<u8>) -> Result<T, DataError>,
+    content: Content,
+    read: impl FnOnce(Vec<u8>, &mut Meter) -> Result<T, DataError>,
 ) -> Result<T, DataError> {
+    let (path, mut meter) = (content.path().to_owned(), content.meter());
+    let bytes = content.into_whole()?;
     let most = MOST_RATIO * bytes.len() as u64 + SMALL;
-    guarded(&path.display().to_string(), most, || read(bytes)).map_err(|reason| DataError::content(path, reason))?
+    guarded(&path.display().to_string(), most, || read(bytes, &mut meter))
+        .map_err(|reason| DataError::content(&path, reason))?
 }
 
 fn about(files: &Files, written_in: &str, rows: usize) -> String {

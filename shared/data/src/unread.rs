@@ -31,6 +31,8 @@ const BEGINNINGS: &[(&[u8], Unread)] = &[
     (b"Obj\x01", ("an Avro file", "convert it to Parquet or JSON lines")),
     (b"FEA1", ("a Feather file of version 1", "write it anew with `pyarrow.feather.write_feather(..., version=2)`")),
     (b"\xd0\xcf\x11\xe0", ("an old Excel workbook", AS_CSV)),
+    (b"PARE", ("an encrypted Parquet file", "write it without encryption")),
+    (b"ORC", ("an ORC file", "convert it to Parquet")),
     (b"%PDF", ("a PDF document", "a dataset has rows: write them as JSON lines or CSV")),
     (b"\xff\xfe", UTF_16),
     (b"\xfe\xff", UTF_16),
@@ -91,6 +93,7 @@ mod tests {
             ("a.csv", b"\xff\xfep\0", "text in UTF-16"),
             ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, not the data"),
             ("a.parquet", b"<!doctype html>", "a web page"),
+            ("a.parquet", b"PARE\x15\0", "an encrypted Parquet file"),
             ("a.jsonl.bz2", b"BZh91AY", "compressed with bzip2"),
         ] {
             assert_eq!(recognise(Path::new(name), bytes).map(|(what, _)| what), Some(what), "{name}");

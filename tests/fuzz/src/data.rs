@@ -15,6 +15,9 @@ pub fn dataset_seeds() -> Vec<Vec<u8>> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/tests/fixtures");
     let fixture = |name: &str| named(3, &fs::read(fixtures.join(name)).expect("a fixture"));
     let files = [
+        "bytes.arrow",
+        "bytes.parquet",
+        "json.parquet",
         "kinds.feather",
         "kinds.parquet",
         "sums.parquet",
@@ -28,6 +31,8 @@ pub fn dataset_seeds() -> Vec<Vec<u8>> {
         named(1, b"[{\"prompt\": \"a\"}, {\"prompt\": \"b\", \"n\": 1e3}]"),
         named(2, b"prompt,answer\r\n\"a,\"\"b\",5\r\nc,\r\n"),
         named(2, b"prompt\tanswer\na\t[1, 2]\n"),
+        named(0, b"{\"prompt\": \"[{\\\"role\\\": \\\"user\\\"}]\", \"n\": 123456789012345678901234}"),
+        named(0, b"{\"prompt\": NaN}"),
     ];
     seeds.extend(files.map(fixture));
     seeds

@@ -326,3 +326,47 @@ fn gsm8k_is_read_whole() {
         assert_eq!(rollout_rewards::rules::gsm8k::score(solution, answer), 1.0);
     }
 }
+
+/// Messages as JSON in a text, in ShareGPT's keys, and with keys that hold nothing, as Parquet has them in every row.
+#[test]
+fn messages_are_messages_however_they_are_written() {
+    let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "tool_calls": null, "name": null}]}
+{"prompt": "[{\"role\": \"user\", \"content\": \"2+3?\"}]"}
+{"prompt": [{"from": "human", "value": "2+3?"}], "tools": "\"T\""}"#;
+    let template = TEMPLATE
+        .replace("{{ m.content }}", "{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}{{ m.content }}");
+    let rows = load(lines, Some(&template));
+    let expected = "<|user|>2+3?\n<|assistant|>";
+    assert_eq!(
+        rows.iter().map(|row| row.prompt_text.as_str()).collect::<Vec<_>>(),
+        [expected, expected, "<|user|>2+3?\n<|assistant|>T"]
+    );
+    // Rewards see the row's own messages, those of ShareGPT's with the keys that they look for.
+    let messages = |row: &PromptRow| row.reward_input([]).messages.unwrap().to_vec();
+    assert_eq!(messages(&rows[0])[0]["tool_calls"], json!(null));
+    assert_eq!(messages(&rows[2]), [json!({"role": "user", "content": "2+3?"})]);
+}
+
+#[test]
+fn prompts_of_the_evaluation_that_are_trained_on_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let dataset = |name: &str, lines: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, lines).unwrap();
+        Dataset::load(&[path], "train", &byte_tokenizer(Some(TEMPLATE)), &PromptOptions::default()).unwrap()
+    };
+    let trained =
+        dataset("train.jsonl", "{\"prompt\": \"2+3=\", \"answer\": 5}\n{\"question\": \"6*3?\", \"answer\": \"18\"}\n");
+    let other = dataset("other.jsonl", "{\"prompt\": \"2+4=\"}\n{\"prompt\": \"2+3\"}\n");
+    assert_eq!(other.overlap(&trained), None);
+    let same = dataset("same.csv", "prompt,level\n2+4=,1\n2+3=,2\n2+3=,3\n");
+    let said = same.overlap(&trained).unwrap();
+    assert!(
+        said.contains(
+            "same.csv: 2 of 3 prompts of the evaluation are among those of the training, for instance \"2+3=\";"
+        ),
+        "{said}"
+    );
+    let asked = dataset("asked.jsonl", r#"{"prompt": [{"role": "user", "content": "6*3?"}]}"#);
+    assert!(asked.overlap(&trained).unwrap().contains("1 of 1 prompts"), "what the model sees is compared");
+}

@@ -1,0 +1,127 @@
+//! What rows take of memory, counted while they are read.
+
+use std::{
+    mem::size_of,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{DataError, Row, Values};
+
+/// Bytes of memory that a byte of a file may take as rows, in the long run.
+pub const MOST_RATIO: u64 = 200;
+/// What the rows of a file may take however short it is.
+const SMALL: u64 = 512 << 20;
+/// A key of an object beside its text: the entry, its place in the index, and what the allocator adds.
+const ENTRY: usize = size_of::<(usize, String, Value)>() + 32;
+/// What the allocator adds to a text or a list.
+const ALLOCATION: usize = 16;
+
+/// What the rows of a file have taken and may take.
+#[derive(Debug)]
+pub struct Meter {
+    path: PathBuf,
+    length: u64,
+    taken: u64,
+}
+
+impl Meter {
+    /// For a file of `length` bytes, as it lies on the disk.
+    pub fn new(path: &Path, length: u64) -> Self {
+        Self { path: path.to_owned(), length, taken: 0 }
+    }
+
+    fn most(&self) -> u64 {
+        MOST_RATIO * self.length + SMALL
+    }
+
+    /// Counts bytes.
+    ///
+    /// # Errors
+    /// More than the file may take.
+    pub fn add(&mut self, bytes: usize) -> Result<(), DataError> {
+        self.taken += bytes as u64;
+        if self.taken <= self.most() {
+            return Ok(());
+        }
+        let (length, most) = (self.length, self.most() >> 20);
+        Err(DataError::content(
+            &self.path,
+            format!(
+                "its {length} bytes make rows of more than {most} MiB of memory, the bound for a file of this length; split it, \
+                 or unpack it where it is compressed and means this many rows"
+            ),
+        ))
+    }
+}
+
+/// Bytes that a row takes, about.
+pub fn of_row(values: &Values) -> usize {
+    size_of::<Row>() + of_entries(values)
+}
+
+fn of_entries(values: &Values) -> usize {
+    let entries = values.iter().map(|(key, value)| ENTRY + ALLOCATION + key.len() + behind(value));
+    ALLOCATION + entries.sum::<usize>()
+}
+
+/// Bytes that a value takes beside itself.
+fn behind(value: &Value) -> usize {
+    match value {
+        Value::String(text) => ALLOCATION + text.capacity(),
+        Value::Array(items) => {
+            ALLOCATION + items.capacity() * size_of::<Value>() + items.iter().map(behind).sum::<usize>()
+        }
+        Value::Object(values) => of_entries(values),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use crate::testing::error_of;
+
+    fn gzip(pieces: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        pieces.for_each(|piece| encoder.write_all(&piece).unwrap());
+        encoder.finish().unwrap()
+    }
+
+    /// Millions of rows from few bytes: what they take is counted as they are made, whatever they are written in.
+    #[test]
+    fn rows_that_would_fill_memory_are_refused_while_they_are_read() {
+        let many = |begin: &str, row: &str, end: &str| {
+            let block = row.repeat(10_000).into_bytes();
+            let body = (0..300).map(|_| block.clone());
+            gzip(std::iter::once(begin.as_bytes().to_vec()).chain(body).chain([end.as_bytes().to_vec()]))
+        };
+        for (name, bytes) in [
+            ("rows.jsonl.gz", many("", "{\"p\":1}\n", "")),
+            ("rows.json.gz", many("[{}", ",{\"p\":1}", "]")),
+            ("rows.csv.gz", many("p,q\n", "1,2\n", "")),
+        ] {
+            let found = error_of(name, &bytes);
+            assert!(
+                found.starts_with(&format!("{name}: its {} bytes make rows of more than ", bytes.len())),
+                "{found}"
+            );
+        }
+    }
+
+    /// A line without end is refused once it is longer than a row may be, not when all of it has been unpacked.
+    #[test]
+    fn a_line_that_does_not_end_is_refused_before_it_is_unpacked() {
+        let blank = vec![b'a'; 1 << 20];
+        for (name, begin) in [("rows.jsonl.gz", "{\"p\":1}\n{\"p\":\""), ("rows.csv.gz", "p,q\n1,2\n\"")] {
+            let endless = std::iter::once(begin.as_bytes().to_vec()).chain((0..200).map(|_| blank.clone()));
+            let found = error_of(name, &gzip(endless));
+            let words = format!("{name}, line {}: is longer than 16777216 bytes", begin.lines().count());
+            assert!(found.starts_with(&words), "{found}");
+        }
+    }
+}
