@@ -63,8 +63,8 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
 
     let end = IoxSampler::open(run_dir, run)?;
     let status = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
-    let link =
-        Link::start(end, status, deadlines.silence_of_peer(), (run_dir.clone(), run)).context("thread of the channel")?;
+    let link = Link::start(end, status, deadlines.silence_of_peer(), (run_dir.clone(), run))
+        .context("thread of the channel")?;
     tracing::info!("waiting for the learner");
     let Some(first) = next_status(&link, &stop, |_| true)? else {
         return Ok(Ended::BySignal);
