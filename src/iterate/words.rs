@@ -29,6 +29,7 @@ const OF_SAMPLING: [&str; 28] = [
     "reward_cpu",
     "reward_max_processes",
     "reward_file_size",
+    "reward_disk",
     "num_generations",
     "max_completion_length",
     "temperature",
