@@ -68,6 +68,9 @@ pub enum LearnerError {
     /// A name on the Hugging Face Hub that cannot be used.
     #[error(transparent)]
     Hub(#[from] shared_hub::HubError),
+    /// The run directory is another run's by now.
+    #[error(transparent)]
+    Run(#[from] shared::channel::RunIdError),
     /// The channel to the sampler failed.
     #[error(transparent)]
     Channel(#[from] shared::channel::ChannelError),

@@ -10,7 +10,7 @@ use learner::{
     commands::{bench, init, logprobs, rank, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
-use shared::{command_line, exit::HOPELESS, logging};
+use shared::{channel::RunIdError, command_line, exit::HOPELESS, logging};
 use shared_bounds::Metered;
 
 /// Trains language models over libtorch.
@@ -76,9 +76,13 @@ fn program() -> ExitCode {
         Err(error) => {
             command_line::tell_error(&error);
             match error.downcast_ref() {
-                Some(LearnerError::Reward(_) | LearnerError::Guard(_) | LearnerError::Conformity(_)) => {
-                    ExitCode::from(HOPELESS)
-                }
+                Some(
+                    LearnerError::Reward(_)
+                    | LearnerError::Guard(_)
+                    | LearnerError::Conformity(_)
+                    | LearnerError::Run(_),
+                ) => ExitCode::from(HOPELESS),
+                _ if error.is::<RunIdError>() => ExitCode::from(HOPELESS),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use shared::{
     Completion, GroupId, PromptId, RewardOutcome, RolloutGroup, RunDir, TokenLogprob,
     channel::{
-        LearnerEnd, LearnerStatus, SamplerEnd, frame,
+        LearnerEnd, LearnerStatus, RunId, SamplerEnd, frame,
         iox::{IoxLearner, IoxSampler},
     },
     rng::Stream,
@@ -51,7 +51,7 @@ fn measure(completions: usize, tokens: usize) -> Outcome<Value> {
     let mut learner =
         Command::new(env::current_exe()?).arg(&folder).arg((count * 2).to_string()).stdout(Stdio::piped()).spawn()?;
 
-    let mut channel = IoxSampler::open(&RunDir::new(&folder))?;
+    let mut channel = IoxSampler::open(&RunDir::new(&folder), RunId::NONE)?;
     while channel.learner_status()?.is_none() {
         thread::sleep(Duration::from_millis(1));
     }
@@ -78,7 +78,7 @@ fn measure(completions: usize, tokens: usize) -> Outcome<Value> {
 
     let encoded = frame::encode(&group);
     let mut buffer = Vec::new();
-    let encode = time_of(|| frame::encode_into(black_box(&group), &mut buffer));
+    let encode = time_of(|| frame::encode_into(black_box(&group), RunId::NONE, &mut buffer));
     let decode = time_of(|| drop(black_box(frame::decode::<RolloutGroup>(black_box(&encoded)))));
     let copy = time_of(|| buffer.copy_from_slice(black_box(&encoded)));
     let megabytes = bytes as f64 / 1e6;
@@ -105,7 +105,7 @@ fn send(channel: &mut IoxSampler, group: &mut RolloutGroup) -> Outcome<()> {
 
 /// Receives so many groups and prints how long each of them took.
 fn receiver(run_dir: &Path, count: usize) -> Outcome<()> {
-    let mut channel = IoxLearner::open(&RunDir::new(run_dir))?;
+    let mut channel = IoxLearner::open(&RunDir::new(run_dir), RunId::NONE)?;
     let mut latencies = Vec::with_capacity(count);
     while latencies.len() < count {
         if latencies.is_empty() {

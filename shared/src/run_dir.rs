@@ -69,6 +69,12 @@ impl RunDir {
         self.root.join("run.lock")
     }
 
+    /// The id of the run, new at every start of a launcher ([`crate::channel::RunId`]).
+    #[must_use]
+    pub fn run_id(&self) -> PathBuf {
+        self.root.join("run.id")
+    }
+
     /// One JSON object per step, written by the learner.
     #[must_use]
     pub fn metrics(&self) -> PathBuf {

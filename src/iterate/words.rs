@@ -31,6 +31,7 @@ const OF_SAMPLING: [&str; 30] = [
     "reward_cpu",
     "reward_max_processes",
     "reward_file_size",
+    "reward_disk",
     "num_generations",
     "max_completion_length",
     "temperature",

@@ -87,6 +87,8 @@ pub trait Watch {
     fn interrupts(&mut self) -> usize;
     /// Tells the user something.
     fn say(&mut self, line: &str);
+    /// Whether the learner has left word that every step is made.
+    fn is_over(&self) -> bool;
     /// For what lack of memory the kernel has killed a process since the last call, if it has.
     fn memory_ran_out(&mut self) -> Option<Shortage>;
 }
@@ -268,10 +270,14 @@ impl Pair<'_> {
     }
 
     fn sampler_ended(&mut self, status: ExitStatus, steps: u64) -> Result<()> {
-        if status.success() || self.stopping {
+        if self.stopping || status.success() && self.watch.is_over() {
             // It has heard from the learner that the run is over.
             self.sampler.process = None;
             return Ok(());
+        }
+        if status.success() {
+            // Whatever it has heard, the learner would wait for it.
+            self.sampler.ended_for = Some("ended as if the run were over, while the learner goes on".to_owned());
         }
         let Err(reason) = self.sampler.bury(status, steps, &self.limits, self.watch) else {
             return self.sampler.restart(steps, &self.limits);
@@ -511,7 +517,7 @@ impl Member {
         }
         let advanced = steps > self.steps_at_start;
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.
-        let decided = status.code().is_some() && !ended_by_signal(status);
+        let decided = status.code().is_some_and(|code| code != 0) && !ended_by_signal(status);
         let hopeless = status.code() == Some(HOPELESS.into());
         let error = (hopeless || decided && !advanced).then(|| self.error_line(&lines, status));
         let early = self.restarts == 0 && self.process.as_ref().is_some_and(|p| p.age() < limits.early);

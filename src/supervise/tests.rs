@@ -43,6 +43,10 @@ impl Watch for Scripted {
         self.said.push(line.to_owned());
     }
 
+    fn is_over(&self) -> bool {
+        self.dir.join("done").exists()
+    }
+
     fn memory_ran_out(&mut self) -> Option<Shortage> {
         self.dir.join("no-memory").exists().then_some(Shortage::Machine)
     }
@@ -104,6 +108,30 @@ fn a_sampler_that_a_signal_ended_is_restarted() {
     assert_eq!(outcome.unwrap(), Outcome::Finished);
     let said = watch.all();
     assert!(said.contains("rollout ended: exit status 143") && said.contains("restarting rollout"), "{said}");
+}
+
+/// It would otherwise be waited for until the learner's patience is at its end, hours later.
+#[test]
+fn a_sampler_that_takes_the_run_for_over_is_started_again_within_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampler = "if [ -e once ]; then touch done; exit 0; fi; touch once; exit 0";
+    let before = Instant::now();
+    let (outcome, watch) = pair(dir.path(), UNTIL_DONE, sampler);
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    let said = watch.all();
+    assert!(said.contains("rollout ended as if the run were over") && said.contains("restarting rollout"), "{said}");
+}
+
+/// Again and again, it ends the run in words.
+#[test]
+fn a_sampler_that_always_takes_the_run_for_over_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = Instant::now();
+    let (outcome, _) = pair(dir.path(), "sleep 30", "exit 0");
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("rollout died 3 times, last by rollout ended as if the run were over"), "{error}");
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
 }
 
 #[test]

@@ -16,18 +16,21 @@ use rustix::{
 };
 use shared::{
     ModelDir, RunDir, atomic,
+    channel::{RunId, iox::remove_leftovers},
     checkpoints::{self, Depth},
     config::{TrainConfig, layers},
     resume,
 };
 
-use crate::{signals, tensorboard};
+use crate::{output, signals, tensorboard};
 
 /// A run directory that belongs to this launcher until it is dropped.
 #[derive(Debug)]
 pub struct OwnedRun {
     /// The paths.
     pub dir: RunDir,
+    /// The id of the run as this launcher has begun it or gone on with it.
+    pub id: RunId,
     _lock: File,
 }
 
@@ -55,7 +58,19 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     // The run directory itself says where to go on; a restarted learner must not go back to the first start.
     let written = TrainConfig { resume_from_checkpoint: None, ..config.clone() };
     atomic::write(&dir.config(), layers::to_toml(&written).as_bytes()).context("`output_dir` cannot be written")?;
-    Ok(OwnedRun { dir, _lock: lock })
+    let id = begin(&dir)?;
+    Ok(OwnedRun { dir, id, _lock: lock })
+}
+
+/// Gives the run a new id, by which its two processes know each other and nobody else: those of the start before may still be
+/// dying. What they left in shared memory is found by the old one.
+fn begin(dir: &RunDir) -> Result<RunId> {
+    if let Err(error) = remove_leftovers(dir) {
+        output::tell(format_args!("warning: an earlier start of this run may have left shared memory behind: {error}"));
+    }
+    let id = RunId::draw();
+    id.leave(dir).context("`output_dir` cannot be written")?;
+    Ok(id)
 }
 
 /// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`; touches nothing.
@@ -325,7 +340,7 @@ mod tests {
     fn what_happened_while_the_lock_was_waited_for_is_seen() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("run");
-        let OwnedRun { dir: run, _lock: lock } = prepare(&config(&root, None)).unwrap();
+        let OwnedRun { dir: run, _lock: lock, .. } = prepare(&config(&root, None)).unwrap();
         let text = thread::scope(|scope| {
             let next = scope.spawn(|| refusal(&config(&root, None)));
             thread::sleep(LOCK_POLL * 6);
@@ -344,7 +359,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("run");
         assert!(!goes_on(&RunDir::new(&root)).unwrap() && !root.exists());
-        let OwnedRun { dir: run, _lock: lock } = prepare(&config(&root, None)).unwrap();
+        let OwnedRun { dir: run, _lock: lock, .. } = prepare(&config(&root, None)).unwrap();
         let found = thread::scope(|scope| {
             let next = scope.spawn(|| goes_on(&run).unwrap());
             thread::sleep(LOCK_POLL * 6);

@@ -37,6 +37,7 @@ use crate::{
     supervise::{self, Chaos, Limits, Outcome, Spec, Watch},
 };
 
+use directory::OwnedRun;
 pub use directory::{goes_on, remove};
 pub use hub::locate;
 pub use problems::Problems;
@@ -233,13 +234,13 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     let reporter = Reporter::start(&config, &dir)?;
     signals::check()?;
     let begin = Instant::now();
-    let mut watch = progress::Progress::new(&config, &dir);
+    let mut watch = progress::Progress::new(&config, &run);
     let first_step = watch.steps();
     watch.announce(&config);
     let limits = Limits { chaos, ..Limits::new(&config) };
     let learner =
-        spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
-    let sampler = spec("rollout", &dir, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
+        spec("learner", &run, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
+    let sampler = spec("rollout", &run, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
     let outcome = supervise::supervise(learner, sampler, limits, &mut watch);
     // Both processes are gone, and only this run's folder and segments are touched.
     if let Err(error) = remove_leftovers(&dir) {
@@ -282,8 +283,9 @@ fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Resu
     VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
-fn spec(name: &'static str, dir: &RunDir, smaller: &'static str) -> Result<Spec> {
-    let args = ["run".into(), "--run-dir".into(), OsString::from(dir.root())];
+fn spec(name: &'static str, OwnedRun { dir, id, .. }: &OwnedRun, smaller: &'static str) -> Result<Spec> {
+    let id = id.to_string();
+    let args = ["run".into(), "--run-dir".into(), OsString::from(dir.root()), "--run-id".into(), id.into()];
     Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name), smaller })
 }
 

@@ -56,11 +56,13 @@ pub struct Progress {
     overlaps: bool,
     /// Of a run that samples with workers.
     workers: Option<Workers>,
+    dir: RunDir,
+    id: RunId,
 }
 
 impl Progress {
     /// Looks at what the run directory already holds.
-    pub fn new(config: &TrainConfig, dir: &RunDir) -> Self {
+    pub fn new(config: &TrainConfig, OwnedRun { dir, id, .. }: &OwnedRun) -> Self {
         let mut tail = Tail::new(dir.metrics());
         tail.poll();
         let mut evaluations = Tail::new(dir.eval());
@@ -86,6 +88,8 @@ impl Progress {
             long_prompts: Some(dir.prompts()),
             overlaps: config.max_staleness > 0,
             workers: Workers::of(config, dir),
+            dir: dir.clone(),
+            id: *id,
         };
         match Follower::new(dir.clone(), shown, total) {
             Ok(follower) => progress.tensorboard = Some(follower),
@@ -226,6 +230,10 @@ impl Watch for Progress {
 
     fn interrupts(&mut self) -> usize {
         signals::requests()
+    }
+
+    fn is_over(&self) -> bool {
+        LearnerStatus::left(&self.dir, self.id).is_some()
     }
 
     fn memory_ran_out(&mut self) -> Option<Shortage> {

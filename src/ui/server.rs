@@ -20,7 +20,9 @@ use shared_tokenizer::TextTokenizer;
 
 use super::{
     access::{Access, Verdict},
-    api, events,
+    api,
+    connections::{self, Connection, PATIENCE},
+    events,
 };
 use crate::view::{assets, curves::Curves, found, tokens};
 
@@ -100,7 +102,7 @@ pub fn serve(listener: TcpListener, shared: Shared) -> Result<()> {
     let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         tokio::select! {
-            served = axum::serve(listener, app) => served.context("the server failed"),
+            served = connections::serve(listener, app, PATIENCE) => served.context("the server failed"),
             stopped = stop() => stopped.context("cannot wait for an interrupt"),
         }
     });
@@ -144,6 +146,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// Lets a request pass or not, and says what browsers may do with the answer.
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    request.extensions().get().into_iter().for_each(Connection::has_asked);
     let mut response = match shared.access.judge(request.uri(), request.headers()) {
         Verdict::Allowed => next.run(request).await,
         Verdict::Welcome => {

@@ -39,6 +39,9 @@ pub struct Faults {
     pub gated: bool,
     /// Answers nobody.
     pub down: bool,
+    /// Answers every request, for a file or not, with a redirect to there, with the path in the place of `{path}`; one with
+    /// the query `there` is answered as ever.
+    pub redirect: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +50,8 @@ struct State {
     repositories: HashMap<String, Vec<Commit>>,
     faults: Faults,
     requests: Vec<String>,
+    /// The tokens that came with them, if any.
+    tokens: Vec<Option<String>>,
 }
 
 #[derive(Debug)]
@@ -63,7 +68,16 @@ impl Hub {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it starts a thread")]
     pub fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port on loopback");
+        Self::on("127.0.0.1")
+    }
+
+    /// One at another address of this machine.
+    ///
+    /// # Panics
+    /// When this machine does not have it.
+    #[must_use]
+    pub fn on(host: &str) -> Self {
+        let listener = TcpListener::bind((host, 0)).expect("a port on loopback");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
         let state = Arc::new(Mutex::new(State::default()));
         let (shared, own) = (Arc::clone(&state), endpoint.clone());
@@ -95,6 +109,12 @@ impl Hub {
     /// From now on, these faults and no others.
     pub fn faults(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// The tokens that came with requests since the last call, in the order in which they came.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<Option<String>> {
+        std::mem::take(&mut self.state().tokens)
     }
 
     /// What was asked for since the last call: method, path and range, in the order in which it came.
@@ -149,6 +169,11 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
     }
     let range = request.range.filter(|_| !request.single).map(|from| format!(" from {from}")).unwrap_or_default();
     state.requests.push(format!("{}{range}", request.path));
+    state.tokens.push(request.token.clone());
+    if let Some(place) = faults.redirect.filter(|_| !request.path.ends_with("?there")) {
+        let place = place.replace("{path}", request.path.split('?').next().unwrap_or_default());
+        return head(&mut stream, "302 Found", &[("Location", &place)]);
+    }
     if faults.token.is_some_and(|token| request.token.as_deref() != Some(token)) {
         return head(
             &mut stream,

@@ -19,7 +19,10 @@ use harness::{
 use serde_json::Value;
 use shared::{
     RunDir,
-    channel::iox::{self, IoxLearner},
+    channel::{
+        RunId,
+        iox::{self, IoxLearner},
+    },
 };
 
 /// A folder with a copy of `tandem` and two scripts that stand in for the processes of the pair.
@@ -257,7 +260,7 @@ fn a_signal_ends_the_tools_of_iterate_as_well() {
 fn folder_of_the_channel(run: &Path) -> PathBuf {
     fs::create_dir(run).unwrap();
     let run_dir = RunDir::new(run);
-    let end = IoxLearner::open(&run_dir).unwrap();
+    let end = IoxLearner::open(&run_dir, RunId::of(&run_dir).unwrap()).unwrap();
     let folder = iox::files(&run_dir).unwrap().into_iter().find(|path| path.is_dir()).unwrap();
     drop(end);
     assert_eq!(iox::files(&run_dir).unwrap(), Vec::<PathBuf>::new());

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Context;
 use shared::{
     RunDir,
-    channel::iox::IoxLearner,
+    channel::{RunId, iox::IoxLearner},
     config::{self, layers},
     exit::ENDED_BY_SIGNAL,
     heartbeat::{self, Deadlines},
@@ -25,6 +25,9 @@ pub struct Args {
     /// Run directory with the resolved config.toml.
     #[arg(long)]
     pub run_dir: PathBuf,
+    /// Id of the run, which `tandem train` gives to both processes that it starts.
+    #[arg(long)]
+    pub run_id: Option<RunId>,
 }
 
 /// Trains until the last step; SIGTERM, SIGINT or SIGHUP ends the run in order, with a checkpoint. The exit code tells the two
@@ -35,6 +38,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     heartbeat::start()?;
     let run_dir = RunDir::new(&args.run_dir);
+    let id = RunId::join(&run_dir, args.run_id)?;
     let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
     config.validate()?;
     let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
@@ -49,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     {
         cores::borrow_from_sampler(config.threads(cores::all()).0);
     }
-    let end = IoxLearner::open(&run_dir)?;
+    let end = IoxLearner::open(&run_dir, id)?;
     Ok(match train(&run_dir, &config, device, end, &stop)? {
         Outcome::Finished => {
             tracing::info!("every step is done");

@@ -22,7 +22,7 @@ use std::{
 
 use shared::{
     ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
-    channel::{LearnerEnd, LearnerStatus, SamplerStatus, incarnation},
+    channel::{LearnerEnd, LearnerStatus, RunId, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::{RewardsOn, TrainConfig},
     disk_room,
@@ -72,6 +72,8 @@ enum Stretch {
 struct Run<'a> {
     config: &'a TrainConfig,
     run_dir: &'a RunDir,
+    /// The id of the run, which the directory must have as long as anything is written there.
+    id: RunId,
     model: ModelDir,
     trainer: Trainer,
     /// Its further ranks.
@@ -108,10 +110,11 @@ pub fn run(
     end: impl LearnerEnd + 'static,
     stop: &AtomicBool,
 ) -> Result<Outcome, LearnerError> {
+    let id = RunId::of(run_dir)?;
     run_dir.create()?;
     run_dir.remove_litter()?;
     run_dir.reopen()?;
-    let mut run = match Run::open(run_dir, config, device, stop) {
+    let mut run = match Run::open((run_dir, id), config, device, stop) {
         // It has waited for the other ranks, and no step was made.
         Err(LearnerError::Peer(_)) if stop.load(Ordering::Relaxed) => return Ok(Outcome::Stopped),
         opened => opened?,
@@ -129,6 +132,7 @@ pub fn run(
             }
         }
     };
+    RunId::join(run_dir, Some(id))?;
     if run.durable < run.state.step {
         run.save(&link)?;
     }
@@ -137,7 +141,7 @@ pub fn run(
         tracing::warn!("the run is over, and not all ranks have heard of it: {error}");
     }
     if outcome == Outcome::Finished {
-        LearnerStatus { finished: true, ..link.status() }.leave(run_dir)?;
+        LearnerStatus { finished: true, ..link.status() }.leave(run_dir, id)?;
     }
     link.finish();
     // An answer that came too late for its checkpoint.
@@ -147,7 +151,7 @@ pub fn run(
 
 impl<'a> Run<'a> {
     fn open(
-        run_dir: &'a RunDir,
+        (run_dir, id): (&'a RunDir, RunId),
         config: &'a TrainConfig,
         device: Device,
         stop: &AtomicBool,
@@ -191,6 +195,7 @@ impl<'a> Run<'a> {
             sampler: SamplerStatus::default(),
             config,
             run_dir,
+            id,
             model,
             trainer,
             crew,
@@ -234,6 +239,7 @@ impl<'a> Run<'a> {
                 return Ok(Stretch::Ended(Outcome::Stopped));
             };
             let waited = start.elapsed();
+            RunId::join(self.run_dir, Some(self.id))?;
             heartbeat::beat(Phase::Step);
             let failures = failures::of(&groups);
             self.look_at_failures(&failures, link)?;
@@ -313,6 +319,7 @@ impl<'a> Run<'a> {
         let Self {
             config,
             run_dir,
+            id,
             model,
             trainer,
             crew,
@@ -346,7 +353,7 @@ impl<'a> Run<'a> {
             state.carried = trainer.carried().at(&state.carried);
             checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None, |_| Ok(()))?;
         }
-        Ok(Self { sampler, ..Self::open(run_dir, config, device, stop)? })
+        Ok(Self { sampler, ..Self::open((run_dir, id), config, device, stop)? })
     }
 
     /// Says which reward functions failed in a step, and ends the run where one has failed on everything: what would be

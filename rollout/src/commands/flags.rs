@@ -391,6 +391,9 @@ pub struct RewardFlags {
     #[arg(long, env = "TANDEM_REWARD_FILE_SIZE", value_name = "GIB", default_value_t = defaults().reward_file_size,
           value_parser = bounded::<f64>("reward_file_size"), help = help("reward_file_size"))]
     pub(super) reward_file_size: f64,
+    #[arg(long, env = "TANDEM_REWARD_DISK", value_name = "GIB", value_parser = bounded::<f64>("reward_disk"),
+          help = help("reward_disk") + " [default: four times --reward-file-size]")]
+    pub(super) reward_disk: Option<f64>,
 }
 
 impl RewardFlags {
@@ -427,6 +430,7 @@ impl RewardFlags {
             reward_cpu: self.reward_cpu,
             reward_max_processes: self.reward_max_processes,
             reward_file_size: self.reward_file_size,
+            reward_disk: self.reward_disk,
             ..defaults()
         };
         config.reward_host()

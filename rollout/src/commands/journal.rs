@@ -13,7 +13,10 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
 use shared::{
     RolloutGroup, atomic,
-    channel::frame::{self, HEADER_LEN},
+    channel::{
+        RunId,
+        frame::{self, HEADER_LEN},
+    },
 };
 
 /// Bytes of the seconds before each frame.
@@ -120,7 +123,7 @@ impl Journal {
     /// # Errors
     /// Any error of the file system, with the path.
     pub fn append(&mut self, group: &RolloutGroup, seconds: f64) -> anyhow::Result<()> {
-        frame::encode_into(group, &mut self.buffer);
+        frame::encode_into(group, RunId::NONE, &mut self.buffer);
         self.buffer.splice(..0, (self.seconds + seconds).to_le_bytes());
         self.file.write_all(&self.buffer).with_context(|| self.path.display().to_string())
     }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::ensure;
-use shared::{RunDir, exit::ENDED_BY_SIGNAL};
+use shared::{RunDir, channel::RunId, exit::ENDED_BY_SIGNAL};
 
 use crate::pair::{self, Ended};
 
@@ -13,6 +13,9 @@ pub struct Args {
     /// Run directory with the resolved `config.toml`, shared with `learner run`
     #[arg(long, env = "TANDEM_RUN_DIR", value_name = "DIR")]
     pub run_dir: PathBuf,
+    /// Id of the run, which `tandem train` gives to both processes that it starts
+    #[arg(long, value_name = "ID")]
+    pub run_id: Option<RunId>,
 }
 
 /// Runs the subcommand; the exit code tells the launcher whether the run is over.
@@ -25,7 +28,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "--run-dir {}: no such folder; `tandem train` makes it and starts both processes",
         args.run_dir.display()
     );
-    Ok(match pair::run(&RunDir::new(&args.run_dir))? {
+    Ok(match pair::run(&RunDir::new(&args.run_dir), args.run_id)? {
         Ended::RunOver => ExitCode::SUCCESS,
         Ended::BySignal => ExitCode::from(ENDED_BY_SIGNAL),
     })

@@ -15,7 +15,7 @@ use std::{
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use shared::{
     GroupId, RolloutGroup, RunDir,
-    channel::{ChannelError, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
+    channel::{ChannelError, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
     heartbeat,
 };
 
@@ -61,7 +61,7 @@ impl Link {
         end: impl SamplerEnd + 'static,
         status: SamplerStatus,
         timeout: Duration,
-        run_dir: RunDir,
+        (run_dir, run): (RunDir, RunId),
     ) -> std::io::Result<Self> {
         let (groups, to_send) = bounded(QUEUE);
         let (report, events) = unbounded();
@@ -76,6 +76,7 @@ impl Link {
             report,
             timeout,
             run_dir,
+            run,
             learner: None,
             silence: Silence::default(),
             next_status: Instant::now(),
@@ -140,6 +141,7 @@ struct Worker<E> {
     report: Sender<LinkEvent>,
     timeout: Duration,
     run_dir: RunDir,
+    run: RunId,
     learner: Option<LearnerStatus>,
     silence: Silence,
     next_status: Instant,
@@ -183,7 +185,7 @@ impl<E: SamplerEnd> Worker<E> {
 
     fn listen(&mut self) -> Result<(), ChannelError> {
         let status = match self.end.learner_status()? {
-            None if !self.over() && self.silence.length() > QUIET => LearnerStatus::left(&self.run_dir),
+            None if !self.over() && self.silence.length() > QUIET => LearnerStatus::left(&self.run_dir, self.run),
             heard => heard,
         };
         self.silence.note(status.is_some());
@@ -231,7 +233,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(10);
 
     fn start(end: MemorySampler, status: SamplerStatus, timeout: Duration) -> Link {
-        Link::start(end, status, timeout, RunDir::new("/nowhere")).unwrap()
+        Link::start(end, status, timeout, (RunDir::new("/nowhere"), RunId::NONE)).unwrap()
     }
 
     fn next(link: &Link) -> LinkEvent {
@@ -276,10 +278,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(folder.path());
         let (end, _learner) = memory::pair(1);
-        let link = Link::start(end, SamplerStatus::default(), LONG, run_dir.clone()).unwrap();
+        let link = Link::start(end, SamplerStatus::default(), LONG, (run_dir.clone(), RunId::NONE)).unwrap();
         assert!(link.events().recv_timeout(QUIET * 2).is_err(), "it may yet come");
         let last = LearnerStatus { finished: true, total_steps: 7, ..LearnerStatus::default() };
-        last.leave(&run_dir).unwrap();
+        last.leave(&run_dir, RunId::NONE).unwrap();
         assert!(matches!(next(&link), LinkEvent::Status(status) if status == last));
     }
 

@@ -15,7 +15,7 @@ use crossbeam::channel::RecvTimeoutError;
 use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
-    channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
+    channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap, layers},
     heartbeat::{self, Deadlines, Phase},
     memory_plan::{RunPlan, kept_numbers},
@@ -46,12 +46,14 @@ use crate::{
 /// learner falls back.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end.
+/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end. The launcher
+/// has `given` it the id of the run.
 ///
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
-pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
+pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
     heartbeat::start()?;
+    let run = RunId::join(run_dir, given)?;
     let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
     config.validate()?;
     let deadlines = Deadlines::of(&config);
@@ -59,10 +61,10 @@ pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     let model = ModelDir::of_run(&config).context("`model`")?;
     let inputs = Inputs::load(&config, &model)?;
 
-    let end = IoxSampler::open(run_dir)?;
+    let end = IoxSampler::open(run_dir, run)?;
     let status = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
-    let link =
-        Link::start(end, status, deadlines.silence_of_peer(), run_dir.clone()).context("thread of the channel")?;
+    let link = Link::start(end, status, deadlines.silence_of_peer(), (run_dir.clone(), run))
+        .context("thread of the channel")?;
     tracing::info!("waiting for the learner");
     let Some(first) = next_status(&link, &stop, |_| true)? else {
         return Ok(Ended::BySignal);

@@ -2,29 +2,20 @@
 
 use std::{
     fs, io,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
 
-use hf_hub::{
-    Repo,
-    api::{
-        Progress,
-        sync::{Api, ApiError},
-    },
-};
+use hf_hub::Repo;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
     Hub, HubError,
-    repository::{RemoteFile, gated, is_hash},
+    attempt::{Arrived, Attempt, AttemptError},
+    repository::{RemoteFile, gated},
+    request::Client,
 };
 
 const POLL: Duration = Duration::from_millis(50);
@@ -44,7 +35,7 @@ const WORTH_TELLING: u64 = 10_000_000;
 /// Downloads of several files of a repository.
 pub struct Download<'a> {
     hub: &'a Hub,
-    api: &'a Api,
+    client: &'a Client,
     repo: Repo,
     name: &'a str,
     /// Where the files are when they are there.
@@ -53,36 +44,16 @@ pub struct Download<'a> {
     before: u64,
 }
 
-/// Bytes of a file that have arrived.
-#[derive(Debug, Clone, Default)]
-struct Arrived {
-    /// Those of earlier attempts included.
-    all: Arc<AtomicU64>,
-    /// Those of this attempt.
-    new: Arc<AtomicU64>,
-    /// Whether the next call tells of earlier attempts.
-    begins: bool,
-}
-
-impl Progress for Arrived {
-    fn init(&mut self, _size: usize, _filename: &str) {
-        self.all.store(0, Ordering::Relaxed);
-        self.begins = true;
-    }
-
-    fn update(&mut self, size: usize) {
-        self.all.fetch_add(size as u64, Ordering::Relaxed);
-        if !std::mem::take(&mut self.begins) {
-            self.new.fetch_add(size as u64, Ordering::Relaxed);
-        }
-    }
-
-    fn finish(&mut self) {}
-}
-
 impl<'a> Download<'a> {
     /// Downloads that have not begun; on a terminal, with a bar for all of them.
-    pub fn new(hub: &'a Hub, api: &'a Api, repo: Repo, name: &'a str, folder: &'a Path, files: &[&RemoteFile]) -> Self {
+    pub fn new(
+        hub: &'a Hub,
+        client: &'a Client,
+        repo: Repo,
+        name: &'a str,
+        folder: &'a Path,
+        files: &[&RemoteFile],
+    ) -> Self {
         let total: u64 = files.iter().map(|file| file.size).sum();
         let bar = ProgressBar::new(total);
         let style = "{msg} {wide_bar} {bytes}/{total_bytes}  {bytes_per_sec}  {eta}";
@@ -91,7 +62,7 @@ impl<'a> Download<'a> {
         if bar.is_hidden() && total >= WORTH_TELLING {
             (hub.tell)(&format!("{name}: downloading {} MB", total / 1_000_000));
         }
-        Self { hub, api, repo, name, folder, bar, before: 0 }
+        Self { hub, client, repo, name, folder, bar, before: 0 }
     }
 
     /// Takes the bar away and returns the bytes of all files.
@@ -124,12 +95,11 @@ impl<'a> Download<'a> {
                 Ok(path) => return Ok(path),
                 Err(error) => error,
             };
-            let status = status_of(&error);
             match &error {
-                ApiError::IoError(reason) if is_of_disk(reason) => {
+                AttemptError::Io(reason) if is_of_disk(reason) => {
                     return Err(self.not_kept(file, io::Error::new(reason.kind(), reason.to_string())));
                 }
-                ApiError::LockAcquisition(_) if begin.elapsed() < OTHERS => {
+                AttemptError::Taken if begin.elapsed() < OTHERS => {
                     self.bar.set_message(format!("{} (another process is downloading it)", self.name));
                     if file.is_in(self.folder) {
                         return Ok(self.folder.join(&file.name));
@@ -137,12 +107,15 @@ impl<'a> Download<'a> {
                     continue;
                 }
                 // What had arrived before is longer than the file, or is all of it.
-                ApiError::InvalidResume => self.forget(file),
-                _ if status == Some(416) => self.forget(file),
-                _ if matches!(status, Some(401 | 403)) => return Err(gated(&self.hub.settings, &self.repo)),
+                AttemptError::NothingLeft | AttemptError::Status(416) => self.forget(file),
+                AttemptError::Status(401 | 403) => return Err(gated(&self.hub.settings, &self.repo)),
+                AttemptError::Request(reason) if reason.is_for_good() => {
+                    let (name, endpoint) = (self.name.to_owned(), self.hub.settings.endpoint.clone());
+                    return Err(HubError::Answer { name, endpoint, reason: format!("{}: {reason}", file.name) });
+                }
                 _ => {}
             }
-            vain = if arrived.new.load(Ordering::Relaxed) > 0 { 1 } else { vain + 1 };
+            vain = if arrived.fresh() > 0 { 1 } else { vain + 1 };
             if vain == ATTEMPTS {
                 let reason = error.to_string();
                 return Err(HubError::Cut { name: self.name.to_owned(), file: file.name.clone(), reason });
@@ -152,23 +125,16 @@ impl<'a> Download<'a> {
     }
 
     /// Downloads as long as something arrives, in a thread of its own: a connection that is silent cannot be asked to end.
-    fn attempt(&self, file: &RemoteFile, arrived: &Arrived) -> Result<Result<PathBuf, ApiError>, HubError> {
+    fn attempt(&self, file: &RemoteFile, arrived: &Arrived) -> Result<Result<PathBuf, AttemptError>, HubError> {
         let (sender, receiver) = mpsc::channel();
-        let (api, repo, name, progress) = (self.api.clone(), self.repo.clone(), file.name.clone(), arrived.clone());
-        thread::spawn(move || {
-            let download = || {
-                let (commit, repo) = (repo.revision().to_owned(), api.repo(repo));
-                // hf-hub names files and folders by what two headers say.
-                let told = api.metadata(&repo.url(&name))?;
-                if !is_hash(told.etag()) || told.commit_hash() != commit {
-                    return Err(io::Error::other("the Hub's headers name another commit, or no hash").into());
-                }
-                repo.download_with_progress(&name, progress)
-            };
-            // hf-hub asserts what a cache that is written by others may break.
-            let result = catch_unwind(AssertUnwindSafe(download));
-            let _ = sender.send(result.unwrap_or_else(|_| Err(io::Error::other("the cache changed meanwhile").into())));
-        });
+        let attempt = Attempt {
+            client: self.client.clone(),
+            cache: hf_hub::Cache::new(self.hub.settings.cache.clone()),
+            repo: self.repo.clone(),
+            file: file.clone(),
+            arrived: arrived.clone(),
+        };
+        thread::spawn(move || sender.send(attempt.run()));
         let (mut heard, mut last) = (Instant::now(), 0);
         loop {
             match receiver.recv_timeout(POLL) {
@@ -179,7 +145,7 @@ impl<'a> Download<'a> {
             if (self.hub.interrupted)() {
                 return Err(HubError::Interrupted);
             }
-            let now = arrived.all.load(Ordering::Relaxed);
+            let now = arrived.all();
             if now != last {
                 (heard, last) = (Instant::now(), now);
                 self.bar.set_position(self.before + now);
@@ -212,17 +178,6 @@ impl<'a> Download<'a> {
     fn not_kept(&self, file: &RemoteFile, reason: io::Error) -> HubError {
         let cache = self.hub.settings.cache.clone();
         HubError::Cache { name: self.name.to_owned(), file: file.name.clone(), cache, reason }
-    }
-}
-
-/// The HTTP status, where an error is one.
-fn status_of(error: &ApiError) -> Option<u16> {
-    match error {
-        ApiError::RequestError(error) => match **error {
-            ureq::Error::StatusCode(status) => Some(status),
-            _ => None,
-        },
-        _ => None,
     }
 }
 

@@ -2,16 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::{
-    Cache,
-    api::sync::{Api, ApiBuilder},
-};
+use hf_hub::Cache;
 use shared_data::{CARD, DataError, Part};
 
 use crate::{
     HubError, Settings,
     download::Download,
     repository::{self, Kind, RemoteFile, Repository},
+    request::Client,
     wanted,
 };
 
@@ -99,8 +97,8 @@ impl Hub {
                 variable,
             });
         }
-        let api = self.api();
-        let repository = match repository::ask(&api, &self.settings, kind, name, revision) {
+        let client = self.client();
+        let repository = match repository::ask(&client, &self.settings, kind, name, revision) {
             Ok(repository) => repository,
             Err(error) if error.is_of_the_hub() => {
                 let reason = error.to_string();
@@ -111,7 +109,7 @@ impl Hub {
             }
             Err(error) => return Err(error),
         };
-        let fetch = Fetch { hub: self, api: &api, cached: &cached, repository: &repository };
+        let fetch = Fetch { hub: self, client: &client, cached: &cached, repository: &repository };
         let names: Vec<String> = repository.files.iter().map(|file| file.name.clone()).collect();
         let wanted = choose(&fetch, &names)?;
         let downloaded = fetch.all(&wanted)?;
@@ -119,13 +117,8 @@ impl Hub {
         Ok(Snapshot { path: cached.folder(&repository.commit), commit: repository.commit, downloaded })
     }
 
-    fn api(&self) -> Api {
-        let builder = ApiBuilder::from_cache(Cache::new(self.settings.cache.clone())).with_progress(false);
-        let builder = builder.with_endpoint(self.settings.endpoint.clone()).with_token(self.settings.token.clone());
-        builder
-            .with_user_agent("tandem", env!("CARGO_PKG_VERSION"))
-            .build()
-            .expect("rustls needs nothing of the system")
+    fn client(&self) -> Client {
+        Client::new(&self.settings.endpoint, self.settings.token.clone())
     }
 }
 
@@ -167,7 +160,7 @@ impl Cached<'_> {
 /// A repository that is being fetched.
 struct Fetch<'a> {
     hub: &'a Hub,
-    api: &'a Api,
+    client: &'a Client,
     cached: &'a Cached<'a>,
     repository: &'a Repository,
 }
@@ -188,7 +181,7 @@ impl Fetch<'_> {
             return Ok(0);
         }
         let repo = self.cached.kind.repo(self.cached.name, &self.repository.commit);
-        let mut download = Download::new(self.hub, self.api, repo, self.cached.name, &folder, &missing);
+        let mut download = Download::new(self.hub, self.client, repo, self.cached.name, &folder, &missing);
         missing.iter().try_for_each(|file| download.file(file))?;
         Ok(download.finish())
     }

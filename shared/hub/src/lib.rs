@@ -5,12 +5,16 @@
 //! paths in [`shared::config::on_hub`]; the environment variables that are heeded are those of [`Settings`]. Downloads go on
 //! where they were cut, and what has arrived is compared with the hashes that the Hub gives.
 
+mod attempt;
 mod download;
 mod error;
 mod hub;
 mod located;
 mod repository;
+mod request;
 mod settings;
+#[cfg(test)]
+mod tests;
 mod verify;
 mod wanted;
 

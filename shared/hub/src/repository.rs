@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use hf_hub::{Repo, RepoType, api::sync::Api};
+use hf_hub::{Repo, RepoType};
 use serde::Deserialize;
 
-use crate::{HubError, Settings, verify::Hash};
+use crate::{HubError, Settings, request::Client, verify::Hash};
 
 /// How long the Hub may take to say what is in a repository.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -106,16 +106,26 @@ struct Lfs {
 ///
 /// # Errors
 /// [`HubError::Unreachable`], or the Hub's refusal.
-pub fn ask(api: &Api, settings: &Settings, kind: Kind, name: &str, revision: &str) -> Result<Repository, HubError> {
-    let request = api.repo(kind.repo(name, revision)).info_request().query("blobs", "true");
-    let request = request.config().http_status_as_error(false).timeout_global(Some(ANSWER)).build();
+pub fn ask(
+    client: &Client,
+    settings: &Settings,
+    kind: Kind,
+    name: &str,
+    revision: &str,
+) -> Result<Repository, HubError> {
+    let path = format!("/api/{}?blobs=true", kind.repo(name, revision).api_url());
     let unreachable = |reason: String| HubError::Unreachable {
         name: name.to_owned(),
         endpoint: settings.endpoint.clone(),
         reason,
         cache: settings.cache.clone(),
     };
-    let mut response = request.call().map_err(|error| unreachable(error.to_string()))?;
+    let bad = |reason: String| HubError::Answer { name: name.to_owned(), endpoint: settings.endpoint.clone(), reason };
+    let mut response = match client.get(&path, &[], Some(ANSWER)) {
+        Ok(response) => response,
+        Err(error) if error.is_for_good() => return Err(bad(error.to_string())),
+        Err(error) => return Err(unreachable(error.to_string())),
+    };
     let header = |key: &str| {
         let value = response.headers().get(key).and_then(|value| value.to_str().ok());
         value.unwrap_or_default().to_owned()
@@ -124,7 +134,6 @@ pub fn ask(api: &Api, settings: &Settings, kind: Kind, name: &str, revision: &st
     if status != 200 {
         return Err(refusal(settings, kind, name, revision, (status, &code, reason)));
     }
-    let bad = |reason: String| HubError::Answer { name: name.to_owned(), endpoint: settings.endpoint.clone(), reason };
     let answer: Answer = response.body_mut().read_json().map_err(|error| bad(error.to_string()))?;
     if !is_hash(&answer.sha) {
         return Err(bad(format!("its commit is `{}`", answer.sha)));

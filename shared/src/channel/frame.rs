@@ -6,17 +6,19 @@
 //!      4     2  format version, little-endian
 //!      6     2  kind of message, little-endian
 //!      8     8  length of the body in bytes, little-endian
-//!     16     8  checksum: the first 8 bytes of blake3(bytes 0..16 ‖ body)
-//!     24     …  body: the message in postcard's wire format
+//!     16     8  id of the run that the message is of, little-endian; 0 for none ([`RunId`])
+//!     24     8  checksum: the first 8 bytes of blake3(bytes 0..24 ‖ body)
+//!     32     …  body: the message in postcard's wire format
 //! ```
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
-//! two builds are mixed, and is refused.
+//! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads those of version 8,
+//! whose header has no id of a run and whose checksum stands at offset 16.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    LearnerStatus, SamplerStatus,
+    LearnerStatus, RunId, SamplerStatus,
     fleet::{Orders, Report},
 };
 use crate::group::RolloutGroup;
@@ -24,9 +26,16 @@ use crate::group::RolloutGroup;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 8;
+pub const FRAME_VERSION: u16 = 9;
 /// Bytes before the body.
-pub const HEADER_LEN: usize = 24;
+pub const HEADER_LEN: usize = 32;
+/// Bytes before the checksum: what it covers, besides the body.
+const CHECKED: usize = 24;
+/// The version before, which has the same bodies, and the bytes before its checksum.
+const VERSION_BEFORE: u16 = 8;
+const CHECKED_BEFORE: usize = 16;
+/// Bytes of the checksum.
+const CHECKSUM: usize = 8;
 
 /// The kinds of message, as they stand in the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,16 +124,16 @@ pub enum FrameError {
     Body(String),
 }
 
-/// Encodes a message as one frame.
+/// Encodes a message as one frame, of no run in particular: for files, and for calls that name their hub.
 #[must_use]
 pub fn encode<M: Message>(message: &M) -> Vec<u8> {
     let mut frame = Vec::new();
-    encode_into(message, &mut frame);
+    encode_into(message, RunId::NONE, &mut frame);
     frame
 }
 
-/// As [`encode`], into a buffer whose content is replaced and whose memory is used again.
-pub fn encode_into<M: Message>(message: &M, frame: &mut Vec<u8>) {
+/// As [`encode`], of a run, into a buffer whose content is replaced and whose memory is used again.
+pub fn encode_into<M: Message>(message: &M, run: RunId, frame: &mut Vec<u8>) {
     frame.clear();
     frame.resize(HEADER_LEN, 0);
     *frame = postcard::to_extend(message, std::mem::take(frame)).expect("growing a Vec does not fail");
@@ -133,36 +142,68 @@ pub fn encode_into<M: Message>(message: &M, frame: &mut Vec<u8>) {
     frame[4..6].copy_from_slice(&FRAME_VERSION.to_le_bytes());
     frame[6..8].copy_from_slice(&(M::KIND as u16).to_le_bytes());
     frame[8..16].copy_from_slice(&body.to_le_bytes());
-    let sum = checksum(frame);
-    frame[16..24].copy_from_slice(&sum);
+    frame[16..CHECKED].copy_from_slice(&run.number().to_le_bytes());
+    let sum = checksum(frame, CHECKED);
+    frame[CHECKED..HEADER_LEN].copy_from_slice(&sum);
 }
 
-/// Decodes a frame.
+/// The run that a frame is of, as far as it says so; none of bytes that are no frame of this version.
+#[must_use]
+pub fn run_of(frame: &[u8]) -> Option<RunId> {
+    let is_frame = frame.len() >= HEADER_LEN && field(frame, 0) == MAGIC;
+    let run = is_frame && u16::from_le_bytes(field(frame, 4)) == FRAME_VERSION;
+    run.then(|| RunId::from_number(u64::from_le_bytes(field(frame, 16))))
+}
+
+/// Decodes a frame of whichever run.
 ///
 /// # Errors
 /// A [`FrameError`]; bytes of any content and length are safe to pass.
 pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
-    if frame.len() < HEADER_LEN {
+    let version = version_of(frame)?;
+    if version != FRAME_VERSION {
+        return Err(FrameError::Version { found: version });
+    }
+    decode_behind(frame, CHECKED)
+}
+
+/// As [`decode`], for a frame of a file, which may be of the version before.
+///
+/// # Errors
+/// A [`FrameError`]; bytes of any content and length are safe to pass.
+pub fn decode_kept<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
+    match version_of(frame) {
+        Ok(VERSION_BEFORE) => decode_behind(frame, CHECKED_BEFORE),
+        _ => decode(frame),
+    }
+}
+
+fn version_of(frame: &[u8]) -> Result<u16, FrameError> {
+    // No version has a shorter header.
+    if frame.len() < CHECKED_BEFORE + CHECKSUM {
         return Err(FrameError::TooShort { length: frame.len() });
     }
     let magic: [u8; 4] = field(frame, 0);
     if magic != MAGIC {
         return Err(FrameError::Magic { found: magic });
     }
-    let version = u16::from_le_bytes(field(frame, 4));
-    if version != FRAME_VERSION {
-        return Err(FrameError::Version { found: version });
-    }
+    Ok(u16::from_le_bytes(field(frame, 4)))
+}
+
+/// Decodes a frame whose checksum stands behind so many bytes, before the body.
+fn decode_behind<M: Message>(frame: &[u8], checked: usize) -> Result<M, FrameError> {
+    let Some(body) = frame.get(checked + CHECKSUM..) else {
+        return Err(FrameError::TooShort { length: frame.len() });
+    };
     let kind = u16::from_le_bytes(field(frame, 6));
     if kind != M::KIND as u16 {
         return Err(FrameError::Kind { found: kind, expected: M::KIND });
     }
     let stated = u64::from_le_bytes(field(frame, 8));
-    let body = &frame[HEADER_LEN..];
     if stated != body.len() as u64 {
         return Err(FrameError::Length { stated, found: body.len() as u64 });
     }
-    if checksum(frame) != field::<8>(frame, 16) {
+    if checksum(frame, checked) != field::<CHECKSUM>(frame, checked) {
         return Err(FrameError::Checksum);
     }
     match postcard::take_from_bytes(body) {
@@ -176,10 +217,10 @@ fn field<const N: usize>(frame: &[u8], at: usize) -> [u8; N] {
     frame[at..at + N].try_into().expect("the header has its full length")
 }
 
-fn checksum(frame: &[u8]) -> [u8; 8] {
+fn checksum(frame: &[u8], checked: usize) -> [u8; CHECKSUM] {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&frame[..16]);
-    hasher.update(&frame[HEADER_LEN..]);
+    hasher.update(&frame[..checked]);
+    hasher.update(&frame[checked + CHECKSUM..]);
     field(hasher.finalize().as_bytes(), 0)
 }
 
@@ -368,32 +409,41 @@ mod tests {
         assert_eq!([encode(&sample_report()), encode(&sample_orders())].map(|frame| hex(&frame)), [REPORT, ORDERS]);
     }
 
-    const GROUP: &str = "\
+    /// [`GROUP`] as version 8 wrote it.
+    const KEPT_BEFORE: &str = "\
         544e444d08000100b0000000000000003a7953955b0d8ce0ac020207010201dba00904322b323d01000213dda00\
         902000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000\
         04002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f066\
         66f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d00010000000\
         00000f03fac020001000000000000e83f";
-    const LEARNER: &str =
-        "544e444d080002001b000000000000001f3b287a942fea7fef9bafcdf8acd1910105010528040200c8012ae807010204010101";
+    const GROUP: &str = "\
+        544e444d09000100b0000000000000000000000000000000481056e20d7516e3ac020207010201dba00904322b323d01\
+        000213dda00902000000bf000080be000000be03000000000000000000000000000200ab0201ac020134000400000000\
+        000000004002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f\
+        06666f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d000100000000\
+        0000f03fac020001000000000000e83f";
+    const LEARNER: &str = "\
+        544e444d090002001b00000000000000000000000000000093b50c2dcf8fa384ef9bafcdf8acd1910105010528040200\
+        c8012ae807010204010101";
     const SAMPLER: &str = "\
-        544e444d080003004f000000000000001cf723d649e7b368090504c0843dac02c801010601026e6fb9600708010\
-        1ac02050107070707070707070707070707070707070707070707070707070707070707070102840701030405068\
-        0808080108080808020ac02";
+        544e444d090003004f000000000000000000000000000000f741f5bbde9b8282090504c0843dac02c801010601026e6f\
+        b96007080101ac0205010707070707070707070707070707070707070707070707070707070707070707010284070103\
+        04050680808080108080808020ac02";
 
     const REPORT: &str = "\
-        544e444d08000400110100000000000049de3a08aa54f064ef9bafcdf8acd19101016105302e312e30000000000000e03f09\
-        0104637564610573746f636b046266313604696e7438ac020105010707070707070707070707070707070707070707070707\
-        0707070707070707070001010406060606060606060606060606060606060606060606060606060606060606060808080808\
-        0808080808080808080808080808080808080808080808080808080201c8010101020213dda0090200000000000000000000\
-        0000000000000000000000000000000001000501000000000000e83f0200000000000000e03f02010601026e6f0102010363\
-        7574010466756c6cb960ac0202000000000000f03f0000000000000040ac02000000000000e03f000000000000d03f";
+        544e444d09000400110100000000000000000000000000000cc3049dc35cd4fdef9bafcdf8acd19101016105302e312e\
+        30000000000000e03f090104637564610573746f636b046266313604696e7438ac020105010707070707070707070707\
+        070707070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606\
+        06060606060606060608080808080808080808080808080808080808080808080808080808080808080201c801010102\
+        0213dda00902000000000000000000000000000000000000000000000000000001000501000000000000e83f02000000\
+        00000000e03f02010601026e6f01020103637574010466756c6cb960ac0202000000000000f03f0000000000000040ac\
+        02000000000000e03f000000000000d03f";
     const ORDERS: &str = "\
-        544e444d08000500c400000000000000490f8c711c4544d609010561203d2031030303030303030303030303030303030303\
-        0303030303030303030303030303ac0201730101720105010707070707070707070707070707070707070707070707070707\
-        0707070707070001010406060606060606060606060606060606060606060606060606060606060606060808080808080808\
-        0808080808080808080808080808080808080808080808080201c80101c8010507010201dba0090200030000803f00000080\
-        3f000000803f800400002a01027b7d01026e6f01";
+        544e444d09000500c40000000000000000000000000000007baa3d7a6fe7c4e309010561203d20310303030303030303\
+        030303030303030303030303030303030303030303030303ac0201730101720105010707070707070707070707070707\
+        070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606060606\
+        06060606060608080808080808080808080808080808080808080808080808080808080808080201c80101c801050701\
+        0201dba0090200030000803f000000803f000000803f800400002a01027b7d01026e6f01";
 
     #[test]
     fn each_kind_of_damage_has_its_own_error() {
@@ -404,14 +454,47 @@ mod tests {
             decode::<RolloutGroup>(&bad).unwrap_err()
         };
         assert_eq!(with(0, b'X'), FrameError::Magic { found: *b"XNDM" });
-        assert_eq!(with(4, 9), FrameError::Version { found: 9 });
+        assert_eq!(with(4, 8), FrameError::Version { found: 8 });
         assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: Kind::Group });
         assert!(matches!(with(8, good[8].wrapping_add(1)), FrameError::Length { .. }));
-        assert_eq!(with(16, !good[16]), FrameError::Checksum);
+        assert_eq!(with(16, !good[16]), FrameError::Checksum, "the id of another run");
+        assert_eq!(with(CHECKED, !good[CHECKED]), FrameError::Checksum);
         assert_eq!(with(HEADER_LEN, !good[HEADER_LEN]), FrameError::Checksum);
         assert_eq!(decode::<RolloutGroup>(&good[..10]).unwrap_err(), FrameError::TooShort { length: 10 });
         assert!(matches!(decode::<RolloutGroup>(&good[..good.len() - 1]), Err(FrameError::Length { .. })));
         assert!(matches!(decode::<LearnerStatus>(&good), Err(FrameError::Kind { found: 1, .. })));
+    }
+
+    #[test]
+    fn a_frame_says_which_run_it_is_of() {
+        let mut frame = Vec::new();
+        let run = RunId::from_number(0x0123_4567_89ab_cdef);
+        encode_into(&SamplerStatus::default(), run, &mut frame);
+        assert_eq!(run_of(&frame), Some(run));
+        assert_eq!(run_of(&encode(&SamplerStatus::default())), Some(RunId::NONE));
+        assert_eq!(run_of(&frame[..HEADER_LEN - 1]), None);
+        assert_eq!(decode::<SamplerStatus>(&frame).unwrap(), SamplerStatus::default());
+    }
+
+    /// As a checkpoint of the version before has them: the first frame of the golden bytes, with that header.
+    #[test]
+    fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() {
+        let kept = bytes(KEPT_BEFORE);
+        assert_eq!(decode_kept::<RolloutGroup>(&kept).unwrap(), sample_group());
+        assert_eq!(decode::<RolloutGroup>(&kept).unwrap_err(), FrameError::Version { found: 8 });
+        for at in [4, 8, 16, 24, kept.len() - 1] {
+            let mut damaged = kept.clone();
+            damaged[at] ^= 0x40;
+            assert!(decode_kept::<RolloutGroup>(&damaged).is_err(), "a bit of byte {at} is another");
+        }
+        for length in [0, 16, 23, 24, kept.len() - 1] {
+            assert!(decode_kept::<RolloutGroup>(&kept[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<char> = hex.chars().collect();
+        digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
     }
 
     #[test]
@@ -420,8 +503,8 @@ mod tests {
         frame.push(0);
         let body = (frame.len() - HEADER_LEN) as u64;
         frame[8..16].copy_from_slice(&body.to_le_bytes());
-        let sum = checksum(&frame);
-        frame[16..24].copy_from_slice(&sum);
+        let sum = checksum(&frame, CHECKED);
+        frame[CHECKED..HEADER_LEN].copy_from_slice(&sum);
         assert_eq!(decode::<SamplerStatus>(&frame).unwrap_err(), FrameError::Body("1 bytes are left over".into()));
     }
 

@@ -9,7 +9,10 @@ use std::{
     path::Path,
 };
 
-use super::frame::{self, FrameError};
+use super::{
+    RunId,
+    frame::{self, FrameError},
+};
 use crate::{atomic, group::RolloutGroup};
 
 /// File of a checkpoint with what was in flight at the sampler.
@@ -46,7 +49,7 @@ pub fn write_groups<'a>(path: &Path, groups: impl IntoIterator<Item = &'a Rollou
     let (mut hasher, mut frame) = (blake3::Hasher::new(), Vec::new());
     atomic::write_with(path, |file| {
         for group in groups {
-            frame::encode_into(group, &mut frame);
+            frame::encode_into(group, RunId::NONE, &mut frame);
             for bytes in [&(frame.len() as u64).to_le_bytes()[..], &frame] {
                 hasher.update(bytes);
                 file.write_all(bytes)?;
@@ -71,7 +74,7 @@ pub fn read_groups(path: &Path) -> Result<Vec<RolloutGroup>, GroupsError> {
     while let Some((length, tail)) = rest.split_first_chunk::<LENGTH>() {
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (frame, tail) = tail.split_at_checked(length).ok_or(GroupsError::CutOff)?;
-        groups.push(frame::decode(frame)?);
+        groups.push(frame::decode_kept(frame)?);
         rest = tail;
     }
     if rest.is_empty() { Ok(groups) } else { Err(GroupsError::CutOff) }

@@ -13,6 +13,7 @@ pub mod fleet;
 pub mod frame;
 pub mod in_flight;
 pub mod iox;
+mod run_id;
 mod silence;
 
 use std::{
@@ -22,6 +23,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use run_id::{RunId, RunIdError};
 pub use silence::Silence;
 
 use crate::{
@@ -78,15 +80,25 @@ impl LearnerStatus {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn leave(&self, run_dir: &RunDir) -> io::Result<()> {
-        atomic::write(&run_dir.finished(), &serde_json::to_vec(self)?)
+    pub fn leave(&self, run_dir: &RunDir, run: RunId) -> io::Result<()> {
+        let left = Left { run: run.to_string(), status: self.clone() };
+        atomic::write(&run_dir.finished(), &serde_json::to_vec(&left)?)
     }
 
-    /// What [`LearnerStatus::leave`] has left; none while the run goes on.
+    /// What [`LearnerStatus::leave`] has left of this run; none while it goes on.
     #[must_use]
-    pub fn left(run_dir: &RunDir) -> Option<Self> {
-        serde_json::from_slice(&fs::read(run_dir.finished()).ok()?).ok()
+    pub fn left(run_dir: &RunDir, run: RunId) -> Option<Self> {
+        let left: Left = serde_json::from_slice(&fs::read(run_dir.finished()).ok()?).ok()?;
+        (left.run.parse() == Ok(run)).then_some(left.status)
     }
+}
+
+/// The last status of a run, with the id of the run.
+#[derive(Serialize, Deserialize)]
+struct Left {
+    run: String,
+    #[serde(flatten)]
+    status: LearnerStatus,
 }
 
 /// A version that is not what the learner published.

@@ -198,6 +198,7 @@ impl TrainConfig {
                 cpu: self.reward_cpu,
                 processes: self.reward_max_processes as usize,
                 file_size: bytes(self.reward_file_size),
+                disk: bytes(self.reward_disk.unwrap_or(4.0 * self.reward_file_size)),
             },
         }
     }

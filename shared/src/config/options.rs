@@ -112,6 +112,10 @@ options! {
         reward_max_processes: u32 = 256, at_least(1.0), keeps_results;
         /// GiB that a file may have which a program or Python function writes; more lets one fill more of the disk.
         reward_file_size: f64 = 1.0, above(0.0), at_most(1e6), because("GiB"), keeps_results;
+        /// GiB that all files together may have in the temporary folder of a process of a program or Python function; more
+        /// lets one fill more of the disk.
+        reward_disk: Option<f64> = None, absent("four times `reward_file_size`"), above(0.0), at_most(1e6),
+            because("GiB"), keeps_results;
         /// Try the reward functions on sample completions of a few rows before training, and refuse to start where one
         /// cannot work; false = only load them, for instance where each call costs money.
         rehearse_rewards: bool = true, keeps_results;

@@ -142,6 +142,8 @@ pub struct RewardBounds {
     pub processes: usize,
     /// Most bytes of a file.
     pub file_size: u64,
+    /// Most bytes of all files of its temporary folder together.
+    pub disk: u64,
 }
 
 impl RewardHost {

@@ -13,7 +13,7 @@ use std::{
 use shared::{
     Completion, FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step, TokenLogprob, atomic,
     channel::{
-        ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerEnd, SamplerStatus, incarnation,
+        ChannelError, LearnerEnd, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, incarnation,
         iox::{self, IoxLearner, IoxSampler},
     },
     rng::Stream,
@@ -53,7 +53,7 @@ fn durable_steps(run_dir: &RunDir) -> u64 {
 }
 
 fn sampler(run_dir: &RunDir) {
-    let mut channel = IoxSampler::open(run_dir).unwrap();
+    let mut channel = IoxSampler::open(run_dir, RunId::NONE).unwrap();
     let own = SamplerStatus { incarnation: incarnation(), ..SamplerStatus::default() };
     let mut learner = LearnerStatus::default();
     let mut todo = BTreeSet::new();
@@ -87,7 +87,7 @@ fn sampler(run_dir: &RunDir) {
 }
 
 fn learner(run_dir: &RunDir) {
-    let mut channel = IoxLearner::open(run_dir).unwrap();
+    let mut channel = IoxLearner::open(run_dir, RunId::NONE).unwrap();
     let mut arrived: BTreeMap<GroupId, RolloutGroup> = BTreeMap::new();
     let mut status = LearnerStatus { incarnation: incarnation(), ..LearnerStatus::default() };
     let (mut last_sign, mut last_group) = (Instant::now(), Instant::now());

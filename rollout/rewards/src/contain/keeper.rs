@@ -26,7 +26,7 @@ use signal_hook::{
     low_level::pipe,
 };
 
-use super::{NOT_STARTED, Plan, Stage, namespaces, refuse, start, succeeds, system, tree, watcher};
+use super::{NOT_STARTED, Plan, Stage, namespaces, refuse, start, succeeds, system, tree};
 
 /// How often it looks whether the sampler is still there, and the watcher how much is taken.
 const LOOK: Duration = Duration::from_millis(50);
@@ -39,6 +39,7 @@ pub fn run(mut plan: Plan, words: &[OsString]) -> ExitCode {
     system::close_inherited();
     // However many processes there will be, this one and the watcher get their turn; where that is allowed.
     let _ = setpriority_process(None, FIRST);
+    plan.keeper = std::process::id();
     plan.in_namespace = succeeds(Stage::Probe, &plan, words) && namespaces::enter().is_ok();
     let code = keep(&plan, words);
     let _ = fs::remove_dir_all(&plan.scratch);
@@ -53,13 +54,8 @@ fn keep(plan: &Plan, words: &[OsString]) -> ExitCode {
     };
     let parent = i32::try_from(plan.parent).ok();
     let unwanted = || asked.load(Ordering::Relaxed) || getppid().map(|pid| pid.as_raw_nonzero().get()) != parent;
-    if !plan.in_namespace {
-        if set_child_subreaper(Some(getpid())).is_err() {
-            return refuse("orphans cannot be gathered");
-        }
-        let code = watcher::watch(plan, words, &mut waker, unwanted);
-        tree::kill_all();
-        return code;
+    if !plan.in_namespace && set_child_subreaper(Some(getpid())).is_err() {
+        return refuse("orphans cannot be gathered");
     }
     let watcher = match start(Stage::Watch, plan, words) {
         Ok(watcher) => watcher,
@@ -67,12 +63,20 @@ fn keep(plan: &Plan, words: &[OsString]) -> ExitCode {
     };
     loop {
         if let Some(end) = reaped(watcher) {
+            // Without a namespace, which ends with its first process, nothing else ends what a killed watcher leaves.
+            if !plan.in_namespace {
+                tree::kill_all();
+            }
             return ExitCode::from(end.exit_status().map_or(NOT_STARTED, |code| code as u8));
         }
         if unwanted() {
-            // With it ends the namespace.
-            let _ = kill_process(watcher, Signal::KILL);
-            let _ = wait(WaitOptions::empty());
+            if plan.in_namespace {
+                // With it ends the namespace.
+                let _ = kill_process(watcher, Signal::KILL);
+                let _ = wait(WaitOptions::empty());
+            } else {
+                tree::kill_all();
+            }
             return ExitCode::SUCCESS;
         }
         waker.sleep();

@@ -5,8 +5,9 @@
 //! 1. The [`keeper`] closes every descriptor but the three streams, enters namespaces where it may, and ends with all below it
 //!    when the sampler wishes it or is gone, whatever became of that.
 //! 2. The [`watcher`] is the first process of the PID namespace, whose end the kernel makes the end of all others. It counts
-//!    processes and memory. Without namespaces, the keeper does that as well, and gathers orphans so that none is lost.
-//! 3. The [`seal`] sets limits, Landlock and seccomp for itself and becomes the program.
+//!    processes, threads, memory and disk. Without namespaces, watcher and keeper both gather orphans, and each ends them all
+//!    when the other is gone.
+//! 3. The [`seal`] sets limits, Landlock and seccomp for itself, gives capabilities away and becomes the program.
 //!
 //! All of that happens in small processes with one thread, so that nothing needs to be done between fork and exec. What they
 //! have to say goes to standard error, in lines that begin with [`MARK`]. None of it is a wall against a program that
@@ -15,6 +16,8 @@
 mod keeper;
 mod namespaces;
 mod seal;
+mod shared_memory;
+mod syscalls;
 mod system;
 mod tree;
 mod watcher;
@@ -71,8 +74,14 @@ pub struct Plan {
     pub processes: usize,
     /// Most bytes of a file.
     pub file_size: u64,
+    /// Most bytes of all files of its own folder together.
+    pub disk: u64,
+    /// The keeper, once there is one.
+    pub keeper: u32,
     /// Whether it has a PID namespace of its own, which the keeper finds out.
     pub in_namespace: bool,
+    /// Whether everything is mounted read-only there but what it may write to, which the watcher finds out.
+    pub read_only: bool,
     /// The priority that it runs with, which those that contain it do not share.
     pub nice: i32,
 }
@@ -148,8 +157,9 @@ pub fn run_if_asked() -> Option<ExitCode> {
     Some(match stage {
         Stage::Keep => keeper::run(plan, &words),
         Stage::Probe => success(namespaces::enter().is_ok() && succeeds(Stage::ProbeInside, &plan, &words)),
-        Stage::ProbeInside => success(namespaces::furnish(plan.memory).is_ok()),
-        Stage::Watch => watcher::run_in_namespace(&plan, &words),
+        Stage::ProbeInside => success(namespaces::furnish(&plan).is_ok()),
+        Stage::Watch if plan.in_namespace => watcher::run_in_namespace(&plan, &words),
+        Stage::Watch => watcher::run_below_keeper(&plan, &words),
         Stage::Seal => seal::run(&plan, &words),
     })
 }

@@ -1,9 +1,13 @@
-//! Namespaces: a PID namespace ends as a whole, and one of mounts gives it a `/proc` and a `/dev/shm` of its own.
+//! Namespaces: a PID namespace ends as a whole, and one of mounts gives it a `/proc` and a `/dev/shm` of its own and makes the
+//! rest read-only.
 
-use std::{ffi::CString, fs, io};
+use std::{env, ffi::CString, fs, io, path::PathBuf};
 
 use rustix::{
-    mount::{MountFlags, MountPropagationFlags, mount, mount_change},
+    fs::CWD,
+    mount::{
+        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount, open_tree,
+    },
     process::{getgid, getuid},
     thread::{
         CapabilitySet, UnshareFlags, capabilities, clear_ambient_capability_set, configure_capability_in_ambient_set,
@@ -11,7 +15,11 @@ use rustix::{
     },
 };
 
-use super::system::unshare;
+use super::{
+    Plan,
+    shared_memory::SHARED_MEMORY,
+    system::{set_read_only, unshare},
+};
 
 /// Lets children be born in a new PID namespace.
 ///
@@ -19,14 +27,15 @@ use super::system::unshare;
 /// Where the kernel, or the container that this runs in, does not allow it.
 pub fn enter() -> io::Result<()> {
     let (user, group) = (getuid(), getgid());
-    // Root not in a user namespace, where it would lose its right to read what belongs to others.
-    if !user.is_root() {
-        unshare(UnshareFlags::NEWUSER)?;
-        fs::write("/proc/self/setgroups", "deny")?;
-        fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
-        fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
-        keep_right_to_mount()?;
+    // Root where it may in no user namespace, in which files of others would look like nobody's.
+    if user.is_root() && unshare(UnshareFlags::NEWPID).is_ok() {
+        return Ok(());
     }
+    unshare(UnshareFlags::NEWUSER)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
+    fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
+    keep_right_to_mount()?;
     unshare(UnshareFlags::NEWPID)?;
     Ok(())
 }
@@ -40,17 +49,38 @@ fn keep_right_to_mount() -> rustix::io::Result<()> {
 }
 
 /// In the first process of the namespace: mounts what is to be its own, and gives the right to mount away. Containers often
-/// refuse it a `/proc`, without which it would confuse programs.
+/// refuse it a `/proc`, without which it would confuse programs. Returns whether everything else is read-only.
 ///
 /// # Errors
 /// Where the kernel does not allow it.
-pub fn furnish(memory: u64) -> io::Result<()> {
+pub fn furnish(plan: &Plan) -> io::Result<bool> {
+    let here = env::current_dir()?;
     unshare(UnshareFlags::NEWNS)?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let read_only = close(plan).is_ok();
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", flags | MountFlags::NOEXEC, None)?;
-    let options = CString::new(format!("mode=1777,size={memory}")).expect("digits and letters");
-    mount("tmpfs", "/dev/shm", "tmpfs", flags, options.as_c_str())?;
+    let options = CString::new(format!("mode=1777,size={}", plan.memory)).expect("digits and letters");
+    mount("tmpfs", SHARED_MEMORY, "tmpfs", flags, options.as_c_str())?;
+    // The folder of before may lie beneath one that is mounted by now.
+    env::set_current_dir(here)?;
     clear_ambient_capability_set()?;
-    Ok(())
+    Ok(read_only)
+}
+
+/// Makes everything read-only but the folders that may be written to. Landlock has no right for what changes a file without
+/// opening it: its mode, owner, times and attributes.
+fn close(plan: &Plan) -> rustix::io::Result<()> {
+    let recursive = OpenTreeFlags::from_bits_retain(libc::AT_RECURSIVE.unsigned_abs());
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | recursive;
+    let folders: Vec<&PathBuf> = plan.writable.iter().chain([&plan.scratch]).collect();
+    // As they are now: what is read-only in them stays so.
+    let kept = folders.iter().map(|folder| open_tree(CWD, folder.as_path(), flags));
+    let kept = kept.collect::<rustix::io::Result<Vec<_>>>()?;
+    set_read_only(c"/", true)?;
+    let moved = kept.iter().zip(&folders).try_for_each(|(tree, folder)| {
+        move_mount(tree, c"", CWD, folder.as_path(), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+    });
+    // Half of it would keep the program from its own folder.
+    moved.or_else(|error| set_read_only(c"/", false).and(Err(error)))
 }

@@ -1,20 +1,21 @@
 //! What a process sets for itself before it becomes the program: limits, Landlock, seccomp.
 
-use std::{
-    collections::BTreeMap, env, error::Error, ffi::OsString, fs, os::unix::process::CommandExt, process::ExitCode,
-};
+use std::{ffi::OsString, fs, os::unix::process::CommandExt, process::ExitCode};
 
 use landlock::{ABI, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules};
-use rustix::process::{
-    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setpriority_process, setrlimit, setsid,
-};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    apply_filter,
+use rustix::{
+    process::{
+        Resource, Rlimit, Signal, getrlimit, getuid, set_parent_process_death_signal, setpriority_process, setrlimit,
+        setsid,
+    },
+    thread::{
+        CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
+        set_capabilities, set_no_new_privs,
+    },
 };
 use shared::memory::Size;
 
-use super::{ACTIVE, Plan, refuse, say};
+use super::{ACTIVE, Plan, refuse, say, shared_memory::SHARED_MEMORY, syscalls};
 
 /// Seconds of processor time beyond the limit after which the kernel no longer asks.
 const GRACE: u64 = 5;
@@ -24,9 +25,6 @@ const MORE_TASKS: u64 = 4096;
 
 /// Devices that programs write to as a matter of course.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
-
-/// Where POSIX semaphores and shared memory live, which Python's multiprocessing needs.
-const SHARED_MEMORY: &str = "/dev/shm";
 
 /// The kernel's interface that was tried; of an older one, as much as it has.
 const KNOWN: ABI = ABI::V6;
@@ -42,7 +40,12 @@ pub fn run(plan: &Plan, words: &[OsString]) -> ExitCode {
     // Where memory runs out, it goes before the sampler does.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     say(ACTIVE, &seal(plan));
-    let error = std::process::Command::new(&words[0]).args(&words[1..]).exec();
+    let mut command = std::process::Command::new(&words[0]);
+    if getuid().is_root() {
+        // It may give files to nobody, and need not try.
+        command.env("TAR_OPTIONS", "--no-same-owner");
+    }
+    let error = command.args(&words[1..]).exec();
     refuse(&format!("`{}` cannot be started: {error}", words[0].display()))
 }
 
@@ -52,11 +55,12 @@ fn seal(plan: &Plan) -> String {
     let mut missing = Vec::new();
     active.push(match limit(plan) {
         Ok(()) => format!(
-            "at most {} of memory, {} s of processor time, {} processes, files of {}",
+            "at most {} of memory, {} s of processor time, {} processes, files of {} and {} together",
             Size(plan.memory),
             plan.cpu,
             plan.processes,
-            Size(plan.file_size)
+            Size(plan.file_size),
+            Size(plan.disk)
         ),
         Err(error) => {
             missing.push(format!("limits of a process ({error})"));
@@ -73,10 +77,18 @@ fn seal(plan: &Plan) -> String {
         }
         Err(error) => missing.push(format!("read-only files (Landlock: {error})")),
     }
+    match give_up_capabilities().map_err(Into::into).and_then(|()| syscalls::refuse_all(plan)) {
+        Ok(()) if plan.read_only => active.push("no capabilities, no devices".to_owned()),
+        Ok(()) => {
+            active.push("no capabilities, no devices".to_owned());
+            missing.push("a read-only view of files (so calls that change modes and times do nothing)".to_owned());
+        }
+        Err(error) => missing.push(format!("no capabilities and fewer system calls (seccomp: {error})")),
+    }
     if plan.network {
         active.push("with network (`reward_network`)".to_owned());
     } else {
-        match no_network() {
+        match syscalls::no_network() {
             Ok(()) => active.push("no network".to_owned()),
             Err(error) => missing.push(format!("no network (seccomp: {error})")),
         }
@@ -95,7 +107,7 @@ fn seal(plan: &Plan) -> String {
 }
 
 fn writable_words(plan: &Plan) -> String {
-    let shared = (!plan.in_namespace).then(|| SHARED_MEMORY.to_owned());
+    let shared = plan.in_namespace.then(|| format!("its own {SHARED_MEMORY}"));
     let named = plan.writable.iter().map(|path| path.display().to_string());
     let all: Vec<String> = ["a temporary folder".to_owned()].into_iter().chain(shared).chain(named).collect();
     all.join(" and ")
@@ -108,6 +120,9 @@ fn limit(plan: &Plan) -> rustix::io::Result<()> {
     set_limit(Resource::Cpu, plan.cpu, plan.cpu.saturating_add(GRACE))?;
     set_limit(Resource::Fsize, plan.file_size, plan.file_size)?;
     set_limit(Resource::Core, 0, 0)?;
+    // No priority above the one that it has, nor one of real time.
+    set_limit(Resource::Nice, 0, 0)?;
+    set_limit(Resource::Rtprio, 0, 0)?;
     // It counts what the user has on the whole machine, and root's not at all. So it is no more than a second line behind the
     // watcher, for whatever multiplies faster than that looks.
     let all = tasks().saturating_add(MORE_TASKS);
@@ -128,39 +143,33 @@ fn set_limit(resource: Resource, soft: u64, hard: u64) -> rustix::io::Result<()>
     setrlimit(resource, Rlimit { current: lower(now.current, soft), maximum: lower(now.maximum, hard) })
 }
 
+/// Root's, too: none can be had again by starting a program.
+fn give_up_capabilities() -> rustix::io::Result<()> {
+    set_no_new_privs(true)?;
+    for capability in CapabilitySet::all().iter() {
+        // Who may not do this has none, and gets none.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+}
+
 /// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries. What writes is allowed
 /// beneath a few folders only, and so is sending signals to what is not its own.
 fn files(plan: &Plan) -> Result<RulesetStatus, landlock::RulesetError> {
-    let writing = AccessFs::from_write(KNOWN);
-    let ruleset = Ruleset::default().handle_access(writing)?.scope(Scope::Signal)?;
+    let all = AccessFs::from_write(KNOWN);
+    // A device that it made would be the machine's.
+    let writing = all & !(AccessFs::MakeBlock | AccessFs::MakeChar);
+    let ruleset = Ruleset::default().handle_access(all)?.scope(Scope::Signal)?;
     let ruleset = if plan.network { ruleset } else { ruleset.scope(Scope::AbstractUnixSocket)? };
     let folders = plan.writable.iter().chain([&plan.scratch]);
     let status = ruleset
         .create()?
         .add_rules(path_beneath_rules(folders, writing))?
-        .add_rules(path_beneath_rules([SHARED_MEMORY], writing))?
+        // Without a namespace it is the machine's, with the channel and the weights of the run in it.
+        .add_rules(path_beneath_rules(plan.in_namespace.then_some(SHARED_MEMORY), writing))?
         .add_rules(path_beneath_rules(DEVICES, writing))?
         .restrict_self()?;
     Ok(status.ruleset)
-}
-
-/// Sockets are for this machine's processes alone. What is refused reads as a network that is down, which no other error
-/// does.
-fn no_network() -> Result<(), Box<dyn Error>> {
-    let is_other =
-        SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::AF_UNIX.unsigned_abs().into())?;
-    refuse_call(libc::SYS_socket, vec![SeccompRule::new(vec![is_other])?], libc::ENETDOWN)?;
-    // It makes sockets without that call. Who would use it goes on without where it is not known.
-    refuse_call(libc::SYS_io_uring_setup, Vec::new(), libc::ENOSYS)
-}
-
-fn refuse_call(call: i64, rules: Vec<SeccompRule>, error: i32) -> Result<(), Box<dyn Error>> {
-    let filter = SeccompFilter::new(
-        BTreeMap::from([(call, rules)]),
-        SeccompAction::Allow,
-        SeccompAction::Errno(error.unsigned_abs()),
-        env::consts::ARCH.try_into()?,
-    )?;
-    let program: BpfProgram = filter.try_into()?;
-    Ok(apply_filter(&program)?)
 }

@@ -14,9 +14,12 @@ const PASSES: usize = 1000;
 /// How long killed processes may take to be gone.
 const PATIENCE: u32 = 5000;
 
-struct Entry {
-    pid: Pid,
+pub struct Entry {
+    /// Its number.
+    pub pid: Pid,
     parent: i32,
+    /// How many threads it has.
+    pub threads: usize,
     /// Bytes of memory, those that it shares with others included.
     memory: u64,
 }
@@ -27,11 +30,16 @@ fn entry(stat: &str) -> Option<Entry> {
     // The name before may have spaces and brackets.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     let pages: u64 = fields.get(21)?.parse().ok()?;
-    Some(Entry { pid: Pid::from_raw(pid)?, parent: fields.get(1)?.parse().ok()?, memory: pages * page_size() as u64 })
+    Some(Entry {
+        pid: Pid::from_raw(pid)?,
+        parent: fields.get(1)?.parse().ok()?,
+        threads: fields.get(17)?.parse().ok()?,
+        memory: pages * page_size() as u64,
+    })
 }
 
 /// All processes below this one; in a PID namespace of its own, `/proc` has no others.
-fn below() -> Vec<Entry> {
+pub fn below() -> Vec<Entry> {
     let is_process = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
     let mut others: Vec<Entry> =
@@ -49,28 +57,30 @@ fn below() -> Vec<Entry> {
     }
 }
 
-/// What the processes below this one take.
-pub struct Usage {
-    /// How many they are.
-    pub processes: usize,
-    /// Bytes of memory, each counted once.
-    pub memory: u64,
+/// Bytes of memory of these processes, each counted once, with `shared` bytes in objects that they hold. What processes share is
+/// told from what each has only where `most` would be exceeded otherwise, since that takes long.
+pub fn memory(processes: &[Entry], shared: u64, most: u64) -> u64 {
+    let at_most = processes.iter().map(|entry| entry.memory).sum::<u64>() + shared;
+    if at_most <= most {
+        return at_most;
+    }
+    let parts: Vec<(u64, u64)> = processes.iter().map(proportional).collect();
+    let own: u64 = parts.iter().map(|(own, _)| own).sum();
+    // What is mapped of the objects is among them, unless nobody may look at them.
+    own + shared.max(parts.iter().map(|(_, shared)| shared).sum())
 }
 
-/// Counts. What processes share is told from what each has only where `most` bytes would be exceeded otherwise, since that
-/// takes long.
-pub fn usage(most: u64) -> Usage {
-    let found = below();
-    let at_most = found.iter().map(|entry| entry.memory).sum();
-    let memory = if at_most > most { found.iter().map(proportional).sum() } else { at_most };
-    Usage { processes: found.len(), memory }
-}
-
-/// The memory of a process, with its part of what it shares.
-fn proportional(entry: &Entry) -> u64 {
+/// The memory of a process with its part of what it shares: that of objects in memory apart from all the rest.
+fn proportional(entry: &Entry) -> (u64, u64) {
     let told = fs::read_to_string(format!("/proc/{}/smaps_rollup", entry.pid.as_raw_nonzero())).unwrap_or_default();
-    let kilobytes = told.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse().ok());
-    kilobytes.map_or(entry.memory, |kilobytes: u64| kilobytes * 1024)
+    let bytes = |name: &str| {
+        let line = told.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
+        Some(line.parse::<u64>().ok()? * 1024)
+    };
+    let (Some(all), shared) = (bytes("Pss:"), bytes("Pss_Shmem:").unwrap_or_default()) else {
+        return (entry.memory, 0);
+    };
+    (all.saturating_sub(shared), shared)
 }
 
 /// Kills all processes below this one, which gathers orphans, and waits until none is left.
@@ -106,7 +116,7 @@ mod tests {
     fn a_line_of_proc_is_read_whatever_the_name() {
         let stat = "42 (a) b (c) S 7 42 42 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 9 1000 3 18446744073709551615";
         let entry = entry(stat).unwrap();
-        assert_eq!((entry.pid.as_raw_nonzero().get(), entry.parent), (42, 7));
+        assert_eq!((entry.pid.as_raw_nonzero().get(), entry.parent, entry.threads), (42, 7, 1));
         assert_eq!(entry.memory, 3 * page_size() as u64);
     }
 }

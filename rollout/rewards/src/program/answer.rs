@@ -6,6 +6,10 @@ use shared::{RewardOutcome, StepScore};
 /// Longest piece of an answer that is quoted in a message.
 const QUOTED: usize = 60;
 
+/// Keys of an answer that says which request it is for.
+const ID: &str = "id";
+const SCORES: &str = "scores";
+
 /// What a line says.
 #[derive(Debug)]
 pub(super) struct Answer {
@@ -20,7 +24,12 @@ pub(super) struct Answer {
 /// # Errors
 /// A line that is no list with one entry per completion.
 pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
-    let answer = parse(line)?;
+    let answer = match parse(line)? {
+        Value::Object(mut numbered) if numbered.contains_key(ID) && numbered.contains_key(SCORES) => {
+            numbered.remove(SCORES).unwrap_or_default()
+        }
+        answer => answer,
+    };
     let Value::Array(entries) = answer else {
         return Err(format!("answered {} and not a list", describe(&answer)));
     };
@@ -29,6 +38,14 @@ pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
     }
     let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str());
     Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks: tracebacks.map(str::to_owned).collect() })
+}
+
+/// The number of the request that a line answers, where it says that: `{"id": 3, "scores": […]}`.
+pub(super) fn number(line: &str) -> Option<u64> {
+    // Most lines are lists, which need not be read twice.
+    let answer = line.trim_start().starts_with('{').then(|| parse(line).ok())??;
+    answer.get(SCORES)?;
+    answer.get(ID)?.as_u64()
 }
 
 /// Python writes what is no number as `NaN` and `Infinity`, which JSON does not know; read as texts, they fail where they
@@ -80,7 +97,8 @@ fn describe(value: &Value) -> String {
     format!("{kind} {}", shortened(&value.to_string()))
 }
 
-fn shortened(text: &str) -> String {
+/// The beginning of a text, as far as a message has room for it.
+pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -94,7 +112,10 @@ mod tests {
     /// Spoilt lines, as the targets of `tests/fuzz` are.
     #[test]
     fn whatever_a_line_says_there_is_an_outcome_for_each_completion_or_a_reason() {
+        assert_eq!(number(r#" {"id": 3, "scores": [NaN]}"#), Some(3));
+        assert_eq!([r#"{"id": 3}"#, r#"{"id": "3", "scores": []}"#, "[3]"].map(number), [None; 3]);
         let lines = [
+            r#"{"id": 3, "scores": [1, 2, NaN]}"#,
             r#"[1.5, null, {"error": "no", "traceback": "line 1\nline 2"}]"#,
             "[NaN, -Infinity, Infinity]",
             "[[[0, 0.5], [3, 1e300]], [], [[4294967296, 1]]]",

@@ -118,6 +118,7 @@ fn the_request_has_prompt_completions_and_columns() {
     assert_eq!(pool.recv().unwrap().outcomes, [[RewardOutcome::Score(0.0)]]);
     let request: serde_json::Value = serde_json::from_str(&fs::read_to_string(seen).unwrap()).unwrap();
     let expected = serde_json::json!({
+        "id": 1,
         "prompt": "é?",
         "completions": [{"text": "2+2\n\"=\" 4 \\", "token_ids": [5, 6], "finish_reason": "length"}],
         "columns": {"answer": "4"},
@@ -180,11 +181,61 @@ fn what_is_no_text_may_be_said_to_the_log() {
 fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
     // Each process answers once.
     let mut once = pool(&["command:run=read -r line; echo [1, 2]".into(), "finished".into()], 10.0);
-    let mut twice = pool(&[program("echo [1, 2]; echo [3, 4]"), "finished".into()], 10.0);
     for _ in 0..3 {
         assert_eq!(scored(&mut once), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
-        assert_eq!(scored(&mut twice), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// However late the second answer comes: at once, while the next request is on its way, or while that is answered.
+#[test]
+fn a_second_answer_is_never_a_score_of_the_next_group() {
+    for pause in ["0", "0.0005", "0.002", "0.01", "0.1", "0.3"] {
+        let program = program(&format!("n=$((n + 1)); echo [$n, $n]; sleep {pause}; echo [$n.5, 99]"));
+        let mut twice = pool(&[program, "finished".into()], 10.0);
+        for _ in 0..4 {
+            for outcome in scored(&mut twice) {
+                match outcome {
+                    RewardOutcome::Failed(reason) => {
+                        assert!(reason.contains("behind its answer") && reason.contains("`id`"), "{reason}");
+                    }
+                    // Of a process's first request, or of its second where the line came before that was sent.
+                    score => assert!([1.0, 2.0].map(RewardOutcome::Score).contains(&score), "{pause}: {score:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_list_that_was_printed_before_anything_was_asked_is_no_answer() {
+    for begin in ["echo [7, 7];", "sleep 0.1; echo [7, 7];"] {
+        let run = format!("command:run={begin} while read -r line; do echo [1, 2]; done");
+        let mut pool = pool(&[run, "finished".into()], 10.0);
+        for _ in 0..2 {
+            for outcome in scored(&mut pool) {
+                let RewardOutcome::Failed(reason) = outcome else { panic!("{begin}: {outcome:?}") };
+                assert!(reason.contains("before it was asked") || reason.contains("behind its answer"), "{reason}");
+            }
+        }
+    }
+}
+
+/// Whoever answers with the number of the request may be late as often as it likes.
+#[test]
+fn answers_with_the_number_of_their_request_are_told_from_late_ones() {
+    let number = r#"n=${line#*"id"\:}; n=${n%%,*}; "#;
+    let answers = r#"echo "{"id"\: $n, "scores"\: [$n, 0]}"; "#;
+    for late in ["", "sleep 0.001; ", "sleep 0.02; "] {
+        let mut pool =
+            pool(&[program(&format!("{number}{answers}{late}{answers}echo [9, 9]")), "finished".into()], 10.0);
+        for group in 1..=5 {
+            assert_eq!(
+                scored(&mut pool),
+                [RewardOutcome::Score(f64::from(group)), RewardOutcome::Score(0.0)],
+                "{late}"
+            );
+        }
     }
 }
 

@@ -209,3 +209,110 @@ fn threads_processes_and_asyncio_work_as_ever() {
     .unwrap();
     assert_eq!(outcome(&function(folder.path(), "r.py:f", |_| {}), "a"), ONE);
 }
+
+/// The name of each attempt that succeeds is in the failure.
+#[test]
+fn what_is_not_its_own_cannot_be_changed_and_what_is_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let canary = folder.path().join("canary");
+    fs::write(&canary, "x").unwrap();
+    let before = fs::metadata(&canary).unwrap();
+    let text = format!(
+        "import shutil, socket, stat, subprocess, time\n\
+         canary = {canary:?}\nown = os.environ['TMPDIR']\n\
+         reading = os.open(canary, os.O_RDONLY)\n\
+         now = time.clock_gettime(time.CLOCK_REALTIME)\n\
+         attempts = {{\n\
+         'chmod': lambda: os.chmod(canary, 0o777),\n\
+         'fchmod': lambda: os.fchmod(reading, 0o777),\n\
+         'chown': lambda: os.chown(canary, os.getuid(), os.getgid()),\n\
+         'utime': lambda: os.utime(canary, (1, 1)),\n\
+         'futimens': lambda: os.utime(reading, (1, 1)),\n\
+         'setxattr': lambda: os.setxattr(canary, 'user.x', b'1'),\n\
+         'fsetxattr': lambda: os.setxattr(reading, 'user.x', b'1'),\n\
+         'truncate': lambda: os.truncate(canary, 0),\n\
+         'link': lambda: os.link(canary, canary + '2'),\n\
+         'block': lambda: os.mknod(own + '/b', stat.S_IFBLK | 0o600, os.makedev(7, 0)),\n\
+         'character': lambda: os.mknod(own + '/c', stat.S_IFCHR | 0o600, os.makedev(1, 11)),\n\
+         'clock': lambda: time.clock_settime(time.CLOCK_REALTIME, now),\n\
+         'host name': lambda: socket.sethostname(socket.gethostname()),\n\
+         'real time': lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),\n\
+         'priority': lambda: os.nice(-5),\n\
+         'user namespace': lambda: subprocess.run(['unshare', '-Ur', 'true'], check=True),\n\
+         }}\n\
+         done = []\n\
+         for name, attempt in attempts.items():\n    \
+             try:\n        attempt()\n        done.append(name)\n    \
+             except (OSError, subprocess.CalledProcessError):\n        pass\n\
+         capabilities = [line for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapPrm', 'CapAmb'))]\n\
+         done += [line for line in capabilities if int(line.split()[1], 16)]\n\
+         assert not done, done\n\
+         open(own + '/a', 'w').write('x')\n\
+         shutil.copy(own + '/a', own + '/b'), shutil.copy2(own + '/a', own + '/c')\n\
+         os.chmod(own + '/c', 0o700), os.utime(own + '/c', (1, 1)), os.mkfifo(own + '/fifo')\n\
+         os.mkdir(own + '/out')\n\
+         subprocess.run('cd $TMPDIR && cp -p a d && tar -cf x.tar a c && tar -xf x.tar -C out', shell=True, check=True)\n\
+         return [1.0]"
+    );
+    assert_eq!(outcome(&python(folder.path(), &text, |_| {}), "a"), ONE);
+    let after = fs::metadata(&canary).unwrap();
+    assert_eq!((before.permissions(), before.modified().unwrap()), (after.permissions(), after.modified().unwrap()));
+}
+
+#[test]
+fn memory_in_files_and_shared_memory_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = |bounds: &mut RewardBounds| bounds.memory = Some(200 << 20);
+    let words = ["took more than 200.0 MiB of memory", "what it shared (`reward_memory`)"];
+    let piece = "piece = b'x' * (1 << 20)\n";
+    for hold in [
+        "files = [os.memfd_create(str(n)) for n in range(5)]\nfor n in range(300):\n    os.write(files[n % 5], piece)\n",
+        "import mmap\nshared = mmap.mmap(-1, 300 << 20)\nfor n in range(300):\n    shared.write(piece)\n",
+        "file, memory = open('/dev/shm/x', 'wb', 0), os.memfd_create('y')\nfor n in range(120):\n    \
+         file.write(piece), os.write(memory, piece)\n",
+    ] {
+        let text = format!(
+            "import time\nif completions[0] == 'a':\n    exec({:?})\n    time.sleep(1000)\nreturn [1.0]",
+            format!("{piece}{hold}")
+        );
+        let function = python(folder.path(), &text, small);
+        assert_fails(&function, &words);
+        assert_eq!(outcome(&function, "b"), ONE);
+    }
+}
+
+#[test]
+fn the_temporary_folder_has_a_total() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = |bounds: &mut RewardBounds| (bounds.file_size, bounds.disk) = (1 << 20, 4 << 20);
+    for body in [
+        "for n in range(40):\n    open(f\"{os.environ['TMPDIR']}/{n}\", 'wb').write(b'x' * (1 << 19))\n",
+        "files = [open(f\"{os.environ['TMPDIR']}/{n}\", 'wb', 0) for n in range(40)]\nfor n, file in enumerate(files):\n    \
+         os.remove(f\"{os.environ['TMPDIR']}/{n}\"), file.write(b'x' * (1 << 19))\n",
+    ] {
+        let text = format!("import time\n{body}time.sleep(1000)");
+        assert_fails(
+            &python(folder.path(), &text, small),
+            &["more than 4.0 MiB in all files together (`reward_disk`)"],
+        );
+    }
+}
+
+#[test]
+fn threads_count_with_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "import threading, time\nthreading.stack_size(1 << 16)\nfor _ in range(3000):\n    \
+                threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\ntime.sleep(1000)";
+    let function = python(folder.path(), text, |bounds| bounds.processes = 256);
+    assert_fails(&function, &["threads of it", "`reward_max_processes`"]);
+}
+
+#[test]
+fn variables_that_begin_like_usual_ones_stay_out() {
+    let secrets =
+        ["CUDA_API_TOKEN", "OMP_SECRET", "LC_PASSWORD", "MKL_KEY", "NVIDIA_API_KEY", "PYENV_TOKEN", "OPENBLAS_X"];
+    let usual = ["CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LC_ALL"];
+    let given = secrets.iter().chain(&usual).map(|name| (OsString::from(name), OsString::from("x")));
+    let kept: Vec<String> = environment(&[], given).into_iter().map(|(name, _)| name.into_string().unwrap()).collect();
+    assert_eq!(kept, usual);
+}

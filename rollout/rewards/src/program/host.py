@@ -238,7 +238,9 @@ def main():
     answer({"ready": name})
     caller = Caller(function)
     for line in requests:
-        answer(caller.scores(json.loads(line)))
+        request = json.loads(line)
+        # With its number, so that nothing else can be taken for the answer.
+        answer({"id": request["id"], "scores": caller.scores(request)})
     return 0
 
 

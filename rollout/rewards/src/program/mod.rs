@@ -1,10 +1,10 @@
 //! Rewards of other processes: [`command`] asks a program, [`python`] a function in Python, both in the same way.
 //!
 //! For every group a process gets one line
-//! `{"prompt": …, "completions": [{"text": …, "token_ids": […], "finish_reason": …}, …], "columns": {…}}`, with `messages`
+//! `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […], "finish_reason": …}, …], "columns": {…}}`, with `messages`
 //! where the row's prompt is a conversation, and writes one line back: a list with, for each completion, a number (the
 //! score), `null` (it abstains), `[[end, score], …]` (scores of steps, each with the index of its last token) or
-//! `{"error": …}`. Anything else is a failure of that completion or, where the line is no such list, of the group. A process
+//! `{"error": …}`; or `{"id": 1, "scores": […]}` with that list, which says what it answers. Anything else is a failure of that completion or, where the line is no such list, of the group. A process
 //! that misses the deadline is killed, one that ended is replaced. What it writes to stderr goes to the log.
 
 mod answer;
@@ -119,7 +119,7 @@ impl Program {
             greeting => greeting?,
         };
         // Without an answer the process ends here; and with a wrong one, behind which the right one may follow.
-        let line = process.ask(&request(input), input.deadline)?;
+        let line = process.ask(|id| request(id, input), input.deadline)?;
         let answer = answer::read(&line, input.completions.len()).map_err(AskError::Line)?;
         self.keep(process);
         Ok(answer)
@@ -158,7 +158,7 @@ impl Program {
     /// Whether a process answers once its input has ended. One that did not answer in as much time before does not flush.
     fn answers_at_the_end_of_its_input(&self, input: &RewardInput) -> bool {
         let Ok(process) = self.start_process() else { return false };
-        process.ask_last(&request(input), Instant::now().checked_add(FIRST_ANSWER)).is_ok()
+        process.ask_last(&request(1, input), Instant::now().checked_add(FIRST_ANSWER)).is_ok()
     }
 
     /// Outcomes for the first group of a rehearsal, when a program that does not greet may still be loading.
@@ -196,14 +196,14 @@ impl Reward for Program {
 }
 
 /// The line for a group.
-fn request(input: &RewardInput) -> String {
+fn request(id: u64, input: &RewardInput) -> String {
     let completions: Vec<_> = input
         .completions
         .iter()
         .map(|c| json!({"text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason.as_str()}))
         .collect();
     let columns: &serde_json::Map<_, _> = &input.columns;
-    let mut line = json!({"prompt": &*input.prompt, "completions": completions, "columns": columns});
+    let mut line = json!({"id": id, "prompt": &*input.prompt, "completions": completions, "columns": columns});
     if let Some(messages) = &input.messages {
         line["messages"] = messages.to_vec().into();
     }

@@ -14,7 +14,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{log, words::LastWords};
+use super::{
+    answer::{self, shortened},
+    log,
+    words::LastWords,
+};
 
 /// Longest answer, in bytes.
 const MAX_LINE: u64 = 16 << 20;
@@ -27,6 +31,12 @@ const TO_END: Duration = Duration::from_secs(6);
 
 /// How long a process that has closed its output may take to end, so that its exit status can be told.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
+
+/// For how long a process that does not number its answers is watched for more than an answer: before its first request, after
+/// each of its first answers, and after each later one.
+const SETTLING: Duration = Duration::from_millis(250);
+const FIRST_ANSWERS: u64 = 3;
+const SETTLED: Duration = Duration::from_millis(3);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +67,18 @@ pub(super) enum AskError {
         /// Where that arose.
         traceback: Option<String>,
     },
+    /// It said something before it was asked.
+    #[error(
+        "wrote `{0}` to its standard output before it was asked; only answers may be written there, the rest to standard \
+         error"
+    )]
+    Unasked(String),
+    /// It said more than an answer.
+    #[error(
+        "wrote `{0}` behind its answer; one line answers one request, and an answer of the form {{\"id\": …, \"scores\": […]}}, \
+         with the `id` of the request, is told from others"
+    )]
+    Surplus(String),
     /// The answer is no line of text.
     #[error("{0}")]
     Line(String),
@@ -102,6 +124,15 @@ pub(super) struct Process {
     requests: Sender<Vec<u8>>,
     answers: Receiver<Result<String, String>>,
     log: JoinHandle<()>,
+    /// What it is called in messages.
+    label: String,
+    begun: Instant,
+    /// The number of the last request.
+    asked: u64,
+    /// Whether its answers have the numbers of their requests.
+    numbers: bool,
+    /// Answers that were thrown away.
+    late: u64,
     /// What it said when it was ready; none while it is not.
     greeting: Option<String>,
 }
@@ -132,16 +163,37 @@ impl Process {
         let stderr = child.stderr.take().expect("stderr is piped");
         thread::spawn(move || write_requests(stdin, &written));
         thread::spawn(move || read_answers(stdout, &read));
-        let (label, words, verdict) = (label.to_owned(), words.clone(), Arc::default());
+        let (name, words, verdict) = (label.to_owned(), words.clone(), Arc::default());
         let told = Arc::clone(&verdict);
-        let log = thread::spawn(move || log::follow(stderr, &label, &words, &told));
-        let greeting = (!greets).then(String::new);
-        Ok(Self { child, _scratch: scratch, verdict, requests, answers, log, greeting })
+        let log = thread::spawn(move || log::follow(stderr, &name, &words, &told));
+        Ok(Self {
+            child,
+            _scratch: scratch,
+            verdict,
+            requests,
+            answers,
+            log,
+            label: label.to_owned(),
+            begun: Instant::now(),
+            asked: 0,
+            numbers: greets,
+            late: 0,
+            greeting: (!greets).then(String::new),
+        })
     }
 
-    /// Whether it runs and has said nothing that it was not asked for: such a line would be taken for the next answer.
+    /// Whether it runs and has said nothing that it was not asked for, which could be taken for the next answer where answers
+    /// have no numbers.
     pub fn is_ready(&self) -> bool {
-        self.end().is_none() && (self.greeting.is_none() || self.answers.is_empty())
+        let surplus = self.asked > 0 && !self.numbers && !self.answers.is_empty() && self.end().is_none();
+        if surplus {
+            tracing::warn!(
+                "`{}` has written to its standard output what nobody asked for, and is started again; its last scores may have \
+                 been late answers: let it answer with the `id` of the request",
+                self.label
+            );
+        }
+        !surplus && self.end().is_none()
     }
 
     /// What it says when it is ready; waits for that. Lines before, which are not its own, are passed over.
@@ -170,12 +222,56 @@ impl Process {
         })
     }
 
-    /// Writes a line and waits for the one that answers it.
-    pub fn ask(&self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
-        if self.requests.send(request.as_bytes().to_vec()).is_err() {
+    /// Writes the request of the next number and waits for the line that answers it.
+    pub fn ask(&mut self, request: impl Fn(u64) -> String, deadline: Option<Instant>) -> Result<String, AskError> {
+        if self.asked == 0
+            && !self.numbers
+            && let Some(line) = self.surplus(SETTLING.saturating_sub(self.begun.elapsed()))
+        {
+            return Err(AskError::Unasked(line));
+        }
+        self.asked += 1;
+        if self.requests.send(request(self.asked).into_bytes()).is_err() {
             return Err(self.ended());
         }
-        self.next_line(deadline)
+        loop {
+            let line = self.next_line(deadline)?;
+            match answer::number(&line) {
+                Some(number) if number == self.asked => {
+                    self.numbers = true;
+                    return Ok(line);
+                }
+                // Whoever numbers answers numbers all of them.
+                number if number.is_some() || self.numbers => self.throw_away(number),
+                _ => break self.settled(line),
+            }
+        }
+    }
+
+    /// Counts an answer that is for no request, or for an earlier one; of the first, the log tells.
+    fn throw_away(&mut self, number: Option<u64>) {
+        self.late += 1;
+        if self.late == 1 {
+            let what =
+                number.map_or("a line without a number".to_owned(), |number| format!("an answer to request {number}"));
+            tracing::warn!(
+                "`{}`: {what} came in the place of one to request {}, and is thrown away",
+                self.label,
+                self.asked
+            );
+        }
+    }
+
+    /// An answer without a number, if nothing comes behind it for a while: there would be no telling which of two is whose.
+    fn settled(&self, line: String) -> Result<String, AskError> {
+        let patience = if self.asked <= FIRST_ANSWERS { SETTLING } else { SETTLED };
+        self.surplus(patience).map_or(Ok(line), |surplus| Err(AskError::Surplus(surplus)))
+    }
+
+    /// What it says within some time without being asked, as far as a message has room for it.
+    fn surplus(&self, patience: Duration) -> Option<String> {
+        let line = self.answers.recv_timeout(patience).ok()?;
+        Some(shortened(line.unwrap_or_else(|reason| reason).trim()))
     }
 
     /// As [`Process::ask`], with the end of the input behind the line.

@@ -15,7 +15,7 @@ use harness::tiny_model::{self, Qwen2};
 use shared::{
     Dtype, GroupId, ModelDir, PolicyVersion, RolloutGroup, RunDir, Step,
     channel::{
-        LearnerEnd, LearnerStatus,
+        LearnerEnd, LearnerStatus, RunId,
         iox::{self, IoxLearner},
     },
     config::{TrainConfig, layers},
@@ -86,7 +86,7 @@ impl Run {
         self.write_version(step);
         let mut learner = Learner {
             run: self,
-            end: IoxLearner::open(&self.run_dir).unwrap(),
+            end: IoxLearner::open(&self.run_dir, RunId::NONE).unwrap(),
             status: LearnerStatus {
                 incarnation,
                 total_steps: self.config.max_steps.unwrap(),

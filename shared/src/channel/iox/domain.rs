@@ -21,7 +21,10 @@ use iceoryx2::{
 };
 
 use super::room::segments;
-use crate::{channel::ChannelError, run_dir::RunDir};
+use crate::{
+    channel::{ChannelError, RunId},
+    run_dir::RunDir,
+};
 
 /// Where iceoryx2's folders of a run lie. Not `TMPDIR`: both processes must find the same place.
 const TEMPORARY: &str = "/tmp";
@@ -49,9 +52,9 @@ pub(super) type Lock = File;
 
 impl Domain {
     /// Enters as `role`, after clearing away what dead processes left. The lock is to be held until all ports exist.
-    pub fn enter(run_dir: &RunDir, role: &str) -> Result<(Self, Lock), ChannelError> {
+    pub fn enter(run_dir: &RunDir, run: RunId, role: &str) -> Result<(Self, Lock), ChannelError> {
         set_log_level(LogLevel::Fatal);
-        let place = Place::of(run_dir)?;
+        let place = Place::of(run_dir, run)?;
         let config = place.config()?;
         let deadline = Instant::now() + TAKE_OVER;
         let lock = loop {
@@ -88,6 +91,11 @@ impl Domain {
         self.node.as_ref().expect("the node lives until the domain is dropped")
     }
 
+    /// The run that it is of.
+    pub fn run(&self) -> RunId {
+        self.place.run
+    }
+
     /// What the names of its segments begin with.
     pub fn prefix(&self) -> &str {
         &self.place.prefix
@@ -102,9 +110,11 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        let Ok(_lock) = self.place.lock() else {
+        let lock = self.place.lock();
+        // Whoever removed the directory has left nobody who could enter: another run there has another domain.
+        if lock.is_err() && self.place.run_dir.exists() {
             return;
-        };
+        }
         self.node = None;
         if self.place.config().and_then(|config| living(&config)).is_ok_and(|names| names.is_empty()) {
             self.place.wipe();
@@ -118,7 +128,7 @@ impl Drop for Domain {
 /// # Errors
 /// When the run directory does not exist.
 pub fn files(run_dir: &RunDir) -> Result<Vec<PathBuf>, ChannelError> {
-    Ok(Place::of(run_dir)?.files())
+    Ok(Place::of(run_dir, known(run_dir)?)?.files())
 }
 
 /// Removes what the dead processes of a run left in shared memory and in the temporary folder. Does nothing while a
@@ -128,12 +138,17 @@ pub fn files(run_dir: &RunDir) -> Result<Vec<PathBuf>, ChannelError> {
 /// When the run directory does not exist or the state of the run's processes cannot be told.
 pub fn remove_leftovers(run_dir: &RunDir) -> Result<(), ChannelError> {
     set_log_level(LogLevel::Fatal);
-    let place = Place::of(run_dir)?;
+    let place = Place::of(run_dir, known(run_dir)?)?;
     let _lock = place.lock()?;
     if living(&place.config()?)?.is_empty() {
         place.wipe();
     }
     Ok(())
+}
+
+/// The id that a run directory has.
+fn known(run_dir: &RunDir) -> Result<RunId, ChannelError> {
+    RunId::of(run_dir).map_err(|error| ChannelError::Transport(error.to_string()))
 }
 
 /// What dead runs of this user have left in shared memory and in the temporary folder. What was written a moment ago may be
@@ -161,24 +176,27 @@ fn is_ours_and_old(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.uid() == own && old(&metadata))
 }
 
-/// Where a run's files lie: everything carries a hash of the run directory's true path.
+/// Where a run's files lie: everything carries a hash of the run directory's true path and of the run's id, since another run
+/// may have had the path, or has the same one in another container.
 #[derive(Debug)]
 struct Place {
     run_dir: PathBuf,
+    run: RunId,
     prefix: String,
     root: PathBuf,
 }
 
 impl Place {
-    fn of(run_dir: &RunDir) -> Result<Self, ChannelError> {
+    fn of(run_dir: &RunDir, run: RunId) -> Result<Self, ChannelError> {
         let path = fs::canonicalize(run_dir.root())
             .map_err(|e| ChannelError::Transport(format!("run directory {}: {e}", run_dir.root().display())))?;
-        let hash = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
-        Ok(Self::named(path, &format!("{PREFIX}{}", &hash[..HASH])))
+        let bytes = [path.as_os_str().as_encoded_bytes(), &[0], &run.number().to_le_bytes()].concat();
+        let hash = blake3::hash(&bytes).to_hex();
+        Ok(Self { run, ..Self::named(path, &format!("{PREFIX}{}", &hash[..HASH])) })
     }
 
     fn named(run_dir: PathBuf, name: &str) -> Self {
-        Self { run_dir, root: Path::new(TEMPORARY).join(name), prefix: format!("{name}_") }
+        Self { run_dir, run: RunId::NONE, root: Path::new(TEMPORARY).join(name), prefix: format!("{name}_") }
     }
 
     fn config(&self) -> Result<Config, ChannelError> {

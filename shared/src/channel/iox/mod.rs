@@ -20,7 +20,7 @@ use domain::Domain;
 pub use domain::{abandoned, files, remove_leftovers};
 use topic::{Inbox, Outbox, Topic};
 
-use super::{ChannelError, LearnerEnd, LearnerStatus, SamplerEnd, SamplerStatus, frame};
+use super::{ChannelError, LearnerEnd, LearnerStatus, RunId, SamplerEnd, SamplerStatus};
 use crate::{group::RolloutGroup, run_dir::RunDir};
 
 /// Groups that the channel holds when the learner does not take them.
@@ -60,7 +60,6 @@ pub struct IoxSampler {
     groups: Outbox,
     own: Outbox,
     peer: Inbox,
-    frame: Vec<u8>,
     last_cleanup: Instant,
     // Last: it removes the folders that the fields above leave empty.
     domain: Domain,
@@ -71,13 +70,12 @@ impl IoxSampler {
     ///
     /// # Errors
     /// When shared memory cannot be used, or another sampler of this run is alive.
-    pub fn open(run_dir: &RunDir) -> Result<Self, ChannelError> {
-        let (domain, _lock) = Domain::enter(run_dir, "sampler")?;
+    pub fn open(run_dir: &RunDir, run: RunId) -> Result<Self, ChannelError> {
+        let (domain, _lock) = Domain::enter(run_dir, run, "sampler")?;
         Ok(Self {
             peer: Inbox::open(&domain, &LEARNER_STATUS)?,
             groups: Outbox::open(&domain, &GROUPS)?,
             own: Outbox::open(&domain, &SAMPLER_STATUS)?,
-            frame: Vec::new(),
             last_cleanup: Instant::now(),
             domain,
         })
@@ -94,9 +92,9 @@ impl IoxSampler {
 impl SamplerEnd for IoxSampler {
     fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError> {
         let start = Instant::now();
-        frame::encode_into(group, &mut self.frame);
+        self.groups.fill(group);
         let sent = attempt_until(deadline, || {
-            let taken = self.groups.try_send(&self.frame)?;
+            let taken = self.groups.try_send()?;
             if !taken {
                 self.clear_dead();
             }
@@ -106,8 +104,8 @@ impl SamplerEnd for IoxSampler {
     }
 
     fn publish_status(&mut self, status: &SamplerStatus) -> Result<(), ChannelError> {
-        frame::encode_into(status, &mut self.frame);
-        self.own.try_send(&self.frame)?;
+        self.own.fill(status);
+        self.own.try_send()?;
         Ok(())
     }
 
@@ -122,7 +120,6 @@ pub struct IoxLearner {
     groups: Inbox,
     peer: Inbox,
     own: Outbox,
-    frame: Vec<u8>,
     // Last: it removes the folders that the fields above leave empty.
     _domain: Domain,
 }
@@ -132,15 +129,14 @@ impl IoxLearner {
     ///
     /// # Errors
     /// When shared memory cannot be used, or another learner of this run is alive.
-    pub fn open(run_dir: &RunDir) -> Result<Self, ChannelError> {
-        let (domain, _lock) = Domain::enter(run_dir, "learner")?;
+    pub fn open(run_dir: &RunDir, run: RunId) -> Result<Self, ChannelError> {
+        let (domain, _lock) = Domain::enter(run_dir, run, "learner")?;
         // The place for groups is taken before any status can be sent: whoever sees a status of this process can be
         // sure that groups reach it and not its predecessor.
         Ok(Self {
             groups: Inbox::open(&domain, &GROUPS)?,
             peer: Inbox::open(&domain, &SAMPLER_STATUS)?,
             own: Outbox::open(&domain, &LEARNER_STATUS)?,
-            frame: Vec::new(),
             _domain: domain,
         })
     }
@@ -152,8 +148,8 @@ impl LearnerEnd for IoxLearner {
     }
 
     fn publish_status(&mut self, status: &LearnerStatus) -> Result<(), ChannelError> {
-        frame::encode_into(status, &mut self.frame);
-        self.own.try_send(&self.frame)?;
+        self.own.fill(status);
+        self.own.try_send()?;
         Ok(())
     }
 
@@ -185,9 +181,9 @@ mod tests {
     fn no_receiver_and_a_full_channel_are_both_a_timeout_and_nothing_is_lost() {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(folder.path());
-        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir, RunId::NONE).unwrap();
         assert!(matches!(sampler.send_group(&group(0, 1), soon()), Err(ChannelError::Timeout { .. })));
-        let mut learner = IoxLearner::open(&run_dir).unwrap();
+        let mut learner = IoxLearner::open(&run_dir, RunId::NONE).unwrap();
         assert!(learner.receive_group(Duration::ZERO).unwrap().is_none());
         for index in 0..CAPACITY as u32 {
             // Growing sizes make the shared segment grow several times.
@@ -210,10 +206,10 @@ mod tests {
     fn only_the_newest_status_is_seen_and_a_late_comer_sees_it_too() {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(folder.path());
-        let mut learner = IoxLearner::open(&run_dir).unwrap();
+        let mut learner = IoxLearner::open(&run_dir, RunId::NONE).unwrap();
         let status = |cursor| LearnerStatus { cursor, received: vec![1; 5000], ..LearnerStatus::default() };
         learner.publish_status(&status(1)).unwrap();
-        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir, RunId::NONE).unwrap();
         assert_eq!(sampler.learner_status().unwrap(), None);
         for cursor in 2..5 {
             learner.publish_status(&status(cursor)).unwrap();
@@ -221,7 +217,7 @@ mod tests {
         assert_eq!(sampler.learner_status().unwrap(), Some(status(4)));
         assert_eq!(sampler.learner_status().unwrap(), None);
         drop(sampler);
-        let mut sampler = IoxSampler::open(&run_dir).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir, RunId::NONE).unwrap();
         learner.publish_status(&status(6)).unwrap();
         assert_eq!(sampler.learner_status().unwrap(), Some(status(6)));
     }
@@ -230,8 +226,8 @@ mod tests {
     fn every_page_is_taken_before_it_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(folder.path());
-        let mut sampler = IoxSampler::open(&run_dir).unwrap();
-        let mut learner = IoxLearner::open(&run_dir).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir, RunId::NONE).unwrap();
+        let mut learner = IoxLearner::open(&run_dir, RunId::NONE).unwrap();
         let sparse = || -> Vec<_> {
             let files = files(&run_dir).unwrap().into_iter().filter(|path| path.is_file());
             let holes = |path: &PathBuf| path.metadata().is_ok_and(|file| file.blocks() * 512 < file.len());
@@ -253,9 +249,61 @@ mod tests {
     #[test]
     fn a_second_sampler_of_the_same_run_is_refused_and_other_runs_do_not_see_it() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let _first = IoxSampler::open(&RunDir::new(one.path())).unwrap();
-        let error = IoxSampler::open(&RunDir::new(one.path())).unwrap_err().to_string();
+        let _first = IoxSampler::open(&RunDir::new(one.path()), RunId::NONE).unwrap();
+        let error = IoxSampler::open(&RunDir::new(one.path()), RunId::NONE).unwrap_err().to_string();
         assert!(error.contains("another sampler"), "{error}");
-        let _other_run = IoxSampler::open(&RunDir::new(two.path())).unwrap();
+        let _other_run = IoxSampler::open(&RunDir::new(two.path()), RunId::NONE).unwrap();
+    }
+
+    /// As when a directory was removed and made again, or is there twice beside one `/dev/shm`.
+    #[test]
+    fn runs_with_one_path_do_not_hear_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let (before, now) = (RunId::draw(), RunId::draw());
+        let mut dying = IoxLearner::open(&run_dir, before).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir, now).unwrap();
+        dying.publish_status(&LearnerStatus { finished: true, ..LearnerStatus::default() }).unwrap();
+        assert_eq!(sampler.learner_status().unwrap(), None, "the farewell of another run");
+        let mut learner = IoxLearner::open(&run_dir, now).unwrap();
+        let status = LearnerStatus { cursor: 3, ..LearnerStatus::default() };
+        learner.publish_status(&status).unwrap();
+        assert_eq!(sampler.learner_status().unwrap(), Some(status));
+        sampler.send_group(&group(1, 5), soon()).unwrap();
+        assert!(dying.receive_group(Duration::ZERO).unwrap().is_none());
+        assert!(learner.receive_group(Duration::ZERO).unwrap().is_some());
+    }
+
+    /// Even if they share a channel.
+    #[test]
+    fn frames_of_another_run_are_passed_over_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let run = RunId::draw();
+        let mut learner = IoxLearner::open(&run_dir, run).unwrap();
+        let mut sampler = IoxSampler::open(&run_dir, run).unwrap();
+        for own in [false, true] {
+            let of = if own { run } else { RunId::draw() };
+            learner.own.be_of(of);
+            learner.publish_status(&LearnerStatus { finished: !own, ..LearnerStatus::default() }).unwrap();
+            let heard = sampler.learner_status().unwrap();
+            assert_eq!(heard.map(|status| status.finished), own.then_some(false));
+            assert_eq!(sampler.peer.foreign(), 1);
+            sampler.groups.be_of(of);
+            sampler.send_group(&group(7, 3), soon()).unwrap();
+            assert_eq!(learner.receive_group(Duration::ZERO).unwrap().is_some(), own);
+        }
+    }
+
+    #[test]
+    fn the_word_that_a_run_is_over_is_for_that_run_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(folder.path());
+        let (own, other) = (RunId::draw(), RunId::draw());
+        let last = LearnerStatus { finished: true, total_steps: 7, ..LearnerStatus::default() };
+        last.leave(&run_dir, own).unwrap();
+        assert_eq!(LearnerStatus::left(&run_dir, own), Some(last));
+        assert_eq!(LearnerStatus::left(&run_dir, other), None);
+        assert_eq!(LearnerStatus::left(&run_dir, RunId::NONE), None);
     }
 }

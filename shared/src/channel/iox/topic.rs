@@ -1,6 +1,6 @@
 //! One direction of the channel: a service of byte slices with one publisher and one subscriber.
 
-use std::fmt::Display;
+use std::{cell::Cell, fmt::Display};
 
 use iceoryx2::{
     node::Node,
@@ -14,7 +14,7 @@ use iceoryx2::{
 
 use super::{domain::Domain, room::Room};
 use crate::channel::{
-    ChannelError,
+    ChannelError, RunId,
     frame::{self, Message},
 };
 
@@ -62,6 +62,8 @@ pub(super) struct Outbox {
     service: Factory,
     topic: &'static Topic,
     room: Room,
+    run: RunId,
+    frame: Vec<u8>,
 }
 
 impl Outbox {
@@ -77,11 +79,23 @@ impl Outbox {
             .create()
             .map_err(|e| topic.failed("publish on", e))?;
         room.take()?;
-        Ok(Self { publisher, service, topic, room })
+        Ok(Self { publisher, service, topic, room, run: domain.run(), frame: Vec::new() })
+    }
+
+    /// Has frames be of this run from now on.
+    #[cfg(test)]
+    pub fn be_of(&mut self, run: RunId) {
+        self.run = run;
+    }
+
+    /// Encodes what [`Outbox::try_send`] is to hand over.
+    pub fn fill<M: Message>(&mut self, message: &M) {
+        frame::encode_into(message, self.run, &mut self.frame);
     }
 
     /// Copies the frame into shared memory and hands it over; false when there is no subscriber or no room.
-    pub fn try_send(&self, frame: &[u8]) -> Result<bool, ChannelError> {
+    pub fn try_send(&self) -> Result<bool, ChannelError> {
+        let frame = self.frame.as_slice();
         let subscribers = self.service.dynamic_config().number_of_subscribers();
         if subscribers == 0 {
             return Ok(false);
@@ -107,6 +121,9 @@ pub(super) struct Inbox {
     service: Factory,
     topic: &'static Topic,
     room: Room,
+    run: RunId,
+    /// Frames of other runs, which were passed over.
+    foreign: Cell<u64>,
 }
 
 impl Inbox {
@@ -115,16 +132,37 @@ impl Inbox {
         let service = topic.service(domain.node())?;
         let subscriber = service.subscriber_builder().create().map_err(|e| topic.failed("subscribe to", e))?;
         room.take()?;
-        Ok(Self { subscriber, service, topic, room })
+        Ok(Self { subscriber, service, topic, room, run: domain.run(), foreign: Cell::new(0) })
     }
 
-    /// The oldest message that waits.
+    /// The oldest message of this run that waits.
     pub fn next<M: Message>(&self) -> Result<Option<M>, ChannelError> {
-        let publishers = self.service.dynamic_config().number_of_publishers();
-        let sample = self
-            .room
-            .with(publishers, (0, 0), || self.subscriber.receive().map_err(|e| self.topic.failed("receive from", e)))?;
-        Ok(sample.map(|s| frame::decode(s.payload())).transpose()?)
+        loop {
+            let publishers = self.service.dynamic_config().number_of_publishers();
+            let receive = || self.subscriber.receive().map_err(|e| self.topic.failed("receive from", e));
+            let Some(sample) = self.room.with(publishers, (0, 0), receive)? else { return Ok(None) };
+            match frame::run_of(sample.payload()).filter(|run| *run != self.run) {
+                Some(other) => self.pass_over(other),
+                None => return Ok(Some(frame::decode(sample.payload())?)),
+            }
+        }
+    }
+
+    /// Counts a frame of another run; of the first, the log tells.
+    fn pass_over(&self, other: RunId) {
+        if self.foreign.replace(self.foreign.get() + 1) == 0 {
+            tracing::warn!(
+                "{}: a message of another run ({other}, this is {}) is passed over, and so are all further ones",
+                self.topic.name,
+                self.run
+            );
+        }
+    }
+
+    /// Frames of other runs that were passed over.
+    #[cfg(test)]
+    pub fn foreign(&self) -> u64 {
+        self.foreign.get()
     }
 
     /// The newest message that waits; older ones are passed over.

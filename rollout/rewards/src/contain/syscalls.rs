@@ -1,0 +1,202 @@
+//! System calls that a program does not get (seccomp), beside what Landlock and the mounts keep from it.
+
+use std::{collections::BTreeMap, env, error::Error};
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter,
+};
+
+use super::Plan;
+
+/// Calls that change what is not the program's: the clock, names of the machine, namespaces; and that watch every file.
+const NEVER: [i64; 11] = [
+    libc::SYS_clock_settime,
+    libc::SYS_settimeofday,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_fanotify_init,
+    libc::SYS_setns,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_mount_setattr,
+    libc::SYS_userfaultfd,
+];
+
+/// Memory that outlives a program or that no limit counts. Who would use it goes on without where it is not known.
+const UNKNOWN: [i64; 8] = [
+    libc::SYS_shmget,
+    libc::SYS_msgget,
+    libc::SYS_semget,
+    libc::SYS_mq_open,
+    libc::SYS_memfd_secret,
+    libc::SYS_add_key,
+    libc::SYS_keyctl,
+    // Its flags are in memory, where no filter sees them; the C library then calls the older one.
+    libc::SYS_clone3,
+];
+
+/// Namespaces that a call may make, in which a program would have every capability.
+const NAMESPACES: [i32; 8] = [
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWCGROUP,
+    NEW_TIME,
+];
+const NEW_TIME: i32 = 0x80;
+
+/// Calls that act on another process, by their first argument, which is 0 for the own one.
+const OF_PROCESS: [i64; 6] = [
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setattr,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+];
+
+/// Calls that look into another process.
+const INTO_PROCESS: [i64; 6] = [
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+];
+
+/// Calls that change a file's owner or attributes.
+const OWNERS: [i64; 4] = [libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, libc::SYS_fchownat];
+const ATTRIBUTES: [i64; 8] = [
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    SETXATTRAT,
+    REMOVEXATTRAT,
+];
+const SETXATTRAT: i64 = 463;
+const REMOVEXATTRAT: i64 = 466;
+
+/// Calls that change a file's mode or times.
+const MODES_AND_TIMES: [i64; 8] = [
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+    libc::SYS_utimensat,
+];
+
+/// `prctl` with which a process hides from those of its user.
+const SET_DUMPABLE: u64 = 4;
+
+/// `which` of calls on priorities: all processes of a user.
+const PRIORITY_OF_USER: u64 = 2;
+const IO_PRIORITY_OF_USER: u64 = 3;
+
+/// A number of the other interface of the processor, which a filter sees as another call.
+const X32: i64 = 0x4000_0000;
+
+type Calls = Vec<(i64, Vec<SeccompRule>)>;
+type Done = Result<(), Box<dyn Error>>;
+
+/// Refuses what no program gets, and where there are no namespaces what would reach beyond them.
+pub fn refuse_all(plan: &Plan) -> Done {
+    let mut refused: Calls = NEVER.map(always).into();
+    refused.push((libc::SYS_unshare, namespaces()?));
+    refused.push((libc::SYS_clone, namespaces()?));
+    for (call, argument) in [(libc::SYS_mknod, 1), (libc::SYS_mknodat, 2)] {
+        let devices = [libc::S_IFBLK, libc::S_IFCHR].map(|kind| rule(&[of_kind(argument, kind)?]));
+        refused.push((call, devices.into_iter().collect::<Result<_, _>>()?));
+    }
+    refused.push((libc::SYS_prctl, vec![rule(&[equal(0, SET_DUMPABLE)?])?]));
+    if !plan.in_namespace {
+        refused.extend(INTO_PROCESS.map(always));
+        for call in OF_PROCESS {
+            refused.push((call, vec![rule(&[other(0, 0)?])?]));
+        }
+        for (call, user) in [(libc::SYS_setpriority, PRIORITY_OF_USER), (libc::SYS_ioprio_set, IO_PRIORITY_OF_USER)] {
+            refused.push((call, vec![rule(&[other(1, 0)?])?, rule(&[equal(0, user)?])?]));
+        }
+        let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
+        refused.push((libc::SYS_prlimit64, vec![rule(&[other(0, 0)?, sets])?]));
+    }
+    answer(refused, libc::EPERM)?;
+    answer(UNKNOWN.map(always).into(), libc::ENOSYS)?;
+    if !plan.read_only {
+        no_changes_of_files()?;
+    }
+    Ok(())
+}
+
+/// Where nothing is mounted read-only, no filter can tell a file of the program from another one. So the owner and attributes of
+/// none can be changed, as programs know it from file systems that have neither; and changes of modes and times succeed
+/// without an effect, since copying and unpacking end where they fail.
+fn no_changes_of_files() -> Done {
+    answer(OWNERS.map(always).into(), libc::EPERM)?;
+    answer(ATTRIBUTES.map(always).into(), libc::EOPNOTSUPP)?;
+    answer(MODES_AND_TIMES.map(always).into(), 0)
+}
+
+/// Sockets are for this machine's processes alone. What is refused reads as a network that is down, which no other error
+/// does.
+pub fn no_network() -> Done {
+    let others = vec![rule(&[other(0, libc::AF_UNIX.unsigned_abs().into())?])?];
+    answer(vec![(libc::SYS_socket, others)], libc::ENETDOWN)?;
+    // It makes sockets without that call. Who would use it goes on without where it is not known.
+    answer(vec![always(libc::SYS_io_uring_setup)], libc::ENOSYS)
+}
+
+fn always(call: i64) -> (i64, Vec<SeccompRule>) {
+    (call, Vec::new())
+}
+
+fn rule(conditions: &[SeccompCondition]) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(conditions.to_vec())
+}
+
+fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+fn other(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value)
+}
+
+fn of_kind(argument: u8, kind: u32) -> Result<SeccompCondition, seccompiler::BackendError> {
+    let mask = SeccompCmpOp::MaskedEq(libc::S_IFMT.into());
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, mask, kind.into())
+}
+
+/// A rule for each flag of the first argument that makes a namespace.
+fn namespaces() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let flag = |flag: i32| {
+        let flag = u64::from(flag.unsigned_abs());
+        rule(&[SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(flag), flag)?])
+    };
+    NAMESPACES.into_iter().map(flag).collect()
+}
+
+/// Has the kernel answer these calls with an error, or with 0 as if they had succeeded.
+fn answer(calls: Calls, error: i32) -> Done {
+    let others = |(call, rules): &(i64, Vec<SeccompRule>)| (call | X32, rules.clone());
+    let calls: BTreeMap<i64, Vec<SeccompRule>> = calls.iter().map(others).chain(calls.clone()).collect();
+    let filter = SeccompFilter::new(
+        calls,
+        SeccompAction::Allow,
+        SeccompAction::Errno(error.unsigned_abs()),
+        env::consts::ARCH.try_into()?,
+    )?;
+    let program: BpfProgram = filter.try_into()?;
+    Ok(apply_filter(&program)?)
+}

@@ -1,0 +1,177 @@
+//! Requests to the Hub, and to where it redirects them: the token goes to the Hub's own scheme, host and port alone.
+
+use std::time::Duration;
+
+use ureq::{
+    Agent, Body,
+    http::{
+        Response,
+        header::{AUTHORIZATION, LOCATION, USER_AGENT},
+    },
+};
+use url::Url;
+
+/// Redirects that are followed for one request, as browsers' and curl's users know it, only fewer: the Hub needs two.
+const MOST_REDIRECTS: usize = 10;
+
+/// Who asks, and with which token.
+#[derive(Debug, Clone)]
+pub struct Client {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// Nothing was answered.
+    #[error(transparent)]
+    Http(#[from] Box<ureq::Error>),
+    /// What is asked for, or redirected to, is no address.
+    #[error("`{address}` is no address of the web: {reason}")]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A redirect from an encrypted connection to one that is not.
+    #[error("{from} redirects to {to}, which is not encrypted, and is not followed")]
+    Unencrypted {
+        /// Where it comes from.
+        from: String,
+        /// Where it leads.
+        to: String,
+    },
+    /// More redirects than any file needs.
+    #[error("{address} redirects more than {MOST_REDIRECTS} times, at last to {last}")]
+    Redirects {
+        /// What was asked for.
+        address: String,
+        /// Where the last one leads.
+        last: String,
+    },
+}
+
+impl RequestError {
+    /// Whether another attempt would end the same way.
+    pub fn is_for_good(&self) -> bool {
+        !matches!(self, Self::Http(_))
+    }
+}
+
+impl Client {
+    /// One that asks the Hub at `endpoint`.
+    pub fn new(endpoint: &str, token: Option<String>) -> Self {
+        // Redirects are followed here: a library that does so by itself takes the token along to other ports.
+        let agent = Agent::config_builder().max_redirects(0).http_status_as_error(false).build().into();
+        Self { agent, endpoint: endpoint.to_owned(), token }
+    }
+
+    /// What an address of the Hub answers, whatever the status. `path` begins with a slash.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub fn get(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        within: Option<Duration>,
+    ) -> Result<Response<Body>, RequestError> {
+        let hub = address(&self.endpoint)?;
+        let asked = address(&format!("{}{path}", self.endpoint))?;
+        let mut at = asked.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            let response = self.ask(&at, &hub, headers, within)?;
+            let Some(next) = redirect(&at, &response)? else { return Ok(response) };
+            at = next;
+        }
+        Err(RequestError::Redirects { address: shown(&asked), last: shown(&at) })
+    }
+
+    fn ask(
+        &self,
+        at: &Url,
+        hub: &Url,
+        headers: &[(&str, &str)],
+        within: Option<Duration>,
+    ) -> Result<Response<Body>, RequestError> {
+        let agent = concat!("tandem/", env!("CARGO_PKG_VERSION"));
+        let mut request = self.agent.get(at.as_str()).header(USER_AGENT, agent);
+        if let Some(token) = self.token.as_ref().filter(|_| at.origin() == hub.origin()) {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.config().timeout_global(within).build().call().map_err(|error| Box::new(error).into())
+    }
+}
+
+fn address(text: &str) -> Result<Url, RequestError> {
+    let fail = |reason: String| RequestError::Address { address: text.to_owned(), reason };
+    let url = Url::parse(text).map_err(|error| fail(error.to_string()))?;
+    match url.scheme() {
+        "http" | "https" => Ok(url),
+        other => Err(fail(format!("{other} is not http"))),
+    }
+}
+
+/// Where an answer redirects to, if it does.
+fn redirect(from: &Url, response: &Response<Body>) -> Result<Option<Url>, RequestError> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return Ok(None);
+    }
+    let Some(location) = response.headers().get(LOCATION) else { return Ok(None) };
+    let text = String::from_utf8_lossy(location.as_bytes());
+    let joined = from
+        .join(&text)
+        .map_err(|error| RequestError::Address { address: text.clone().into_owned(), reason: error.to_string() })?;
+    let to = address(joined.as_str())?;
+    if from.scheme() == "https" && to.scheme() == "http" {
+        return Err(RequestError::Unencrypted { from: shown(from), to: shown(&to) });
+    }
+    Ok(Some(to))
+}
+
+/// An address in a message: without what may give access to it.
+fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    // An address without a host has no name of a user either.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(location: &str) -> Response<Body> {
+        let body = Body::builder().data("");
+        Response::builder().status(302).header(LOCATION, location).body(body).expect("a valid answer")
+    }
+
+    #[test]
+    fn redirects_lead_where_a_browser_would_go() {
+        let from = address("https://hub.example/a/b?c=d").unwrap();
+        for (location, to) in [
+            ("https://cdn.example/x?sig=1", "https://cdn.example/x?sig=1"),
+            ("//cdn.example/x", "https://cdn.example/x"),
+            ("/x/y", "https://hub.example/x/y"),
+            ("y", "https://hub.example/a/y"),
+            ("?q=1", "https://hub.example/a/b?q=1"),
+            ("https://hub.example:443/x", "https://hub.example/x"),
+        ] {
+            assert_eq!(redirect(&from, &answer(location)).unwrap().unwrap().as_str(), to, "{location}");
+        }
+        for location in ["file:///etc/passwd", "ftp://hub.example/x", "https://", "javascript:x"] {
+            assert!(redirect(&from, &answer(location)).is_err(), "{location}");
+        }
+        let error = redirect(&from, &answer("http://hub.example/x?sig=secret")).unwrap_err().to_string();
+        assert!(error.contains("not encrypted") && !error.contains("secret"), "{error}");
+    }
+}
