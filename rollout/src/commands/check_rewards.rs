@@ -147,6 +147,9 @@ fn trials(functions: &[Loaded], config: &TrainConfig) -> anyhow::Result<Vec<Tria
         dataset = load(usize::MAX)?;
         reward::check(&functions, &dataset).context("`reward_funcs`")?;
     }
+    for line in reward::unreadable(&functions, &dataset) {
+        tell!("warning: {line}");
+    }
     samples::trials(dataset.rows(), config, &model, &tokenizer)
 }
 

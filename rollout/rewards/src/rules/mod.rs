@@ -17,7 +17,7 @@ use std::sync::Arc;
 use shared::RewardOutcome;
 
 use crate::{
-    Extract, Reward, RewardCompletion, RewardInput,
+    Answers, Extract, Reward, RewardCompletion, RewardInput,
     entry::{Entry, Parameter, Parameters},
     program::command,
 };
@@ -75,13 +75,22 @@ fn judged(
     rule: impl Fn(&RewardCompletion, &str) -> Option<f64> + Send + Sync + 'static,
 ) -> Built {
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
-        let answer = columns.iter().find_map(|column| input.text_column(column));
-        match answer.and_then(|answer| rule(completion, &answer)) {
+        let answers = input.answers(columns);
+        match answers.and_then(|answers| best(correct_at, &answers, |answer| rule(completion, answer))) {
             Some(score) => RewardOutcome::Score(score),
             None => RewardOutcome::NotApplicable,
         }
     };
     Ok(Arc::new(Rule { score, correct_at, extract: Some(Box::new(extract)) }))
+}
+
+/// The score by the answers of which any will do: that of a right one, else none where one of them leaves it open, else the
+/// highest.
+fn best(correct_at: f64, answers: &Answers, rule: impl Fn(&str) -> Option<f64>) -> Option<f64> {
+    let scores: Vec<Option<f64>> = answers.any_of.iter().map(|answer| rule(answer)).collect();
+    let highest = scores.iter().flatten().copied().reduce(f64::max)?;
+    let open = scores.contains(&None) && !answers.truth;
+    (highest >= correct_at || !open).then_some(highest)
 }
 
 /// Every function of this crate, in the order in which they are listed.
@@ -239,7 +248,7 @@ pub(super) const ENTRIES: &[Entry] = &[
 ];
 
 /// Columns with the right answer, by TRL's and by GSM8K's name.
-const ANSWER: &[&str] = &["answer", "solution"];
+pub(super) const ANSWER: &[&str] = &["answer", "solution"];
 
 /// The parameter of functions that score steps; [`separator`] reads it.
 pub const SEPARATOR: Parameter =

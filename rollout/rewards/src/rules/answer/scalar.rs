@@ -155,7 +155,13 @@ impl<'a> Parser<'a> {
 
     fn group(&mut self, open: char, close: char) -> Option<Value> {
         self.eat(open)?;
-        let value = self.sum()?;
+        let mut value = self.sum()?;
+        // `{1 \over 2}`
+        if open == '{' && self.peek().is_some_and(|token| token.is_command("over")) {
+            self.next += 1;
+            let bottom = self.sum()?;
+            value = self.combine(&value, &bottom, Value::divide)?;
+        }
         self.eat(close)?;
         Some(value)
     }
