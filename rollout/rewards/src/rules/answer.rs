@@ -251,6 +251,9 @@ fn close(a: f64, b: f64) -> bool {
 mod checker_tests;
 
 #[cfg(test)]
+mod looks_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

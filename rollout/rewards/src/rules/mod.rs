@@ -291,6 +291,39 @@ mod tests {
         }
     }
 
+    /// Of a list, any answer will do; a truth value is a word; a mapping is none.
+    #[test]
+    fn rules_read_what_datasets_call_an_answer() {
+        let score = |spec: &str, answer: serde_json::Value, text: &str| {
+            let input = RewardInput {
+                columns: Arc::new(serde_json::from_value(json!({ "answer": answer })).unwrap()),
+                completions: testing::completions(&[text]),
+                ..RewardInput::default()
+            };
+            Registry::default().function(spec).unwrap().reward().score(&input)[0].score()
+        };
+        for rule in ["accuracy", "boxed", "numeric", "gsm8k", "correctness"] {
+            let given = |number: &str| format!("<answer>{number}</answer>\n\\boxed{{{number}}}\n#### {number}");
+            let right = |answer: serde_json::Value, number: &str| score(rule, answer, &given(number)).map(|s| s >= 1.0);
+            assert_eq!(right(json!(["7"]), "7"), Some(true), "{rule}");
+            assert_eq!(right(json!(["6", 7]), "7"), Some(true), "{rule}");
+            assert_eq!(right(json!(["6", "8"]), "7"), Some(false), "{rule}");
+            assert_eq!(right(json!("36893488147419103232"), "36893488147419103232"), Some(true), "{rule}");
+            assert_eq!(right(json!("36893488147419103232"), "36893488147419103233"), Some(false), "{rule}");
+            assert_eq!(right(json!({"target": ["7"]}), "7"), None, "{rule}");
+            assert_eq!(right(json!([]), "7"), None, "{rule}");
+            assert_eq!(right(json!(null), "7"), None, "{rule}");
+        }
+        for (truth, word, expected) in
+            [(true, "True", 1.0), (true, "yes", 1.0), (true, "false", 0.0), (false, "No", 1.0), (false, "true", 0.0)]
+        {
+            let text = format!(r"\boxed{{{word}}}");
+            assert_eq!(score("accuracy", json!(truth), &text), Some(expected), "{truth} and {word}");
+            assert_eq!(score("boxed", json!(truth), &text), Some(expected), "{truth} and {word}");
+        }
+        assert_eq!(score("accuracy", json!(true), r"\boxed{perhaps}"), None);
+    }
+
     /// What earns as much as the row's answer has the vote of the row's answer.
     #[test]
     fn a_vote_is_for_what_is_scored() {

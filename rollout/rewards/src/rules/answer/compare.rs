@@ -97,9 +97,15 @@ fn choices(given: &str, expected: &str) -> Option<Verdict> {
 /// A comma between two digits.
 static COMMA: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(\d),(\d)").expect("a valid pattern"));
 
+/// Commas of which none stands before decimals.
+static COMMAS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d,\d+,\d").expect("a valid pattern"));
+
 /// The same answer with every comma between digits as a decimal point, and points before one gone; none without such a
 /// comma.
 fn with_decimal_points(answer: &str) -> Option<String> {
+    if COMMAS.is_match(answer) {
+        return None;
+    }
     let first = COMMA.find(answer)?.start();
     let (before, after) = answer.split_at(first);
     // `1.234,5`

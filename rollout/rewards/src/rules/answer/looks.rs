@@ -49,9 +49,7 @@ pub(super) const UNSEEN: [&str; 9] =
     ["hspace", "vspace", "phantom", "hphantom", "vphantom", "color", "tag", "label", "mspace"];
 
 /// Commands without arguments.
-pub(super) const LOOKS: [&str; 68] = [
-    "left",
-    "right",
+pub(super) const LOOKS: [&str; 66] = [
     "middle",
     "big",
     "Big",

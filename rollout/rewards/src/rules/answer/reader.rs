@@ -64,7 +64,10 @@ pub(super) fn read(tokens: &[Token]) -> Option<Reading> {
     if let Some((name, answer)) = inequality::read(tokens) {
         return Some(Reading { name: Some(name), answer, inequality: true });
     }
-    let (name, tokens) = name(tokens);
+    // Of `x = 1, y = 2`, each element has its own name.
+    let parts = split(tokens, |token| is_comma(token) || is_and(token))?;
+    let named = parts.iter().filter(|part| name(part).0.is_some()).count();
+    let (name, tokens) = if named > 1 { (None, tokens) } else { name(tokens) };
     Some(Reading { name, answer: shape(tokens, 0)?, inequality: false })
 }
 
@@ -102,8 +105,10 @@ fn words_of_name(tokens: &[Token]) -> Option<String> {
     let names = |token: &Token| match token {
         Token::Text(text) => text.chars().all(|c| c.is_alphabetic() || c == ' ').then(|| text.to_lowercase()),
         Token::Word(word) => {
-            let function =
-                ["sin", "cos", "tan", "cot", "sec", "log", "exp", "sqrt"].iter().any(|f| word.starts_with(f));
+            let of_letter = |function: &str| {
+                word.strip_prefix(function).is_some_and(|letter| ["", "x", "y", "z", "a", "b", "θ"].contains(&letter))
+            };
+            let function = ["sin", "cos", "tan", "cot", "sec", "log", "exp", "sqrt"].into_iter().any(of_letter);
             (word.chars().count() > 3 && !function).then(|| word.to_lowercase())
         }
         _ => None,

@@ -41,6 +41,9 @@ pub(super) fn tokens(answer: &str) -> Option<Vec<Token>> {
     while tokens.last().is_some_and(|token| token.is_command("\\")) {
         tokens.pop();
     }
+    if tokens.first().is_some_and(|token| token.is('=')) {
+        tokens.remove(0);
+    }
     Some(without_ordinals(tokens))
 }
 
@@ -202,6 +205,8 @@ fn command(rest: &mut Rest<'_>, tokens: &mut Vec<Token>) -> Option<()> {
             argument(rest)?;
             read(&argument(rest)?, tokens)?;
         }
+        // A point in place of a bracket is none.
+        "left" | "right" => drop(rest.next_if_eq(&'.')),
         name if looks::LOOKS.contains(&name) => {}
         _ => tokens.push(Token::Command(name)),
     }
