@@ -65,13 +65,17 @@ impl Bench {
 /// What a run cannot start with, in Python: a file, an entry that names a function in it, and what is said of that.
 const BROKEN_FUNCTIONS: &[(&str, &str, &[&str])] = &[
     ("def f(completions, **kwargs)\n    return []\n", "r.py:f", &["SyntaxError", "r.py, line 1", "def f(completions"]),
-    ("import no_such_module_of_mine\n", "r.py:f", &["No module named 'no_such_module_of_mine'", "r.py, line 1"]),
+    ("import no_such_module_of_mine\n", "r.py:f", &["No module named 'no_such_module_of_mine'", "r.py, line 1", "`reward_python`"]),
     ("", "absent.py:f", &["absent.py: no such file"]),
     ("def g(completions): ...\n", "r.py:f", &["no function `f`", "its functions: g"]),
     (
         "def f(completions, answers, **kwargs):\n    return answers\n",
         "r.py:f",
-        &["failed on all 12 sample completions", "missing 1 required positional argument: 'answers'"],
+        &[
+            "failed on all 12 sample completions",
+            "missing 1 required positional argument: 'answers'",
+            "the row has the columns answer",
+        ],
     ),
     (
         "def f(completions, **kwargs):\n    return [1 / 0 for _ in completions]\n",
@@ -252,6 +256,34 @@ fn check_rewards_says_how_each_function_did() {
     assert!(refused.refusal().contains("elsewhere/r.py: no such file"), "the command line is relative to its folder");
     let columns = bench.tandem(&["check-rewards", "../run.toml", "--reward_funcs=countdown"]);
     assert!(columns.refusal().contains("needs the column nums"));
+}
+
+/// Whole solutions and lists are read, and what is not read is named.
+#[test]
+fn answers_that_are_no_plain_texts_are_read_or_named() {
+    let bench = Bench::new();
+    let checked = |rows: &[Value], functions: &str| {
+        bench.write("prompts.jsonl", &rows.iter().map(Value::to_string).collect::<Vec<_>>().join("\n"));
+        bench.configure(&["format"], "");
+        let dataset = bench.path("prompts.jsonl");
+        let words = ["check-rewards", "../run.toml", "--json", "--reward_funcs", functions, "--dataset"];
+        let finished = bench.tandem(&[&words[..], &[dataset.to_str().unwrap()]].concat()).success();
+        (serde_json::from_str::<Value>(&finished.stdout).unwrap(), finished.stderr)
+    };
+    let solution = json!({"prompt": "1+1=", "answer": "48 / 2 = 24, 48 + 24 = 72\n#### 72"});
+    let (figures, said) = checked(&[solution], "boxed,accuracy,gsm8k");
+    assert!(figures.as_array().unwrap().iter().all(|figure| figure["right"] == 1.0), "{figures}");
+    assert!(!said.contains("warning"), "{said}");
+
+    let list = json!({"prompt": "1+1=", "answer": ["7"]});
+    let (figures, said) = checked(&[list.clone()], "accuracy,boxed,numeric");
+    assert!(figures.as_array().unwrap().iter().all(|figure| figure["right"] == 1.0), "{figures}");
+    assert!(!said.contains("warning"), "{said}");
+    let (_, said) = checked(&[list, json!({"prompt": "2+2=", "answer": {"target": ["7"]}})], "accuracy,boxed,numeric");
+    for rule in ["accuracy", "boxed", "numeric"] {
+        let words = format!("warning: reward function `{rule}`: column `answer` holds mappings in 1 of 2 rows");
+        assert!(said.contains(&words) && said.contains("answer_column = \"answer.target\""), "{said}");
+    }
 }
 
 #[test]

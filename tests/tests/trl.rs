@@ -157,6 +157,29 @@ fn a_yaml_of_trl_with_functions_of_trl_s_own_trains_as_it_stands() {
     let factory = "from trl.rewards import get_repetition_penalty_reward\n\nrepetition = get_repetition_penalty_reward(ngram_size=2)\n";
     bench.write("my_rewards.py", factory);
     let _ = bench.compare(["think_format_reward", "repetition"], &["--reward_python", &python]);
+    accuracy_of_trl_and_of_tandem(&python);
+}
+
+/// TRL's own accuracy needs math_verify and latex2sympy besides.
+fn accuracy_of_trl_and_of_tandem(python: &str) {
+    let mut import = Command::new(python);
+    import.args(["-c", "import math_verify, latex2sympy2_extended"]).stdout(Stdio::null()).stderr(Stdio::null());
+    if !import.status().is_ok_and(|status| status.success()) {
+        return skipped("accuracy_reward of TRL", "the Python with TRL has no math_verify");
+    }
+    let bench = Bench::new("trl.rewards.accuracy_reward, accuracy");
+    bench.write(
+        "rows.jsonl",
+        &["4", "\\\\frac{1}{2}", "x+1"]
+            .map(|solution| format!("{{\"prompt\": [{{\"role\": \"user\", \"content\": \"?\"}}], \"solution\": \"${solution}$\"}}\n"))
+            .concat(),
+    );
+    let words = ["check-rewards", "trl.yaml", "--json", "--dataset", "rows.jsonl", "--reward_python", python];
+    let checked = bench.tandem(&words).success();
+    let figures: serde_json::Value = serde_json::from_str(&checked.stdout).unwrap();
+    for figure in figures.as_array().unwrap() {
+        assert_eq!((figure["right"].as_f64(), figure["failed"].as_u64()), (Some(1.0), Some(0)), "{figures}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub struct Args {
     /// Model directory.
     #[arg(long)]
     pub model: PathBuf,
-    /// JSONL rows with `prompt_ids` and `completion_ids` or `token_ids`; the output of `rollout generate` fits.
+    /// JSONL rows with `prompt_ids` and `completion_ids` or `token_ids`; the output of `tandem generate` fits.
     #[arg(long)]
     pub input: PathBuf,
     /// The same rows with `logprobs`.

@@ -15,13 +15,16 @@ pub enum FilterMetric {
     Judge(usize),
     /// Another function: its scores differ.
     Scores(usize),
+    /// A function in Python, by its index, whose name says that it judges answers. Which score means right is not known, so
+    /// its scores must differ, which is the same where it gives only two.
+    SeemingJudge(usize),
     /// The rewards, as advantages are made of them, differ.
     Sum,
 }
 
 impl FilterMetric {
     /// The metric that `filter_groups_metric` names among the reward functions. Without a name, it is the first function
-    /// that judges answers; the sum where none does, and where rewards are given to steps (`of_sum`, the test of the
+    /// that judges answers, else the first in Python whose name says so; the sum where none does, and where rewards are given to steps (`of_sum`, the test of the
     /// rewards, says so): equal answers with different steps teach something then.
     ///
     /// # Errors
@@ -39,7 +42,12 @@ impl FilterMetric {
                     })?;
                 Ok(if judges(&functions[index]) { Self::Judge(index) } else { Self::Scores(index) })
             }
-            None => Ok(functions.iter().position(judges).map_or(Self::Sum, Self::Judge)),
+            None => {
+                let seems = |spec: &String| Registry::default().seems_to_judge(spec);
+                let judge = functions.iter().position(judges).map(Self::Judge);
+                let seeming = || functions.iter().position(seems).map(Self::SeemingJudge);
+                Ok(judge.or_else(seeming).unwrap_or(Self::Sum))
+            }
         }
     }
 
@@ -48,7 +56,7 @@ impl FilterMetric {
     pub fn contrast(self, functions: &[RewardFunction], of_sum: Contrast) -> Contrast {
         match self {
             Self::Judge(function) => Contrast::Correct { function, at: functions[function].reward().correct_at() },
-            Self::Scores(function) => Contrast::Function(function),
+            Self::Scores(function) | Self::SeemingJudge(function) => Contrast::Function(function),
             Self::Sum => of_sum,
         }
     }
@@ -59,6 +67,11 @@ impl FilterMetric {
         match self {
             Self::Judge(index) => format!("groups with some but not all completions right by `{}`", functions[index]),
             Self::Scores(index) => format!("groups whose scores by `{}` differ", functions[index]),
+            Self::SeemingJudge(index) => format!(
+                "groups whose scores by `{}` differ, since its name says that it judges answers; `filter_groups_metric` \
+                 names another function, or `{SUM}`",
+                functions[index]
+            ),
             Self::Sum => "groups whose rewards differ".into(),
         }
     }
@@ -82,6 +95,19 @@ mod tests {
         assert_eq!(of(Some("format")), FilterMetric::Scores(0));
         assert_eq!(of(Some("reward")), FilterMetric::Sum);
         assert_eq!(choose(None, &["format", "finished", "command:run=x"]), Ok(FilterMetric::Sum));
+    }
+
+    #[test]
+    fn a_function_in_python_decides_by_its_name_where_no_rule_judges() {
+        let functions = ["r.py:format_reward", "trl.rewards.accuracy_reward"];
+        let found = choose(None, &functions).unwrap();
+        assert_eq!(found, FilterMetric::SeemingJudge(1));
+        let words = found.describe(&functions.map(str::to_owned));
+        assert!(words.contains("`trl.rewards.accuracy_reward`") && words.contains("filter_groups_metric"), "{words}");
+        assert_eq!(choose(Some("reward"), &functions), Ok(FilterMetric::Sum));
+        assert_eq!(choose(Some("accuracy_reward"), &functions), Ok(FilterMetric::Scores(1)));
+        assert_eq!(choose(None, &["r.py:is_correct", "gsm8k"]), Ok(FilterMetric::Judge(1)));
+        assert_eq!(choose(None, &["r.py:close", "r.py:correct_format"]), Ok(FilterMetric::Sum));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod answers;
 pub mod contain;
 pub mod entry;
 pub mod filter;
@@ -27,6 +28,7 @@ use std::{sync::Arc, time::Instant};
 use serde_json::{Map, Value};
 use shared::{FinishReason, RewardOutcome};
 
+pub use answers::Answers;
 pub use pool::{Call, RewardPool, ScoredGroup};
 pub use program::{contained, end_all};
 pub use registry::{Registry, RewardError, RewardFunction};
@@ -66,14 +68,10 @@ pub struct RewardInput {
 }
 
 impl RewardInput {
-    /// A column as text; whole numbers are written out, since datasets store answers either way.
+    /// The right answers of the row: those of the first of the columns that has any.
     #[must_use]
-    pub fn text_column(&self, name: &str) -> Option<String> {
-        match self.columns.get(name)? {
-            Value::String(text) => Some(text.clone()),
-            Value::Number(number) => Some(number.to_string()),
-            _ => None,
-        }
+    pub fn answers(&self, columns: &[&str]) -> Option<Answers> {
+        columns.iter().find_map(|column| Answers::of(self.columns.get(*column)?))
     }
 }
 

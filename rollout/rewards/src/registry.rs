@@ -14,10 +14,10 @@ use shared::config::{
 };
 
 use crate::{
-    Reward,
+    Reward, answers,
     entry::{Entry, Parameters},
     program::{command, python},
-    rules::ENTRIES,
+    rules::{ANSWER, ENTRIES},
 };
 
 /// A reward function that cannot be made or used.
@@ -129,6 +129,13 @@ impl RewardFunction {
             path: path.display().to_string(),
         })
     }
+
+    /// What the function cannot read in the columns in which it looks for the right answer, in words; none where every row
+    /// has an answer, and for functions that look for none.
+    pub fn unreadable<'a>(&self, rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
+        let reads_answers = self.columns.iter().any(|column| ANSWER.contains(column));
+        reads_answers.then(|| answers::unreadable(self.columns, rows))?
+    }
 }
 
 /// The functions that can be asked for.
@@ -201,6 +208,15 @@ impl Registry {
         self.entry(spec).is_some_and(|entry| !entry.columns.is_empty())
     }
 
+    /// Whether the name of a function in Python says that it judges answers, as `accuracy_reward` does.
+    #[must_use]
+    pub fn seems_to_judge(&self, spec: &str) -> bool {
+        let Some(function) = PythonFunction::parse(spec).and_then(|python| python.function) else { return false };
+        let name = function.to_lowercase();
+        let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+        has(&JUDGES) && !has(&NO_JUDGES)
+    }
+
     fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
         let bare = name.strip_suffix("_reward").unwrap_or(name);
         if let Some(entry) = self.entries().find(|e| e.name == name || e.name == bare) {
@@ -215,6 +231,11 @@ impl Registry {
         Err(RewardError::Unknown { name: name.to_owned(), suggestion, known: self.entries().map(|e| e.name).collect() })
     }
 }
+
+/// Parts of names of functions that judge answers, and of functions that judge something about answers.
+const JUDGES: [&str; 10] =
+    ["accura", "correct", "solve", "judge", "verif", "exact_match", "equal", "right_answer", "is_right", "outcome"];
+const NO_JUDGES: [&str; 5] = ["format", "length", "style", "penalty", "tag"];
 
 fn parameters(entry: &Entry, settings: &str) -> Result<BTreeMap<&'static str, String>, String> {
     let names = || entry.parameters.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
@@ -269,6 +290,24 @@ mod tests {
     fn a_python_function_is_no_rule_of_the_same_name() {
         assert!(Registry::default().judges("gsm8k") && !Registry::default().judges("my_rewards.py:gsm8k"));
         assert!(Registry::default().entry("lib.gsm8k").is_none());
+    }
+
+    #[test]
+    fn names_of_python_functions_tell_judges() {
+        let seems = |spec: &str| Registry::default().seems_to_judge(spec);
+        for spec in [
+            "trl.rewards.accuracy_reward",
+            "r.py:correctness",
+            "lib.is_solved",
+            "r.py:llm_judge",
+            "r.py:verify_math",
+            "r.py:exact_match",
+        ] {
+            assert!(seems(spec), "{spec}");
+        }
+        for spec in ["r.py:correct_format", "r.py:close", "trl.rewards.think_format_reward", "accuracy", "r.py"] {
+            assert!(!seems(spec), "{spec}");
+        }
     }
 
     #[test]

@@ -153,6 +153,9 @@ fn trials(functions: &[Loaded], config: &TrainConfig, by_itself: bool) -> anyhow
         let remarks = [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks_on_ends()];
         remarks.concat().iter().for_each(|remark| tell!("warning: {remark}"));
     }
+    for line in reward::unreadable(&functions, &dataset) {
+        tell!("warning: {line}");
+    }
     samples::trials(dataset.rows(), config, &model, &tokenizer)
 }
 

@@ -450,6 +450,9 @@ impl RewardFlags {
             return Ok(None);
         }
         reward::check(&functions, dataset).context("--reward-funcs")?;
+        for line in reward::unreadable(&functions, dataset) {
+            shared::tell!("warning: {line}");
+        }
         let deadline = Duration::from_secs_f64(self.reward_timeout);
         // Without weights, every function has the weight 1.
         let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));

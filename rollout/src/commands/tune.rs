@@ -119,7 +119,7 @@ fn require_own(output: &Path) -> anyhow::Result<()> {
     let text = fs::read(output).with_context(|| format!("--output {}", output.display()))?;
     ensure!(
         text.is_empty() || text.starts_with(proposal::TITLE.as_bytes()),
-        "--output {}: is there and no proposal of `rollout tune`; name another file, and append it to that one",
+        "--output {}: is there and no proposal of `tandem tune`; name another file, and append it to that one",
         output.display()
     );
     Ok(())

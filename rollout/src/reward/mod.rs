@@ -8,6 +8,7 @@ use std::{sync::LazyLock, time::Duration};
 
 use rayon::ThreadPoolBuildError;
 use rollout_rewards::{Call, Registry, RewardError, RewardFunction, RewardPool};
+use shared::config::rewards::short_name;
 
 use crate::{
     data::Dataset,
@@ -27,6 +28,16 @@ pub fn registry() -> &'static Registry {
 /// The first one that cannot, with the columns that it needs.
 pub fn check(functions: &[RewardFunction], dataset: &Dataset) -> Result<(), RewardError> {
     functions.iter().try_for_each(|function| function.check(dataset.name().as_ref(), dataset.columns()))
+}
+
+/// What functions cannot read in the answers of a dataset, a line for each.
+#[must_use]
+pub fn unreadable(functions: &[RewardFunction], dataset: &Dataset) -> Vec<String> {
+    let line = |function: &RewardFunction| {
+        let words = function.unreadable(dataset.columns())?;
+        Some(format!("reward function `{}`: {words}", short_name(function.name())))
+    };
+    functions.iter().filter_map(line).collect()
 }
 
 /// A [`RewardPool`] whose calls are shown in the timeline.

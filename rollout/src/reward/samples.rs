@@ -4,7 +4,7 @@ use anyhow::Context;
 use rollout_rewards::{
     RewardInput,
     rehearsal::{Sample, Trial},
-    rules::tags,
+    rules::{answer::expected_answer, tags},
 };
 use shared::{FinishReason, ModelDir, config::TrainConfig};
 
@@ -95,12 +95,13 @@ fn behind_opened(prompt: &str, text: String) -> String {
 }
 
 /// A completion with the row's right answer, if the row has one, in one of the forms that are in use; which one goes by
-/// the row's place.
+/// the row's place. The answer is what rules read in the column, which may hold a whole solution.
 fn right_answer(row: &RewardInput, index: usize) -> Option<String> {
-    let (answer, solution) = (row.text_column("answer"), row.text_column("solution"));
-    let last = answer.as_ref().or(solution.as_ref())?.trim();
-    let work =
-        solution.as_deref().filter(|solution| solution.trim() != last).unwrap_or("It follows from what is given.");
+    let answers = ["answer", "solution"].map(|column| row.answers(&[column]));
+    let whole = answers.iter().flatten().next()?.first().trim();
+    let last = expected_answer(whole);
+    let texts = answers.iter().flatten().map(|answers| answers.first().trim());
+    let work = texts.filter(|text| expected_answer(text) != *text).last().unwrap_or("It follows from what is given.");
     Some(match index % 3 {
         0 => format!("<think>\n{work}\n</think>\n<answer>\n{last}\n</answer>"),
         1 => format!("{work}\nThe answer is \\boxed{{{last}}}.\n#### {last}"),
@@ -121,18 +122,35 @@ mod tests {
 
     #[test]
     fn rules_find_the_right_answer_in_one_of_the_forms() {
-        let columns = json!({"answer": "72", "solution": "48 / 2 = 24, 48 + 24 = 72\n#### 72"});
-        let row = RewardInput { columns: Arc::new(columns.as_object().unwrap().clone()), ..RewardInput::default() };
-        for rule in ["gsm8k", "accuracy", "boxed", "correctness", "think_format", "numeric"] {
-            let function = registry().function(rule).unwrap();
-            let right = |index| {
-                let text = right_answer(&row, index).unwrap();
-                let completion = RewardCompletion { text, token_ids: vec![1], finish_reason: FinishReason::Stop };
-                let input = RewardInput { completions: vec![completion], ..row.clone() };
-                matches!(function.reward().score(&input)[0], RewardOutcome::Score(score) if score >= 1.0)
-            };
-            assert!((0..ROWS).any(right), "{rule}");
+        for columns in [
+            json!({"answer": "72", "solution": "48 / 2 = 24, 48 + 24 = 72\n#### 72"}),
+            json!({"answer": "48 / 2 = 24, 48 + 24 = 72\n#### 72"}),
+            json!({"answer": r"Half of 48 is 24, so it is \boxed{72}."}),
+            json!({"answer": "48 + 24 = 72. The answer is: 72"}),
+            json!({"answer": "<answer>72</answer>"}),
+            json!({"answer": 72}),
+            json!({"answer": ["72", "72.0"]}),
+        ] {
+            for rule in ["gsm8k", "accuracy", "boxed", "correctness", "think_format", "numeric"] {
+                assert!(is_found(rule, &columns), "{rule}: {columns}");
+            }
+        }
+        for rule in ["accuracy", "boxed", "numeric"] {
+            assert!(is_found(rule, &json!({"solution": "48 + 24\n#### 72"})), "{rule}");
         }
         assert_eq!(right_answer(&RewardInput::default(), 0), None);
+    }
+
+    /// Whether a rule gives 1 to the right sample of one of the places.
+    fn is_found(rule: &str, columns: &serde_json::Value) -> bool {
+        let row = RewardInput { columns: Arc::new(columns.as_object().unwrap().clone()), ..RewardInput::default() };
+        let function = registry().function(rule).unwrap();
+        let right = |index| {
+            let text = right_answer(&row, index).unwrap();
+            let completion = RewardCompletion { text, token_ids: vec![1], finish_reason: FinishReason::Stop };
+            let input = RewardInput { completions: vec![completion], ..row.clone() };
+            matches!(function.reward().score(&input)[0], RewardOutcome::Score(score) if score >= 1.0)
+        };
+        (0..ROWS).any(right)
     }
 }

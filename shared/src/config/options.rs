@@ -65,7 +65,7 @@ options! {
     }
 
     "Rewards" {
-        /// The reward functions: rules by name, with parameters as in `sentence_share:word=dog` (`rollout rewards` lists
+        /// The reward functions: rules by name, with parameters as in `sentence_share:word=dog` (`tandem rewards` lists
         /// them), Python functions as `my_rewards.py:my_function`, programs, reward models. Rules cost next to nothing,
         /// the others take cores from the sampler.
         reward_funcs: Vec<String> = Vec::new(), trl;
@@ -440,7 +440,7 @@ options! {
         rollout_kernels: Kernels = Kernels::Packed;
         /// Where the learner computes. TensorRT does not train.
         learner_device: Device = Device::Cpu;
-        /// Threads of the sampler. More than there are cores free are slower than fewer; `rollout tune` measures it.
+        /// Threads of the sampler. More than there are cores free are slower than fewer; `tandem tune` measures it.
         rollout_threads: Option<usize> = None, absent("all cores when synchronous, half of them otherwise"),
             at_least(1.0), keeps_results;
         /// Threads of the learner. While both processes work at once, each takes cores from the other; on the CPU the learner uses
@@ -456,7 +456,7 @@ options! {
         /// per cent of a step. Checkpoints are the same.
         shard_optimizer: bool = false, source("DeepSpeed's ZeRO stage 1");
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
-        /// their keys and values and longer for each sequence; `rollout tune` finds the point. No completion depends on
+        /// their keys and values and longer for each sequence; `tandem tune` finds the point. No completion depends on
         /// it.
         max_num_seqs: Option<usize> = None, absent("the generation batch, as far as memory allows"),
             source("vLLM `max_num_seqs`"), at_least(1.0), keeps_results;
@@ -570,7 +570,7 @@ options! {
         /// Newest steps of which `completions/tokens-N.jsonl` says what the loss did with every token, for `tandem explain`: some
         /// 60 bytes a token; 0 = none.
         token_records: u64 = 20, keeps_results;
-        /// Keep each step's groups and the state it began with in `batches/`, for `learner replay`: costs disk space
+        /// Keep each step's groups and the state it began with in `batches/`, for `tandem replay`: costs disk space
         /// and time for weights and optimiser state at every step.
         save_step_batches: bool = false, keeps_results;
         /// Write `trace.json`, a timeline of the sampler's prefills, decode steps, sampling, rewards, waits and swaps

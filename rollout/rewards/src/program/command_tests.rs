@@ -142,7 +142,10 @@ fn a_program_that_hangs_is_killed_with_its_children_and_started_again() {
         hung = hung.display()
     );
     let function = writing_to(folder.path()).function(&run).unwrap();
-    let late = failed("no answer within the deadline; the process was killed and is started again for the next call");
+    let late = failed(
+        "no answer within the deadline; the process was killed and is started again for the next call; a call has 5 s \
+         (`reward_timeout`)",
+    );
     assert_eq!(called(&function, input(&["a", "b"]), 5.0), [late.clone(), late]);
     assert_eq!(lines(&begun), 1);
     for _ in 0..2 {

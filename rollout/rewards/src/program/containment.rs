@@ -6,13 +6,14 @@ use std::{
     path::{Path, PathBuf},
     process::{self, Command},
     sync::{
-        Mutex, PoisonError,
+        LazyLock, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
+use regex::Regex;
 use rustix::process::getpriority_process;
 use shared::{
     config::RewardHost,
@@ -116,6 +117,23 @@ const MEMORY: [&str; 5] =
     ["memoryerror", "cannot allocate memory", "bad_alloc", "out of memory", "can't start new thread"];
 const FILE_SIZE: [&str; 2] = ["file too large", "efbig"];
 
+const MODULE: [&str; 1] = ["modulenotfounderror"];
+
+/// Words of an error behind which a variable of the environment is named: Python's, libraries', the shell's.
+static VARIABLE: LazyLock<Regex> = LazyLock::new(|| {
+    let name = r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)";
+    let pattern = format!(
+        r"KeyError: ['\x22]{name}['\x22]|(?i:environment(?: variables?)?)\W+(?:\w+\W+){{0,3}}?{name}|{name}\W+(?i:(?:as an? )?environment variable)|{name}: (?:unbound variable|parameter (?:not set|null))"
+    );
+    Regex::new(&pattern).expect("a valid pattern")
+});
+
+/// The variable of the environment that an error asks for.
+pub(super) fn hidden_variable(words: &str) -> Option<&str> {
+    let found = VARIABLE.captures(words)?;
+    found.iter().skip(1).flatten().next().map(|name| name.as_str())
+}
+
 /// How the first process of this program was contained, once it has said so.
 static ACTIVE: Mutex<Option<String>> = Mutex::new(None);
 
@@ -216,6 +234,7 @@ impl Containment {
 
     /// A reason of failure, with what the containment may have had to do with it: `words` is where that shows.
     pub fn explained(&self, reason: String, words: &str) -> String {
+        let variable = hidden_variable(words).map(str::to_owned);
         let words = words.to_lowercase();
         let has = |signs: &[&str]| signs.iter().any(|sign| words.contains(sign));
         let plan = &self.plan;
@@ -227,6 +246,12 @@ impl Containment {
             format!("reward programs may write files of {} (`reward_file_size`)", Size(plan.file_size))
         } else if has(&WRITING) {
             "reward programs may write to their temporary folder (TMPDIR) and to `reward_writable` only".to_owned()
+        } else if let Some(variable) = variable {
+            format!(
+                "reward programs get no variable of the environment but usual ones: `reward_env = [\"{variable}\"]` adds it"
+            )
+        } else if has(&MODULE) {
+            "`reward_python` names the interpreter that has the module, such as .venv/bin/python".to_owned()
         } else {
             return reason;
         };

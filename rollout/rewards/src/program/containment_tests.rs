@@ -73,6 +73,33 @@ fn programs_get_paths_and_language_and_what_is_named_but_no_keys() {
     assert_eq!(environment(&[], given()).last().unwrap().1, "/h/.cache/huggingface");
 }
 
+#[test]
+fn a_variable_that_an_error_asks_for_is_found() {
+    for (words, variable) in [
+        ("KeyError: 'OPENAI_API_KEY' (r.py, line 2, in f)", Some("OPENAI_API_KEY")),
+        ("set the environment variable ANTHROPIC_API_KEY", Some("ANTHROPIC_API_KEY")),
+        ("by setting the OPENAI_API_KEY environment variable", Some("OPENAI_API_KEY")),
+        ("sh: 1: JUDGE_KEY: parameter not set", Some("JUDGE_KEY")),
+        ("bash: line 1: JUDGE_URL: unbound variable", Some("JUDGE_URL")),
+        ("KeyError: 'answer' (r.py, line 2, in f)", None),
+        ("ValueError: MAX_LEN is too small", None),
+    ] {
+        assert_eq!(hidden_variable(words), variable, "{words}");
+    }
+}
+
+#[test]
+fn errors_of_a_kind_name_the_option_that_is_theirs() {
+    let folder = tempfile::tempdir().unwrap();
+    for (text, words) in [
+        ("return [os.environ['JUDGE_KEY']]", ["KeyError: 'JUDGE_KEY'", "`reward_env = [\"JUDGE_KEY\"]`"]),
+        ("import no_such_module_of_mine", ["ModuleNotFoundError", "`reward_python`"]),
+        ("return [kwargs['answers']]", ["KeyError: 'answers'", "the row has no columns"]),
+    ] {
+        assert_fails(&python(folder.path(), text, |_| {}), &words);
+    }
+}
+
 /// Cargo sets the variable for its tests.
 #[test]
 fn a_program_has_only_the_variables_that_are_usual_or_named() {

@@ -132,7 +132,10 @@ impl Program {
             tracing::warn!("`{}`: {traceback}", self.invocation.label);
         }
         let explained = |outcome| match outcome {
-            RewardOutcome::Failed(reason) => RewardOutcome::Failed(self.explained(reason, &answer.tracebacks)),
+            RewardOutcome::Failed(reason) => {
+                let reason = with_columns(reason, input);
+                RewardOutcome::Failed(self.explained(reason, &answer.tracebacks))
+            }
             outcome => outcome,
         };
         Ok(answer.outcomes.into_iter().map(explained).collect())
@@ -150,9 +153,9 @@ impl Program {
         self.explained(error.to_string(), &words)
     }
 
-    /// The outcomes, or the same failure for every completion.
-    fn settled(&self, outcomes: Result<Vec<RewardOutcome>, AskError>, completions: usize) -> Vec<RewardOutcome> {
-        outcomes.unwrap_or_else(|error| failed(self.explained_error(&error), completions))
+    /// The outcomes, or the same failure for every completion of the input.
+    fn settled(&self, outcomes: Result<Vec<RewardOutcome>, AskError>, input: &RewardInput) -> Vec<RewardOutcome> {
+        outcomes.unwrap_or_else(|error| failed(self.explained_error(&error), input.completions.len()))
     }
 
     /// Whether a process answers once its input has ended. One that did not answer in as much time before does not flush.
@@ -174,12 +177,19 @@ impl Program {
 
 impl Reward for Program {
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
-        self.settled(self.outcomes(input), input.completions.len())
+        let patience = input.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let outcomes = self.outcomes(input);
+        let late = matches!(outcomes, Err(AskError::Late | AskError::Loading));
+        let settled = self.settled(outcomes, input);
+        match patience.filter(|_| late) {
+            Some(patience) => settled.into_iter().map(|outcome| with_patience(outcome, patience)).collect(),
+            None => settled,
+        }
     }
 
     fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
         let outcomes = if self.invocation.greets { self.outcomes(input) } else { self.first_outcomes(input) };
-        self.settled(outcomes, input.completions.len())
+        self.settled(outcomes, input)
     }
 
     fn scope(&self) -> Scope {
@@ -192,6 +202,33 @@ impl Reward for Program {
 
     fn last_words(&self) -> Vec<String> {
         self.words.lines()
+    }
+}
+
+/// A failure for want of time, with what the call had.
+fn with_patience(outcome: RewardOutcome, patience: Duration) -> RewardOutcome {
+    let seconds = (patience.as_secs_f64() * 10.0).round() / 10.0;
+    match outcome {
+        RewardOutcome::Failed(reason) => {
+            RewardOutcome::Failed(format!("{reason}; a call has {seconds} s (`reward_timeout`)"))
+        }
+        outcome => outcome,
+    }
+}
+
+/// Words of an error of Python that a missing column makes.
+const COLUMN_MISSING: [&str; 3] = ["required positional argument", "required keyword-only argument", "KeyError: "];
+
+/// A reason of failure, with the columns of the row where one may be missing.
+fn with_columns(reason: String, input: &RewardInput) -> String {
+    let variable = containment::hidden_variable(&reason).is_some();
+    if variable || !COLUMN_MISSING.iter().any(|words| reason.contains(words)) {
+        return reason;
+    }
+    let names: Vec<&str> = input.columns.keys().map(String::as_str).collect();
+    match names.as_slice() {
+        [] => format!("{reason}; the row has no columns besides its prompt"),
+        names => format!("{reason}; the row has the columns {}", names.join(", ")),
     }
 }
 

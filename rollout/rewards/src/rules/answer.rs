@@ -4,7 +4,10 @@
 //! The checker reads an answer as tokens (`tokens`), these as a shape (`reader`) of expressions (`scalar`) with units
 //! (`units`), and compares expressions by an exact normal form (`value`, `polynomial`, `rational`).
 
+mod choice;
 mod compare;
+mod inequality;
+pub(super) mod looks;
 mod polynomial;
 mod rational;
 mod reader;
@@ -19,7 +22,7 @@ use regex::Regex;
 
 use super::{
     gsm8k,
-    number::{THOUSANDS, in_digits, number},
+    number::{THOUSANDS, decimal_comma, in_digits, number, same_whole, vote_of_number},
     tags,
 };
 
@@ -34,13 +37,41 @@ static FRACTION: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^(-?)\\frac\{?(-?[\d.]+)\}?\{?(-?[\d.]+)\}?$").expect("a valid pattern"));
 
 /// LaTeX that changes how an answer looks and not what it is.
-const LOOKS: [&str; 14] =
-    ["\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "\\$", "$", "\\%", "%", "^\\circ", "^{\\circ}", " "];
+const LOOKS: [&str; 15] = [
+    "\\left",
+    "\\right",
+    "\\!",
+    "\\,",
+    "\\;",
+    "\\:",
+    "\\ ",
+    "\\\\",
+    "\\$",
+    "$",
+    "\\%",
+    "%",
+    "^\\circ",
+    "^{\\circ}",
+    " ",
+];
 
-/// The content of the last `\boxed{…}`, braces balanced; `None` without one or if it is not closed.
+/// Where a solution says what its answer is, as MetaMath's do.
+static ANNOUNCED: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?im)\banswer(?:\s+is)?\s*:\s*(\S.*)$").expect("a valid pattern"));
+
+/// The content of the last `\boxed{…}` (or `\fbox{…}`), braces balanced; `None` without one or if it is not closed. Without
+/// braces, `\boxed 7` is what follows on the line.
 #[must_use]
 pub fn last_boxed(text: &str) -> Option<&str> {
-    let (_, rest) = text.rsplit_once("\\boxed{")?;
+    let last = |command: &str| {
+        let mut all = text.rmatch_indices(command).map(|(at, _)| at + command.len());
+        all.find(|&behind| boxes(&text[behind..]))
+    };
+    let rest = text[["\\boxed", "\\fbox", "\\framebox"].into_iter().filter_map(last).max()?..].trim_start();
+    let Some(rest) = rest.strip_prefix('{') else {
+        let end = rest.find(['$', '\n']).into_iter().chain(rest.find("\\)")).min();
+        return Some(rest[..end.unwrap_or(rest.len())].trim());
+    };
     let mut depth = 1;
     for (index, byte) in rest.bytes().enumerate() {
         match byte {
@@ -55,6 +86,15 @@ pub fn last_boxed(text: &str) -> Option<&str> {
     None
 }
 
+/// Whether what follows the command is its argument: in braces, or a number or command without. A sentence may only speak of
+/// the command.
+fn boxes(behind: &str) -> bool {
+    let argument = behind.trim_start();
+    let unsigned = argument.strip_prefix(['-', '+']).unwrap_or(argument);
+    let bare = |c: char| c.is_ascii_digit() || (c == '\\' && unsigned[1..].starts_with(char::is_alphabetic));
+    argument.starts_with('{') || unsigned.chars().next().is_some_and(bare)
+}
+
 /// The final answer of a completion: the content of the last `\boxed{}`, else of the last `<answer>`, else the rest of the
 /// line after the last `####`. `None` without any, or when it is empty.
 #[must_use]
@@ -64,13 +104,25 @@ pub fn final_answer(completion: &str) -> Option<&str> {
     answer.map(str::trim).filter(|answer| !answer.is_empty())
 }
 
+/// The answer that a solution comes to: its final answer as a completion's, else what follows the last `answer is:`, else all
+/// of it.
+#[must_use]
+pub fn expected_answer(solution: &str) -> &str {
+    final_answer(solution).unwrap_or_else(|| announced(solution)).trim()
+}
+
+fn announced(solution: &str) -> &str {
+    let last = ANNOUNCED.captures_iter(solution).last().and_then(|found| found.get(1));
+    last.map_or(solution, |answer| answer.as_str())
+}
+
 /// 1 if the final answer of a completion is the expected one, 0 if it surely is not or there is none, `None` when that
 /// cannot be told (TRL's `accuracy_reward`, which also abstains when it cannot read the solution). The expected answer
 /// may itself be a solution that ends as a completion does.
 #[must_use]
 pub fn accuracy(completion: &str, expected: &str) -> Option<f64> {
     let Some(given) = final_answer(completion) else { return Some(0.0) };
-    match compare(given, final_answer(expected).unwrap_or(expected)) {
+    match compare(given, expected_answer(expected)) {
         Verdict::Equal => Some(1.0),
         Verdict::Different => Some(0.0),
         Verdict::Unsure => None,
@@ -91,16 +143,17 @@ pub fn reasoning_accuracy(completion: &str, expected: &str, delimiter: &str) -> 
 /// answer may itself be a solution that ends in `\boxed{}` or `####`.
 #[must_use]
 pub fn boxed(completion: &str, expected: &str) -> f64 {
-    let given = last_boxed(completion).map(normalise);
-    f64::from(u8::from(given.is_some_and(|given| same(&given, &normalise(gold(expected))))))
+    let expected = gold(expected);
+    let right = |given| same(&normalise(given), &normalise(expected)) || compare::same_text(given, expected);
+    f64::from(u8::from(last_boxed(completion).is_some_and(right)))
 }
 
 /// 1 if the last number of the completion equals the expected one, else 0.
 #[must_use]
 pub fn numeric(completion: &str, expected: &str) -> f64 {
-    let last = last_number(completion);
-    let expected = value(&normalise(gold(expected)));
-    f64::from(u8::from(last.zip(expected).is_some_and(|(given, expected)| close(given, expected))))
+    let expected = normalise(gold(expected));
+    let right = |given| same(last_of(given), &expected) || same_with_decimal_comma(given, &expected);
+    f64::from(u8::from(value(&readable(&expected)).is_some() && last_found(completion).is_some_and(right)))
 }
 
 /// The answer that [`accuracy`] looks at, as [`canonical`] text.
@@ -118,18 +171,19 @@ pub fn vote_boxed(completion: &str) -> Option<String> {
 /// As [`vote`], for [`numeric`].
 #[must_use]
 pub fn vote_numeric(completion: &str) -> Option<String> {
-    last_number(completion).map(in_digits)
+    last_found(completion).map(last_of).and_then(vote_of_number)
 }
 
 /// The value of an answer that is a number or a plain fraction, else its text without what only changes how it looks. Answers
 /// of other forms that are equal may differ in it.
 fn canonical(answer: &str) -> String {
     let text = normalise(answer);
-    value(&text).map_or(text, in_digits)
+    vote_of_number(&text).or_else(|| value(&text).map(in_digits)).unwrap_or(text)
 }
 
-fn last_number(completion: &str) -> Option<f64> {
-    NUMBER.find_iter(completion).last().and_then(|found| number(last_of(found.as_str())))
+/// The last number of a completion, or several with nothing but commas between them.
+fn last_found(completion: &str) -> Option<&str> {
+    NUMBER.find_iter(completion).last().map(|found| found.as_str())
 }
 
 /// The last number of what [`NUMBER`] finds: all of it, if its commas separate thousands, else what follows the last comma.
@@ -138,27 +192,41 @@ fn last_of(found: &str) -> &str {
 }
 
 fn gold(expected: &str) -> &str {
-    last_boxed(expected).or_else(|| gsm8k::answer(expected)).unwrap_or(expected).trim()
+    let found = last_boxed(expected).or_else(|| gsm8k::answer(expected)).or_else(|| tags::extract_answer(expected));
+    found.unwrap_or_else(|| announced(expected)).trim()
 }
 
 fn normalise(answer: &str) -> String {
-    let mut text = answer.replace("dfrac", "frac").replace("tfrac", "frac");
-    for wrapper in ["\\text{", "\\mathrm{", "\\textbf{"] {
-        while let Some(inner) = text.strip_prefix(wrapper).and_then(|t| t.strip_suffix('}')) {
-            text = inner.to_owned();
-        }
-    }
+    let mut text = looks::without_text_commands(&looks::bare(answer)).replace("dfrac", "frac").replace("tfrac", "frac");
     for look in LOOKS {
         text = text.replace(look, "");
     }
     text.trim_end_matches('.').to_owned()
 }
 
+/// Whether two normalised answers are the same text or number.
 fn same(given: &str, expected: &str) -> bool {
+    same_as_written(given, expected) || same_with_decimal_comma(given, expected) || {
+        same_with_decimal_comma(expected, given)
+    }
+}
+
+fn same_as_written(given: &str, expected: &str) -> bool {
     match (value(given), value(expected)) {
-        (Some(a), Some(b)) => close(a, b),
+        // Whole numbers are compared by their digits, since a double does not have all of them.
+        (Some(a), Some(b)) => same_whole(given, expected).unwrap_or_else(|| close(a, b)),
         _ => given == expected,
     }
+}
+
+/// Whether a number with a decimal comma is the other one, which has no comma.
+fn same_with_decimal_comma(text: &str, other: &str) -> bool {
+    !other.contains(',') && decimal_comma(text).is_some_and(|text| same_as_written(&text, other))
+}
+
+/// A number of which [`value`] can say the value.
+fn readable(text: &str) -> String {
+    decimal_comma(text).unwrap_or_else(|| text.to_owned())
 }
 
 /// The value of a number, `a/b` or `\frac{a}{b}`.
@@ -183,6 +251,9 @@ fn close(a: f64, b: f64) -> bool {
 mod checker_tests;
 
 #[cfg(test)]
+mod looks_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -191,6 +262,10 @@ mod tests {
         assert_eq!(last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}."), Some(r"\frac{1}{2}"));
         assert_eq!(last_boxed(r"\boxed{1"), None);
         assert_eq!(last_boxed("1"), None);
+        assert_eq!(last_boxed(r"$\boxed 7$ it is"), Some("7"));
+        assert_eq!(last_boxed(r"\fbox{12}"), Some("12"));
+        assert_eq!(last_boxed(r"\boxed{\fbox {12}}"), Some("12"));
+        assert_eq!(last_boxed(r"\boxed{5}, with \boxed as asked"), Some("5"));
     }
 
     #[test]
@@ -209,10 +284,31 @@ mod tests {
             (r"90^\circ", "90"),
             ("18", "6 * 3 = 18\n#### 18"),
             ("7", r"so it is \boxed{7}"),
+            ("**7**", "7"),
+            (r"\mathbf{7}", "7"),
+            (r"\text{(C)}", "C"),
+            (r"\textbf{7.0}", "7"),
+            (r"\large 7", "7"),
+            (r"7\\", "7"),
+            ("3,5", "3.5"),
+            ("0{,}75", "0.75"),
+            ("36893488147419103232", "36893488147419103232"),
+            ("72", "48 + 24 = 72. The answer is: 72"),
+            ("72", "<answer>72</answer>"),
         ] {
             assert_eq!(boxed(&format!("thus \\boxed{{{given}}}"), expected), 1.0, "{given} for {expected}");
         }
-        for (given, expected) in [("71", "72"), ("", "72"), ("x", "y"), ("1/0", "1"), ("12", "1/2"), ("1,2", "12")] {
+        for (given, expected) in [
+            ("71", "72"),
+            ("", "72"),
+            ("x", "y"),
+            ("1/0", "1"),
+            ("12", "1/2"),
+            ("1,2", "12"),
+            ("1,20", "1,2"),
+            ("1000000001", "1000000000"),
+            ("36893488147419103233", "36893488147419103232"),
+        ] {
             assert_eq!(boxed(&format!("\\boxed{{{given}}}"), expected), 0.0, "{given} for {expected}");
         }
         assert_eq!(boxed("72", "72"), 0.0, "without a box there is no answer");
@@ -236,6 +332,10 @@ mod tests {
             ("12,3456", "3456", 1.0),
             ("1234,567", "567", 1.0),
             ("1,2,345", "345", 1.0),
+            ("3,5 metres", "3.5", 1.0),
+            ("3.5 metres", "3,5", 1.0),
+            ("it is 36893488147419103232", "36893488147419103232", 1.0),
+            ("it is 36893488147419103233", "36893488147419103232", 0.0),
             ("72 or 73", "72", 0.0),
             ("none", "72", 0.0),
         ] {

@@ -1,6 +1,12 @@
 //! GSM8K's convention: the answer follows `####`.
 
-use super::number::{in_digits, number};
+use super::{
+    answer::{
+        expected_answer, last_boxed,
+        looks::{self, without_text_commands},
+    },
+    number::{decimal_comma, same_number, vote_of_number},
+};
 
 /// The answer of a GSM8K solution: the text after the first `####`, stripped; `None` without the marker.
 #[must_use]
@@ -12,12 +18,15 @@ pub fn answer(solution: &str) -> Option<&str> {
 /// 1 if the completion names, after its last `####`, the expected number, else 0.
 #[must_use]
 pub fn score(completion: &str, expected: &str) -> f64 {
-    let expected = answer(expected).unwrap_or(expected).trim();
+    let expected = answer(expected).unwrap_or_else(|| expected_answer(expected)).trim();
     let Some(given) = given(completion) else { return 0.0 };
-    let right = match (first_number(given), number(expected)) {
-        (Some(given), Some(expected)) => given == expected,
-        _ => given == expected,
+    let plain = bare(expected);
+    let same = |text: &str| {
+        let text = first_word(text);
+        let with_point = decimal_comma(text).filter(|_| !plain.contains(','));
+        same_number(with_point.as_deref().unwrap_or(text), &plain)
     };
+    let right = same(given).or_else(|| same(&bare(given))).unwrap_or(given == expected || bare(given) == plain);
     f64::from(u8::from(right))
 }
 
@@ -25,7 +34,8 @@ pub fn score(completion: &str, expected: &str) -> f64 {
 #[must_use]
 pub fn vote(completion: &str) -> Option<String> {
     let given = given(completion)?;
-    Some(first_number(given).map_or_else(|| given.to_owned(), in_digits))
+    let number = vote_of_number(first_word(given)).or_else(|| vote_of_number(first_word(&bare(given))));
+    Some(number.unwrap_or_else(|| given.to_owned()))
 }
 
 /// The rest of the line after the last `####`.
@@ -34,8 +44,14 @@ fn given(completion: &str) -> Option<&str> {
     given.trim_start().lines().next().map(str::trim).filter(|given| !given.is_empty())
 }
 
-fn first_number(given: &str) -> Option<f64> {
-    number(given.split_whitespace().next()?)
+fn first_word(given: &str) -> &str {
+    given.split_whitespace().next().unwrap_or_default()
+}
+
+/// A text without the looks of Markdown and LaTeX, in which numbers may be set.
+fn bare(text: &str) -> String {
+    let text = text.trim().trim_matches('$');
+    without_text_commands(&looks::bare(last_boxed(text).unwrap_or(text)))
 }
 
 #[cfg(test)]
@@ -64,6 +80,16 @@ mod tests {
             ("18", "18", 0.0),
             ("####", "18", 0.0),
             ("#### 72", "48 + 24\n#### 72", 1.0),
+            ("#### 72", "48 + 24 = 72\nThe answer is: 72", 1.0),
+            ("#### **58**", "58", 1.0),
+            ("**#### 58**", "58", 1.0),
+            (r"#### $\boxed{58}$", "58", 1.0),
+            (r"#### \textbf{58}", "58", 1.0),
+            ("#### **58** eggs", "58", 1.0),
+            ("#### **59**", "58", 0.0),
+            ("#### 3,5", "3.5", 1.0),
+            ("#### 36893488147419103232", "36893488147419103232", 1.0),
+            ("#### 36893488147419103233", "36893488147419103232", 0.0),
         ] {
             assert_eq!(score(completion, expected), score_, "{completion} for {expected}");
         }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use shared::RewardOutcome;
 
 use crate::{
-    Extract, Reward, RewardCompletion, RewardInput,
+    Answers, Extract, Reward, RewardCompletion, RewardInput,
     entry::{Entry, Parameter, Parameters},
     program::command,
 };
@@ -84,13 +84,22 @@ fn judged(
     rule: impl Fn(&RewardCompletion, &str) -> Option<f64> + Send + Sync + 'static,
 ) -> Built {
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
-        let answer = columns.iter().find_map(|column| input.text_column(column));
-        match answer.and_then(|answer| rule(completion, &answer)) {
+        let answers = input.answers(columns);
+        match answers.and_then(|answers| best(correct_at, &answers, |answer| rule(completion, answer))) {
             Some(score) => RewardOutcome::Score(score),
             None => RewardOutcome::NotApplicable,
         }
     };
     Ok(Arc::new(Rule { score, correct_at, extract: Some(Box::new(extract)) }))
+}
+
+/// The score by the answers of which any will do: that of a right one, else none where one of them leaves it open, else the
+/// highest.
+fn best(correct_at: f64, answers: &Answers, rule: impl Fn(&str) -> Option<f64>) -> Option<f64> {
+    let scores: Vec<Option<f64>> = answers.any_of.iter().map(|answer| rule(answer)).collect();
+    let highest = scores.iter().flatten().copied().reduce(f64::max)?;
+    let open = scores.contains(&None) && !answers.truth;
+    (highest >= correct_at || !open).then_some(highest)
 }
 
 /// Every function of this crate, in the order in which they are listed.
@@ -290,7 +299,7 @@ pub(super) const ENTRIES: &[Entry] = &[
 ];
 
 /// Columns with the right answer, by TRL's and by GSM8K's name.
-const ANSWER: &[&str] = &["answer", "solution"];
+pub(super) const ANSWER: &[&str] = &["answer", "solution"];
 
 /// The parameter of functions that score steps; [`separator`] reads it.
 pub const SEPARATOR: Parameter =
@@ -348,6 +357,39 @@ mod tests {
         let reasons = "[assistant] <reasoning>\n";
         assert!((score("format", reasons, "a</reasoning><answer>2</answer>") - 0.8).abs() < 1e-9);
         assert!((score("format", "", "a</reasoning><answer>2</answer>") - 0.6).abs() < 1e-9);
+    }
+
+    /// Of a list, any answer will do; a truth value is a word; a mapping is none.
+    #[test]
+    fn rules_read_what_datasets_call_an_answer() {
+        let score = |spec: &str, answer: serde_json::Value, text: &str| {
+            let input = RewardInput {
+                columns: Arc::new(serde_json::from_value(json!({ "answer": answer })).unwrap()),
+                completions: testing::completions(&[text]),
+                ..RewardInput::default()
+            };
+            Registry::default().function(spec).unwrap().reward().score(&input)[0].score()
+        };
+        for rule in ["accuracy", "boxed", "numeric", "gsm8k", "correctness"] {
+            let given = |number: &str| format!("<answer>{number}</answer>\n\\boxed{{{number}}}\n#### {number}");
+            let right = |answer: serde_json::Value, number: &str| score(rule, answer, &given(number)).map(|s| s >= 1.0);
+            assert_eq!(right(json!(["7"]), "7"), Some(true), "{rule}");
+            assert_eq!(right(json!(["6", 7]), "7"), Some(true), "{rule}");
+            assert_eq!(right(json!(["6", "8"]), "7"), Some(false), "{rule}");
+            assert_eq!(right(json!("36893488147419103232"), "36893488147419103232"), Some(true), "{rule}");
+            assert_eq!(right(json!("36893488147419103232"), "36893488147419103233"), Some(false), "{rule}");
+            assert_eq!(right(json!({"target": ["7"]}), "7"), None, "{rule}");
+            assert_eq!(right(json!([]), "7"), None, "{rule}");
+            assert_eq!(right(json!(null), "7"), None, "{rule}");
+        }
+        for (truth, word, expected) in
+            [(true, "True", 1.0), (true, "yes", 1.0), (true, "false", 0.0), (false, "No", 1.0), (false, "true", 0.0)]
+        {
+            let text = format!(r"\boxed{{{word}}}");
+            assert_eq!(score("accuracy", json!(truth), &text), Some(expected), "{truth} and {word}");
+            assert_eq!(score("boxed", json!(truth), &text), Some(expected), "{truth} and {word}");
+        }
+        assert_eq!(score("accuracy", json!(true), r"\boxed{perhaps}"), None);
     }
 
     /// What earns as much as the row's answer has the vote of the row's answer.

@@ -4,7 +4,10 @@ use std::{borrow::Cow, sync::LazyLock};
 
 use regex::Regex;
 
-use super::number::in_digits;
+use super::{
+    gsm8k,
+    number::{same_number, vote_of_number},
+};
 
 /// theLMbook's idea of a number.
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"-?\d*\.?\d+").expect("a valid pattern"));
@@ -42,9 +45,13 @@ pub fn extract_answer(text: &str) -> Option<&str> {
 /// The number in a text that holds exactly one.
 #[must_use]
 pub fn single_number(text: &str) -> Option<f64> {
+    single(text)?.parse().ok()
+}
+
+fn single(text: &str) -> Option<&str> {
     let mut matches = NUMBER.find_iter(text);
     let first = matches.next()?;
-    if matches.next().is_some() { None } else { first.as_str().parse().ok() }
+    if matches.next().is_some() { None } else { Some(first.as_str()) }
 }
 
 /// theLMbook's `correctness_reward`: 2 if the extracted answer is the expected one, 1.5 if both hold exactly one number
@@ -52,20 +59,20 @@ pub fn single_number(text: &str) -> Option<f64> {
 #[must_use]
 pub fn correctness(completion: &str, answer: &str) -> f64 {
     let Some(extracted) = extract_answer(completion) else { return 0.0 };
+    // The whole solution of GSM8K, where a dataset has that as its answer.
+    let answer = gsm8k::answer(answer).unwrap_or(answer);
     if extracted == answer {
         return 2.0;
     }
-    match (single_number(extracted), single_number(answer)) {
-        (Some(found), Some(expected)) if found == expected => 1.5,
-        _ => 0.0,
-    }
+    let same = single(extracted).zip(single(answer)).and_then(|(found, expected)| same_number(found, expected));
+    if same == Some(true) { 1.5 } else { 0.0 }
 }
 
 /// The answer that [`correctness`] looks at: of two that it takes for the same, the same text.
 #[must_use]
 pub fn vote(completion: &str) -> Option<String> {
     let answer = extract_answer(completion).filter(|answer| !answer.is_empty())?;
-    Some(single_number(answer).map_or_else(|| answer.to_owned(), in_digits))
+    Some(single(answer).and_then(vote_of_number).unwrap_or_else(|| answer.to_owned()))
 }
 
 /// theLMbook's `format_reward`: 0.2 for each of the four tags that appears.

@@ -1,9 +1,14 @@
 //! Whether two answers say the same.
 
+use std::{collections::BTreeSet, sync::LazyLock};
+
+use regex::Regex;
+
 use super::{
+    choice,
     rational::Rational,
     reader::{self, Answer, Quantity},
-    tokens::tokens,
+    tokens::{MAX_BYTES, Token, tokens},
     value::Value,
 };
 
@@ -50,6 +55,85 @@ impl Verdict {
 /// understood; the time is bounded whatever the texts are.
 #[must_use]
 pub fn compare(given: &str, expected: &str) -> Verdict {
+    if let Some(verdict) = choices(given, expected) {
+        return verdict;
+    }
+    match as_written(given, expected) {
+        Different if equal_with_decimal_commas(given, expected) => Unsure,
+        verdict => verdict,
+    }
+}
+
+/// Whether two answers are the same text but for looks, or the same choice.
+pub(super) fn same_text(a: &str, b: &str) -> bool {
+    let words = |token: Token| match token {
+        Token::Text(text) => Token::Word(text),
+        token => token,
+    };
+    let plain = |text: &str| tokens(text).map(|tokens| tokens.into_iter().map(words).collect::<Vec<_>>());
+    let choice = |text: &str| choice::read(text).filter(|choice| choice.rest.is_empty());
+    let same = plain(a).zip(plain(b)).is_some_and(|(a, b)| !a.is_empty() && a == b);
+    same || choice(a).zip(choice(b)).is_some_and(|(a, b)| a == b)
+}
+
+/// Compares two choices, or one with an answer; none where neither is a marked choice.
+fn choices(given: &str, expected: &str) -> Option<Verdict> {
+    let pair = (choice::read(given), choice::read(expected));
+    let of_rest = |rest: &str, other: &str| as_written(rest, other).at_best();
+    match pair {
+        (Some(a), Some(b)) if a.rest.is_empty() && b.rest.is_empty() => None,
+        (Some(a), Some(b)) if a.rest.is_empty() || b.rest.is_empty() => Some(Some(a.letter == b.letter).into()),
+        (Some(a), Some(b)) => match as_written(&a.rest, &b.rest) {
+            Equal if a.letter == b.letter => Some(Equal),
+            Different if a.letter != b.letter => Some(Different),
+            _ => Some(Unsure),
+        },
+        (Some(choice), None) if !choice.rest.is_empty() => Some(of_rest(&choice.rest, expected)),
+        (None, Some(choice)) if !choice.rest.is_empty() => Some(of_rest(given, &choice.rest)),
+        _ => None,
+    }
+}
+
+/// A comma between two digits.
+static COMMA: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(\d),(\d)").expect("a valid pattern"));
+
+/// Commas of which none stands before decimals.
+static COMMAS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d,\d+,\d").expect("a valid pattern"));
+
+/// The same answer with every comma between digits as a decimal point, and points before one gone; none without such a
+/// comma.
+fn with_decimal_points(answer: &str) -> Option<String> {
+    if COMMAS.is_match(answer) {
+        return None;
+    }
+    let first = COMMA.find(answer)?.start();
+    let (before, after) = answer.split_at(first);
+    // `1.234,5`
+    let before = before.rsplit_once('.').filter(|(_, digits)| digits.len() == 2 && is_digits(digits));
+    let text = match before {
+        Some((thousands, digits)) => format!("{thousands}{digits}{after}"),
+        None => answer.to_owned(),
+    };
+    Some(COMMA.replace_all(&text, "$1.$2").into_owned())
+}
+
+fn is_digits(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Whether two answers may be equal where a comma stands before decimals, as in much of the world.
+fn equal_with_decimal_commas(given: &str, expected: &str) -> bool {
+    if given.len().max(expected.len()) > MAX_BYTES {
+        return false;
+    }
+    let readings =
+        |text: &str| -> Vec<String> { with_decimal_points(text).into_iter().chain([text.to_owned()]).collect() };
+    let (given, expected) = (readings(given), readings(expected));
+    given.iter().any(|a| expected.iter().any(|b| as_written(a, b) != Different))
+}
+
+/// Compares two answers whose commas separate thousands or elements.
+fn as_written(given: &str, expected: &str) -> Verdict {
     let (Some(given), Some(expected)) = (tokens(given), tokens(expected)) else {
         return Verdict::from((given.trim() == expected.trim()).then_some(true));
     };
@@ -59,18 +143,29 @@ pub fn compare(given: &str, expected: &str) -> Verdict {
     if given == expected {
         return Equal;
     }
-    let (Some((given_name, given)), Some((expected_name, expected))) = (reader::read(&given), reader::read(&expected))
-    else {
+    let (Some(given), Some(expected)) = (reader::read(&given), reader::read(&expected)) else {
         return Unsure;
     };
-    let verdict = answers(&given, &expected);
+    let is_range = |answer: &Answer| matches!(answer, Answer::Bracket(..) | Answer::Union(_) | Answer::Set(_));
+    if (given.inequality && !is_range(&expected.answer)) || (expected.inequality && !is_range(&given.answer)) {
+        return Unsure;
+    }
+    let verdict = answers(&given.answer, &expected.answer);
     // Different names may be for the same thing, or for two.
-    if given_name.is_some() && expected_name.is_some() && given_name != expected_name { Unsure } else { verdict }
+    let two_names = given.name.is_some() && expected.name.is_some() && given.name != expected.name;
+    if two_names { Unsure } else { verdict }
 }
 
 fn answers(a: &Answer, b: &Answer) -> Verdict {
-    use Answer::{Bracket, Infinity, List, Quantity as One, Set, Union, Words};
+    use Answer::{Bracket, Infinity, List, Named, Quantity as One, Set, Union, Words};
     match (a, b) {
+        (Named(name, a), Named(other, b)) if name != other => match answers(a, b) {
+            Equal => Unsure,
+            verdict => verdict,
+        },
+        (Named(_, a), Named(_, b)) => answers(a, b),
+        (Named(_, a), b) => answers(a, b),
+        (a, Named(_, b)) => answers(a, b),
         (One(a), One(b)) => quantities(a, b),
         (Infinity { negative: a }, Infinity { negative: b }) => Some(a == b).into(),
         (Infinity { .. }, One(one)) | (One(one), Infinity { .. }) => {
@@ -80,6 +175,7 @@ fn answers(a: &Answer, b: &Answer) -> Verdict {
                 Unsure
             }
         }
+        (Words(a), Words(b)) if opposites(a, b) => Different,
         (Words(a), Words(b)) => Verdict::from((a == b).then_some(true)),
         (Set(a), Set(b) | List(b)) | (List(a), Set(b)) => unordered(a, b),
         (Union(a), Union(b)) => unordered(a, b).at_best(),
@@ -89,9 +185,10 @@ fn answers(a: &Answer, b: &Answer) -> Verdict {
             // As tuples they would be equal, as intervals not.
             if same == Equal && (open, close) != (open_b, close_b) { Unsure } else { same }
         }
-        (Bracket(open, close, a), List(b)) | (List(b), Bracket(open, close, a)) => match ordered(a, b) {
-            Equal if (*open, *close) != ('(', ')') => Unsure,
-            verdict => verdict,
+        (Bracket(open, close, a), List(b)) | (List(b), Bracket(open, close, a)) => match in_order(a, b) {
+            Equal if (*open, *close) == ('(', ')') => Equal,
+            Different if unordered(a, b) == Different => Different,
+            _ => Unsure,
         },
         (Set(items), one @ One(_)) | (one @ One(_), Set(items)) if items.len() == 1 => answers(&items[0], one),
         (One(one), List(_) | Bracket(..) | Set(_)) | (List(_) | Bracket(..) | Set(_), One(one)) => {
@@ -113,13 +210,46 @@ fn in_order(a: &[Answer], b: &[Answer]) -> Verdict {
     a.iter().zip(b).map(|(a, b)| answers(a, b)).fold(Equal, Verdict::and)
 }
 
-/// Lists, whose order may not matter.
+/// Lists, whose order does not matter where they hold the same quantities as often and no names say which is which.
 fn ordered(a: &[Answer], b: &[Answer]) -> Verdict {
     match in_order(a, b) {
         Equal => Equal,
         _ if unordered(a, b) == Different => Different,
+        _ if names(a) == names(b) && a.iter().chain(b).all(is_quantity) && rearranged(a, b) => Equal,
         _ => Unsure,
     }
+}
+
+fn is_quantity(answer: &Answer) -> bool {
+    match answer {
+        Answer::Named(_, answer) => is_quantity(answer),
+        answer => matches!(answer, Answer::Quantity(_) | Answer::Infinity { .. }),
+    }
+}
+
+/// The names of elements, each once, where they tell elements apart.
+fn names(items: &[Answer]) -> BTreeSet<&str> {
+    let name = |item| match item {
+        &Answer::Named(ref name, _) => Some(name.as_str()),
+        _ => None,
+    };
+    let names: BTreeSet<&str> = items.iter().filter_map(name).collect();
+    if names.len() > 1 { names } else { BTreeSet::new() }
+}
+
+/// Whether each element has another one that is equal.
+fn rearranged(a: &[Answer], b: &[Answer]) -> bool {
+    let mut left: Vec<&Answer> = b.iter().collect();
+    let taken = a.iter().all(|item| {
+        let found = left.iter().position(|other| answers(item, other) == Equal);
+        found.map(|index| left.swap_remove(index)).is_some()
+    });
+    taken && left.is_empty()
+}
+
+/// Words that exclude each other.
+fn opposites(a: &str, b: &str) -> bool {
+    [("true", "false"), ("yes", "no")].iter().any(|&(x, y)| (a, b) == (x, y) || (a, b) == (y, x))
 }
 
 /// Sets: every element of each in the other.
@@ -150,7 +280,7 @@ fn quantities(a: &Quantity, b: &Quantity) -> Verdict {
         Different if one_has_units && convertible(&a.value, &b.value) => Unsure,
         // `5m` may be five metres.
         Different if maybe_unit(a, b) || maybe_unit(b, a) => Unsure,
-        Different if rounded(a, b) || rounded(b, a) => Unsure,
+        Different if rounded(a, b) || rounded(b, a) || equal_as_doubles(a, b) => Unsure,
         verdict => verdict,
     }
 }
@@ -183,6 +313,21 @@ fn convertible(a: &Value, b: &Value) -> bool {
 /// Whether the letter at the end of `a` might be a unit of the number `b`.
 fn maybe_unit(a: &Quantity, b: &Quantity) -> bool {
     a.ends_in_letter && b.value.as_f64().is_some()
+}
+
+/// Significant digits from which a decimal number may be what a program printed of a double.
+const DIGITS_OF_A_DOUBLE: usize = 15;
+/// Relative distance that a few operations on doubles make.
+const NOISE: f64 = 1e-14;
+
+/// Whether one is a decimal number with as many digits as a double has, and the other one differs by no more than the errors of
+/// a computation with doubles.
+fn equal_as_doubles(a: &Quantity, b: &Quantity) -> bool {
+    let printed = |q: &Quantity| q.decimals.is_some_and(|decimals| decimals > 0) && q.digits >= DIGITS_OF_A_DOUBLE;
+    let (true, Some(x), Some(y)) = (printed(a) || printed(b), a.value.as_f64(), b.value.as_f64()) else { return false };
+    let scale = x.abs().max(y.abs());
+    let near = |x: f64, y: f64| (x - y).abs() <= NOISE * scale;
+    near(x, y) || a.suffix.percent != b.suffix.percent && (near(x / 100.0, y) || near(x, y / 100.0))
 }
 
 /// Whether `a` is a plain number to which `b`, which is written in another way, may have been rounded or cut off.

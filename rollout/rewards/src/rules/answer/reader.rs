@@ -1,7 +1,7 @@
 //! The shape of an answer: a quantity, several of them, or words.
 
 use super::{
-    scalar,
+    inequality, scalar,
     tokens::Token,
     units::{self, Suffix},
     value::Value,
@@ -29,6 +29,19 @@ pub(super) enum Answer {
     Union(Vec<Answer>),
     /// Words, in lower case.
     Words(String),
+    /// An element with its name, as in `x = 1, y = 2`.
+    Named(String, Box<Answer>),
+}
+
+/// What an answer says.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Reading {
+    /// The name that it gives to its value: `x` in `x = 5`.
+    pub name: Option<String>,
+    /// The value.
+    pub answer: Answer,
+    /// Whether the value is an interval that is written as an inequality, so that its ends are no answer.
+    pub inequality: bool,
 }
 
 /// A value with what stands around it.
@@ -38,36 +51,70 @@ pub(super) struct Quantity {
     pub suffix: Suffix,
     /// Digits after the point, if it is written as a plain number.
     pub decimals: Option<usize>,
+    /// Significant digits, if it is written as a plain number.
+    pub digits: usize,
     /// Whether it has thousands separators, so that it might be several numbers.
     pub grouped: bool,
     /// Whether it ends in a single letter, which might be a unit.
     pub ends_in_letter: bool,
 }
 
-/// An answer with the name that it gives to its value (`x` in `x = 5`).
-pub(super) fn read(tokens: &[Token]) -> Option<(Option<String>, Answer)> {
-    let (name, tokens) = name(tokens);
-    Some((name, shape(tokens, 0)?))
+/// Reads an answer.
+pub(super) fn read(tokens: &[Token]) -> Option<Reading> {
+    if let Some((name, answer)) = inequality::read(tokens) {
+        return Some(Reading { name: Some(name), answer, inequality: true });
+    }
+    // Of `x = 1, y = 2`, each element has its own name.
+    let parts = split(tokens, |token| is_comma(token) || is_and(token))?;
+    let named = parts.iter().filter(|part| name(part).0.is_some()).count();
+    let (name, tokens) = if named > 1 { (None, tokens) } else { name(tokens) };
+    Some(Reading { name, answer: shape(tokens, 0)?, inequality: false })
 }
 
-/// Splits `x = …`, `f(x) = …` and `x \in …`.
+/// Splits `x = …`, `f(x) = …`, `x \in …` and `\text{Area} = …`.
 fn name(tokens: &[Token]) -> (Option<String>, &[Token]) {
-    let letter = |token: &Token| match token {
-        Token::Word(word) if word.chars().count() == 1 => Some(word.clone()),
-        _ => None,
-    };
     match tokens {
         [name, equals, rest @ ..] if equals.is('=') || equals.is_command("in") => match letter(name) {
-            Some(name) => (Some(name), rest),
-            None => (None, tokens),
+            Some(name) => return (Some(name), rest),
+            None => {}
         },
         [function, open, argument, close, equals, rest @ ..]
             if open.is('(') && close.is(')') && equals.is('=') && letter(argument).is_some() =>
         {
-            (letter(function), if letter(function).is_some() { rest } else { tokens })
+            return (letter(function), if letter(function).is_some() { rest } else { tokens });
         }
-        _ => (None, tokens),
+        _ => {}
     }
+    let equals = tokens.iter().position(|token| token.is('='));
+    match equals.and_then(|at| Some((words_of_name(&tokens[..at])?, &tokens[at + 1..]))) {
+        Some((name, rest)) => (Some(name), rest),
+        None => (None, tokens),
+    }
+}
+
+/// A single letter.
+pub(super) fn letter(token: &Token) -> Option<String> {
+    match token {
+        Token::Word(word) if word.chars().count() == 1 => Some(word.clone()),
+        _ => None,
+    }
+}
+
+/// Words that name a quantity, in lower case. `mx` and `ln x` are no names but expressions.
+fn words_of_name(tokens: &[Token]) -> Option<String> {
+    let names = |token: &Token| match token {
+        Token::Text(text) => text.chars().all(|c| c.is_alphabetic() || c == ' ').then(|| text.to_lowercase()),
+        Token::Word(word) => {
+            let of_letter = |function: &str| {
+                word.strip_prefix(function).is_some_and(|letter| ["", "x", "y", "z", "a", "b", "θ"].contains(&letter))
+            };
+            let function = ["sin", "cos", "tan", "cot", "sec", "log", "exp", "sqrt"].into_iter().any(of_letter);
+            (word.chars().count() > 3 && !function).then(|| word.to_lowercase())
+        }
+        _ => None,
+    };
+    let words: Vec<String> = tokens.iter().map(names).collect::<Option<_>>()?;
+    (!words.is_empty()).then(|| words.join(" "))
 }
 
 fn shape(tokens: &[Token], depth: usize) -> Option<Answer> {
@@ -78,7 +125,15 @@ fn shape(tokens: &[Token], depth: usize) -> Option<Answer> {
     if unions.len() > 1 {
         return items(unions, depth).map(Answer::Union);
     }
+    if let [empty] = tokens
+        && empty.is_command("emptyset")
+    {
+        return Some(Answer::Set(Vec::new()));
+    }
     if let Some(inner) = enclosed(tokens, |token| token.is_command("{"), |token| token.is_command("}")) {
+        if inner.is_empty() {
+            return Some(Answer::Set(Vec::new()));
+        }
         return items(split(inner, is_comma)?, depth).map(Answer::Set);
     }
     if let Some(inner) = enclosed(tokens, |token| token.is('{'), |token| token.is('}')) {
@@ -120,14 +175,18 @@ fn items(parts: Vec<&[Token]>, depth: usize) -> Option<Vec<Answer>> {
         return None;
     }
     let item = |part: &[Token]| {
-        let (_, part) = name(part);
-        if has_groups(part) { None } else { shape(part, depth + 1) }
+        let (name, part) = name(part);
+        let answer = if has_groups(part) { None } else { shape(part, depth + 1) }?;
+        Some(match name {
+            Some(name) => Answer::Named(name, Box::new(answer)),
+            None => answer,
+        })
     };
     parts.into_iter().map(item).collect()
 }
 
 /// Whether a number has thousands separators: within brackets and lists, `1,234` is one number or two.
-fn has_groups(tokens: &[Token]) -> bool {
+pub(super) fn has_groups(tokens: &[Token]) -> bool {
     tokens.iter().any(|token| matches!(token, Token::Number { grouped: true, .. }))
 }
 
@@ -140,7 +199,7 @@ fn closes(token: &Token) -> bool {
 }
 
 /// The parts between separators that are in no brackets; `None` when brackets do not match.
-fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Option<Vec<&[Token]>> {
+pub(super) fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Option<Vec<&[Token]>> {
     let mut parts = Vec::new();
     let (mut depth, mut start) = (0_usize, 0);
     for (index, token) in tokens.iter().enumerate() {
@@ -158,12 +217,16 @@ fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Option<Vec<&[T
 }
 
 /// What is between a first and a last token that belong together.
-fn enclosed(tokens: &[Token], open: impl Fn(&Token) -> bool, close: impl Fn(&Token) -> bool) -> Option<&[Token]> {
+pub(super) fn enclosed(
+    tokens: &[Token],
+    open: impl Fn(&Token) -> bool,
+    close: impl Fn(&Token) -> bool,
+) -> Option<&[Token]> {
     let [first, inner @ .., last] = tokens else { return None };
     (open(first) && close(last) && split(inner, |_| false).is_some()).then_some(inner)
 }
 
-fn single(tokens: &[Token]) -> Option<Answer> {
+pub(super) fn single(tokens: &[Token]) -> Option<Answer> {
     let infinity = |token: &Token| token.is_command("infty");
     match tokens {
         [token] if infinity(token) => return Some(Answer::Infinity { negative: false }),
@@ -198,7 +261,12 @@ fn quantity(tokens: &[Token]) -> Option<Answer> {
         [Token::Number { text, .. }] => Some(text.split_once('.').map_or(0, |(_, decimals)| decimals.len())),
         _ => None,
     };
+    let digits = match unsigned {
+        [Token::Number { text, .. }] => text.trim_start_matches(['0', '.']).bytes().filter(u8::is_ascii_digit).count(),
+        _ => 0,
+    };
     Some(Answer::Quantity(Quantity {
+        digits,
         value,
         suffix,
         decimals,

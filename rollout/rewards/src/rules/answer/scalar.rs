@@ -15,7 +15,7 @@ const FACTORS: [char; 6] = ['a', 'b', 'c', 'x', 'y', 'z'];
 /// expression, cannot be read in one way only, or goes beyond the bounds.
 pub(super) fn value(tokens: &[Token]) -> Option<(Value, usize)> {
     let mut parser = Parser { tokens, next: 0, depth: 0, work: 0 };
-    let value = parser.sum()?;
+    let value = parser.over()?;
     Some((value, parser.next))
 }
 
@@ -155,9 +155,20 @@ impl<'a> Parser<'a> {
 
     fn group(&mut self, open: char, close: char) -> Option<Value> {
         self.eat(open)?;
-        let value = self.sum()?;
+        let value = if open == '{' { self.over()? } else { self.sum()? };
         self.eat(close)?;
         Some(value)
+    }
+
+    /// A sum, or a fraction as in `1 \over 2`.
+    fn over(&mut self) -> Option<Value> {
+        let top = self.sum()?;
+        if !self.peek().is_some_and(|token| token.is_command("over")) {
+            return Some(top);
+        }
+        self.next += 1;
+        let bottom = self.sum()?;
+        self.combine(&top, &bottom, Value::divide)
     }
 
     fn primary(&mut self) -> Option<Value> {

@@ -1,5 +1,7 @@
 //! Answers as tokens: what LaTeX writes in many ways becomes one.
 
+use super::looks;
+
 /// Longest answer that is looked into, in bytes.
 pub(super) const MAX_BYTES: usize = 400;
 
@@ -30,27 +32,39 @@ impl Token {
 
 /// The tokens of an answer; `None` when it is too long or has an unclosed text.
 pub(super) fn tokens(answer: &str) -> Option<Vec<Token>> {
-    let answer = answer.trim();
-    let answer = answer.strip_suffix('.').unwrap_or(answer);
     if answer.len() > MAX_BYTES {
         return None;
     }
+    let answer = looks::bare(answer);
     let mut tokens = Vec::new();
-    let mut rest = answer.chars().peekable();
+    read(&answer, &mut tokens)?;
+    while tokens.last().is_some_and(|token| token.is_command("\\")) {
+        tokens.pop();
+    }
+    if tokens.first().is_some_and(|token| token.is('=')) {
+        tokens.remove(0);
+    }
+    Some(without_ordinals(tokens))
+}
+
+/// Appends the tokens of a piece of LaTeX.
+fn read(text: &str, tokens: &mut Vec<Token>) -> Option<()> {
+    let mut rest = text.chars().peekable();
     while let Some(&c) = rest.peek() {
         if c.is_ascii_digit() || c == '.' {
             tokens.push(number(&mut rest));
             continue;
         }
         if c.is_alphabetic() && !matches!(c, 'π') {
-            tokens.push(Token::Word(take(&mut rest, |c| c.is_alphabetic() && c != 'π')));
+            let word = take(&mut rest, |c| c.is_alphabetic() && c != 'π');
+            push_words(&word, Token::Word, tokens);
             continue;
         }
         rest.next();
         match c {
-            '\\' => command(&mut rest, &mut tokens)?,
+            '\\' => command(&mut rest, tokens)?,
             c if c.is_whitespace() => {}
-            '$' | '£' | '€' | '~' => {}
+            '$' | '£' | '€' | '¥' | '₹' | '~' => {}
             '−' | '–' => tokens.push(Token::Symbol('-')),
             '×' | '·' | '∙' => tokens.push(Token::Symbol('*')),
             '÷' => tokens.push(Token::Symbol('/')),
@@ -58,12 +72,93 @@ pub(super) fn tokens(answer: &str) -> Option<Vec<Token>> {
             '√' => tokens.push(Token::Command("sqrt".into())),
             '∞' => tokens.push(Token::Command("infty".into())),
             '∪' => tokens.push(Token::Command("cup".into())),
+            '∈' => tokens.push(Token::Command("in".into())),
+            '∅' => tokens.push(Token::Command("emptyset".into())),
+            '≥' | '⩾' => tokens.push(Token::Command("ge".into())),
+            '≤' | '⩽' => tokens.push(Token::Command("le".into())),
+            '>' if rest.next_if_eq(&'=').is_some() => tokens.push(Token::Command("ge".into())),
+            '<' if rest.next_if_eq(&'=').is_some() => tokens.push(Token::Command("le".into())),
+            '≈' => tokens.push(Token::Symbol('=')),
             '°' => tokens.push(Token::Word("degrees".into())),
             '*' if rest.next_if_eq(&'*').is_some() => tokens.push(Token::Symbol('^')),
-            c => tokens.push(Token::Symbol(c)),
+            c => match looks::fraction(c) {
+                Some((top, bottom)) => push_fraction(top, bottom, tokens),
+                None if looks::raised(c).is_some() => push_raised(c, &mut rest, tokens),
+                None => tokens.push(Token::Symbol(c)),
+            },
         }
     }
-    Some(tokens)
+    Some(())
+}
+
+fn push_number(digits: impl Into<String>, tokens: &mut Vec<Token>) {
+    tokens.push(Token::Number { text: digits.into(), grouped: false });
+}
+
+fn push_fraction(top: &str, bottom: &str, tokens: &mut Vec<Token>) {
+    tokens.push(Token::Command("frac".into()));
+    for part in [top, bottom] {
+        tokens.push(Token::Symbol('{'));
+        push_number(part, tokens);
+        tokens.push(Token::Symbol('}'));
+    }
+}
+
+/// `x²`, `10⁻³`.
+fn push_raised(first: char, rest: &mut Rest<'_>, tokens: &mut Vec<Token>) {
+    let raised = format!("{first}{}", take(rest, |c| looks::raised(c).is_some()));
+    let mut digits: String = raised.chars().filter_map(looks::raised).collect();
+    tokens.extend([Token::Symbol('^'), Token::Symbol('{')]);
+    if let Some(positive) = digits.strip_prefix('-') {
+        digits = positive.to_owned();
+        tokens.push(Token::Symbol('-'));
+    }
+    push_number(digits, tokens);
+    tokens.push(Token::Symbol('}'));
+}
+
+/// Words as one token; `million` and its kin behind a number are a factor.
+fn push_words(words: &str, token: impl Fn(String) -> Token, tokens: &mut Vec<Token>) {
+    let (first, others) = words.split_once(char::is_whitespace).unwrap_or((words, ""));
+    let behind_number = tokens.last().is_some_and(|last| matches!(last, Token::Number { .. } | Token::Symbol('}')));
+    let words = match looks::multiple(first).filter(|_| behind_number) {
+        Some(zeros) => {
+            tokens.push(Token::Symbol('*'));
+            push_number(format!("1{}", "0".repeat(zeros)), tokens);
+            others.trim()
+        }
+        None => words,
+    };
+    if !words.is_empty() {
+        tokens.push(token(words.to_owned()));
+    }
+}
+
+/// Without the endings of ordinals: `5th` and `5^{\text{th}}` are 5.
+fn without_ordinals(tokens: Vec<Token>) -> Vec<Token> {
+    let ending = |token: &Token| {
+        matches!(token, Token::Word(word) | Token::Text(word)
+            if ["st", "nd", "rd", "th"].contains(&word.to_lowercase().as_str()))
+    };
+    let mut kept: Vec<Token> = Vec::new();
+    let mut rest = tokens.as_slice();
+    while let Some((token, after)) = rest.split_first() {
+        let whole = matches!(kept.last(), Some(Token::Number { text, .. }) if !text.contains('.'));
+        rest = match rest {
+            [raised, open, word, close, after @ ..]
+                if whole && raised.is('^') && open.is('{') && close.is('}') && ending(word) =>
+            {
+                after
+            }
+            [raised, word, after @ ..] if whole && raised.is('^') && ending(word) => after,
+            [word, after @ ..] if whole && ending(word) => after,
+            _ => {
+                kept.push(token.clone());
+                after
+            }
+        };
+    }
+    kept
 }
 
 type Rest<'a> = std::iter::Peekable<std::str::Chars<'a>>;
@@ -96,12 +191,23 @@ fn command(rest: &mut Rest<'_>, tokens: &mut Vec<Token>) -> Option<()> {
         "rbrace" => tokens.push(Token::Command("}".into())),
         "%" => tokens.push(Token::Symbol('%')),
         "degree" | "degrees" | "circ" => tokens.push(Token::Word("degrees".into())),
-        "text" | "textbf" | "textit" | "textrm" | "mathrm" | "mathbf" | "mbox" | "operatorname" => {
-            tokens.push(Token::Text(argument(rest)?));
+        "ge" | "geq" | "geqslant" | "geqq" => tokens.push(Token::Command("ge".into())),
+        "le" | "leq" | "leqslant" | "leqq" => tokens.push(Token::Command("le".into())),
+        "gt" => tokens.push(Token::Symbol('>')),
+        "lt" => tokens.push(Token::Symbol('<')),
+        "approx" => tokens.push(Token::Symbol('=')),
+        "emptyset" | "varnothing" => tokens.push(Token::Command("emptyset".into())),
+        "newline" | "cr" => tokens.push(Token::Command("\\".into())),
+        name if looks::TEXT.contains(&name) => text(&argument(rest)?, tokens)?,
+        name if looks::FONTS.contains(&name) => read(&argument(rest)?, tokens)?,
+        name if looks::UNSEEN.contains(&name) => drop(argument(rest)?),
+        "textcolor" | "colorbox" => {
+            argument(rest)?;
+            read(&argument(rest)?, tokens)?;
         }
-        // What changes how an answer looks and not what it is.
-        "left" | "right" | "big" | "Big" | "bigl" | "bigr" | "Bigl" | "Bigr" | "displaystyle" | "limits" => {}
-        "quad" | "qquad" | "!" | "," | ";" | ":" | " " | "(" | ")" | "[" | "]" | "$" => {}
+        // A point in place of a bracket is none.
+        "left" | "right" => drop(rest.next_if_eq(&'.')),
+        name if looks::LOOKS.contains(&name) => {}
         _ => tokens.push(Token::Command(name)),
     }
     Some(())
@@ -112,17 +218,45 @@ fn digits(rest: &mut Rest<'_>, tokens: &mut Vec<Token>, most: usize) {
     for _ in 0..most {
         take(rest, char::is_whitespace);
         let Some(digit) = rest.next_if(char::is_ascii_digit) else { return };
-        tokens.push(Token::Number { text: digit.into(), grouped: false });
+        push_number(digit, tokens);
     }
 }
 
-/// The text in the braces that follow.
+/// The argument of a command: what the braces that follow enclose, or the next character.
 fn argument(rest: &mut Rest<'_>) -> Option<String> {
     take(rest, char::is_whitespace);
-    rest.next_if_eq(&'{')?;
-    let text = take(rest, |c| !matches!(c, '{' | '}'));
-    rest.next_if_eq(&'}')?;
-    Some(text.replace("\\ ", " ").trim().to_owned())
+    if rest.next_if_eq(&'{').is_none() {
+        return rest.next_if(|c| c.is_alphanumeric()).map(String::from);
+    }
+    let mut content = String::new();
+    let mut depth = 1;
+    for c in rest.by_ref() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(content);
+        }
+        content.push(c);
+    }
+    None
+}
+
+/// The content of `\text{…}` and its kin: one token where it has words alone, else as if it stood there by itself.
+fn text(content: &str, tokens: &mut Vec<Token>) -> Option<()> {
+    let words = content.replace("\\ ", " ").replace("\\,", " ").replace('~', " ");
+    let words = words.trim();
+    if tokens.is_empty() && looks::is_label(words) {
+        return Some(());
+    }
+    let of_words = |c: char| c.is_alphabetic() || c.is_whitespace() || "()'’-:;,.&/!?".contains(c);
+    if words.chars().all(of_words) && words.chars().any(char::is_alphabetic) {
+        push_words(words, Token::Text, tokens);
+        return Some(());
+    }
+    read(words, tokens)
 }
 
 fn number(rest: &mut Rest<'_>) -> Token {
@@ -130,8 +264,8 @@ fn number(rest: &mut Rest<'_>) -> Token {
     let mut grouped = false;
     // A first group of at most three digits, not 0, and then groups of three.
     if (1..=3).contains(&text.len()) && !text.starts_with('0') {
-        while three_digits_follow(rest) {
-            grouped |= rest.peek() == Some(&',');
+        while let Some(mark) = three_digits_follow(rest) {
+            grouped |= [",", " "].contains(&mark);
             take(rest, |c| !c.is_ascii_digit());
             text.push_str(&take(rest, |c| c.is_ascii_digit()));
         }
@@ -139,15 +273,29 @@ fn number(rest: &mut Rest<'_>) -> Token {
     if let Some(point) = rest.next_if_eq(&'.') {
         text.push(point);
         text.push_str(&take(rest, |c| c.is_ascii_digit()));
+    } else if !text.is_empty() && decimals_follow(rest) {
+        text.push('.');
+        take(rest, |c| !c.is_ascii_digit());
+        text.push_str(&take(rest, |c| c.is_ascii_digit()));
     }
     Token::Number { text, grouped }
 }
 
-/// Whether a thousands separator follows, `,` or `{,}` or `\,` or `,\!`, and after it exactly three digits.
-fn three_digits_follow(rest: &Rest<'_>) -> bool {
+/// The thousands separator that follows, `,` or `{,}` or `\,` or `,\!` or a space, with exactly three digits behind it. Behind a
+/// space, they must be no numerator: `3 125/1000` is a mixed number.
+fn three_digits_follow(rest: &Rest<'_>) -> Option<&'static str> {
     let ahead: String = rest.clone().take(8).collect();
-    let after = ["{,}", "\\,", ",\\!", ","].iter().find_map(|mark| ahead.strip_prefix(mark));
-    after.is_some_and(|after| after.bytes().take_while(u8::is_ascii_digit).count() == 3)
+    let marks = ["{,}", "\\,", ",\\!", "\\ ", "\\;", "\\:", "~", ",", " "];
+    let (mark, after) = marks.iter().find_map(|mark| Some((*mark, ahead.strip_prefix(mark)?)))?;
+    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
+    let numerator = mark == " " && after[digits..].trim_start().starts_with('/');
+    (digits == 3 && !numerator).then_some(mark)
+}
+
+/// Whether a comma in braces follows that separates no thousands: `0{,}75` is a decimal number.
+fn decimals_follow(rest: &Rest<'_>) -> bool {
+    let mut ahead = rest.clone();
+    "{,}".chars().all(|c| ahead.next() == Some(c)) && ahead.next().is_some_and(|c| c.is_ascii_digit())
 }
 
 #[cfg(test)]

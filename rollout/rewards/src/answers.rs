@@ -1,0 +1,146 @@
+//! The right answers of a row, as datasets write them: one text or number, a truth value, or a list of which any will do.
+
+use serde_json::{Map, Value};
+
+/// Keys of a mapping under which the answer is looked for first, to name a way out.
+const KEYS: [&str; 5] = ["target", "answer", "value", "ground_truth", "solution"];
+
+/// What counts as right.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// The right answers, any of which will do; at least one.
+    pub any_of: Vec<String>,
+    /// Whether they are spellings of one truth value, so that what is surely not one of them is wrong.
+    pub truth: bool,
+}
+
+impl Answers {
+    /// Those of a column's value; none where that is a mapping, empty, or nothing.
+    #[must_use]
+    pub fn of(value: &Value) -> Option<Self> {
+        let one = |text: String| Some(Self { any_of: vec![text], truth: false });
+        match value {
+            Value::String(text) => one(text.clone()),
+            Value::Number(number) => one(digits(number)),
+            Value::Bool(truth) => {
+                let spellings = if *truth { ["True", "true", "Yes", "yes"] } else { ["False", "false", "No", "no"] };
+                Some(Self { any_of: spellings.map(str::to_owned).to_vec(), truth: true })
+            }
+            Value::Array(items) => {
+                let found: Vec<Self> = items.iter().filter_map(Self::of).collect();
+                let truth = !found.is_empty() && found.iter().all(|answers| answers.truth);
+                let any_of: Vec<String> = found.into_iter().flat_map(|answers| answers.any_of).collect();
+                (!any_of.is_empty()).then_some(Self { any_of, truth })
+            }
+            Value::Object(_) | Value::Null => None,
+        }
+    }
+
+    /// The answer as a text of its own.
+    #[must_use]
+    pub fn first(&self) -> &str {
+        self.any_of.first().map_or("", String::as_str)
+    }
+}
+
+/// A number without an exponent, since rules read digits.
+fn digits(number: &serde_json::Number) -> String {
+    let text = number.to_string();
+    let written = |value: f64| value.is_finite().then(|| value.to_string());
+    if text.contains(['e', 'E']) { number.as_f64().and_then(written).unwrap_or(text) } else { text }
+}
+
+/// What rules cannot read in the columns of rows that answers are looked for in, in words; none where every row with such a
+/// column has an answer.
+#[must_use]
+pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
+    let (mut all, mut bad, mut nulls) = (0, 0, 0);
+    let mut first: Option<(&str, &Value)> = None;
+    for row in rows {
+        all += 1;
+        let present: Vec<(&str, &Value)> = columns.iter().filter_map(|c| Some((*c, row.get(*c)?))).collect();
+        if present.is_empty() || present.iter().any(|(_, value)| Answers::of(value).is_some()) {
+            continue;
+        }
+        match present.iter().find(|(_, value)| !value.is_null()) {
+            Some(found) => {
+                bad += 1;
+                first.get_or_insert(*found);
+            }
+            None => nulls += 1,
+        }
+    }
+    let reads = "the rule reads texts, numbers, truth values and lists of them";
+    match first {
+        Some((column, value)) => {
+            let (kind, way_out) = describe(column, value);
+            Some(format!("column `{column}` holds {kind} in {bad} of {all} rows that were looked at; {reads}{way_out}"))
+        }
+        None if nulls > 0 && nulls == all => {
+            Some(format!("column `{}` is null in all {all} rows that were looked at; {reads}", columns.join("` or `")))
+        }
+        None => None,
+    }
+}
+
+/// The kind of a value without an answer, and the way out.
+fn describe(column: &str, value: &Value) -> (&'static str, String) {
+    match value {
+        Value::Object(object) => {
+            let named = KEYS.iter().copied().find(|key| object.get(*key).is_some_and(|v| Answers::of(v).is_some()));
+            let any = || object.iter().find(|(_, v)| Answers::of(v).is_some()).map(|(key, _)| key.as_str());
+            let key = named.or_else(any);
+            (
+                "mappings",
+                key.map_or_else(String::new, |key| format!(" (`answer_column = \"{column}.{key}\"` names one)")),
+            )
+        }
+        Value::Array(items) if items.is_empty() => ("empty lists", String::new()),
+        _ => ("lists of mappings", String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn texts_numbers_truths_and_lists_are_answers() {
+        for (value, any_of) in [
+            (json!("7"), Some(vec!["7"])),
+            (json!(7), Some(vec!["7"])),
+            (json!(7.5), Some(vec!["7.5"])),
+            (json!(1e22), Some(vec!["10000000000000000000000"])),
+            (json!(["7", 8, [9]]), Some(vec!["7", "8", "9"])),
+            (json!(true), Some(vec!["True", "true", "Yes", "yes"])),
+            (json!([null, "x"]), Some(vec!["x"])),
+            (json!({"target": "7"}), None),
+            (json!([]), None),
+            (json!([{"a": 1}]), None),
+            (json!(null), None),
+        ] {
+            let found = Answers::of(&value).map(|answers| answers.any_of);
+            assert_eq!(found, any_of.map(|texts| texts.into_iter().map(str::to_owned).collect()), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_named_with_the_way_out() {
+        let rows = |values: &[Value]| -> Vec<Map<String, Value>> {
+            values.iter().map(|value| json!({ "answer": value }).as_object().unwrap().clone()).collect()
+        };
+        let told = |values: &[Value]| unreadable(&["answer", "solution"], &rows(values));
+        assert_eq!(told(&[json!("7"), json!(["7"]), json!(7), json!(true)]), None);
+        let words = told(&[json!(["7"]), json!({"source": {}, "target": ["7"]})]).unwrap();
+        assert!(words.starts_with("column `answer` holds mappings in 1 of 2 rows"), "{words}");
+        assert!(words.contains("`answer_column = \"answer.target\"`"), "{words}");
+        assert!(told(&[json!([])]).unwrap().contains("empty lists"));
+        assert!(told(&[json!([{"a": 1}])]).unwrap().contains("lists of mappings"));
+        assert!(told(&[json!(null)]).unwrap().contains("is null in all 1 rows"));
+        assert_eq!(told(&[json!(null), json!("7")]), None);
+        let row = json!({"answer": null, "solution": "7"}).as_object().unwrap().clone();
+        assert_eq!(unreadable(&["answer", "solution"], [&row]), None);
+    }
+}

@@ -1,0 +1,46 @@
+//! Choices of a question with several, as in `(C) 14`: a letter that stands for an answer, with or without that.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::looks;
+
+/// A choice as it is written, without commands around it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// Its letter.
+    pub letter: char,
+    /// What stands behind the letter; empty for the letter alone.
+    pub rest: String,
+}
+
+/// A letter that is marked as a choice, and the rest.
+static MARKED: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^(?:\(\s*([A-J])\s*\)[.:]?|([A-J])\s*[).:])\s*(.*)$").expect("a valid pattern"));
+
+/// What makes it doubtful that the letter is the choice: another letter, or words that take it back.
+static DOUBT: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern = r"\b[A-J]\b|^(?:and|or|&)\b|(?i:\b(?:not|no|wrong|incorrect|false|neither|except|but|if)\b)";
+    Regex::new(pattern).expect("a valid pattern")
+});
+
+/// Reads a choice: the letter alone, with or without marks, or a marked one with what it stands for.
+pub(super) fn read(answer: &str) -> Option<Choice> {
+    if answer.len() > super::tokens::MAX_BYTES {
+        return None;
+    }
+    let mut text = looks::without_text_commands(&looks::bare(answer)).replace(['$', '~'], " ");
+    for (look, plain) in [("\\ ", " "), ("\\,", " "), ("\\left", ""), ("\\right", "")] {
+        text = text.replace(look, plain);
+    }
+    let text = looks::bare(&text);
+    if let [letter @ b'A'..=b'J'] = text.as_bytes() {
+        return Some(Choice { letter: char::from(*letter), rest: String::new() });
+    }
+    let found = MARKED.captures(&text)?;
+    let letter = found.get(1).or_else(|| found.get(2))?.as_str().chars().next()?;
+    let rest = found.get(3).map_or("", |rest| rest.as_str()).trim();
+    let begins = rest.chars().next().is_none_or(|c| c.is_alphanumeric() || matches!(c, '\\' | '-' | '"' | '$'));
+    (begins && !DOUBT.is_match(rest)).then(|| Choice { letter, rest: rest.to_owned() })
+}

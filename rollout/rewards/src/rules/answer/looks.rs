@@ -1,0 +1,246 @@
+//! What changes how an answer looks and not what it is: commands of LaTeX, marks of Markdown, characters.
+
+use std::{borrow::Cow, sync::LazyLock};
+
+use regex::Regex;
+
+/// Commands whose argument is text.
+pub(super) const TEXT: [&str; 15] = [
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "textsf",
+    "texttt",
+    "textnormal",
+    "textup",
+    "textsc",
+    "textmd",
+    "emph",
+    "mbox",
+    "hbox",
+    "mathrm",
+    "operatorname",
+];
+
+/// Commands whose argument is mathematics in another font or a frame.
+pub(super) const FONTS: [&str; 17] = [
+    "mathbf",
+    "mathsf",
+    "mathit",
+    "mathtt",
+    "mathnormal",
+    "boldsymbol",
+    "bm",
+    "bold",
+    "pmb",
+    "underline",
+    "ensuremath",
+    "mathop",
+    "mathord",
+    "boxed",
+    "fbox",
+    "framebox",
+    "uline",
+];
+
+/// Commands whose argument is not seen.
+pub(super) const UNSEEN: [&str; 9] =
+    ["hspace", "vspace", "phantom", "hphantom", "vphantom", "color", "tag", "label", "mspace"];
+
+/// Commands without arguments.
+pub(super) const LOOKS: [&str; 66] = [
+    "middle",
+    "big",
+    "Big",
+    "bigg",
+    "Bigg",
+    "bigl",
+    "bigr",
+    "Bigl",
+    "Bigr",
+    "biggl",
+    "biggr",
+    "Biggl",
+    "Biggr",
+    "displaystyle",
+    "textstyle",
+    "scriptstyle",
+    "scriptscriptstyle",
+    "limits",
+    "nolimits",
+    "tiny",
+    "scriptsize",
+    "footnotesize",
+    "small",
+    "normalsize",
+    "large",
+    "Large",
+    "LARGE",
+    "huge",
+    "Huge",
+    "bf",
+    "rm",
+    "it",
+    "sf",
+    "tt",
+    "sl",
+    "bfseries",
+    "itshape",
+    "boldmath",
+    "mathstrut",
+    "strut",
+    "quad",
+    "qquad",
+    "enspace",
+    "enskip",
+    "thinspace",
+    "medspace",
+    "thickspace",
+    "negthinspace",
+    "space",
+    "nobreakspace",
+    "allowbreak",
+    "pounds",
+    "euro",
+    "yen",
+    "!",
+    ",",
+    ";",
+    ":",
+    ">",
+    " ",
+    "(",
+    ")",
+    "[",
+    "]",
+    "$",
+    "/",
+];
+
+/// A command for a font with what it holds.
+static TEXT_COMMAND: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern =
+        r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|mbox|emph)\s*\{([^{}]*)\}";
+    Regex::new(pattern).expect("a valid pattern")
+});
+
+/// Commands for sizes, which have no argument.
+static SIZE: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern = r"\\(?:displaystyle|textstyle|tiny|small|large|Large|LARGE|huge|Huge|bf|rm|it)\b\s*";
+    Regex::new(pattern).expect("a valid pattern")
+});
+
+/// How deep commands for fonts are taken off.
+const FONTS_WITHIN_FONTS: usize = 3;
+
+/// A text without commands for fonts and sizes around what it says.
+pub(in super::super) fn without_text_commands(text: &str) -> String {
+    let mut text = SIZE.replace_all(text, "").into_owned();
+    for _ in 0..FONTS_WITHIN_FONTS {
+        text = TEXT_COMMAND.replace_all(&text, "$1").into_owned();
+    }
+    text
+}
+
+/// Words before a colon that only announce an answer.
+static LABEL: LazyLock<Regex> = LazyLock::new(|| {
+    let words = r"(?i)^(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+|right\s+)?";
+    Regex::new(&format!(r"{words}(?:answer|result|solution)(?:\s+is)?\s*[:=]\s*")).expect("a valid pattern")
+});
+
+/// Whether words only announce an answer.
+pub(super) fn is_label(words: &str) -> bool {
+    LABEL.find(words).is_some_and(|found| found.end() == words.len())
+}
+
+/// A text without words that only announce an answer.
+pub(super) fn unlabelled(text: &str) -> &str {
+    LABEL.find(text).map_or(text, |found| &text[found.end()..])
+}
+
+/// An answer without marks of Markdown, quotation marks and a full stop around it, its characters being those of ASCII where
+/// others only look different.
+pub(in super::super) fn bare(answer: &str) -> String {
+    let plain: String = answer.chars().map(in_ascii).collect();
+    let mut text = unmarked(plain.trim());
+    // Each look may hide another one: `**"58".**`.
+    loop {
+        let before = text.len();
+        text = text.trim().to_owned();
+        text = unlabelled(&text).to_owned();
+        text = unquoted(&text).to_owned();
+        text = unmarked(&text);
+        // The end of a sentence, and not that of an ellipsis.
+        let ended = text.strip_suffix(['.', ';', '。']).filter(|rest| !rest.ends_with('.'));
+        text = ended.map(|rest| rest.trim_end().to_owned()).unwrap_or(text);
+        text = text.strip_prefix('=').map(str::to_owned).unwrap_or(text);
+        if text.len() == before {
+            return text;
+        }
+    }
+}
+
+/// Without emphasis. No expression begins or ends with a star.
+fn unmarked(text: &str) -> String {
+    let text = match text.strip_prefix("**") {
+        Some(rest) => Cow::from(rest.replacen("**", "", 1)),
+        None => Cow::from(text),
+    };
+    let mut text = text.trim_matches(['*', '`']).trim();
+    while let Some(inner) = text.strip_prefix('_').and_then(|rest| rest.strip_suffix('_')) {
+        text = inner.trim();
+    }
+    text.to_owned()
+}
+
+fn unquoted(text: &str) -> &str {
+    let pairs = [('"', '"'), ('“', '”'), ('«', '»')];
+    pairs.iter().find_map(|&(open, close)| text.strip_prefix(open)?.strip_suffix(close)).unwrap_or(text)
+}
+
+/// Full-width characters and spaces of any width.
+fn in_ascii(c: char) -> char {
+    match c {
+        '\u{ff01}'..='\u{ff5e}' => char::from_u32(u32::from(c) - 0xfee0).unwrap_or(c),
+        '\u{a0}' | '\u{2000}'..='\u{200a}' | '\u{202f}' | '\u{205f}' | '\u{3000}' => ' ',
+        c => c,
+    }
+}
+
+/// The fraction that a character is.
+pub(super) fn fraction(c: char) -> Option<(&'static str, &'static str)> {
+    Some(match c {
+        '½' => ("1", "2"),
+        '⅓' => ("1", "3"),
+        '⅔' => ("2", "3"),
+        '¼' => ("1", "4"),
+        '¾' => ("3", "4"),
+        '⅕' => ("1", "5"),
+        '⅖' => ("2", "5"),
+        '⅗' => ("3", "5"),
+        '⅘' => ("4", "5"),
+        '⅙' => ("1", "6"),
+        '⅚' => ("5", "6"),
+        '⅐' => ("1", "7"),
+        '⅛' => ("1", "8"),
+        '⅜' => ("3", "8"),
+        '⅝' => ("5", "8"),
+        '⅞' => ("7", "8"),
+        '⅑' => ("1", "9"),
+        '⅒' => ("1", "10"),
+        _ => return None,
+    })
+}
+
+/// The character that a raised one stands for.
+pub(super) fn raised(c: char) -> Option<char> {
+    "⁰¹²³⁴⁵⁶⁷⁸⁹⁻".chars().zip("0123456789-".chars()).find(|(raised, _)| *raised == c).map(|(_, plain)| plain)
+}
+
+/// The zeros of `million` and its kin.
+pub(super) fn multiple(word: &str) -> Option<usize> {
+    let words = [("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)];
+    let word = word.to_lowercase();
+    words.iter().find(|(name, _)| *name == word || word.strip_suffix('s') == Some(*name)).map(|(_, zeros)| *zeros)
+}
