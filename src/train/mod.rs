@@ -10,6 +10,7 @@ mod progress;
 mod rehearsal;
 mod resolve;
 mod sampler_check;
+mod session;
 mod workers;
 
 use std::{ffi::OsString, process::ExitCode, time::Instant};
@@ -37,9 +38,10 @@ use crate::{
     supervise::{self, Chaos, Limits, Outcome, Spec, Watch},
 };
 
-pub use directory::{goes_on, remove};
+pub use directory::{goes_on, hold, remove};
 pub use hub::locate;
 pub use problems::Problems;
+use directory::OwnedRun;
 use resolve::Resolved;
 pub use resolve::explained;
 
@@ -237,8 +239,8 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     watch.announce(&config);
     let limits = Limits { chaos, ..Limits::new(&config) };
     let learner =
-        spec("learner", &dir, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
-    let sampler = spec("rollout", &dir, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
+        spec("learner", &run, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
+    let sampler = spec("rollout", &run, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
     let outcome = supervise::supervise(learner, sampler, limits, &mut watch);
     // Both processes are gone, and only this run's folder and segments are touched.
     if let Err(error) = remove_leftovers(&dir) {
@@ -250,8 +252,11 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     reporter.into_iter().for_each(Reporter::finish);
     let outcome = outcome?;
     let seconds = begin.elapsed().as_secs_f64();
-    let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };
-    let report = report::write(&dir).context("the run is complete, but its report could not be written")?;
+    let records = metrics::read(&dir.metrics())?;
+    // A start that came to nothing leaves the run as it was.
+    let begun = outcome == Outcome::Finished || watch.steps() > first_step || !dir.report().exists();
+    let report = if begun { report::write(&dir) } else { Ok(dir.report()) };
+    let report = report.context("the run is complete, but its report could not be written")?;
     let rewards = summary::first_and_last(&records, metrics::REWARD);
     let summary = Summary {
         steps: records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64,
@@ -281,9 +286,10 @@ fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Resu
     VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
-fn spec(name: &'static str, dir: &RunDir, smaller: &'static str) -> Result<Spec> {
-    let args = ["run".into(), "--run-dir".into(), OsString::from(dir.root())];
-    Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name), smaller })
+fn spec(name: &'static str, run: &OwnedRun, smaller: &'static str) -> Result<Spec> {
+    let args = ["run".into(), "--run-dir".into(), OsString::from(run.dir.root())];
+    let (program, log) = (binaries::find(name)?, run.dir.log(name));
+    Ok(Spec { name, program, args: args.to_vec(), env: run.session.variables().to_vec(), log, smaller })
 }
 
 fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir) -> String {

@@ -72,7 +72,7 @@ impl Run<'_> {
             return Ok(());
         };
         let (most, Refusal { version, publication, reason }) = (self.config.max_refusals, refusal);
-        self.notices.tell([Notice::new(
+        self.journals()?.notices.tell([Notice::new(
             NoticeKind::VersionRefused,
             self.state.step,
             format!("the sampler refused the weights v{version} ({count} of {most} in a row): {reason}"),

@@ -145,7 +145,7 @@ fn located(path: &Path) -> anyhow::Result<PathBuf> {
     if !run.config().is_file() {
         return Ok(locate_model(path)?);
     }
-    let newest = checkpoints::newest(&run, Depth::Lengths).with_context(|| path.display().to_string())?;
+    let newest = checkpoints::newest(&run, Depth::Contents).with_context(|| path.display().to_string())?;
     let step = newest.usable(&run).map_err(anyhow::Error::msg)?;
     let step = step.with_context(|| format!("the run {} has no checkpoint yet", path.display()))?;
     Ok(run.checkpoint(step))

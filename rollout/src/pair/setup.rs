@@ -16,11 +16,11 @@ use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, SamplerStatus, incarnation, iox::IoxSampler},
-    config::{TrainConfig, WeightSwap, layers},
+    config::{TrainConfig, WeightSwap},
     heartbeat::{self, Deadlines, Phase},
     memory_plan::{RunPlan, kept_numbers},
     prompts::LongPrompts,
-    signals,
+    session, signals,
 };
 use shared_data::Columns;
 
@@ -52,7 +52,7 @@ const KEPT_BYTES: usize = 256 << 20;
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
 pub fn run(run_dir: &RunDir) -> anyhow::Result<Ended> {
     heartbeat::start()?;
-    let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
+    let config = session::config(run_dir)?;
     config.validate()?;
     let deadlines = Deadlines::of(&config);
     let stop = signals::listen(deadlines).context("signal handler")?;

@@ -16,7 +16,7 @@ pub mod iox;
 mod silence;
 
 use std::{
-    fs, io,
+    io,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -30,6 +30,7 @@ use crate::{
     ids::{PolicyVersion, Step},
     rng,
     run_dir::RunDir,
+    session,
 };
 
 /// A number that no other process of a run is likely to draw.
@@ -79,14 +80,33 @@ impl LearnerStatus {
     /// # Errors
     /// When the file cannot be written.
     pub fn leave(&self, run_dir: &RunDir) -> io::Result<()> {
-        atomic::write(&run_dir.finished(), &serde_json::to_vec(self)?)
+        let left = Left { status: self.clone(), session: session::id() };
+        atomic::write(&run_dir.finished(), &serde_json::to_vec(&left)?)
     }
 
-    /// What [`LearnerStatus::leave`] has left; none while the run goes on.
+    /// What [`LearnerStatus::leave`] has left in this start of the run; none while the run goes on.
     #[must_use]
     pub fn left(run_dir: &RunDir) -> Option<Self> {
-        serde_json::from_slice(&fs::read(run_dir.finished()).ok()?).ok()
+        Self::left_in(run_dir, session::id())
     }
+
+    fn left_in(run_dir: &RunDir, session: Option<String>) -> Option<Self> {
+        let text = shared_bounds::read(&run_dir.finished(), MOST_LEFT).ok()?;
+        let left: Left = serde_json::from_slice(&text).ok()?;
+        (left.session == session).then_some(left.status)
+    }
+}
+
+/// Most bytes of `finished.json`.
+const MOST_LEFT: u64 = 1 << 20;
+
+/// `finished.json`: what was left by an earlier start of the run says nothing of this one.
+#[derive(Debug, Serialize, Deserialize)]
+struct Left {
+    #[serde(flatten)]
+    status: LearnerStatus,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    session: Option<String>,
 }
 
 /// A version that is not what the learner published.
