@@ -125,7 +125,11 @@ fn candidates(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<[Candidates;
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    if !path.is_symlink() && path.is_dir() { atomic::remove_dir(path) } else { fs::remove_file(path).map_err(named(path)) }
+    if !path.is_symlink() && path.is_dir() {
+        atomic::remove_dir(path)
+    } else {
+        fs::remove_file(path).map_err(named(path))
+    }
 }
 
 #[cfg(test)]

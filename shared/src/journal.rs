@@ -241,7 +241,8 @@ mod tests {
         Seen { step: Some(step), kind }
     }
 
-    const TEXT: &[u8] = b"{\"step\":1,\"kind\":\"a\"}\n\0\0\0\0\n{\"step\":2,\"kind\":\n\n{\"step\":3,\"kind\":\"of_tomorrow\"}\n\
+    const TEXT: &[u8] =
+        b"{\"step\":1,\"kind\":\"a\"}\n\0\0\0\0\n{\"step\":2,\"kind\":\n\n{\"step\":3,\"kind\":\"of_tomorrow\"}\n\
         {}\n[1]\n\xff\xfe\n{\"kind\":\"a\"}\n{\"step\":4,\"kind\":\"b\"}\n{\"step\":5,\"ki";
 
     #[test]

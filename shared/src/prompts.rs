@@ -52,7 +52,10 @@ impl LongPrompts {
     /// Reads them; a file that is not there has none.
     #[must_use]
     pub fn read(path: &Path) -> Vec<Self> {
-        shared_bounds::read(path, MOST_BYTES).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+        shared_bounds::read(path, MOST_BYTES)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
     }
 }
 

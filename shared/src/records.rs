@@ -119,8 +119,7 @@ pub fn of_steps(metrics: &Found, ledger: &Found, logged: Option<u64>, completed:
 /// A file that cannot be read, by name.
 pub fn examine(run_dir: &RunDir) -> io::Result<Vec<String>> {
     let (mut metrics, mut ledger) = (Found::default(), Found::default());
-    metrics.skipped =
-        journal::for_each::<MetricRecord>(&run_dir.metrics(), |record| metrics.steps.add(&record))?;
+    metrics.skipped = journal::for_each::<MetricRecord>(&run_dir.metrics(), |record| metrics.steps.add(&record))?;
     ledger.skipped = journal::for_each::<LedgerLine>(&run_dir.ledger(), |line| match line {
         // What was in flight when the run ended is of a step that was not made.
         LedgerLine::Group(group) if !group.is_in_flight() => ledger.steps.note(group.step),
@@ -132,7 +131,8 @@ pub fn examine(run_dir: &RunDir) -> io::Result<Vec<String>> {
     let of_evaluations = journal::for_each::<MetricRecord>(&run_dir.eval(), drop)?;
     let (_, of_notices) = notices::read_all(&run_dir.notices())?;
     let comparisons = journal::for_each::<serde_json::Map<_, _>>(&run_dir.comparisons(), drop)?;
-    let others = [(run_dir.eval(), of_evaluations), (run_dir.notices(), of_notices), (run_dir.comparisons(), comparisons)];
+    let others =
+        [(run_dir.eval(), of_evaluations), (run_dir.notices(), of_notices), (run_dir.comparisons(), comparisons)];
     let in_words = |(path, skipped): &(std::path::PathBuf, Skipped)| {
         (!skipped.is_empty()).then(|| format!("{}: {skipped}", name(path)))
     };
@@ -176,7 +176,9 @@ mod tests {
     fn each_journal_that_is_damaged_or_gone_is_named_with_what_it_lacks() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::new(dir.path());
-        let group = |step: u64| format!("{{\"step\":{step},\"group\":0,\"position\":1,\"prompt_id\":1,\"epoch\":0,\"states\":[]}}\n");
+        let group = |step: u64| {
+            format!("{{\"step\":{step},\"group\":0,\"position\":1,\"prompt_id\":1,\"epoch\":0,\"states\":[]}}\n")
+        };
         let metric = |step: u64| format!("{{\"step\":{step}}}\n");
         let write = |skip: u64| {
             let all = (4..=6).filter(|step| *step != skip);

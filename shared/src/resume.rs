@@ -81,7 +81,7 @@ pub fn check(config: &TrainConfig, model: &ModelDir, checkpoint: &Path) -> Resul
 /// The configuration that a checkpoint was made with; nothing where it does not say.
 #[must_use]
 pub fn saved_config(checkpoint: &Path) -> Option<Value> {
-    let state: Value = 
+    let state: Value =
         serde_json::from_slice(&shared_bounds::read(&checkpoint.join(STATE_FILE), MOST_STATE).ok()?).ok()?;
     state.get("config").cloned()
 }

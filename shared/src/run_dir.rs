@@ -68,7 +68,8 @@ impl RunDir {
         for folder in [self.logs(), self.completions(), self.batches(), self.rounded()] {
             match fs::symlink_metadata(&folder) {
                 Ok(there) if !there.is_dir() => {
-                    let what = if there.is_symlink() { "is a link, which is not written through" } else { "is no folder" };
+                    let what =
+                        if there.is_symlink() { "is a link, which is not written through" } else { "is no folder" };
                     let message = format!("{}: {what}; remove it, or move it away", folder.display());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
                 }

@@ -291,7 +291,7 @@ fn holders(path: &Path) -> Vec<Holder> {
 /// Seconds since a process was started; 0 where the system does not tell.
 fn age(process: u32) -> u64 {
     let id = sysinfo::Pid::from_u32(process);
-    let mut system = sysinfo::System::new();
+    let Ok(mut system) = sysinfo::System::new_with_specifics(sysinfo::RefreshKind::nothing()) else { return 0 };
     system.refresh_processes_specifics(
         sysinfo::ProcessesToUpdate::Some(&[id]),
         false,
@@ -344,6 +344,8 @@ fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+
+    use shared::disk_room::EVENTS_PREFIX;
 
     use super::*;
 
@@ -492,7 +494,7 @@ mod tests {
         let run = prepare(&config(&root, None)).unwrap().dir;
         fs::create_dir(run.weights().join("v000000")).unwrap();
         fs::write(run.eval(), "{\"step\":0}\n").unwrap();
-        drop(tensorboard::Follower::new(run.clone(), 0, 1).unwrap());
+        fs::write(run.root().join(format!("{EVENTS_PREFIX}1.host.2")), "").unwrap();
         drop(prepare(&config(&root, None)).unwrap());
         assert!(run.versions().unwrap().is_empty(), "weights of another start must not stay");
         assert!(!run.eval().exists(), "nor its evaluation");

@@ -3,6 +3,7 @@
 mod ask;
 mod data;
 mod directory;
+mod disk;
 mod hub;
 mod printed;
 mod problems;
@@ -38,10 +39,10 @@ use crate::{
     supervise::{self, Chaos, Limits, Outcome, Spec, Watch},
 };
 
+use directory::OwnedRun;
 pub use directory::{goes_on, hold, remove};
 pub use hub::locate;
 pub use problems::Problems;
-use directory::OwnedRun;
 use resolve::Resolved;
 pub use resolve::explained;
 
@@ -96,13 +97,14 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
-    let Resolved { mut config, plan, data } = resolved.expect("what could not be resolved is a problem");
+    let Resolved { mut config, plan, disk, data } = resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
-    let plan: String = plan.to_string().lines().map(comment).collect();
-    let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
+    let plan: String = plan.to_string().lines().map(comment).chain([comment(&disk.to_string())]).collect();
+    let remarks: String =
+        remarks(&config).iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &remarks)
 }
 
@@ -220,7 +222,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
 fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> {
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
-    let Resolved { mut config, plan, data } = resolve::resolve(config)?;
+    let Resolved { mut config, plan, data, .. } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
     output::tell(&plan);
     rehearsal::rehearse(&mut config)?;

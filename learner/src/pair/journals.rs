@@ -11,7 +11,10 @@ use shared::{
     records, session,
 };
 
-use super::{Run, notices::{self, Notices}};
+use super::{
+    Run,
+    notices::{self, Notices},
+};
 use crate::{checkpoint, error::LearnerError};
 
 /// `metrics.jsonl`, `ledger.jsonl` and `notices.jsonl`, and what they may take together with the completions.

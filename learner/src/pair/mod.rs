@@ -36,8 +36,8 @@ use tch::Device;
 pub use collector::Collector;
 use failures::Failures;
 use gate::Gate;
-pub use link::Link;
 use journals::{Journals, Resumed};
+pub use link::Link;
 use notices::Seen;
 use records::Records;
 
@@ -319,18 +319,7 @@ impl<'a> Run<'a> {
     /// made last.
     fn go_back(self, device: Device, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let Self {
-            config,
-            run_dir,
-            model,
-            trainer,
-            crew,
-            publisher,
-            mut state,
-            guard,
-            journals,
-            records,
-            sampler,
-            ..
+            config, run_dir, model, trainer, crew, publisher, mut state, guard, journals, records, sampler, ..
         } = self;
         let Journals { metrics, mut ledger, .. } = journals.expect("a step was made");
         // Its memory is needed for the one that takes its place.

@@ -161,9 +161,13 @@ mod tests {
         append(&at("file")).unwrap().write_all(b"def").unwrap();
         append(&at("new")).unwrap().write_all(b"def").unwrap();
         assert_eq!((fs::read(at("file")).unwrap(), fs::read(at("new")).unwrap()), (b"abcdef".into(), b"def".into()));
-        for (name, words) in
-            [("link", "a link"), ("dangling", "a link"), ("pipe", "a pipe"), ("socket", "a pipe"), ("folder", "irectory")]
-        {
+        for (name, words) in [
+            ("link", "a link"),
+            ("dangling", "a link"),
+            ("pipe", "a pipe"),
+            ("socket", "a pipe"),
+            ("folder", "irectory"),
+        ] {
             let errors = [append(&at(name)).map(drop), require_replaceable(&at(name))];
             for error in errors.map(|result| result.unwrap_err().to_string()) {
                 assert!(error.contains(words), "{name}: {error}");

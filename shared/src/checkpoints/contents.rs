@@ -123,7 +123,8 @@ pub fn compare(dir: &Path) -> Result<(), Damage> {
     if !dir.join(MANIFEST_FILE).exists() {
         return Ok(());
     }
-    let manifest = WeightManifest::read_alone(dir).map_err(|error| damaged(MANIFEST_FILE, format!("cannot be used: {error}")))?;
+    let manifest =
+        WeightManifest::read_alone(dir).map_err(|error| damaged(MANIFEST_FILE, format!("cannot be used: {error}")))?;
     if manifest.adapter.is_some() {
         return Ok(());
     }
@@ -147,7 +148,8 @@ pub fn compare(dir: &Path) -> Result<(), Damage> {
 impl Header {
     /// Where the same bytes as those of an entry of the manifest are to be.
     fn range(&self, entry: &TensorEntry) -> Option<[u64; 2]> {
-        let tensor = self.tensors.get(&entry.name).filter(|tensor| entry.dtype == Dtype::Fp32 && tensor.dtype == "F32")?;
+        let tensor =
+            self.tensors.get(&entry.name).filter(|tensor| entry.dtype == Dtype::Fp32 && tensor.dtype == "F32")?;
         let [begin, end] = tensor.data_offsets.map(|offset| self.start + offset);
         (end.checked_sub(begin) == Some(entry.length)).then_some([begin, end])
     }

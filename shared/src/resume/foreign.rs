@@ -47,15 +47,15 @@ const TRAINERS: [Trainer; 8] = [
     },
     Trainer {
         name: "DeepSpeed",
-        knows: |name| {
-            name == "zero_to_fp32.py" || name.contains("zero_pp_rank_") || name.ends_with("_model_states.pt")
-        },
+        knows: |name| name == "zero_to_fp32.py" || name.contains("zero_pp_rank_") || name.ends_with("_model_states.pt"),
         exports: "zero_to_fp32.py in it makes weights of it",
     },
     Trainer {
         name: "FSDP",
         knows: |name| {
-            name.starts_with("pytorch_model_fsdp") || name == ".metadata" || name.ends_with(".distcp")
+            name.starts_with("pytorch_model_fsdp")
+                || name == ".metadata"
+                || name.ends_with(".distcp")
                 || name.starts_with("model_world_size_")
         },
         exports: "`accelerate merge-weights` makes weights of it",
@@ -77,8 +77,11 @@ pub fn foreign(checkpoint: &Path) -> Option<String> {
         let shown = checkpoint.display();
         return Some(format!("{shown} is a file of weights; name its folder as `model` to begin a run with it"));
     }
-    let names: Vec<String> =
-        fs::read_dir(checkpoint).ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let names: Vec<String> = fs::read_dir(checkpoint)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     if names.iter().any(|name| name == STATE_FILE) && is_own(checkpoint) {
         return None;
     }
@@ -104,12 +107,14 @@ pub fn foreign(checkpoint: &Path) -> Option<String> {
 fn is_own(checkpoint: &Path) -> bool {
     let Ok(text) = shared_bounds::read(&checkpoint.join(STATE_FILE), MOST_STATE) else { return true };
     let state: Map<String, Value> = serde_json::from_slice(&text).unwrap_or_default();
-    state.contains_key("format") || !["global_step", "log_history", "best_metric"].iter().any(|key| state.contains_key(*key))
+    state.contains_key("format")
+        || !["global_step", "log_history", "best_metric"].iter().any(|key| state.contains_key(*key))
 }
 
 fn is_model(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).is_file();
-    let weights = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"].iter().any(|name| has(name));
+    let weights =
+        ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"].iter().any(|name| has(name));
     has("config.json") && weights || has("adapter_config.json")
 }
 
@@ -145,7 +150,12 @@ mod tests {
             ("checkpoint-10", &["optimizer.pt", "scheduler.pt", HF[0], HF[1]], "TRL", true),
             ("checkpoint-10", &["training_args.bin", "adapter_config.json"], "TRL", true),
             ("checkpoint-10", &["rng_state_0.pth"], "TRL", false),
-            ("global_step_100", &["actor/huggingface/config.json", "actor/huggingface/model.safetensors"], "verl", true),
+            (
+                "global_step_100",
+                &["actor/huggingface/config.json", "actor/huggingface/model.safetensors"],
+                "verl",
+                true,
+            ),
             ("global_step_100", &["actor/model_world_size_2_rank_0.pt", "data.pt"], "verl", false),
             ("global_step_100", &[], "verl", false),
             ("global_step100", &["zero_pp_rank_0_mp_rank_00_optim_states.pt"], "DeepSpeed", false),

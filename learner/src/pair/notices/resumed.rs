@@ -67,7 +67,8 @@ pub fn unchecked(step: u64) -> Notice {
     let text = format!(
         "checkpoint-{step} has no {CHECKSUMS_FILE}, so nothing says that it is as it was written; its files could be read"
     );
-    let remedy = "that is as it should be for a checkpoint of an earlier version; else go on from one that has its list";
+    let remedy =
+        "that is as it should be for a checkpoint of an earlier version; else go on from one that has its list";
     Notice::new(NoticeKind::CheckpointUnchecked, step, text, remedy)
 }
 
@@ -80,7 +81,9 @@ pub fn records_damaged(step: u64, found: &[String]) -> Option<Notice> {
 
 /// The notice of records that went because they had outgrown their limit; told once for each `subject`.
 pub fn records_removed(step: u64, limit: Size, subject: &str, what: &str) -> Notice {
-    let text = format!("the records of the run have reached `records_size_limit` ({limit}); from now on the oldest go: {what}");
+    let text = format!(
+        "the records of the run have reached `records_size_limit` ({limit}); from now on the oldest go: {what}"
+    );
     let remedy = "raise `records_size_limit` (0 = no limit) to keep more, or copy what is to be kept";
     Notice::new(NoticeKind::RecordsRemoved, step, text, remedy).about(subject)
 }
