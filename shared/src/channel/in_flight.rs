@@ -78,6 +78,8 @@ pub fn read_groups(path: &Path) -> Result<Vec<RolloutGroup>, GroupsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::{GroupId, Step, testing};
 
