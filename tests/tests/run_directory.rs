@@ -21,7 +21,7 @@ use harness::{
 
 const CONFIG: &str = "dataset = \"prompts.jsonl\"\nmax_steps = 3\nsave_steps = 1\nnum_generations = 4\n\
                       generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
-                      learning_rate = 1e-3\nmax_restarts = 0\nlearner_threads = 1\nrollout_threads = 1\n";
+                      learning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nmax_restarts = 0\nlearner_threads = 1\nrollout_threads = 1\n";
 const RESUME: [&str; 2] = ["--resume_from_checkpoint", "latest"];
 /// Longest that a start may take which has nothing to wait for.
 const SOON: Duration = Duration::from_secs(60);
@@ -192,8 +192,8 @@ fn weights_that_were_changed_together_with_the_loss_of_their_list_are_found_or_t
     without_lists("two");
     flip("two", "checkpoint-2/model.safetensors");
     let _ = cli::finish(bench.command("two", &RESUME)).success();
-    assert!(weights(&bench.path("two")) == expected, "it goes on from the one before");
     assert!(told(&bench.path("two")).contains("model.safetensors has other values"), "{}", told(&bench.path("two")));
+    assert!(weights(&bench.path("two")) == expected, "it goes on from the one before");
 }
 
 #[test]
@@ -207,12 +207,14 @@ fn damaged_and_missing_records_are_told_with_their_steps_and_block_nothing() {
     fs::write(run.join("notices.jsonl"), notices).unwrap();
     let report = cli::run("tandem", [Path::new("report"), &run]).success();
     let html = fs::read_to_string(report.stdout.trim()).unwrap();
-    for words in ["metrics.jsonl: 1 damaged line, step 1 is missing", "notices.jsonl: 1 damaged line, 1 line of a kind"] {
+    for words in ["metrics.jsonl: 1 damaged line, step 1 is missing", "notices.jsonl: 1 damaged line, 1 line of a kind"]
+    {
         assert!(html.contains(words), "{words}");
     }
     let resumed = cli::finish(bench.command("run", &RESUME)).success();
     assert!(weights(&run) == expected);
-    for words in ["metrics.jsonl: 1 damaged line, step 1 is missing", "notices.jsonl: 1 damaged line, 1 line of a kind"] {
+    for words in ["metrics.jsonl: 1 damaged line, step 1 is missing", "notices.jsonl: 1 damaged line, 1 line of a kind"]
+    {
         assert!(told(&run).contains(words) && resumed.stderr.contains(words), "{words}: {}", resumed.stderr);
     }
     assert!(told(&run).contains("of_tomorrow"), "what another version has told stays");
@@ -279,7 +281,8 @@ fn a_start_that_fails_changes_nothing_in_the_run_that_it_was_to_go_on_with() {
 }
 
 fn assert_same(before: &BTreeMap<PathBuf, Vec<u8>>, after: &BTreeMap<PathBuf, Vec<u8>>, what: &[&str]) {
-    let changed: Vec<_> = before.keys().chain(after.keys()).filter(|file| before.get(*file) != after.get(*file)).collect();
+    let changed: Vec<_> =
+        before.keys().chain(after.keys()).filter(|file| before.get(*file) != after.get(*file)).collect();
     assert!(changed.is_empty(), "{what:?} changed {changed:?}");
 }
 
