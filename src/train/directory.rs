@@ -40,12 +40,12 @@ pub struct OwnedRun {
 pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let dir = RunDir::new(&config.output_dir);
     // What is refused stays untouched.
-    start_of(config, &dir)?;
     dir.check_places().context("`output_dir` cannot be used")?;
+    start_of(config, &dir)?;
     dir.create().context("`output_dir` cannot be used")?;
     let lock = lock(&dir)?;
     // While the lock was waited for, its last holder may have made a step or a checkpoint.
-    let start = start_of(config, &dir)?;
+    let start = start_if_free(config, &dir)?;
     dir.remove_litter()?;
     // The run directory itself says where to go on; a restarted learner must not go back to the first start.
     let written = TrainConfig { resume_from_checkpoint: None, ..config.clone() };
@@ -73,11 +73,11 @@ pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
         return Ok(());
     }
     let dir = RunDir::new(&config.output_dir);
+    dir.check_places().context("`output_dir` cannot be used")?;
     let checkpoint = checkpoint(config)?;
     let above = dir.root().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     access(above, Access::WRITE_OK | Access::EXEC_OK)
         .with_context(|| format!("`output_dir` {} cannot be written: {}", dir.root().display(), above.display()))?;
-    dir.check_places().context("`output_dir` cannot be used")?;
     let Some(path) = checkpoint else { return Ok(()) };
     model.map_or(Ok(()), |model| resume::check(config, model, &path).context("`resume_from_checkpoint`"))
 }

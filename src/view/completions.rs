@@ -5,7 +5,9 @@ use std::{collections::HashMap, io, path::Path};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::{
-    RunDir, journal,
+    RunDir,
+    atomic::named,
+    journal,
     ledger::{self, LedgerEvent},
 };
 
@@ -131,7 +133,7 @@ pub(super) fn rows(text: &[u8]) -> impl Iterator<Item = Map<String, Value>> {
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match shared_bounds::read(path, MOST_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        text => text.map(Some),
+        text => text.map(Some).map_err(named(path)),
     }
 }
 
