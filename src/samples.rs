@@ -1,8 +1,9 @@
 //! The completions of a step, as the learner keeps them in `completions/step-N.jsonl`.
 
-use std::{cmp::Ordering, collections::BTreeMap, fs, path::Path};
+use std::{cmp::Ordering, collections::BTreeMap, io, path::Path};
 
 use serde::Deserialize;
+use shared::journal::{self, Entry};
 
 /// Longest file of completions that is read.
 const MOST_BYTES: u64 = 256 << 20;
@@ -21,14 +22,20 @@ pub struct Sample {
     pub tokens: f64,
 }
 
+impl Entry for Sample {
+    fn step(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
 /// The completions of a file, none of one that cannot be read; `None` while it is not there. Lines that are no samples are left
 /// out.
 pub fn read(path: &Path) -> Option<Vec<Sample>> {
-    let what = fs::metadata(path).ok()?;
-    // A pipe would hold the launcher up.
-    let readable = what.is_file() && what.len() <= MOST_BYTES;
-    let bytes = if readable { fs::read(path).unwrap_or_default() } else { Vec::new() };
-    Some(bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    let bytes = match shared_bounds::read(path, MOST_BYTES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        bytes => bytes.unwrap_or_default(),
+    };
+    Some(journal::parse(&bytes).0)
 }
 
 /// Those with a reward, the best first.

@@ -1,7 +1,7 @@
 //! Follows `metrics.jsonl` while the learner writes it.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{Read, Seek, SeekFrom},
     os::unix::fs::MetadataExt,
     path::PathBuf,
@@ -55,7 +55,7 @@ impl Tail {
             return;
         }
         let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|mut file| {
+        let read = shared_bounds::open(&self.path).and_then(|mut file| {
             file.seek(SeekFrom::Start(self.offset))?;
             file.read_to_end(&mut bytes)
         });
@@ -81,7 +81,7 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::{fs::File, io::Write};
 
     use super::*;
 

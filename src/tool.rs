@@ -1,6 +1,6 @@
 //! Runs one of the other programs to its end.
 
-use std::{fmt::Display, fs, fs::File, io::Read, path::Path, process::Stdio, thread, time::Duration};
+use std::{fmt::Display, fs, io::Read, path::Path, process::Stdio, thread, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -54,7 +54,8 @@ impl Words {
 /// # Errors
 /// When the program fails, with its own error line, or the user asks for the end, which ends the program too.
 pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
-    let file = File::create(log).with_context(|| log.display().to_string())?;
+    let file = shared::atomic::append(log)?;
+    file.set_len(0).with_context(|| log.display().to_string())?;
     signals::check()?;
     let mut command = binaries::command(&binaries::find(name)?);
     command.args(&words.0).stdout(Stdio::piped()).stderr(file);

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
     io::Write,
     ops::Range,
     path::{Path, PathBuf},
@@ -78,7 +77,7 @@ impl TensorFile {
 
 /// Maps a file of weights.
 pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
-    let file = File::open(path).map_err(|e| ExportError::io(path, e))?;
+    let file = shared_bounds::open(path).map_err(|e| ExportError::io(path, e))?;
     // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and replaced by
     // renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with SIGBUS.
     unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))

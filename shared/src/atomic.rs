@@ -12,7 +12,8 @@ use rustix::{
     io::Errno,
 };
 
-/// Writes a file in one visible step.
+/// Writes a file of the program's own in one visible step. A link, a pipe or a device in its place is refused: in a folder
+/// that somebody else has made, it may lead anywhere. What the user names as an output is written by [`write_output`].
 ///
 /// # Errors
 /// Any error of the file system, with the path in its message; the target is then unchanged.
@@ -20,12 +21,32 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_with(path, |file| file.write_all(bytes).map_err(named(path)))
 }
 
-/// As [`write()`], with the bytes produced by a closure. A link stays, and what it leads to is replaced; what is no file (a
-/// device, a pipe) is written to as it is.
+/// As [`write()`], with the bytes produced by a closure.
 ///
 /// # Errors
 /// As [`write()`], and any error of `fill` as it stands.
 pub fn write_with<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
+    shared_bounds::require_replaceable(path).map_err(named(path))?;
+    replace(path, fill)
+}
+
+/// Writes a file that the user has named in one visible step. A link stays, and what it leads to is replaced; what is no file
+/// (a device, a pipe) is written to as it is.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_output_with(path, |file| file.write_all(bytes).map_err(named(path)))
+}
+
+/// As [`write_output`], with the bytes produced by a closure.
+///
+/// # Errors
+/// As [`write_with`].
+pub fn write_output_with<E: From<io::Error>>(
     path: &Path,
     fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -36,8 +57,15 @@ pub fn write_with<E: From<io::Error>>(
         fill(&mut file)?;
         return file.flush().map_err(|e| named(path)(e).into());
     }
-    let temporary = temporary_beside(path)?;
-    let result = fill_file(&temporary, path, fill).and_then(|()| {
+    replace(path, fill)
+}
+
+fn replace<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
+    let (temporary, file) = temporary_file(path).map_err(named(path))?;
+    let result = fill_file(file, path, fill).and_then(|()| {
         fs::rename(&temporary, path).and_then(|()| sync_parent(path)).map_err(|e| named(path)(e).into())
     });
     if result.is_err() {
@@ -52,12 +80,21 @@ pub fn write_with<E: From<io::Error>>(
 /// # Errors
 /// As [`write()`].
 pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = temporary_beside(path)?;
-    let result = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
+    shared_bounds::require_replaceable(path).map_err(named(path))?;
+    let (temporary, mut file) = temporary_file(path).map_err(named(path))?;
+    let result = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
     if result.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     result.map_err(named(path))
+}
+
+/// Opens a file of the program's own to append lines or events to it; [`shared_bounds::append`] says what is refused.
+///
+/// # Errors
+/// Any error of the file system, with the path in its message.
+pub fn append(path: &Path) -> io::Result<File> {
+    shared_bounds::append(path).map_err(named(path))
 }
 
 /// Cuts lines out of a file that need not exist: what `keep` does not want, and a last one without its end. It holds one line
@@ -65,8 +102,8 @@ pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// Any error of the file system, naming the file.
-pub fn keep_lines(path: &Path, keep: impl Fn(&[u8]) -> bool) -> io::Result<()> {
-    let mut lines = match File::open(path) {
+pub fn keep_lines(path: &Path, mut keep: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+    let mut lines = match shared_bounds::open(path) {
         Ok(file) => BufReader::new(file),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return write(path, b""),
         Err(e) => return Err(named(path)(e)),
@@ -112,8 +149,10 @@ fn fill_dir<E: From<io::Error>>(
     sync: fn(&Path) -> io::Result<()>,
     sync_parent: fn(&Path) -> io::Result<()>,
 ) -> Result<(), E> {
-    let temporary = temporary_beside(path)?;
-    fs::create_dir_all(&temporary).map_err(named(path))?;
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(named(path))?;
+    }
+    let (temporary, ()) = make_temporary(path, |temporary| fs::create_dir(temporary)).map_err(named(path))?;
     let result = fill(&temporary).and_then(|()| {
         sync(&temporary)
             .and_then(|()| put_in_place(&temporary, path))
@@ -248,12 +287,28 @@ fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(format!(".tmp-{}-{count}-{}", std::process::id(), name.to_string_lossy())))
 }
 
+/// Makes what has a temporary name beside `path`. One that is there, left by a process of the same number or laid there as a
+/// link, is nobody's to write through, so the next name is taken.
+fn make_temporary<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
+    loop {
+        let temporary = temporary_beside(path)?;
+        match make(&temporary) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|made| (temporary, made)),
+        }
+    }
+}
+
+fn temporary_file(path: &Path) -> io::Result<(PathBuf, File)> {
+    make_temporary(path, |temporary| File::create_new(temporary))
+}
+
 fn fill_file<E: From<io::Error>>(
-    temporary: &Path,
+    file: File,
     path: &Path,
     fill: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut writer = io::BufWriter::new(File::create(temporary).map_err(named(path))?);
+    let mut writer = io::BufWriter::new(file);
     fill(&mut writer)?;
     let synced = writer.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
     synced.map_err(|e| named(path)(e).into())
@@ -321,10 +376,21 @@ pub fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
             fs::create_dir(&target).map_err(named(&target))?;
             copy_files(&source, &target)?;
         } else {
-            fs::copy(&source, &target).map_err(named(&source))?;
+            copy_file(&source, &target)?;
         }
     }
     Ok(())
+}
+
+/// Copies one file. What cannot be read is named by its own path, what cannot be written by that of the copy.
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = shared_bounds::open(from).map_err(named(from))?;
+    let mut target = File::create_new(to).map_err(named(to))?;
+    target.set_permissions(source.metadata().map_err(named(from))?.permissions()).map_err(named(to))?;
+    io::copy(&mut source, &mut target).map(drop).map_err(|error| {
+        let is_of_target = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        named(if is_of_target { to } else { from })(error)
+    })
 }
 
 /// Puts the path before what the system says of an error.
@@ -375,12 +441,12 @@ mod tests {
     }
 
     #[test]
-    fn links_and_pipes_stay_what_they_are() {
+    fn links_and_pipes_that_the_user_names_stay_what_they_are() {
         let dir = tempfile::tempdir().unwrap();
         let (real, link, pipe) = (dir.path().join("real"), dir.path().join("link"), dir.path().join("pipe"));
         write(&real, b"old").unwrap();
         std::os::unix::fs::symlink("real", &link).unwrap();
-        write(&link, b"new").unwrap();
+        write_output(&link, b"new").unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&real).unwrap(), b"new");
 
@@ -391,9 +457,49 @@ mod tests {
             let pipe = pipe.clone();
             move || fs::read(pipe).unwrap()
         });
-        write(&pipe, b"through").unwrap();
+        write_output(&pipe, b"through").unwrap();
         assert!(is_special(&pipe), "it was replaced by a file");
         assert_eq!(reader.join().unwrap(), b"through");
+    }
+
+    /// In a folder of somebody else's making, a link may lead to a file of the user's, and a pipe never ends.
+    #[test]
+    fn what_stands_in_the_place_of_an_own_file_is_refused_by_name_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("private"), "of the user").unwrap();
+        std::os::unix::fs::symlink("private", at("link")).unwrap();
+        std::os::unix::fs::symlink("absent", at("dangling")).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        for name in ["link", "dangling", "pipe", "folder"] {
+            let errors = [
+                write(&at(name), b"x"),
+                write_passing(&at(name), b"x"),
+                append(&at(name)).map(drop),
+                keep_lines(&at(name), |_| true),
+            ];
+            for error in errors {
+                let error = error.unwrap_err().to_string();
+                assert!(error.starts_with(&at(name).display().to_string()), "{name}: {error}");
+            }
+        }
+        assert_eq!(fs::read_to_string(at("private")).unwrap(), "of the user");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5, "nothing was made");
+    }
+
+    #[test]
+    fn a_temporary_name_that_somebody_has_laid_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let (private, path) = (dir.path().join("private"), dir.path().join("state.json"));
+        fs::write(&private, "of the user").unwrap();
+        let own = |count: u64| format!(".tmp-{}-{count}-state.json", std::process::id());
+        (0..2_000).for_each(|count| std::os::unix::fs::symlink(&private, dir.path().join(own(count))).unwrap());
+        write(&path, b"new").unwrap();
+        write_passing(&path, b"new").unwrap();
+        assert_eq!(fs::read_to_string(&private).unwrap(), "of the user");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
     }
 
     #[test]

@@ -1,18 +1,21 @@
 //! Whether a checkpoint is as it was written. The list of its files, with their lengths and hashes, is written last.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    io,
-    path::Path,
-};
+mod contents;
+
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{RunDir, atomic, resume::STATE_FILE};
+use crate::{
+    RunDir,
+    atomic::{self, named},
+    resume::STATE_FILE,
+};
 
 /// The list of a checkpoint's files.
 pub const CHECKSUMS_FILE: &str = "checksums.json";
+/// Most bytes of it.
+const MOST_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Checksums {
@@ -44,6 +47,14 @@ pub enum Damage {
     /// A file is not what was written.
     #[error("{0} is not what was written (by its length or hash in {CHECKSUMS_FILE})")]
     Changed(String),
+    /// A file holds something else than it should.
+    #[error("{file} {reason}")]
+    Content {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A file cannot be read.
     #[error("{file} cannot be read: {reason}")]
     Unreadable {
@@ -66,14 +77,16 @@ pub fn seal(dir: &Path) -> io::Result<()> {
 }
 
 fn add(dir: &Path, within: &str, list: &mut Checksums) -> io::Result<()> {
-    for entry in fs::read_dir(dir.join(within))? {
+    let folder = dir.join(within);
+    for entry in fs::read_dir(&folder).map_err(named(&folder))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let name = if within.is_empty() { name } else { format!("{within}/{name}") };
-        if entry.path().is_dir() {
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
             add(dir, &name, list)?;
         } else if name != CHECKSUMS_FILE {
-            let checksum = Checksum { bytes: entry.path().metadata()?.len(), blake3: hash(&entry.path())? };
+            let checksum = Checksum { bytes: path.metadata()?.len(), blake3: hash(&path).map_err(named(&path))? };
             list.files.insert(name, checksum);
         }
     }
@@ -82,28 +95,34 @@ fn add(dir: &Path, within: &str, list: &mut Checksums) -> io::Result<()> {
 
 fn hash(path: &Path) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(path)?)?;
+    hasher.update_reader(shared_bounds::open(path)?)?;
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Checks that a checkpoint is as it was written. One without a list is of an earlier version, and taken as it is if it has the
-/// file that says where the run was.
+/// What vouches for a checkpoint that was found to be whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Voucher {
+    /// Its list of checksums.
+    Checksums,
+    /// Nothing but that it can be read: it has no list, as those of an earlier version.
+    Reading,
+}
+
+/// Checks that a checkpoint is as it was written, by its list; with [`Depth::Contents`], also that its contents can be read. One
+/// without a list is of an earlier version, or has lost it; what can be known without is looked at.
 ///
 /// # Errors
 /// The first file that is not.
-pub fn check(dir: &Path, depth: Depth) -> Result<(), Damage> {
+pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
     if !dir.join(STATE_FILE).is_file() {
         return Err(Damage::Missing(STATE_FILE.into()));
     }
-    let unreadable = |file: &str| {
-        let file = file.to_owned();
-        move |reason: io::Error| match reason.kind() {
-            io::ErrorKind::NotFound => Damage::Missing(file),
-            _ => Damage::Unreadable { file, reason },
+    let text = match shared_bounds::read(&dir.join(CHECKSUMS_FILE), MOST_BYTES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            contents::look(dir, contents::files(dir)?)?;
+            contents::compare(dir)?;
+            return Ok(Voucher::Reading);
         }
-    };
-    let text = match fs::read(dir.join(CHECKSUMS_FILE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         text => text.map_err(unreadable(CHECKSUMS_FILE))?,
     };
     let list: Checksums = serde_json::from_slice(&text).map_err(|_| Damage::Changed(CHECKSUMS_FILE.into()))?;
@@ -116,7 +135,18 @@ pub fn check(dir: &Path, depth: Depth) -> Result<(), Damage> {
             return Err(Damage::Changed(name.clone()));
         }
     }
-    Ok(())
+    if depth == Depth::Contents {
+        contents::look(dir, list.files.keys().map(Into::into))?;
+    }
+    Ok(Voucher::Checksums)
+}
+
+fn unreadable(file: &str) -> impl Fn(io::Error) -> Damage + use<> {
+    let file = file.to_owned();
+    move |reason| match reason.kind() {
+        io::ErrorKind::NotFound => Damage::Missing(file.clone()),
+        _ => Damage::Unreadable { file: file.clone(), reason },
+    }
 }
 
 /// The checkpoints of a run, from the newest on.
@@ -124,23 +154,32 @@ pub fn check(dir: &Path, depth: Depth) -> Result<(), Damage> {
 pub struct Newest {
     /// The newest one that is whole.
     pub step: Option<u64>,
+    /// What vouches for that one.
+    pub voucher: Voucher,
     /// Those after it, with what is wrong with them.
     pub damaged: Vec<(u64, Damage)>,
 }
 
-/// Looks for the newest checkpoint of a run that is whole.
+/// Looks for the newest checkpoint of a run that is whole. One without a list of checksums counts only if none before it has one:
+/// where others have it, it was lost.
 ///
 /// # Errors
 /// When the run directory cannot be listed.
 pub fn newest(run_dir: &RunDir, depth: Depth) -> io::Result<Newest> {
-    let mut damaged = Vec::new();
+    let (mut damaged, mut unlisted) = (Vec::new(), None);
     for step in run_dir.checkpoints()?.into_iter().rev() {
         match check(&run_dir.checkpoint(step), depth) {
-            Ok(()) => return Ok(Newest { step: Some(step), damaged }),
+            Ok(Voucher::Checksums) => return Ok(Newest { step: Some(step), voucher: Voucher::Checksums, damaged }),
+            Ok(Voucher::Reading) => {
+                unlisted.get_or_insert((step, damaged.len()));
+                damaged.push((step, Damage::Missing(CHECKSUMS_FILE.into())));
+            }
             Err(damage) => damaged.push((step, damage)),
         }
     }
-    Ok(Newest { step: None, damaged })
+    let after = unlisted.map_or(damaged.len(), |(_, after)| after);
+    damaged.truncate(after);
+    Ok(Newest { step: unlisted.map(|(step, _)| step), voucher: Voucher::Reading, damaged })
 }
 
 impl Newest {
@@ -174,7 +213,8 @@ pub fn set_aside(run_dir: &RunDir, step: u64) -> io::Result<String> {
     if aside.exists() {
         atomic::remove_dir(&aside)?;
     }
-    fs::rename(run_dir.checkpoint(step), &aside)?;
+    let path = run_dir.checkpoint(step);
+    fs::rename(&path, &aside).map_err(named(&path))?;
     Ok(name)
 }
 
@@ -188,9 +228,9 @@ mod tests {
         for step in steps {
             let checkpoint = run.checkpoint(*step);
             fs::create_dir_all(checkpoint.join("critic")).unwrap();
-            for file in [STATE_FILE, "model.safetensors", "critic/optimizer.safetensors"] {
-                fs::write(checkpoint.join(file), format!("{file} {step}")).unwrap();
-            }
+            fs::write(checkpoint.join(STATE_FILE), format!("{{\"format\": 1, \"step\": {step}}}")).unwrap();
+            harness::tiny_model::SMALL.write(&checkpoint, *step);
+            fs::copy(checkpoint.join("model.safetensors"), checkpoint.join("critic/optimizer.safetensors")).unwrap();
             seal(&checkpoint).unwrap();
         }
         (dir, run)
@@ -206,7 +246,8 @@ mod tests {
         whole().unwrap();
         let inner = checkpoint.join("critic/optimizer.safetensors");
         let bytes = fs::read(&inner).unwrap();
-        let flipped: Vec<u8> = bytes.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == 5)).collect();
+        let last = bytes.len() - 1;
+        let flipped: Vec<u8> = bytes.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == last)).collect();
         fs::write(&inner, flipped).unwrap();
         let named = |damage: Damage| damage.to_string().contains("critic/optimizer.safetensors");
         assert!(named(whole().unwrap_err()));
@@ -220,7 +261,7 @@ mod tests {
         fs::write(checkpoint.join(CHECKSUMS_FILE), "{").unwrap();
         assert!(matches!(whole().unwrap_err(), Damage::Changed(file) if file == CHECKSUMS_FILE));
         fs::remove_file(checkpoint.join(CHECKSUMS_FILE)).unwrap();
-        whole().expect("one of an earlier version has no list");
+        assert_eq!(whole().expect("one of an earlier version has no list"), Voucher::Reading);
         fs::remove_file(checkpoint.join(STATE_FILE)).unwrap();
         assert!(matches!(whole().unwrap_err(), Damage::Missing(file) if file == STATE_FILE));
     }
@@ -245,5 +286,66 @@ mod tests {
         fs::rename(run.checkpoint(4), run.checkpoint(6)).unwrap();
         set_aside(&run, 6).expect("a second one of that number takes the first one's place");
         assert_eq!(newest(&run, Depth::Contents).unwrap().step, Some(2));
+    }
+
+    /// As ext4 leaves files after a loss of power, with and without the list.
+    #[test]
+    fn contents_that_cannot_be_read_are_damage_whatever_the_list_says() {
+        for (file, text) in [
+            ("config.json", &[0; 300][..]),
+            ("config.json", b"{}"),
+            ("generation_config.json", &[0; 50]),
+            ("model.safetensors", &[0; 4000]),
+            ("model.safetensors", b""),
+            (STATE_FILE, &[0; 30]),
+            (STATE_FILE, b"7"),
+            ("critic/optimizer.safetensors", b"\x02\0\0\0\0\0\0\0{}more"),
+        ] {
+            let (_dir, run) = run(&[3]);
+            let checkpoint = run.checkpoint(3);
+            fs::write(checkpoint.join(file), text).unwrap();
+            for sealed in [false, true] {
+                if sealed {
+                    seal(&checkpoint).unwrap();
+                } else {
+                    fs::remove_file(checkpoint.join(CHECKSUMS_FILE)).unwrap();
+                }
+                let damage = check(&checkpoint, Depth::Contents).expect_err(file).to_string();
+                let name = file.rsplit('/').next().unwrap();
+                assert!(damage.contains(name), "{file}, sealed {sealed}: {damage}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_has_lost_its_list_gives_way_to_one_that_has_it_and_to_no_other() {
+        let (_dir, run) = run(&[2, 4, 6]);
+        let unlist = |step: u64| fs::remove_file(run.checkpoint(step).join(CHECKSUMS_FILE)).unwrap();
+        unlist(6);
+        let found = newest(&run, Depth::Contents).unwrap();
+        assert_eq!((found.step, found.voucher), (Some(4), Voucher::Checksums));
+        assert_eq!(found.in_words(), "checkpoint-6 (checksums.json is missing)");
+        unlist(4);
+        unlist(2);
+        let found = newest(&run, Depth::Contents).unwrap();
+        assert_eq!((found.step, found.voucher, found.damaged.len()), (Some(6), Voucher::Reading, 0));
+        fs::write(run.checkpoint(6).join("config.json"), "").unwrap();
+        let found = newest(&run, Depth::Contents).unwrap();
+        assert_eq!((found.step, found.voucher, found.damaged.len()), (Some(4), Voucher::Reading, 1));
+    }
+
+    #[test]
+    fn what_is_no_file_is_damage_and_is_not_waited_for() {
+        for file in [CHECKSUMS_FILE, STATE_FILE, "config.json", "model.safetensors"] {
+            let (_dir, run) = run(&[3]);
+            let path = run.checkpoint(3).join(file);
+            fs::remove_file(&path).unwrap();
+            let mode = rustix::fs::Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+            for depth in [Depth::Lengths, Depth::Contents] {
+                let damage = check(&run.checkpoint(3), depth).unwrap_err().to_string();
+                assert!(damage.contains(file), "{damage}");
+            }
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Room on the disk of a run: nothing is removed while there is enough, nor where it would not be enough, and then what is
 //! oldest first.
 
+mod records;
+
 use std::{
     fs::{self, File},
     io,
@@ -14,6 +16,8 @@ use crate::{
     leftovers,
     run_dir::RunDir,
 };
+
+pub use records::{EVENTS_PREFIX, Gone, RecordsLimit};
 
 /// Newest steps whose completions stay.
 const COMPLETIONS: usize = 100;
@@ -121,7 +125,11 @@ fn candidates(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<[Candidates;
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    if path.is_dir() { atomic::remove_dir(path) } else { fs::remove_file(path).map_err(named(path)) }
+    if !path.is_symlink() && path.is_dir() {
+        atomic::remove_dir(path)
+    } else {
+        fs::remove_file(path).map_err(named(path))
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,16 @@ pub use kills::{Kills, Shortage};
 /// When the system does not tell.
 pub fn total() -> io::Result<u64> {
     let (system, group) = look()?;
-    Ok(group.map_or(system.total_memory(), |group| group.total_memory))
+    known(group.map_or(system.total_memory(), |group| group.total_memory))
+}
+
+/// No machine is without memory: without `/proc`, the figures are 0.
+fn known(total: u64) -> io::Result<u64> {
+    if total == 0 {
+        let message = "cannot find out how much memory there is: is /proc mounted?";
+        return Err(io::Error::other(message));
+    }
+    Ok(total)
 }
 
 /// Bytes that the system can give without swapping, or the rest of the control group if that is less.
@@ -26,6 +35,7 @@ pub fn total() -> io::Result<u64> {
 /// When the system does not tell.
 pub fn available() -> io::Result<u64> {
     let (system, group) = look()?;
+    known(system.total_memory())?;
     let free = system.available_memory();
     // The group's own figure of free memory counts cached files as used; they make room when memory is asked for.
     Ok(group.map_or(free, |group| free.min(group.total_memory.saturating_sub(group.rss))))
@@ -62,6 +72,12 @@ impl fmt::Display for Size {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_without_figures_is_unknown_and_not_without_memory() {
+        assert_eq!(known(7).unwrap(), 7);
+        assert!(known(0).unwrap_err().to_string().contains("/proc"));
+    }
 
     #[test]
     fn a_running_machine_has_some_memory_left() {

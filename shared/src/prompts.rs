@@ -1,6 +1,6 @@
 //! What becomes of prompts that are too long: the sampler counts them, the launcher says it.
 
-use std::{fmt, fs, io, path::Path};
+use std::{fmt, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,8 @@ use crate::atomic;
 
 /// Most prompts that are named.
 pub const NAMED: usize = 10_000;
+/// Most bytes of the file.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Prompts of a dataset that the model does not get, or not whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,13 +52,20 @@ impl LongPrompts {
     /// Any error of the file system.
     pub fn write(path: &Path, found: &[Self]) -> io::Result<()> {
         let told: Vec<&Self> = found.iter().filter(|prompts| !prompts.lines().is_empty()).collect();
-        if told.is_empty() { Ok(()) } else { atomic::write(path, serde_json::to_string_pretty(&told)?.as_bytes()) }
+        if told.is_empty() {
+            // Those of an earlier start are no longer true.
+            return atomic::remove_file(path);
+        }
+        atomic::write(path, serde_json::to_string_pretty(&told)?.as_bytes())
     }
 
     /// Reads them; a file that is not there has none.
     #[must_use]
     pub fn read(path: &Path) -> Vec<Self> {
-        fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+        shared_bounds::read(path, MOST_BYTES)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
     }
 }
 
@@ -96,5 +105,7 @@ mod tests {
         let odd = LongPrompts { remarks: vec!["odd".into()], ..LongPrompts::default() };
         LongPrompts::write(&path, std::slice::from_ref(&odd)).unwrap();
         assert_eq!(LongPrompts::read(&path)[0].lines(), ["odd"]);
+        LongPrompts::write(&path, &[]).unwrap();
+        assert!(!path.exists(), "another start has none");
     }
 }

@@ -1,6 +1,8 @@
 //! What a checkpoint must have in common with the run that goes on from it, and what it has not.
 
-use std::{fmt, fs, path::Path};
+mod foreign;
+
+use std::{fmt, path::Path};
 
 use serde_json::Value;
 
@@ -10,6 +12,10 @@ use crate::{
     model_dir::{ADAPTER_CONFIG_FILE, ModelDirError},
 };
 
+pub use foreign::foreign;
+
+/// Most bytes of [`STATE_FILE`]: a configuration and some counters.
+const MOST_STATE: u64 = 64 << 20;
 /// File of a checkpoint that says where the run is.
 pub const STATE_FILE: &str = "trainer_state.json";
 
@@ -75,7 +81,8 @@ pub fn check(config: &TrainConfig, model: &ModelDir, checkpoint: &Path) -> Resul
 /// The configuration that a checkpoint was made with; nothing where it does not say.
 #[must_use]
 pub fn saved_config(checkpoint: &Path) -> Option<Value> {
-    let state: Value = serde_json::from_slice(&fs::read(checkpoint.join(STATE_FILE)).ok()?).ok()?;
+    let state: Value =
+        serde_json::from_slice(&shared_bounds::read(&checkpoint.join(STATE_FILE), MOST_STATE).ok()?).ok()?;
     state.get("config").cloned()
 }
 
@@ -117,6 +124,8 @@ pub fn changed_options(saved: &Value, config: &TrainConfig) -> Vec<Change> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn model(dir: &Path, hidden: usize) -> ModelDir {

@@ -9,6 +9,7 @@ use crate::{
     atomic::{self, named},
     channel::in_flight::IN_FLIGHT_FILE,
     ids::PolicyVersion,
+    versions,
 };
 
 /// Paths of a run; `output_dir` of the configuration.
@@ -37,6 +38,45 @@ impl RunDir {
             fs::create_dir_all(&dir).map_err(named(&dir))?;
         }
         Ok(())
+    }
+
+    /// Refuses what stands in the place of a file or folder that the run will write: a link, a pipe, a device. In a directory
+    /// that somebody else has made, a link may lead to anything of the user's. The directory itself, and what is above it, may be
+    /// reached by links; `weights` may be a link to where versions lie ([`crate::versions`]).
+    ///
+    /// # Errors
+    /// The first such place, by name.
+    pub fn check_places(&self) -> io::Result<()> {
+        let logs = ["learner", "rollout", "report_to"].map(|process| self.log(process));
+        let files = [
+            self.config(),
+            self.lock(),
+            self.metrics(),
+            self.eval(),
+            self.comparisons(),
+            self.notices(),
+            self.ledger(),
+            self.prompts(),
+            self.workers(),
+            self.finished(),
+            self.in_flight(),
+            self.editions(),
+            self.trace(),
+            self.report(),
+        ];
+        files.iter().chain(&logs).try_for_each(|path| shared_bounds::require_replaceable(path).map_err(named(path)))?;
+        for folder in [self.logs(), self.completions(), self.batches(), self.rounded()] {
+            match fs::symlink_metadata(&folder) {
+                Ok(there) if !there.is_dir() => {
+                    let what =
+                        if there.is_symlink() { "is a link, which is not written through" } else { "is no folder" };
+                    let message = format!("{}: {what}; remove it, or move it away", folder.display());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+                }
+                _ => (),
+            }
+        }
+        versions::check_link(&self.weights())
     }
 
     /// The directory itself.
@@ -348,5 +388,41 @@ mod tests {
         fs::write(dir.path().join("file"), "").unwrap();
         let error = RunDir::new(dir.path().join("file/run")).create().unwrap_err();
         assert!(error.to_string().contains("file/run"), "{error}");
+    }
+
+    #[test]
+    fn links_and_pipes_in_the_places_of_a_run_are_refused_by_name_and_links_to_it_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("thesis"), "").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("real"), dir.path().join("run")).unwrap();
+        fs::create_dir(dir.path().join("real")).unwrap();
+        let run = RunDir::new(dir.path().join("run"));
+        run.create().unwrap();
+        run.check_places().unwrap();
+        let files = ["run.lock", "config.toml", "metrics.jsonl", "ledger.jsonl", "notices.jsonl", "report.html"];
+        for name in files.into_iter().chain(["logs/learner.log", "logs/rollout.log", "finished.json"]) {
+            let path = run.root().join(name);
+            std::os::unix::fs::symlink(outside.join("thesis"), &path).unwrap();
+            let error = run.check_places().unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("is a link"), "{error}");
+            fs::remove_file(&path).unwrap();
+            let mode = rustix::fs::Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+            let error = run.check_places().unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("is a pipe"), "{error}");
+            fs::remove_file(&path).unwrap();
+        }
+        for name in ["logs", "completions", "batches", "weights"] {
+            let path = run.root().join(name);
+            let _ = fs::remove_dir_all(&path);
+            std::os::unix::fs::symlink(&outside, &path).unwrap();
+            let error = run.check_places().unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("link"), "{error}");
+            fs::remove_file(&path).unwrap();
+        }
+        run.check_places().unwrap();
+        assert!(outside.join("thesis").exists());
     }
 }

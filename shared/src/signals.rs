@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
     flag,
@@ -16,7 +16,7 @@ use signal_hook::{
 
 use crate::{
     channel::Silence,
-    heartbeat::{self, Deadlines},
+    heartbeat::{self, Deadlines, Phase},
     tell,
 };
 
@@ -49,9 +49,11 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     // Where files may not become larger (`ulimit -f`), what cannot be written is then an error, which names the file.
     flag::register(SIGXFSZ, Arc::default())?;
     let mut signals = Signals::new(signals)?;
+    // Asked before it can be gone: whoever is orphaned has another parent.
+    let launcher = getppid();
     thread::Builder::new().name("signals".into()).spawn(move || {
         if signals.forever().next().is_some() {
-            end_when_stuck(deadlines);
+            end_when_stuck(deadlines, launcher);
         }
     })?;
     Ok(asked)
@@ -66,7 +68,19 @@ pub fn leave_to_others() -> io::Result<()> {
     of_the_end().into_iter().try_for_each(|signal| flag::register(signal, Arc::default()).map(drop))
 }
 
-fn end_when_stuck(deadlines: Deadlines) {
+/// How long one whose launcher is gone may make no progress, but for one that saves: nobody else would ever end it.
+const ORPHANED: Duration = Duration::from_secs(30);
+/// The same of one that saves, whose disk may be slow: what it writes would be lost.
+const ORPHANED_SAVING: Duration = Duration::from_secs(300);
+
+/// How long a process that was asked to end may make no progress, and the reason.
+fn patience(deadlines: &Deadlines, phase: Phase, orphaned: bool) -> (Duration, &'static str) {
+    let (deadline, option) = deadlines.phase(phase);
+    let bound = if phase == Phase::Save { ORPHANED_SAVING } else { ORPHANED };
+    if orphaned && bound < deadline { (bound, "its launcher is gone") } else { (deadline, option) }
+}
+
+fn end_when_stuck(deadlines: Deadlines, launcher: Option<Pid>) {
     let (mut silence, mut before) = (Silence::default(), heartbeat::progress());
     loop {
         thread::sleep(Duration::from_millis(200));
@@ -74,10 +88,10 @@ fn end_when_stuck(deadlines: Deadlines) {
         silence.note(now != before);
         before = now;
         let Some((phase, _)) = now.main else { return };
-        let (deadline, option) = deadlines.phase(phase);
+        let (deadline, reason) = patience(&deadlines, phase, getppid() != launcher);
         if silence.length() > deadline {
             tell!(
-                "error: asked to end, and no progress in phase {phase} for {:.0} s (`{option}`)",
+                "error: asked to end, and no progress in phase {phase} for {:.0} s (`{reason}`)",
                 deadline.as_secs_f64()
             );
             let _ = kill_process(getpid(), Signal::KILL);
@@ -88,6 +102,16 @@ fn end_when_stuck(deadlines: Deadlines) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_whose_launcher_is_gone_is_stuck_sooner() {
+        let hour = Duration::from_secs(3600);
+        let deadlines = Deadlines { load: hour, step: Duration::from_secs(2), save: hour, peer: hour };
+        assert_eq!(patience(&deadlines, Phase::Load, false), (hour, "load_timeout"));
+        assert_eq!(patience(&deadlines, Phase::Load, true), (ORPHANED, "its launcher is gone"));
+        assert_eq!(patience(&deadlines, Phase::Save, true), (ORPHANED_SAVING, "its launcher is gone"));
+        assert_eq!(patience(&deadlines, Phase::Step, true), (Duration::from_secs(2), "step_timeout"));
+    }
 
     #[test]
     fn what_nohup_ignores_stays_ignored() {

@@ -9,11 +9,14 @@
 use std::{
     fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::{DirBuilderExt, symlink},
+    os::unix::fs::{DirBuilderExt, MetadataExt, symlink},
     path::{Path, PathBuf},
 };
 
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    process::geteuid,
+};
 
 use crate::{
     ModelConfig, RunDir,
@@ -85,6 +88,27 @@ impl VersionRoom {
         }
         Ok(())
     }
+}
+
+/// Refuses a `weights` that is a link to anything but a folder of versions in shared memory, of this user.
+///
+/// # Errors
+/// Where it leads, with the way out.
+pub(crate) fn check_link(weights: &Path) -> io::Result<()> {
+    let Ok(target) = fs::read_link(weights) else { return Ok(()) };
+    let is_place = target.parent() == Some(Path::new(SHARED_MEMORY))
+        && target.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+    let is_ours = match fs::symlink_metadata(&target) {
+        // What a stop of the machine has taken away harms nobody.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => true,
+        there => there.is_ok_and(|there| there.is_dir() && there.uid() == geteuid().as_raw()),
+    };
+    if is_place && is_ours {
+        return Ok(());
+    }
+    let (weights, target) = (weights.display(), target.display());
+    let message = format!("{weights}: is a link to {target}, where no versions of this user lie; remove it");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, message))
 }
 
 /// The place of a run's versions. Dropping it removes them: what is to be kept is in checkpoints.

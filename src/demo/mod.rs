@@ -7,7 +7,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -100,7 +100,11 @@ fn say(line: &str) {
 }
 
 /// The folder of the demo.
-struct Place(PathBuf);
+struct Place {
+    root: PathBuf,
+    /// Held as long as the demo goes on.
+    lock: Option<fs::File>,
+}
 
 /// Marks a folder as one that the demo may clear.
 const MARK: &str = "tandem-demo";
@@ -109,25 +113,28 @@ impl Place {
     /// Takes an empty folder, or that of an earlier demo, whose content is removed.
     fn new(root: &Path) -> Result<Self> {
         let root = std::path::absolute(root)?;
-        let place = Self(root);
-        let shown = place.0.display();
+        let mut place = Self { root, lock: None };
+        let shown = place.root.display().to_string();
         if place.path(MARK).is_file() {
+            place.lock = Some(train::hold(&place.path(MARK), &place.root, Duration::ZERO)?);
             train::remove(&RunDir::new(place.path("run")))?;
             for part in ["data", "logs", "model", "warm"] {
                 let _ = fs::remove_dir_all(place.path(part));
             }
-        } else if fs::read_dir(&place.0).is_ok_and(|mut entries| entries.next().is_some()) {
+        } else if fs::read_dir(&place.root).is_ok_and(|mut entries| entries.next().is_some()) {
             bail!("{shown} is not empty and holds no earlier demo; choose another --output-dir");
         }
         for part in ["data", "logs"] {
             fs::create_dir_all(place.path(part)).with_context(|| format!("--output-dir {shown}"))?;
         }
-        atomic::write(&place.path(MARK), b"").with_context(|| format!("--output-dir {shown}"))?;
+        if place.lock.is_none() {
+            place.lock = Some(train::hold(&place.path(MARK), &place.root, Duration::ZERO)?);
+        }
         Ok(place)
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.root.join(name)
     }
 
     fn text(&self, name: &str) -> String {
@@ -238,7 +245,7 @@ fn tell(figures: &Figures, model: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Duration};
+    use std::thread;
 
     use super::*;
 
@@ -247,9 +254,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("demo");
         let place = Place::new(&dir).unwrap();
+        let second = Place::new(&dir).err().expect("one demo at a time").to_string();
+        assert!(second.contains("still at work there"), "{second}");
         fs::create_dir(place.path("run")).unwrap();
         fs::write(place.path("run/metrics.jsonl"), "{}").unwrap();
         fs::write(place.path("notes.txt"), "mine").unwrap();
+        drop(place);
         let again = Place::new(&dir).unwrap();
         assert!(!again.path("run").exists() && again.path("notes.txt").exists());
         let foreign = root.path().join("foreign");

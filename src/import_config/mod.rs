@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let toml = imported.to_toml();
     match &args.output {
         None => output::print(toml.trim_end()),
-        Some(path) => atomic::write(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
+        Some(path) => atomic::write_output(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
     }
     output::tell((imported.account() + &imported.doubts()).trim_end());
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@
 mod comparisons;
 mod words;
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let first = layers::load(Some(&RunDir::new(root.join("round-1/run")).config()), &Vec::new()).ok();
     train::locate(&mut config, first.as_ref())?.iter().for_each(output::tell);
     fs::create_dir_all(&root).with_context(|| format!("`output_dir` {}", root.display()))?;
+    // A second one would write the same comparisons and reward models.
+    let _lock = train::hold(&root.join("iterate.lock"), &root, Duration::ZERO)?;
     let start = args.reward_model.clone().unwrap_or_else(|| config.model.clone());
     let mut job = Job { args, root, policy: config.model.clone(), reward_model: std::path::absolute(start)?, config };
     let mut rounds = Vec::new();

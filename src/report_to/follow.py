@@ -60,12 +60,19 @@ def records(path, offset):
     except FileNotFoundError:
         return [], 0
     end = data.rfind(b"\n") + 1
-    found = []
-    for line in data[:end].splitlines():
+    found, damaged = [], 0
+    for line in data[:end].split(b"\n"):
         try:
-            found.append(json.loads(line))
+            record = json.loads(line) if line.strip() else None
         except ValueError:
-            pass
+            damaged += 1
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            found.append(record)
+        elif record is not None:
+            damaged += 1
+    if damaged:
+        print(f"warning: {os.path.basename(path)}: {damaged} damaged lines were left out", file=sys.stderr, flush=True)
     return found, begin + end
 
 

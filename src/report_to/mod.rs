@@ -4,7 +4,7 @@
 //! files that the run writes anyhow. The run does not wait for it, and goes on without it if it fails.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{self, Read},
     os::unix::process::CommandExt,
     process::{Child, ChildStdin, Command, Stdio},
@@ -44,7 +44,8 @@ impl Reporter {
             return Ok(None);
         }
         let path = run.log(LOG);
-        let log = File::create(&path).with_context(|| path.display().to_string())?;
+        let log = shared::atomic::append(&path)?;
+        log.set_len(0).with_context(|| path.display().to_string())?;
         let name = config.run_name.clone().unwrap_or_else(|| crate::view::run::name_of(run));
         let python = &config.reward_python;
         let mut command = Command::new(python);

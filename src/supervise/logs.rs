@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use shared::atomic::{self, named};
+
 /// Bytes of a log after which it is turned over.
 const FULL: u64 = 16 << 20;
 /// Older parts that are kept, `learner.log.1` being the newest.
@@ -28,12 +30,19 @@ fn turn_over_at(log: &Path, full: u64) -> io::Result<bool> {
         let _ = fs::rename(part(log, number), part(log, number + 1));
     }
     let newest = part(log, 1);
-    let copied = fs::copy(log, &newest);
+    let copied = copy(log, &newest);
     if copied.is_err() {
         let _ = fs::remove_file(&newest);
     }
-    fs::File::options().write(true).open(log)?.set_len(0)?;
+    atomic::append(log)?.set_len(0).map_err(named(log))?;
     Ok(copied.is_err())
+}
+
+fn copy(log: &Path, part: &Path) -> io::Result<()> {
+    // The oldest part had this name, or somebody has laid something there: it is replaced and not written through.
+    atomic::remove_file(part)?;
+    let mut part = fs::File::create_new(part)?;
+    io::copy(&mut shared_bounds::open(log)?, &mut part).map(drop)
 }
 
 fn part(log: &Path, number: u32) -> PathBuf {

@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
@@ -13,7 +12,10 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
 
-use shared::heartbeat::{self, Beat, Deadlines};
+use shared::{
+    atomic,
+    heartbeat::{self, Beat, Deadlines},
+};
 
 use super::pulse::{Pulse, Verdict};
 use crate::binaries;
@@ -30,6 +32,8 @@ pub struct Spec {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
+    /// Variables that are added to its environment.
+    pub env: Vec<(&'static str, String)>,
     /// Standard output and error are appended here.
     pub log: PathBuf,
     /// What makes it take less memory, for the user.
@@ -49,15 +53,12 @@ pub struct Process {
 impl Process {
     /// Starts a child in its own process group, so that a Ctrl-C of the terminal reaches the launcher alone.
     pub fn start(spec: &Spec) -> Result<Self> {
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&spec.log)
-            .with_context(|| format!("{}", spec.log.display()))?;
+        let log = atomic::append(&spec.log)?;
         let log_start = log.metadata().with_context(|| format!("{}", spec.log.display()))?.len();
         let mut command = binaries::command(&spec.program);
         let pulse = Pulse::new()?;
-        command.args(&spec.args).stdout(log.try_clone()?).stderr(log).env(heartbeat::VARIABLE, pulse.path());
+        command.args(&spec.args).envs(spec.env.iter().map(|(name, value)| (name, value)));
+        command.stdout(log.try_clone()?).stderr(log).env(heartbeat::VARIABLE, pulse.path());
         let mut process = Self::spawn(command, &spec.log)?;
         (process.log_start, process.pulse) = (log_start, Some(pulse));
         Ok(process)
@@ -150,7 +151,7 @@ impl Process {
 
     fn log_tail(&self) -> io::Result<String> {
         const WINDOW: u64 = 16 * 1024;
-        let mut file = fs::File::open(&self.log)?;
+        let mut file = shared_bounds::open(&self.log)?;
         let length = file.metadata()?.len();
         // A log that was turned over begins anew.
         let start = if length < self.log_start { 0 } else { self.log_start };

@@ -57,6 +57,7 @@ fn script(dir: &Path, name: &'static str, body: &str) -> Spec {
         name,
         program: "/bin/sh".into(),
         args: vec!["-c".into(), format!("cd {}\n{body}", dir.display()).into()],
+        env: Vec::new(),
         log: dir.join(format!("{name}.log")),
         smaller: "feed it less",
     }

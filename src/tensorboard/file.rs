@@ -9,15 +9,17 @@ use std::{
 };
 
 use prost::Message;
+use shared::{atomic::named, disk_room::EVENTS_PREFIX as PREFIX};
 
 use super::proto::{Event, FILE_VERSION, START, SessionLog, Summary, Value};
 
-/// What TensorBoard knows event files by.
-const PREFIX: &str = "events.out.tfevents.";
-
 /// An event file that is being written.
 #[derive(Debug)]
-pub struct EventFile(File);
+pub struct EventFile {
+    path: PathBuf,
+    file: File,
+    written: u64,
+}
 
 impl EventFile {
     /// Begins a file of which TensorBoard takes the steps from `first` on, in place of what earlier files say of these.
@@ -31,7 +33,9 @@ impl EventFile {
         let newest = files(folder)?.last().and_then(|path| began(path)).unwrap_or(0);
         let seconds = (now() as u64).max(newest + 1);
         let path = folder.join(format!("{PREFIX}{seconds:010}.{host}.{process}"));
-        let mut file = Self(OpenOptions::new().append(true).create_new(true).open(path)?);
+        // A new one, so never through a link.
+        let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(named(&path))?;
+        let mut file = Self { path, file, written: 0 };
         file.write(&Event { file_version: Some(FILE_VERSION.into()), ..Event::default() })?;
         file.restart(first)?;
         Ok(file)
@@ -61,7 +65,13 @@ impl EventFile {
         let event = Event { wall_time: now(), ..event.clone() }.encode_to_vec();
         let length = (event.len() as u64).to_le_bytes();
         let record = [&length[..], &checksum(&length), &event, &checksum(&event)].concat();
-        self.0.write_all(&record)
+        self.written += record.len() as u64;
+        self.file.write_all(&record).map_err(named(&self.path))
+    }
+
+    /// Bytes that were written to it.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 }
 
@@ -71,7 +81,7 @@ impl EventFile {
 /// When the folder cannot be listed.
 pub fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(folder).map_err(named(folder))? {
         let entry = entry?;
         // Opening a pipe of that name would never end.
         if entry.file_type()?.is_file() && entry.file_name().to_string_lossy().starts_with(PREFIX) {
@@ -87,7 +97,7 @@ pub fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// When the file cannot be opened.
 pub fn read(path: &Path) -> io::Result<impl Iterator<Item = Event> + use<>> {
-    let mut file = BufReader::new(File::open(path)?);
+    let mut file = BufReader::new(shared_bounds::open(path).map_err(named(path))?);
     Ok(iter::from_fn(move || next(&mut file)))
 }
 

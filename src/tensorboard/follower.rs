@@ -1,10 +1,10 @@
 //! Writes events while the two halves write their records.
 
-use std::{collections::VecDeque, io};
+use std::{collections::VecDeque, fs, io, path::PathBuf};
 
 use shared::{
-    RunDir,
-    metrics::{self, MetricRecord, STEP},
+    RunDir, atomic, journal,
+    metrics::{MetricRecord, STEP},
 };
 
 use super::{
@@ -25,6 +25,8 @@ const EVAL: &str = "eval/";
 const COMPLETIONS: &str = "completions/";
 /// Steps of which texts are shown, over a whole run.
 const STEPS_WITH_TEXTS: u64 = 100;
+/// Files that a bound is spread over, so that the oldest can go.
+const FILES: u64 = 4;
 /// Most characters of a prompt or a completion.
 const MOST_TEXT: usize = 4_000;
 
@@ -32,7 +34,10 @@ const MOST_TEXT: usize = 4_000;
 #[derive(Debug)]
 pub struct Follower {
     run: RunDir,
-    file: EventFile,
+    /// Made with the first event, so that a start that comes to nothing leaves none.
+    file: Option<EventFile>,
+    /// Bytes that all files may take.
+    limit: Option<u64>,
     /// Of these and earlier ones there are events.
     step: u64,
     /// The same of evaluations, of which that of step 0 is one.
@@ -72,10 +77,46 @@ impl Follower {
             }
         }
         let step = step.min(steps);
-        let file = EventFile::create(run.root(), step + 1)?;
         let evaluated = evaluated.map(|known| known.min(step));
         let every = total.div_ceil(STEPS_WITH_TEXTS).max(1);
-        Ok(Self { run, file, step, evaluated, awaited: (completed + 1..=step).collect(), every })
+        Ok(Self { run, file: None, limit: None, step, evaluated, awaited: (completed + 1..=step).collect(), every })
+    }
+
+    /// Has the oldest files go where all of them take more than so many bytes.
+    pub fn with_limit(self, limit: Option<u64>) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Adds values of a step, to a new file if the last one has its share of the bound.
+    fn add(&mut self, step: u64, values: Vec<Value>) -> io::Result<()> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let full = |file: &EventFile| self.limit.is_some_and(|limit| file.written() > limit / FILES);
+        if self.file.as_ref().is_some_and(full) {
+            self.file = None;
+            self.remove_oldest()?;
+        }
+        if self.file.is_none() {
+            self.file = Some(EventFile::create(self.run.root(), self.step + 1)?);
+        }
+        self.file.as_mut().expect("it was just made").add(step, values)
+    }
+
+    fn remove_oldest(&self) -> io::Result<()> {
+        let files = file::files(self.run.root())?;
+        let size = |path: &PathBuf| fs::symlink_metadata(path).map_or(0, |file| file.len());
+        let mut total: u64 = files.iter().map(size).sum();
+        // Another one is about to be begun.
+        let most = self.limit.map_or(u64::MAX, |limit| limit - limit / FILES);
+        for path in files {
+            if total <= most {
+                break;
+            }
+            total -= size(&path);
+            atomic::remove_file(&path)?;
+        }
+        Ok(())
     }
 
     /// Writes what is new. `newest` are the newest records of the steps, `evaluations` those of evaluations.
@@ -89,11 +130,11 @@ impl Follower {
             self.step = last;
             self.evaluated = self.evaluated.map(|known| known.min(last));
             self.awaited.retain(|step| *step <= last);
-            self.file.restart(last + 1)?;
+            self.file.as_mut().map_or(Ok(()), |file| file.restart(last + 1))?;
         }
         if newest.first().is_some_and(|record| step_of(record) > self.step + 1) {
             let mut result = Ok(());
-            metrics::for_each(&self.run.metrics(), |record| {
+            journal::for_each::<MetricRecord>(&self.run.metrics(), |record| {
                 if result.is_ok() {
                     result = self.add_step(&record);
                 }
@@ -109,7 +150,7 @@ impl Follower {
     fn add_step(&mut self, record: &MetricRecord) -> io::Result<()> {
         let step = step_of(record);
         if step > self.step {
-            self.file.add(step, scalars(record, |key| format!("{TRAIN}{key}")))?;
+            self.add(step, scalars(record, |key| format!("{TRAIN}{key}")))?;
             self.step = step;
             self.awaited.push_back(step);
         }
@@ -125,7 +166,7 @@ impl Follower {
             };
             self.awaited.pop_front();
             let with_texts = step == 1 || step.is_multiple_of(self.every);
-            self.file.add(step, distributions(&samples, with_texts))?;
+            self.add(step, distributions(&samples, with_texts))?;
         }
         Ok(())
     }
@@ -137,7 +178,7 @@ impl Follower {
             let step = step_of(record);
             if self.evaluated.is_none_or(|known| step > known) {
                 let name = |key: &str| format!("{EVAL}{}", key.strip_prefix("eval_").unwrap_or(key));
-                self.file.add(step, scalars(record, name))?;
+                self.add(step, scalars(record, name))?;
                 self.evaluated = Some(step);
             }
         }
@@ -195,7 +236,7 @@ fn markdown(which: &str, sample: &Sample) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, fs, path::Path};
+    use std::{collections::BTreeMap, path::Path};
 
     use super::*;
 
@@ -322,6 +363,25 @@ mod tests {
         run.follow(90).poll(&records(80..=90), &[]).unwrap();
         assert_eq!(run.steps("train/reward"), numbers(1..=90));
         assert_eq!(run.steps("completions/rewards"), [2, 87, 88, 89, 90]);
+    }
+
+    #[test]
+    fn the_oldest_events_go_where_all_of_them_have_a_bound_and_a_start_without_a_step_leaves_none() {
+        let run = Run::new();
+        drop(run.follow(0));
+        assert!(file::files(run.dir.root()).unwrap().is_empty());
+        let bound = 4_000;
+        let mut follower = run.follow(0).with_limit(Some(bound));
+        (1..=200).for_each(|step| follower.poll(&records(step..=step), &[]).unwrap());
+        let size = |path: &PathBuf| fs::metadata(path).unwrap().len();
+        let taken: u64 = file::files(run.dir.root()).unwrap().iter().map(size).sum();
+        assert!(taken <= bound + bound / FILES, "{taken}");
+        let kept = run.steps("train/reward");
+        assert!(kept.len() > 20 && kept[0] > 1, "{kept:?}");
+        assert_eq!(kept, (kept[0]..=200).collect::<Vec<_>>(), "the newest stay, without a gap");
+        drop(follower);
+        run.follow(200).poll(&records(150..=201), &[]).unwrap();
+        assert_eq!(run.steps("train/reward").last(), Some(&201));
     }
 
     #[test]

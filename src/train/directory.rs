@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use indicatif::HumanDuration;
 use rustix::{
     fs::{Access, access},
     io::{FdFlags, fcntl_setfd},
@@ -22,6 +23,7 @@ use shared::{
     resume,
 };
 
+use super::session::Session;
 use crate::{output, signals, tensorboard};
 
 /// A run directory that belongs to this launcher until it is dropped.
@@ -31,22 +33,26 @@ pub struct OwnedRun {
     pub dir: RunDir,
     /// The id of the run as this launcher has begun it or gone on with it.
     pub id: RunId,
+    /// What the processes of this start are handed.
+    pub session: Session,
     _lock: File,
 }
 
-/// Creates (or takes up again) the run directory of a resolved configuration and writes `config.toml` into it.
+/// Creates (or takes up again) the run directory of a resolved configuration. A run that is gone on with stays what it was until
+/// its first step is made ([`shared::session`]); a new one has its `config.toml` from now on.
 pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let dir = RunDir::new(&config.output_dir);
     // What is refused stays untouched.
+    dir.check_places().context("`output_dir` cannot be used")?;
     start_of(config, &dir)?;
     dir.create().context("`output_dir` cannot be used")?;
     let lock = lock(&dir)?;
     // While the lock was waited for, its last holder may have made a step or a checkpoint.
-    let start = start_of(config, &dir)?;
+    let start = start_if_free(config, &dir)?;
     dir.remove_litter()?;
-    dir.reopen()?;
-    // The sampler tells it anew, of the data as it is now.
-    remove_file(&dir.prompts())?;
+    // The run directory itself says where to go on; a restarted learner must not go back to the first start.
+    let written = TrainConfig { resume_from_checkpoint: None, ..config.clone() };
+    let text = layers::to_toml(&written);
     match &start {
         Start::Fresh => clear(&dir)?,
         Start::Resume => (),
@@ -55,11 +61,11 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
             copy_checkpoint(checkpoint, &dir.checkpoint(*step))?;
         }
     }
-    // The run directory itself says where to go on; a restarted learner must not go back to the first start.
-    let written = TrainConfig { resume_from_checkpoint: None, ..config.clone() };
-    atomic::write(&dir.config(), layers::to_toml(&written).as_bytes()).context("`output_dir` cannot be written")?;
+    if start != Start::Resume {
+        atomic::write(&dir.config(), text.as_bytes()).context("`output_dir` cannot be written")?;
+    }
     let id = begin(&dir)?;
-    Ok(OwnedRun { dir, id, _lock: lock })
+    Ok(OwnedRun { dir, id, session: Session::new(&text)?, _lock: lock })
 }
 
 /// Gives the run a new id, by which its two processes know each other and nobody else: those of the start before may still be
@@ -82,6 +88,7 @@ pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
         return Ok(());
     }
     let dir = RunDir::new(&config.output_dir);
+    dir.check_places().context("`output_dir` cannot be used")?;
     let checkpoint = checkpoint(config)?;
     let above = dir.root().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     access(above, Access::WRITE_OK | Access::EXEC_OK)
@@ -90,22 +97,29 @@ pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
     model.map_or(Ok(()), |model| resume::check(config, model, &path).context("`resume_from_checkpoint`"))
 }
 
-/// The checkpoint that a run goes on from, if it does. The learner looks at the contents as well, before it goes on.
+/// The checkpoint that a run goes on from, if it does: the newest whose contents are as they were written.
 pub fn checkpoint(config: &TrainConfig) -> Result<Option<PathBuf>> {
     let dir = RunDir::new(&config.output_dir);
     match start_of(config, &dir)? {
         Start::Fresh => Ok(None),
         Start::Resume => {
-            let found = checkpoints::newest(&dir, Depth::Lengths).context("`output_dir` cannot be used")?;
+            let found = checkpoints::newest(&dir, Depth::Contents).context("`output_dir` cannot be used")?;
             let step = found.usable(&dir).map_err(|problem| anyhow!("`resume_from_checkpoint`: {problem}"))?;
             Ok(step.map(|step| dir.checkpoint(step)))
         }
         Start::Branch(checkpoint, _) => {
-            checkpoints::check(&checkpoint, Depth::Lengths)
-                .with_context(|| format!("`resume_from_checkpoint` {}", checkpoint.display()))?;
+            require_whole(&checkpoint)?;
             Ok(Some(checkpoint))
         }
     }
+}
+
+fn require_whole(checkpoint: &Path) -> Result<()> {
+    let whole = checkpoints::check(checkpoint, Depth::Contents);
+    whole.map(drop).with_context(|| {
+        let shown = checkpoint.display();
+        format!("`resume_from_checkpoint` {shown} is no whole checkpoint; name another one, or `latest`")
+    })
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -118,7 +132,12 @@ enum Start {
     Branch(PathBuf, u64),
 }
 
+/// How a run starts. Where it cannot, that somebody is at work in its directory is the reason, whatever else is in the way.
 fn start_of(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
+    start_if_free(config, dir).map_err(|error| at_work(&dir.lock(), dir.root()).map_or(error, |words| anyhow!(words)))
+}
+
+fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
     let root = dir.root().display();
     let checkpoints = dir.checkpoints().context("`output_dir` cannot be used")?;
     let Some(wanted) = &config.resume_from_checkpoint else {
@@ -134,26 +153,41 @@ fn start_of(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
         }
     };
     if wanted == "latest" {
-        return match checkpoints.last() {
-            Some(_) => Ok(Start::Resume),
-            None => bail!("{root} holds no checkpoint to resume from: leave out --resume_from_checkpoint to begin"),
+        let Some(newest) = checkpoints.last() else {
+            bail!("{root} holds no checkpoint to resume from: leave out --resume_from_checkpoint to begin");
         };
+        refuse_foreign(&dir.checkpoint(*newest))?;
+        return Ok(Start::Resume);
     }
     let path = fs::canonicalize(wanted).with_context(|| format!("`resume_from_checkpoint` {wanted}"))?;
+    refuse_foreign(&path)?;
     let number = |name: &str| name.strip_prefix("checkpoint-").and_then(|n| n.parse::<u64>().ok());
     let Some(step) = path.file_name().and_then(|name| number(&name.to_string_lossy())) else {
         bail!("`resume_from_checkpoint` must be `latest` or a folder named checkpoint-N, got {wanted}");
     };
     let own = fs::canonicalize(dir.root()).is_ok_and(|root| path.parent() == Some(&root));
-    match (own, checkpoints.last()) {
-        (true, Some(newest)) if *newest > step => bail!(
-            "{root} already went on to checkpoint-{newest}: choose another `output_dir` to branch off at \
-             checkpoint-{step}"
-        ),
-        (true, _) => Ok(Start::Resume),
-        (false, _) if is_unused(dir)? => Ok(Start::Branch(path, step)),
-        (false, _) => bail!("`output_dir` {root} is not empty: choose another folder to branch off into"),
+    if !own {
+        ensure!(is_unused(dir)?, "`output_dir` {root} is not empty: choose another folder to branch off into");
+        return Ok(Start::Branch(path, step));
     }
+    let is_whole = |later: &&u64| checkpoints::check(&dir.checkpoint(**later), Depth::Contents).is_ok();
+    // Of later ones that are damaged, nothing would be gone on from: the learner sets them aside.
+    let mut later = checkpoints.iter().rev().take_while(|later| **later > step).peekable();
+    if later.peek().is_some() {
+        if let Some(newest) = later.find(is_whole) {
+            bail!(
+                "{root} already went on to checkpoint-{newest}: choose another `output_dir` to branch off at \
+                 checkpoint-{step}"
+            );
+        }
+        require_whole(&path)?;
+    }
+    Ok(Start::Resume)
+}
+
+/// Names the trainer whose checkpoint it is, where it is another one.
+fn refuse_foreign(checkpoint: &Path) -> Result<()> {
+    resume::foreign(checkpoint).map_or(Ok(()), |words| Err(anyhow!("`resume_from_checkpoint`: {words}")))
 }
 
 /// Whether the directory is free for a new run: absent, empty, or left by one that ended before its first step (for
@@ -171,6 +205,9 @@ fn clear(dir: &RunDir) -> Result<()> {
     remove_file(&dir.metrics())?;
     remove_file(&dir.eval())?;
     remove_file(&dir.notices())?;
+    remove_file(&dir.ledger())?;
+    remove_file(&dir.prompts())?;
+    dir.reopen()?;
     tensorboard::files(dir.root())
         .context("`output_dir` cannot be used")?
         .iter()
@@ -201,17 +238,22 @@ const LOCK_POLL: Duration = Duration::from_millis(50);
 /// Takes the run for this process and the children it starts: they inherit the lock, so that a learner which outlives a
 /// killed launcher keeps the next launcher out until it has ended.
 fn lock(dir: &RunDir) -> Result<File> {
-    let path = dir.lock();
-    let file = File::create(&path).with_context(|| format!("`output_dir` cannot be written: {}", path.display()))?;
+    hold(&dir.lock(), dir.root(), LOCK_PATIENCE)
+}
+
+/// Takes a file of a folder as the sign that this process, and what it starts, is at work in it.
+///
+/// # Errors
+/// That another process is, by its number; a file that cannot be written.
+pub fn hold(path: &Path, folder: &Path, patience: Duration) -> Result<File> {
+    let file = atomic::append(path).context("`output_dir` cannot be written")?;
     let begin = Instant::now();
     loop {
         signals::check()?;
         match file.try_lock() {
             Ok(()) => break,
-            Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_PATIENCE => thread::sleep(LOCK_POLL),
-            Err(TryLockError::WouldBlock) => {
-                bail!("another `tandem train` is still at work in {}{}", dir.root().display(), holders(&path))
-            }
+            Err(TryLockError::WouldBlock) if begin.elapsed() < patience => thread::sleep(LOCK_POLL),
+            Err(TryLockError::WouldBlock) => bail!(in_words(path, folder)),
             Err(TryLockError::Error(e)) => return Err(e).with_context(|| path.display().to_string()),
         }
     }
@@ -220,10 +262,34 @@ fn lock(dir: &RunDir) -> Result<File> {
     Ok(file)
 }
 
-/// The processes that have a file open, in brackets. Whoever took a lock may have ended and left it to its children, so
+/// Who is at work in a folder, with the ways out; nothing where nobody is.
+fn at_work(lock: &Path, folder: &Path) -> Option<String> {
+    let file = shared_bounds::open(lock).ok()?;
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)).then(|| in_words(lock, folder))
+}
+
+fn in_words(lock: &Path, folder: &Path) -> String {
+    let holders = holders(lock);
+    let end = holders.first().map_or_else(|| "end it".to_owned(), |first| format!("end it (kill {})", first.id));
+    format!(
+        "`output_dir` {}: another `tandem` is still at work there{}; wait until it is done, {end}, or choose another folder",
+        folder.display(),
+        named(&holders)
+    )
+}
+
+/// A process that has a file open.
+#[derive(Debug, PartialEq, Eq)]
+struct Holder {
+    id: u32,
+    /// Seconds since it was started.
+    age: u64,
+}
+
+/// The processes that have a file open, the oldest first. Whoever took a lock may have ended and left it to its children, so
 /// the system's list of locks does not say this.
-fn holders(path: &Path) -> String {
-    let Ok(path) = fs::canonicalize(path) else { return String::new() };
+fn holders(path: &Path) -> Vec<Holder> {
+    let Ok(path) = fs::canonicalize(path) else { return Vec::new() };
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let has_open = |process: &Path| {
         entries(&process.join("fd")).any(|file| fs::read_link(file.path()).is_ok_and(|open| open == path))
@@ -231,8 +297,29 @@ fn holders(path: &Path) -> String {
     let own = std::process::id();
     let number = |name: &OsStr| name.to_str()?.parse::<u32>().ok().filter(|&process| process != own);
     let processes = entries(Path::new("/proc")).filter_map(|entry| Some((number(&entry.file_name())?, entry.path())));
-    let found: Vec<String> = processes.filter(|(_, path)| has_open(path)).map(|(id, _)| id.to_string()).collect();
-    if found.is_empty() { String::new() } else { format!(" (process {})", found.join(", ")) }
+    let ids: Vec<u32> = processes.filter(|(_, path)| has_open(path)).map(|(id, _)| id).collect();
+    let mut found: Vec<Holder> = ids.into_iter().map(|id| Holder { id, age: age(id) }).collect();
+    found.sort_by_key(|holder| (std::cmp::Reverse(holder.age), holder.id));
+    found
+}
+
+/// Seconds since a process was started; 0 where the system does not tell.
+fn age(process: u32) -> u64 {
+    let id = sysinfo::Pid::from_u32(process);
+    let Ok(mut system) = sysinfo::System::new_with_specifics(sysinfo::RefreshKind::nothing()) else { return 0 };
+    system.refresh_processes_specifics(
+        sysinfo::ProcessesToUpdate::Some(&[id]),
+        false,
+        sysinfo::ProcessRefreshKind::nothing(),
+    );
+    system.process(id).map_or(0, sysinfo::Process::run_time)
+}
+
+/// ` (process 12, 15, since 3 minutes)`.
+fn named(holders: &[Holder]) -> String {
+    let Some(oldest) = holders.first() else { return String::new() };
+    let ids: Vec<String> = holders.iter().map(|holder| holder.id.to_string()).collect();
+    format!(" (process {}, since {})", ids.join(", "), HumanDuration(Duration::from_secs(oldest.age)))
 }
 
 /// Removes a run once nobody is at work in it.
@@ -273,6 +360,8 @@ fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
 mod tests {
     use std::process::Command;
 
+    use shared::disk_room::EVENTS_PREFIX;
+
     use super::*;
 
     fn config(root: &Path, resume: Option<&str>) -> TrainConfig {
@@ -287,6 +376,16 @@ mod tests {
         let text = format!("{:#}", prepare(config).unwrap_err());
         assert!(!text.contains('\n'), "{text}");
         text
+    }
+
+    /// A checkpoint that is whole as far as anybody looks.
+    fn write_checkpoint(root: &Path, step: u64) -> PathBuf {
+        let path = root.join(format!("checkpoint-{step}"));
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join(resume::STATE_FILE), "{\"format\": 1}").unwrap();
+        fs::write(path.join("model.data"), "weights").unwrap();
+        checkpoints::seal(&path).unwrap();
+        path
     }
 
     #[test]
@@ -309,10 +408,98 @@ mod tests {
         fs::create_dir(root.join("checkpoint-7")).unwrap();
         let text = refusal(&config(&root, None));
         assert!(text.contains("checkpoint-7") && text.contains("--resume_from_checkpoint latest"), "{text}");
-        let run = prepare(&config(&root, Some("latest"))).unwrap();
-        let written = layers::load(Some(&run.dir.config()), &Vec::new()).unwrap();
-        assert_eq!(written.resume_from_checkpoint, None);
-        assert!(refusal(&config(&root, Some("latest"))).contains("another `tandem train`"));
+        let before = fs::read(run.config()).unwrap();
+        let other = TrainConfig { seed: 7, ..config(&root, Some("latest")) };
+        let run = prepare(&other).unwrap();
+        assert_eq!(fs::read(run.dir.config()).unwrap(), before, "no step is made with the new options yet");
+        let handed = layers::load(Some(&run.session.path()), &Vec::new()).unwrap();
+        assert_eq!((handed.resume_from_checkpoint, handed.seed), (None, 7));
+        for resume in [None, Some("latest")] {
+            let text = refusal(&config(&root, resume));
+            assert!(text.contains("another `tandem` is still at work"), "{text}");
+        }
+    }
+
+    /// With and without a checkpoint, and whatever is asked for, the run that is at work is the reason.
+    #[test]
+    fn a_second_start_in_the_folder_of_a_live_run_says_that_it_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        let run = prepare(&config(&root, None)).unwrap().dir;
+        fs::write(run.metrics(), "{\"step\":1}\n").unwrap();
+        let file = File::open(run.lock()).unwrap();
+        file.lock().unwrap();
+        let mut child = Command::new("sleep").arg("60").stdin(file).spawn().unwrap();
+        for with_checkpoint in [false, true] {
+            if with_checkpoint {
+                write_checkpoint(&root, 3);
+            }
+            for resume in [None, Some("latest")].iter().take(if with_checkpoint { 1 } else { 2 }) {
+                let begin = Instant::now();
+                let text = format!("{:#}", check(&config(&root, *resume), None).unwrap_err());
+                assert!(text.contains("still at work there (process "), "{text}");
+                assert!(text.contains(&child.id().to_string()) && text.contains("since "), "{text}");
+                assert!(!text.contains("remove") && !text.contains("leave out"), "{text}");
+                assert!(begin.elapsed() < LOCK_PATIENCE / 2, "nobody need wait for that");
+            }
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(refusal(&config(&root, None)).contains("already holds a run"));
+    }
+
+    #[test]
+    fn an_older_checkpoint_is_gone_on_from_where_all_newer_ones_are_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        drop(prepare(&config(&root, None)).unwrap());
+        let [four, five, six] = [4, 5, 6].map(|step| write_checkpoint(&root, step));
+        let run = RunDir::new(&root);
+        let named = |path: &Path| config(&root, Some(&path.display().to_string()));
+        fs::write(six.join("model.data"), "WEIGHTS").unwrap();
+        assert!(format!("{:#}", checkpoint(&named(&four)).unwrap_err()).contains("went on to checkpoint-5"));
+        assert_eq!(checkpoint(&named(&five)).unwrap(), Some(run.checkpoint(5)));
+        assert_eq!(checkpoint(&config(&root, Some("latest"))).unwrap(), Some(run.checkpoint(5)));
+        fs::write(five.join(resume::STATE_FILE), [0; 13]).unwrap();
+        assert_eq!(checkpoint(&named(&four)).unwrap(), Some(run.checkpoint(4)));
+        let text = format!("{:#}", checkpoint(&named(&five)).unwrap_err());
+        assert!(text.contains("checkpoint-5 is no whole checkpoint") && text.contains("trainer_state.json"), "{text}");
+    }
+
+    #[test]
+    fn the_checkpoint_of_another_trainer_is_named_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = dir.path().join("trl/checkpoint-9");
+        fs::create_dir_all(&theirs).unwrap();
+        fs::write(theirs.join(resume::STATE_FILE), "{\"global_step\": 9, \"log_history\": []}").unwrap();
+        for (output, resume) in [("new", theirs.display().to_string()), ("trl", "latest".to_owned())] {
+            let text = refusal(&config(&dir.path().join(output), Some(&resume)));
+            assert!(text.contains("is a checkpoint of TRL") && text.contains("as `model`"), "{text}");
+        }
+        let verl = dir.path().join("global_step_20");
+        fs::create_dir_all(verl.join("actor")).unwrap();
+        let text = refusal(&config(&dir.path().join("new"), Some(&verl.display().to_string())));
+        assert!(text.contains("is a checkpoint of verl"), "{text}");
+        assert!(!dir.path().join("new").exists());
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_file_of_the_run_is_refused_and_not_written_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, private) = (dir.path().join("run"), dir.path().join("thesis"));
+        let places = ["run.lock", "config.toml", "metrics.jsonl", "ledger.jsonl", "notices.jsonl", "logs/learner.log"];
+        drop(prepare(&config(&root, None)).unwrap());
+        for place in places {
+            fs::write(&private, "of the user").unwrap();
+            let path = root.join(place);
+            let _ = fs::remove_file(&path);
+            std::os::unix::fs::symlink(&private, &path).unwrap();
+            let text = refusal(&config(&root, None));
+            assert!(text.contains(place) && text.contains("is a link"), "{text}");
+            assert_eq!(fs::read_to_string(&private).unwrap(), "of the user");
+            fs::remove_file(&path).unwrap();
+            fs::write(root.join("run.lock"), "").unwrap();
+        }
     }
 
     #[test]
@@ -322,7 +509,7 @@ mod tests {
         let run = prepare(&config(&root, None)).unwrap().dir;
         fs::create_dir(run.weights().join("v000000")).unwrap();
         fs::write(run.eval(), "{\"step\":0}\n").unwrap();
-        drop(tensorboard::Follower::new(run.clone(), 0, 1).unwrap());
+        fs::write(run.root().join(format!("{EVENTS_PREFIX}1.host.2")), "").unwrap();
         drop(prepare(&config(&root, None)).unwrap());
         assert!(run.versions().unwrap().is_empty(), "weights of another start must not stay");
         assert!(!run.eval().exists(), "nor its evaluation");
@@ -378,12 +565,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.lock");
         let file = File::create(&path).unwrap();
-        assert_eq!(holders(&path), "", "this process is not meant");
+        assert_eq!(holders(&path), [], "this process is not meant");
         let mut child = Command::new("sleep").arg("60").stdin(file).spawn().unwrap();
         let found = holders(&path);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(found, format!(" (process {})", child.id()));
+        assert_eq!(found.iter().map(|holder| holder.id).collect::<Vec<_>>(), [child.id()]);
+        assert!(named(&found).starts_with(&format!(" (process {}, since ", child.id())), "{found:?}");
+        assert_eq!(named(&[]), "");
     }
 
     #[test]
@@ -392,8 +581,9 @@ mod tests {
         let root = dir.path().join("run");
         drop(prepare(&config(&root, None)).unwrap());
         for step in [5, 10] {
-            fs::create_dir(root.join(format!("checkpoint-{step}"))).unwrap();
-            fs::write(root.join(format!("checkpoint-{step}/state.json")), "{}").unwrap();
+            let path = write_checkpoint(&root, step);
+            fs::write(path.join("state.json"), "{}").unwrap();
+            checkpoints::seal(&path).unwrap();
         }
         // As checkpoints with a critic or a moved reference have them.
         fs::create_dir_all(root.join("checkpoint-5/critic/head")).unwrap();

@@ -3,6 +3,7 @@
 mod ask;
 mod data;
 mod directory;
+mod disk;
 mod hub;
 mod printed;
 mod problems;
@@ -10,6 +11,7 @@ mod progress;
 mod rehearsal;
 mod resolve;
 mod sampler_check;
+mod session;
 mod workers;
 
 use std::{ffi::OsString, process::ExitCode, time::Instant};
@@ -38,7 +40,7 @@ use crate::{
 };
 
 use directory::OwnedRun;
-pub use directory::{goes_on, remove};
+pub use directory::{goes_on, hold, remove};
 pub use hub::locate;
 pub use problems::Problems;
 use resolve::Resolved;
@@ -95,13 +97,14 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
-    let Resolved { mut config, plan, data } = resolved.expect("what could not be resolved is a problem");
+    let Resolved { mut config, plan, disk, data } = resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
-    let plan: String = plan.to_string().lines().map(comment).collect();
-    let remarks: String = remarks(&config).iter().map(|remark| comment(&format!("warning: {remark}"))).collect();
+    let plan: String = plan.to_string().lines().map(comment).chain([comment(&disk.to_string())]).collect();
+    let remarks: String =
+        remarks(&config).iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &remarks)
 }
 
@@ -220,7 +223,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
 fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> {
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
-    let Resolved { mut config, plan, data } = resolve::resolve(config)?;
+    let Resolved { mut config, plan, data, .. } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
     output::tell(&plan);
     rehearsal::rehearse(&mut config)?;
@@ -252,8 +255,11 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     reporter.into_iter().for_each(Reporter::finish);
     let outcome = outcome?;
     let seconds = begin.elapsed().as_secs_f64();
-    let records = if dir.metrics().exists() { metrics::read(&dir.metrics())? } else { Vec::new() };
-    let report = report::write(&dir).context("the run is complete, but its report could not be written")?;
+    let records = metrics::read(&dir.metrics())?;
+    // A start that came to nothing leaves the run as it was.
+    let begun = outcome == Outcome::Finished || watch.steps() > first_step || !dir.report().exists();
+    let report = if begun { report::write(&dir) } else { Ok(dir.report()) };
+    let report = report.context("the run is complete, but its report could not be written")?;
     let rewards = summary::first_and_last(&records, metrics::REWARD);
     let summary = Summary {
         steps: records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64,
@@ -283,10 +289,11 @@ fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Resu
     VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
-fn spec(name: &'static str, OwnedRun { dir, id, .. }: &OwnedRun, smaller: &'static str) -> Result<Spec> {
-    let id = id.to_string();
-    let args = ["run".into(), "--run-dir".into(), OsString::from(dir.root()), "--run-id".into(), id.into()];
-    Ok(Spec { name, program: binaries::find(name)?, args: args.to_vec(), log: dir.log(name), smaller })
+fn spec(name: &'static str, run: &OwnedRun, smaller: &'static str) -> Result<Spec> {
+    let id = run.id.to_string();
+    let args = ["run".into(), "--run-dir".into(), OsString::from(run.dir.root()), "--run-id".into(), id.into()];
+    let (program, log) = (binaries::find(name)?, run.dir.log(name));
+    Ok(Spec { name, program, args: args.to_vec(), env: vec![run.session.variable()], log, smaller })
 }
 
 fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir) -> String {

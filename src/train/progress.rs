@@ -11,6 +11,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, P
 use shared::{
     RunDir,
     config::TrainConfig,
+    disk_room::RecordsLimit,
     heartbeat::{Beat, Phase},
     memory::{Kills, Shortage},
     metrics::{self, MetricRecord},
@@ -52,6 +53,8 @@ pub struct Progress {
     memory_kills: Kills,
     /// Where the sampler tells of prompts that are too long, until that is said.
     long_prompts: Option<PathBuf>,
+    /// What an earlier start has left there, which is no news.
+    known_long_prompts: Vec<LongPrompts>,
     /// Both halves work at once, so that it matters how long each waits.
     overlaps: bool,
     /// Of a run that samples with workers.
@@ -86,13 +89,15 @@ impl Progress {
             evaluations,
             memory_kills,
             long_prompts: Some(dir.prompts()),
+            known_long_prompts: LongPrompts::read(&dir.prompts()),
             overlaps: config.max_staleness > 0,
             workers: Workers::of(config, dir),
             dir: dir.clone(),
             id: *id,
         };
+        let limit = RecordsLimit::new(config.records_size_limit).of_events();
         match Follower::new(dir.clone(), shown, total) {
-            Ok(follower) => progress.tensorboard = Some(follower),
+            Ok(follower) => progress.tensorboard = Some(follower.with_limit(limit)),
             Err(error) => progress.tell_of_lost_events(&error),
         }
         progress
@@ -124,11 +129,10 @@ impl Progress {
 
     /// Says once which prompts the model does not get.
     fn tell_of_long_prompts(&mut self) {
-        let Some(path) = self.long_prompts.take_if(|path| path.exists()) else { return };
-        LongPrompts::read(&path)
-            .iter()
-            .flat_map(LongPrompts::lines)
-            .for_each(|line| self.say(&format!("warning: {line}")));
+        // The sampler has looked at the prompts of this start when it begins its first completion.
+        let known = |path: &mut PathBuf| path.exists() && LongPrompts::read(path) != self.known_long_prompts;
+        let Some(path) = self.long_prompts.take_if(known) else { return };
+        LongPrompts::read(&path).iter().flat_map(LongPrompts::lines).for_each(|line| self.say(&format!("warning: {line}")));
     }
 
     /// Leaves the display in its last state.

@@ -13,7 +13,7 @@ use shared::{
 };
 use shared_bounds::read_text;
 
-use super::{data::Datasets, directory, problems::Problems};
+use super::{data::Datasets, directory, disk::DiskPlan, problems::Problems};
 use crate::{
     doctor,
     import_config::{self, Imported},
@@ -105,6 +105,8 @@ pub struct Resolved {
     pub config: TrainConfig,
     /// What it takes of the memory.
     pub plan: RunPlan,
+    /// What it takes of the disk.
+    pub disk: DiskPlan,
     /// A line for each dataset.
     pub data: Vec<String>,
 }
@@ -142,7 +144,9 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let shared = VersionRoom::of(&config, model.config()).in_shared_memory(config.version_storage).is_ok();
     let plan = RunPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), machine, shared)?;
     config.micro_batch_tokens = Some(plan.micro_batch_tokens);
-    Ok(Resolved { config, plan, data: datasets.about })
+    let in_shared_memory = plan.versions_in_shared_memory();
+    let disk = DiskPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), in_shared_memory);
+    Ok(Resolved { config, plan, disk, data: datasets.about })
 }
 
 /// Makes the paths of a configuration, as far as they are given, independent of the working directory.

@@ -129,8 +129,17 @@ async fn curves(
 }
 
 async fn step(State(shared): State<Arc<Shared>>, Path((id, step)): Path<(usize, u64)>) -> Answer<completions::Step> {
-    let found = of_run(shared, id, move |run| completions::of_step(&run.dir, step)).await?;
-    found.0.map(Json).ok_or(Failure::NotFound("the completions of this step are not kept (`log_completions`)"))
+    let found = of_run(shared, id, move |run| {
+        let found = completions::of_step(&run.dir, step)?;
+        let removed = found.is_none() && run.dir.logged_steps()?.first().is_some_and(|first| step < *first);
+        Ok((found, removed))
+    });
+    let (found, removed) = found.await?.0;
+    found.map(Json).ok_or(Failure::NotFound(if removed {
+        "the completions of this step were removed, since the run's records had reached their limit (`records_size_limit`)"
+    } else {
+        "the completions of this step are not kept (`log_completions`)"
+    }))
 }
 
 async fn sample(

@@ -6,6 +6,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::{
     RunDir,
+    atomic::named,
+    journal,
     ledger::{self, LedgerEvent},
 };
 
@@ -35,6 +37,9 @@ pub struct Step {
     step: u64,
     /// Whether there are figures of their tokens.
     tokens: bool,
+    /// Lines of the file that are left out, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damage: Option<String>,
     groups: Vec<Group>,
 }
 
@@ -78,7 +83,9 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
         shorten(&mut row, LISTED);
         groups[place].samples.push(row);
     }
-    Ok(Some(Step { step, tokens: dir.step_tokens(step).is_file(), groups }))
+    let skipped = journal::parse::<Map<String, Value>>(&text).1.of_a_whole_file();
+    let damage = (!skipped.is_empty()).then(|| format!("step-{step}.jsonl: {skipped}"));
+    Ok(Some(Step { step, tokens: dir.step_tokens(step).is_file(), damage, groups }))
 }
 
 /// The whole lines of some completions of a step, by position and sample.
@@ -119,14 +126,14 @@ pub(super) fn sample(row: &Map<String, Value>) -> u64 {
 
 /// Lines of a file that are whole; others are left out, since a page must not fail because of one.
 pub(super) fn rows(text: &[u8]) -> impl Iterator<Item = Map<String, Value>> {
-    text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
+    journal::parse(text).0.into_iter()
 }
 
 /// A file that need not be there.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match shared_bounds::read(path, MOST_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        text => text.map(Some),
+        text => text.map(Some).map_err(named(path)),
     }
 }
 

@@ -82,7 +82,7 @@ impl Curves {
     /// # Errors
     /// Any error of the file system but that there is no file.
     pub fn refresh(&mut self) -> io::Result<()> {
-        let mut file = match File::open(&self.path) {
+        let mut file = match shared_bounds::open(&self.path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             file => file?,
         };

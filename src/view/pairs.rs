@@ -7,7 +7,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shared::RunDir;
+use shared::{
+    RunDir,
+    journal::{self, Entry},
+};
 
 use super::completions;
 
@@ -27,6 +30,12 @@ pub struct Sample {
     /// Completed steps when it was sampled; from the file's name.
     #[serde(skip_deserializing)]
     step: u64,
+}
+
+impl Entry for Sample {
+    fn step(&self) -> Option<u64> {
+        Some(self.step)
+    }
 }
 
 /// A row of the table: a prompt, and what became of it.
@@ -85,8 +94,7 @@ fn match_up(early: Vec<Sample>, late: Vec<Sample>) -> Vec<Pair> {
 /// Lines that are no samples are left out: a report must not fail because of one of them.
 fn read(path: &Path, step: u64) -> io::Result<Vec<Sample>> {
     let bytes = completions::read(path)?.unwrap_or_default();
-    let parse = |line: &[u8]| serde_json::from_slice::<Sample>(line).ok().map(|s| Sample { step, ..s });
-    Ok(bytes.split(|b| *b == b'\n').filter_map(parse).collect())
+    Ok(journal::parse::<Sample>(&bytes).0.into_iter().map(|sample| Sample { step, ..sample }).collect())
 }
 
 #[cfg(test)]

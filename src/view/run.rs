@@ -9,12 +9,14 @@ use std::{
 };
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use shared::{
     RunDir,
     config::{ConfigError, TrainConfig, layers},
+    journal,
     metrics::{self, TOTAL_STEPS},
-    notices::{self, Notice},
+    notices::{self, Notice, NoticeKind},
+    records,
 };
 
 use crate::tail::Tail;
@@ -159,7 +161,7 @@ pub struct Notices {
 /// # Errors
 /// Files that cannot be read.
 pub fn notices(dir: &RunDir) -> io::Result<Notices> {
-    let notices = notices::read(&dir.notices())?;
+    let mut notices = notices::read(&dir.notices())?;
     let config = config(dir).ok().flatten().filter(|_| dir.finished().exists());
     let nothing = match config {
         Some(config) if dir.metrics().is_file() => {
@@ -167,25 +169,26 @@ pub fn notices(dir: &RunDir) -> io::Result<Notices> {
         }
         _ => None,
     };
+    notices.extend(damage(dir)?);
     Ok(Notices { notices, in_vain: nothing.map(|nothing| nothing.to_string()) })
 }
 
-/// Most bytes of a file of comparisons; each has less than two thousand.
-const MOST_COMPARISONS: u64 = 16 << 20;
+/// That records are damaged or missing, of which the run itself has not told yet.
+fn damage(dir: &RunDir) -> io::Result<Option<Notice>> {
+    let found = records::examine(dir)?;
+    let text = format!("records of the run are not whole: {}", found.join("; "));
+    let remedy = "what is shown here goes without them; look at the disk";
+    Ok((!found.is_empty()).then(|| Notice::new(NoticeKind::RecordsDamaged, 0, text, remedy)))
+}
 
 /// What `compare` has said of models of the run, the newest first.
 ///
 /// # Errors
 /// A file that cannot be read.
 pub fn comparisons(dir: &RunDir) -> io::Result<Vec<Value>> {
-    let text = match shared_bounds::read(&dir.comparisons(), MOST_COMPARISONS) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        text => text?,
-    };
-    let mut found: Vec<Value> =
-        text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    let (mut found, _) = journal::read::<Map<String, Value>>(&dir.comparisons())?;
     found.reverse();
-    Ok(found)
+    Ok(found.into_iter().map(Value::Object).collect())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, io};
 
 use serde::Serialize;
-use shared::{ModelDir, RunDir, config::layers, ledger::TokenRecord};
+use shared::{ModelDir, RunDir, config::layers, journal, ledger::TokenRecord};
 use shared_tokenizer::TextTokenizer;
 
 use super::completions;
@@ -33,7 +33,7 @@ pub fn some(
     wanted: &[(u64, u64)],
 ) -> io::Result<HashMap<(u64, u64), Tokens>> {
     let Some(text) = completions::read(&dir.step_tokens(step))? else { return Ok(HashMap::new()) };
-    let records = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<TokenRecord>(line).ok());
+    let records = journal::parse::<TokenRecord>(&text).0.into_iter();
     let found = records.filter_map(|record| {
         let id = (u64::from(record.group), u64::from(record.sample));
         wanted.contains(&id).then(|| (id, shown(record, tokenizer)))

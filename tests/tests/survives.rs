@@ -5,7 +5,7 @@ use std::{
     fs,
     ops::Deref,
     path::Path,
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -14,6 +14,7 @@ use harness::{
     bench::{self, Running},
     cli,
     processes::{children, signal},
+    skipped,
     training::json_lines,
 };
 
@@ -284,22 +285,29 @@ fn a_process_killed_when_all_steps_are_made_does_not_hold_up_the_end() {
     }
 }
 
-/// A pipe in the place of a file that the learner writes blocks its main thread, while its other threads live on.
+/// A disk that does not answer blocks the learner's main thread, while its other threads live on.
 #[test]
 fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
+    let strace = Command::new("strace").args(["-qqq", "-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
+    if !strace.is_ok_and(|status| status.success()) {
+        skipped("a blocked learner", "there is no strace, or it may not trace");
+        return;
+    }
     let bench = Bench::new();
     let expected = bench.undisturbed();
     let mut run = bench.start("blocked", &["--save_timeout", "1"]);
     bench.wait_for_step("blocked", 1);
-    let pipe = bench.path("blocked/completions/step-36.jsonl");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let learner = children(run.id(), "learner")[0].to_string();
+    let mut slow = Command::new("strace");
+    slow.args(["-f", "-qqq", "-o", "/dev/null", "-e", "inject=fdatasync:delay_enter=60000000", "-p", &learner]);
+    let mut slow = slow.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     bench.wait_for_words("and is ended", Duration::from_secs(60));
-    // The learner that goes on may have done so already.
-    let _ = fs::remove_file(&pipe);
     assert!(run.wait().unwrap().success(), "{}", bench.said());
     let said = bench.said();
     assert!(said.contains("learner has made no progress in phase save for 1 s (`save_timeout`)"), "{said}");
     assert!(said.contains("restarting learner (1 of 4 restarts)") && !said.contains("rollout ended"), "{said}");
+    let _ = slow.kill();
+    let _ = slow.wait();
     assert!(bench.result("blocked") == expected, "the weights differ from those of the undisturbed run");
 }
 

@@ -118,6 +118,9 @@ impl Bench {
                 let fault = format!("-e signal=none -e trace={call} -e inject={call}:{what}:when={n}");
                 let first = self.train("run", &fault, &[]);
                 whole(&self.path("run"), &place);
+                for line in first.stderr.lines().filter(|line| line.contains("No space left on device")) {
+                    assert!(line.contains('/') || line.contains(".json"), "{place}: the file is not named: {line}");
+                }
                 if !first.status.success() {
                     disturbed += 1;
                     let again = self.go_on();

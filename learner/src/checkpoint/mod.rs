@@ -7,7 +7,7 @@ mod save;
 mod state;
 mod step_batch;
 
-pub use open::{find, find_first, open_rank, open_trainer};
+pub use open::{Found, find, find_first, open_rank, open_trainer, set_aside};
 pub use origin::Origin;
 pub use save::{fill, go_back, help_to_save, save};
 pub use shared::resume::STATE_FILE;

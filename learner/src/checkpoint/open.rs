@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use shared::{
     ModelDir, RunDir,
-    checkpoints::{self, Depth},
+    checkpoints::{self, Damage, Depth, Voucher},
     config::TrainConfig,
     resume,
 };
@@ -20,36 +20,56 @@ use crate::{
     trained::Among,
 };
 
+/// Where a run goes on.
+#[derive(Debug)]
+pub struct Found {
+    /// The checkpoint; none for a run that begins.
+    pub path: Option<PathBuf>,
+    /// Nothing but that it can be read says that the checkpoint is as it was written.
+    pub unchecked: bool,
+    /// Newer ones that are damaged, with what is wrong with them.
+    pub damaged: Vec<(u64, Damage)>,
+}
+
 /// Where a run goes on: the newest checkpoint of its own directory that is whole, else the one that `resume_from_checkpoint`
-/// names (`latest` means the former), else nowhere. Newer ones that are damaged are set aside, which is said in words.
+/// names (`latest` means the former), else nowhere. Nothing is changed: [`set_aside`] is for the damaged ones.
 ///
 /// # Errors
 /// A named checkpoint that does not exist, no checkpoint that is whole, or a directory that cannot be listed.
-pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<(Option<PathBuf>, Vec<String>), LearnerError> {
+pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<Found, LearnerError> {
     let found = checkpoints::newest(run_dir, Depth::Contents)?;
-    let step = found.usable(run_dir).map_err(LearnerError::Config)?;
-    let mut aside = Vec::new();
-    for (step, damage) in &found.damaged {
-        aside.push(format!("checkpoint-{step} is {} now, since {damage}", checkpoints::set_aside(run_dir, *step)?));
-    }
-    let found = match step {
-        Some(step) => Some(run_dir.checkpoint(step)),
-        None => find_first(wanted)?,
+    let (path, voucher) = match found.usable(run_dir).map_err(LearnerError::Config)? {
+        Some(step) => (Some(run_dir.checkpoint(step)), found.voucher),
+        None => find_first(wanted)?.map_or((None, Voucher::Checksums), |(path, voucher)| (Some(path), voucher)),
     };
-    Ok((found, aside))
+    Ok(Found { path, unchecked: voucher == Voucher::Reading, damaged: found.damaged })
+}
+
+/// Sets damaged checkpoints aside, which is said in words.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn set_aside(run_dir: &RunDir, damaged: &[(u64, Damage)]) -> Result<Vec<String>, LearnerError> {
+    let aside = |(step, damage): &(u64, Damage)| {
+        Ok(format!("checkpoint-{step} is {} now, since {damage}", checkpoints::set_aside(run_dir, *step)?))
+    };
+    damaged.iter().map(aside).collect()
 }
 
 /// Where a run begins: at the checkpoint that `resume_from_checkpoint` names, or at none.
 ///
 /// # Errors
 /// A named checkpoint that does not exist or is not whole.
-pub fn find_first(wanted: Option<&str>) -> Result<Option<PathBuf>, LearnerError> {
+pub fn find_first(wanted: Option<&str>) -> Result<Option<(PathBuf, Voucher)>, LearnerError> {
     let Some(path) = wanted.filter(|&path| path != "latest") else { return Ok(None) };
-    checkpoints::check(Path::new(path), Depth::Contents).map_err(|damage| {
+    if let Some(words) = resume::foreign(Path::new(path)) {
+        return Err(LearnerError::Config(format!("`resume_from_checkpoint`: {words}")));
+    }
+    let voucher = checkpoints::check(Path::new(path), Depth::Contents).map_err(|damage| {
         let way = "name another checkpoint-N folder, or `latest`";
         LearnerError::Config(format!("`resume_from_checkpoint`: {path} is no whole checkpoint: {damage}; {way}"))
     })?;
-    Ok(Some(path.into()))
+    Ok(Some((path.into(), voucher)))
 }
 
 /// The trainer of a run of `model`, with everything as `checkpoint` holds it; without one, as a run begins.

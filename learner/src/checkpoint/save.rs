@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use exporters::ExportError;
 use shared::{
-    ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, channel::in_flight::IN_FLIGHT_FILE, checkpoints,
+    ModelDir, PolicyVersion, RunDir, WeightManifest,
+    atomic::{self, named},
+    channel::in_flight::IN_FLIGHT_FILE,
+    checkpoints,
 };
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
@@ -72,12 +75,12 @@ pub fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &TrainerStat
     policy.save_state(Some(&dir.join(OPTIMIZER_FILE)))?;
     if let Some(reference) = trainer.moving_reference() {
         let folder = dir.join(REFERENCE_DIR);
-        fs::create_dir(&folder)?;
+        fs::create_dir(&folder).map_err(named(&folder))?;
         fill_policy(&folder, model, reference)?;
     }
     if let Some(critic) = trainer.credit().critic() {
         let (folder, scorer) = (dir.join(CRITIC_DIR), critic.trained());
-        fs::create_dir(&folder)?;
+        fs::create_dir(&folder).map_err(named(&folder))?;
         let host = scorer.parameters().host();
         exporters::fill_hf_scorer(critic.source(), &folder, &mut |name| Ok(host.values(name)?.into()))?;
         scorer.save_state(Some(&folder.join(OPTIMIZER_FILE)))?;
@@ -96,7 +99,8 @@ pub fn help_to_save(trainer: &Trainer) -> Result<(), LearnerError> {
 
 fn write_state(dir: &Path, state: &TrainerState) -> Result<(), LearnerError> {
     let text = serde_json::to_vec_pretty(state).expect("a trainer state is valid JSON");
-    Ok(fs::write(dir.join(STATE_FILE), text)?)
+    let path = dir.join(STATE_FILE);
+    Ok(fs::write(&path, text).map_err(named(&path))?)
 }
 
 /// The model, or its adapter, as it is trained.

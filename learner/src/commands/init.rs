@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // transformers wants to be told which framework wrote the file.
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     let bytes = safetensors::serialize(views, Some(metadata)).context("the weights cannot be serialised")?;
-    atomic::write(&args.model.join("model.safetensors"), &bytes)?;
+    atomic::write_output(&args.model.join("model.safetensors"), &bytes)?;
     tracing::info!("{} parameters in {}", model.config().parameter_count(), args.model.display());
     Ok(())
 }

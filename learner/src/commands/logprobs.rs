@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let lines: Vec<String> = rows.iter().map(|row| serde_json::to_string(&row.fields)).collect::<Result<_, _>>()?;
     let tokens: usize = rows.iter().map(|row| row.completion.len()).sum();
-    atomic::write(&args.output, (lines.join("\n") + "\n").as_bytes())?;
+    atomic::write_output(&args.output, (lines.join("\n") + "\n").as_bytes())?;
     println!("{}", json!({"rows": rows.len(), "tokens": tokens, "seconds": seconds, "max_abs_difference": largest}));
     Ok(())
 }

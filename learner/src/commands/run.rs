@@ -6,10 +6,10 @@ use anyhow::Context;
 use shared::{
     RunDir,
     channel::{RunId, iox::IoxLearner},
-    config::{self, layers},
+    config,
     exit::ENDED_BY_SIGNAL,
     heartbeat::{self, Deadlines},
-    signals,
+    session, signals,
     torchrun::Torchrun,
 };
 
@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     heartbeat::start()?;
     let run_dir = RunDir::new(&args.run_dir);
     let id = RunId::join(&run_dir, args.run_id)?;
-    let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
+    let config = session::config(&run_dir)?;
     config.validate()?;
     let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
     let here = RankHere::first(&config, Torchrun::of_run(&config)?.as_ref());

@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         args.compute.budget(&LearnerSizes::evaluated(scorer.config()), &Workload::apart(longest, answers.len()))?;
     let found = score(&scorer, &answers, budget as usize)?;
     let lines: String = found.rows().map(|scores| json!({"scores": scores}).to_string() + "\n").collect();
-    atomic::write(&args.output, lines.as_bytes())?;
+    atomic::write_output(&args.output, lines.as_bytes())?;
     println!("{}", json!({"rows": found.len()}));
     Ok(())
 }

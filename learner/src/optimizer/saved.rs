@@ -13,6 +13,7 @@ use safetensors::{
     Dtype, SafeTensors,
     tensor::{Metadata, TensorInfo, TensorView},
 };
+use shared::atomic::named;
 use tch::{Device, Kind, Tensor};
 
 use super::AdamW;
@@ -58,6 +59,7 @@ pub(super) fn save(
     let entries = entries(parameters);
     let kind = state.exp_avg.kind();
     let mut file = path.map(|path| create(path, &entries, kind, state.step)).transpose()?;
+    let failed = named(path.unwrap_or(Path::new("the optimiser's state")));
     let (length, mut bytes) = (parameters.flat().numel() as i64, Vec::new());
     for entry in &entries {
         for part in pieces(entry.elements.clone(), block(kind)) {
@@ -69,12 +71,12 @@ pub(super) fn save(
                 if let Some(file) = &mut file {
                     bytes.resize(values.numel() * kind.elt_size_in_bytes(), 0);
                     values.f_copy_data_u8(&mut bytes, values.numel())?;
-                    file.write_all(&bytes)?;
+                    file.write_all(&bytes).map_err(&failed)?;
                 }
             }
         }
     }
-    file.map_or(Ok(()), |mut file| Ok(file.flush()?))
+    file.map_or(Ok(()), |mut file| Ok(file.flush().map_err(failed)?))
 }
 
 pub(super) fn restore(
@@ -156,7 +158,7 @@ fn create(path: &Path, entries: &[Entry], kind: Kind, step: u64) -> Result<BufWr
     let metadata = Metadata::new(None, infos).expect("the tensors follow one another without a gap");
     let mut header = serde_json::to_vec(&metadata).expect("a header is valid JSON");
     header.resize(header.len().next_multiple_of(number), b' ');
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut file = BufWriter::new(File::create(path).map_err(named(path))?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
     file.write_all(&step.to_le_bytes())?;
@@ -178,7 +180,7 @@ struct Tensors<'a> {
 impl Saved {
     fn open(path: &Path) -> Result<Self, LearnerError> {
         let unread = |e: std::io::Error| LearnerError::content(path, format!("cannot be read: {e}"));
-        let file = File::open(path).map_err(unread)?;
+        let file = shared_bounds::open(path).map_err(unread)?;
         // SAFETY: the mapping is read-only. Files of a checkpoint are written once and never in place; truncation by a
         // stranger would end the process with SIGBUS.
         let map = unsafe { Mmap::map(&file) }.map_err(unread)?;

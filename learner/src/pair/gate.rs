@@ -72,9 +72,10 @@ impl Run<'_> {
             return Ok(());
         };
         let (most, Refusal { version, publication, reason }) = (self.config.max_refusals, refusal);
-        self.notices.tell([Notice::new(
+        let step = self.state.step;
+        self.journals()?.notices.tell([Notice::new(
             NoticeKind::VersionRefused,
-            self.state.step,
+            step,
             format!("the sampler refused the weights v{version} ({count} of {most} in a row): {reason}"),
             "they are published again; if it comes again, check memory and disk",
         )])?;

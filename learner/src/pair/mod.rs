@@ -7,6 +7,7 @@ mod failures;
 mod fleet;
 mod gate;
 mod in_flight;
+mod journals;
 mod ledger;
 mod link;
 mod notices;
@@ -27,20 +28,21 @@ use shared::{
     config::{RewardsOn, TrainConfig},
     disk_room,
     heartbeat::{self, Deadlines, Phase},
-    ledger::{LedgerEvent, LedgerFile, LedgerLine, check_balance},
-    metrics::{self, Metric, MetricRecord, MetricsFile},
+    ledger::{LedgerEvent, LedgerLine, check_balance},
+    metrics::{self, Metric, MetricRecord},
 };
 use tch::Device;
 
 pub use collector::Collector;
 use failures::Failures;
 use gate::Gate;
+use journals::{Journals, Resumed};
 pub use link::Link;
-use notices::{Notices, Seen};
+use notices::Seen;
 use records::Records;
 
 use crate::{
-    checkpoint::{self, Origin, TrainerState},
+    checkpoint::{self, Found, Origin, TrainerState},
     error::LearnerError,
     guard::{Guard, Verdict},
     publish::{Publisher, export_options},
@@ -48,6 +50,8 @@ use crate::{
     step::{Before, StepBatch, TrainedStep, Trainer, record},
 };
 
+/// Bytes that the journals and TensorBoard's events grow by with a step, about.
+const JOURNALS: u64 = 8 << 10;
 /// Most groups that wait for the trainer in its own memory; more wait in the channel.
 const MAX_QUEUED: u64 = 1 << 16;
 
@@ -83,11 +87,12 @@ struct Run<'a> {
     /// The newest version that is published.
     newest: PolicyVersion,
     gate: Gate,
-    metrics: MetricsFile,
-    ledger: LedgerFile,
+    /// Opened with the first step of this start.
+    journals: Option<Journals>,
+    /// What is to be told then; none of a run that begins.
+    resumed: Option<Resumed>,
     /// Completions and tokens of the steps.
     records: Records,
-    notices: Notices,
     guard: Guard,
     /// Rows of the dataset, for `epoch`.
     prompts: u64,
@@ -113,7 +118,6 @@ pub fn run(
     let id = RunId::of(run_dir)?;
     run_dir.create()?;
     run_dir.remove_litter()?;
-    run_dir.reopen()?;
     let mut run = match Run::open((run_dir, id), config, device, stop) {
         // It has waited for the other ranks, and no step was made.
         Err(LearnerError::Peer(_)) if stop.load(Ordering::Relaxed) => return Ok(Outcome::Stopped),
@@ -136,7 +140,9 @@ pub fn run(
     if run.durable < run.state.step {
         run.save(&link)?;
     }
-    run.record_left(&collector)?;
+    if outcome == Outcome::Finished || run.journals.is_some() {
+        run.record_left(&collector)?;
+    }
     if let Some(Err(error)) = run.crew.take().map(|crew| crew.end(true)) {
         tracing::warn!("the run is over, and not all ranks have heard of it: {error}");
     }
@@ -157,7 +163,8 @@ impl<'a> Run<'a> {
         stop: &AtomicBool,
     ) -> Result<Self, LearnerError> {
         let model = ModelDir::of_run(config)?;
-        let (found, aside) = checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
+        let Found { path: found, unchecked, damaged } =
+            checkpoint::find(run_dir, config.resume_from_checkpoint.as_deref())?;
         let (among, crew) = Crew::start(config, run_dir, stop)?;
         let (trainer, state) = checkpoint::open_rank(config, &model, found.as_deref(), device, &among)?;
         let options = export_options(config, model.config())?;
@@ -165,28 +172,21 @@ impl<'a> Run<'a> {
         let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
         let gate = Gate::new(config, PolicyVersion(state.step), model.config().vocab_size);
         publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model(), gate.token_ids())?;
-        let metrics = MetricsFile::open(&run_dir.metrics(), state.step)?;
-        run_dir.remove_completions_after(state.step)?;
-        let mut notices = Notices::open(&run_dir.notices(), config, state.step)?;
-        metrics::for_each(&run_dir.metrics(), |record| notices.recall(config, &record))?;
-        notices.tell(shared::notices::learning_rate(config, model.config().parameter_count()))?;
         let origin = Origin::of(config);
-        let mut ledger = LedgerFile::open(&run_dir.ledger(), state.step)?;
-        if let Some(path) = &found {
-            ledger.append(&[LedgerLine::Event { step: state.step, event: LedgerEvent::Resumed }])?;
-            notices.tell(notices::since_checkpoint(&state, config, &origin))?;
-            notices.tell(aside.into_iter().map(|what| notices::damaged(state.step, what)))?;
+        let resumed = found.as_ref().map(|path| {
             tracing::info!("going on from {} after step {}", path.display(), state.step);
-        }
+            let mut news = notices::since_checkpoint(&state, config, &origin);
+            news.extend(unchecked.then(|| notices::unchecked(state.step)));
+            Resumed { news, damaged }
+        });
         let guard = Guard::new(config, state.guard.clone())?;
         let in_flight = found.as_ref().is_some_and(|path| in_flight::fits(run_dir, path, &state, config, &origin));
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
-        Ok(Self {
+        let mut run = Self {
             in_flight,
-            metrics,
-            ledger,
+            journals: None,
+            resumed,
             records: Records::start()?,
-            notices,
             guard,
             prompts: prompts(config)?,
             durable: state.step,
@@ -201,7 +201,12 @@ impl<'a> Run<'a> {
             crew,
             publisher,
             state,
-        })
+        };
+        // A run that begins has nothing to lose.
+        if found.is_none() {
+            run.journals()?;
+        }
+        Ok(run)
     }
 
     /// The status that a run is announced with, here and after a roll-back; the collector learns what it leaves out.
@@ -254,10 +259,12 @@ impl<'a> Run<'a> {
             let (guard, number) = (&mut self.guard, self.state.step + 1);
             let mut allows = |before: &Before<'_>| guard.allows(before, number);
             let trained = self.trainer.step_if(&batch, self.state.step, &mut allows)?;
+            self.journals()?;
             let verdict = self.follow_guard(link)?;
             heartbeat::beat(Phase::Save);
             let gone = disk_room::make(self.run_dir, self.guard.state.healthy)?;
-            self.notices.tell(gone.map(|what| notices::disk_short(self.state.step, &what)))?;
+            let short = gone.map(|what| notices::disk_short(self.state.step, &what));
+            self.journals()?.notices.tell(short)?;
             self.advance(&batch);
             let (published, gate) = match verdict {
                 Verdict::RollBack => (Duration::ZERO, Duration::ZERO),
@@ -266,8 +273,9 @@ impl<'a> Run<'a> {
             // The passes over the canaries were progress of a step.
             heartbeat::beat(Phase::Save);
             let durations = Durations { start, waited, published, gate };
-            let record = self.keep_records(&batch, &trained, link, durations)?;
-            self.notices.look(&Seen { config: self.config, record: &record, failures: &failures })?;
+            let record = self.keep_records(&batch, &trained, link, durations, verdict)?;
+            let seen = Seen { config: self.config, record: &record, failures: &failures };
+            self.journals()?.notices.look(&seen)?;
             if verdict == Verdict::RollBack {
                 return Ok(Stretch::RollBack);
             }
@@ -291,7 +299,7 @@ impl<'a> Run<'a> {
             notices.push(notice);
         }
         let reason = notices.last().map(ToString::to_string).unwrap_or_default();
-        self.notices.tell(notices)?;
+        self.journals()?.notices.tell(notices)?;
         let gone_back = self.guard.state.roll_backs;
         let error = match verdict {
             Verdict::LowerLearningRate => {
@@ -317,21 +325,9 @@ impl<'a> Run<'a> {
     /// made last.
     fn go_back(self, device: Device, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let Self {
-            config,
-            run_dir,
-            id,
-            model,
-            trainer,
-            crew,
-            publisher,
-            mut state,
-            guard,
-            metrics,
-            mut ledger,
-            records,
-            sampler,
-            ..
+            config, run_dir, id, model, trainer, crew, publisher, mut state, guard, journals, records, sampler, ..
         } = self;
+        let Journals { metrics, mut ledger, .. } = journals.expect("a step was made");
         // Its memory is needed for the one that takes its place.
         drop(trainer);
         crew.map_or(Ok(()), |crew| crew.end(false))?;
@@ -349,11 +345,14 @@ impl<'a> Run<'a> {
             checkpoint::go_back(run_dir, path, state)?;
         } else {
             let first = checkpoint::find_first(config.resume_from_checkpoint.as_deref())?;
+            let first = first.map(|(path, _)| path);
             let (trainer, _) = checkpoint::open_trainer(config, &model, first.as_deref(), device)?;
             state.carried = trainer.carried().at(&state.carried);
             checkpoint::save(run_dir, &model, &publisher, &trainer, &state, None, |_| Ok(()))?;
         }
-        Ok(Self { sampler, ..Self::open((run_dir, id), config, device, stop)? })
+        let mut run = Self { sampler, ..Self::open((run_dir, id), config, device, stop)? };
+        run.journals()?;
+        Ok(run)
     }
 
     /// Says which reward functions failed in a step, and ends the run where one has failed on everything: what would be
@@ -428,13 +427,16 @@ impl<'a> Run<'a> {
         let used_up = batch.groups().next().map_or(0, RolloutGroup::begin)..batch.cursor();
         check_balance(&groups, used_up, self.config.num_generations as usize)
             .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;
+        let mut written = JOURNALS;
         if self.config.log_completions {
             let text = completions::text(step, batch, &trained.inputs.advantages, &groups)?;
+            written += text.len() as u64;
             let path = self.run_dir.step_completions(step);
             self.records.write(move || atomic::write(&path, &text))?;
         }
         if let Some(notes) = &trained.metrics.notes {
             let text = tokens::text(batch, &trained.inputs, notes)?;
+            written += text.len() as u64;
             let (run_dir, kept) = (self.run_dir.clone(), self.config.token_records);
             self.records.write(move || tokens::write(&run_dir, step, kept, &text))?;
         }
@@ -447,7 +449,8 @@ impl<'a> Run<'a> {
         line.extend(dynamic_sampling::record(batch, self.config, step));
         ledger::record(&groups, &mut line);
         let survivals = batch.groups().flat_map(|group| ledger::survivals(group, step));
-        self.ledger.append(&groups.into_iter().map(LedgerLine::Group).chain(survivals).collect::<Vec<_>>())?;
+        let lines: Vec<LedgerLine> = groups.into_iter().map(LedgerLine::Group).chain(survivals).collect();
+        self.journals()?.ledger.append(&lines)?;
         line.set(metrics::PERF_LEDGER_S, began.elapsed().as_secs_f64());
         line.set(metrics::PERF_ROLLOUT_WAIT_S, durations.waited.as_secs_f64());
         line.set(metrics::PERF_PUBLISH_S, durations.published.as_secs_f64());
@@ -460,7 +463,8 @@ impl<'a> Run<'a> {
         let step_time = durations.start.elapsed().as_secs_f64();
         line.set(metrics::PERF_IDLE_SHARE, durations.waited.as_secs_f64() / step_time);
         line.set(metrics::STEP_TIME, step_time);
-        self.metrics.append(&line)?;
+        self.journals()?.metrics.append(&line)?;
+        self.bound_records(written)?;
         let shown = |metric: &'static Metric| line.get(metric).unwrap_or(f64::NAN);
         tracing::info!(
             "step {step}/{}: reward {:.4}, loss {:.5}, grad norm {:.4}, entropy {:.4}, mismatch kl {:.2e}, {:.2} s",

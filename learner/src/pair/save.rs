@@ -24,8 +24,9 @@ impl Run<'_> {
         // A synchronous run samples lost completions again as they were.
         let request = (self.config.max_staleness > 0).then(|| Request::make(self.run_dir, link)).transpose()?;
         self.records.settle()?;
-        self.metrics.sync()?;
-        self.ledger.sync()?;
+        let journals = self.journals()?;
+        journals.metrics.sync()?;
+        journals.ledger.sync()?;
         let mut in_flight = false;
         let more = |dir: &Path| {
             in_flight = request.map_or(Ok(false), |request| request.take(self.run_dir, link, dir))?;
@@ -56,6 +57,7 @@ impl Run<'_> {
         let at_sampler = if is_last { read_groups(&path).unwrap_or_default() } else { Vec::new() };
         let from = (self.state.step + 1, self.state.cursor);
         let left = ledger::left(collector, &at_sampler, from, self.config.num_generations as usize);
-        Ok(self.ledger.append(&left.into_iter().map(LedgerLine::Group).collect::<Vec<_>>())?)
+        let lines: Vec<LedgerLine> = left.into_iter().map(LedgerLine::Group).collect();
+        Ok(self.journals()?.ledger.append(&lines)?)
     }
 }

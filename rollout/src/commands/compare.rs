@@ -1,7 +1,6 @@
 //! `rollout compare`: whether one model does better than another on the same prompts.
 
 use std::{
-    fs::OpenOptions,
     io::{self, Write},
     path::{Path, PathBuf},
 };
@@ -9,7 +8,7 @@ use std::{
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use shared::{
-    ModelDir, RolloutGroup, RunDir, SamplingParams,
+    ModelDir, RolloutGroup, RunDir, SamplingParams, atomic,
     checkpoints::{self, Depth},
 };
 use shared_hub::locate_model;
@@ -133,9 +132,9 @@ fn runs_of(models: [&Path; 2]) -> Vec<RunDir> {
 
 /// Adds a line to the comparisons of a run.
 fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-    file.write_all(format!("{answer}\n").as_bytes())?;
-    file.sync_data()
+    let mut file = atomic::append(path)?;
+    let added = file.write_all(format!("{answer}\n").as_bytes()).and_then(|()| file.sync_data());
+    added.map_err(atomic::named(path))
 }
 
 /// Where a model lies that is given by its folder or name; of a run, its newest checkpoint. Not the path of the opened
@@ -145,7 +144,7 @@ fn located(path: &Path) -> anyhow::Result<PathBuf> {
     if !run.config().is_file() {
         return Ok(locate_model(path)?);
     }
-    let newest = checkpoints::newest(&run, Depth::Lengths).with_context(|| path.display().to_string())?;
+    let newest = checkpoints::newest(&run, Depth::Contents).with_context(|| path.display().to_string())?;
     let step = newest.usable(&run).map_err(anyhow::Error::msg)?;
     let step = step.with_context(|| format!("the run {} has no checkpoint yet", path.display()))?;
     Ok(run.checkpoint(step))

@@ -2,7 +2,6 @@
 
 use std::{
     fmt::Write as _,
-    fs,
     io::{self, Write as _},
     path::{Path, PathBuf},
 };
@@ -12,7 +11,8 @@ use serde_json::{Map, Value};
 use shared::{
     LedgerGroup, LedgerState, ModelDir, RunDir,
     config::layers,
-    ledger::{self, LedgerEvent, LedgerLine, TokenRecord, states_now},
+    journal::{self, Entry},
+    ledger::{LedgerEvent, LedgerLine, TokenRecord, states_now},
 };
 use shared_bounds::OneLine;
 
@@ -84,7 +84,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !path.is_file() {
         bail!("{} has no ledger.jsonl: is it the directory of a run, and has it made a step?", args.run_dir.display());
     }
-    let lines = ledger::read(&path)?;
+    let (lines, skipped) = journal::read::<LedgerLine>(&path)?;
+    if !skipped.is_empty() {
+        shared::tell!("warning: ledger.jsonl: {skipped}; what they say is left out");
+    }
     let groups: Vec<&LedgerGroup> = lines
         .iter()
         .filter_map(|line| match line {
@@ -93,8 +96,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         })
         .collect();
     if groups.is_empty() {
+        let steps = |line: &LedgerLine| if let LedgerLine::Group(group) = line { Some(group.step) } else { None };
+        let first = lines.iter().filter_map(steps).min().filter(|first| *first > 1);
         let last = lines.iter().map(LedgerLine::step).max().unwrap_or(0);
-        bail!("the ledger of {} has nothing under {}; its last step is {last}", args.run_dir.display(), args.id);
+        let first = first.map_or_else(String::new, |first| {
+            format!(", its first {first}: older ones are removed where records reach `records_size_limit`")
+        });
+        bail!("the ledger of {} has nothing under {}; its last step is {last}{first}", args.run_dir.display(), args.id);
     }
     let mut text = String::new();
     match id.sample() {
@@ -142,6 +150,10 @@ fn explain(
     let file = run_dir.step_completions(*step);
     match row_of(&file, group, sample)? {
         Some(row) => completion(text, &row),
+        None if run_dir.logged_steps()?.first().is_some_and(|first| step < first) => {
+            let why = "it was removed with the oldest completions, when the records had reached `records_size_limit`";
+            let _ = writeln!(text, "{} is gone: {why}", file.display());
+        }
         None => {
             let _ = writeln!(text, "{} does not have it (`log_completions`)", file.display());
         }
@@ -206,22 +218,25 @@ fn meaning(state: LedgerState) -> &'static str {
 
 /// The line of `completions/step-N.jsonl` about a completion.
 fn row_of(path: &Path, group: &LedgerGroup, sample: usize) -> anyhow::Result<Option<Map<String, Value>>> {
-    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
     let is = |row: &Map<String, Value>, key: &str, value: u64| row.get(key).and_then(Value::as_u64) == Some(value);
-    let rows = text.lines().filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
+    let rows = whole_lines::<Map<String, Value>>(path)?;
     Ok(rows.into_iter().find(|row| is(row, "position", group.position) && is(row, "sample", sample as u64)))
 }
 
 fn tokens_of(path: &Path, group: &LedgerGroup, sample: usize) -> anyhow::Result<Option<TokenRecord>> {
-    let (Ok(text), Some(index)) = (fs::read_to_string(path), group.group) else { return Ok(None) };
-    for line in text.lines() {
-        let record: TokenRecord =
-            serde_json::from_str(line).with_context(|| format!("{} is damaged", path.display()))?;
-        if record.group == index && record.sample as usize == sample {
-            return Ok(Some(record));
-        }
+    let Some(index) = group.group else { return Ok(None) };
+    let records = whole_lines::<TokenRecord>(path)?;
+    Ok(records.into_iter().find(|record| record.group == index && record.sample as usize == sample))
+}
+
+/// The lines of a file of completions, which is always written as a whole; of those that are left out, their number is told.
+fn whole_lines<T: Entry>(path: &Path) -> anyhow::Result<Vec<T>> {
+    let (lines, skipped) = journal::read(path)?;
+    let skipped = skipped.of_a_whole_file();
+    if !skipped.is_empty() {
+        shared::tell!("warning: {}: {skipped}; what they say is left out", path.display());
     }
-    Ok(None)
+    Ok(lines)
 }
 
 fn completion(text: &mut String, row: &Map<String, Value>) {

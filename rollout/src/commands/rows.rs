@@ -59,7 +59,7 @@ pub fn check_output(written: &Path, read_flag: &str, read: &Path) -> anyhow::Res
 /// # Errors
 /// Any error of the file system.
 pub fn write(path: &Path, groups: &[RolloutGroup]) -> anyhow::Result<()> {
-    atomic::write_with(path, |file| {
+    atomic::write_output_with(path, |file| {
         for group in groups {
             for completion in &group.completions {
                 serde_json::to_writer(&mut *file, &row(group, completion)).map_err(io::Error::from)?;

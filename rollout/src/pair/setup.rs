@@ -16,11 +16,11 @@ use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
     channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler},
-    config::{TrainConfig, WeightSwap, layers},
+    config::{TrainConfig, WeightSwap},
     heartbeat::{self, Deadlines, Phase},
     memory_plan::{RunPlan, kept_numbers},
     prompts::LongPrompts,
-    signals,
+    session, signals,
 };
 use shared_data::Columns;
 
@@ -54,7 +54,7 @@ const KEPT_BYTES: usize = 256 << 20;
 pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
     heartbeat::start()?;
     let run = RunId::join(run_dir, given)?;
-    let config = layers::load(Some(&run_dir.config()), &Vec::new())?;
+    let config = session::config(run_dir)?;
     config.validate()?;
     let deadlines = Deadlines::of(&config);
     let stop = signals::listen(deadlines).context("signal handler")?;

@@ -1,42 +1,104 @@
-//! Files that are read as a whole.
+//! Files that are files: what stands in the place of one, such as a pipe, a device or a link, is refused at once.
 
 use std::{
-    fs::{Metadata, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io::{self, ErrorKind, Read},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
 };
 
-/// Reads a file of at most `most` bytes. What is no file, such as a pipe or `/dev/zero`, may never end, and is not opened
-/// for longer than it takes to see that; only what was handed to the process itself, such as `/dev/stdin` or `<(...)` of a
-/// shell, may be a pipe.
+/// Opens a file for reading, whatever its length. What is no file, such as a pipe or `/dev/zero`, may never end, and is not
+/// opened for longer than it takes to see that; only what was handed to the process itself, such as `/dev/stdin` or `<(...)`
+/// of a shell, may be a pipe.
 ///
 /// # Errors
-/// Those of the file system; that it is no file; that it is longer.
-pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+/// Those of the file system; that it is no file.
+pub fn open(path: &Path) -> io::Result<File> {
     let handed_over = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     // Opening a device may do something, and a socket cannot be opened.
-    let is_file =
-        |metadata: &Metadata| metadata.is_file() || metadata.is_dir() || handed_over && metadata.file_type().is_fifo();
-    let refusal = |metadata: &Metadata| {
-        let is_socket = metadata.file_type().is_socket();
-        let reason = if is_socket { "is a socket, not a file" } else { "is a pipe or device, not a file" };
-        io::Error::new(ErrorKind::InvalidInput, reason)
-    };
     let before = path.metadata()?;
-    if !is_file(&before) {
-        return Err(refusal(&before));
+    if !before.is_dir() && !(handed_over && before.file_type().is_fifo()) {
+        require_file(&before)?;
     }
     // Without this, opening a pipe waits for whoever may write into it.
     let flags = if handed_over { 0 } else { libc::O_NONBLOCK };
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(in_words)?;
     let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        return Err(ErrorKind::IsADirectory.into());
+    if handed_over && metadata.file_type().is_fifo() {
+        return Ok(file);
     }
-    if !is_file(&metadata) {
-        return Err(refusal(&metadata));
+    require_file(&metadata)?;
+    Ok(file)
+}
+
+/// Opens a file of the program's own to append to it, and makes it where there is none. A link is not written through: in a
+/// folder that somebody else has made, it may lead to a file of the user's.
+///
+/// # Errors
+/// Those of the file system; a link, a pipe or anything else that is no file.
+pub fn append(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let opened = OpenOptions::new().create(true).append(true).custom_flags(flags).open(path);
+    let file = opened.map_err(|error| match fs::symlink_metadata(path).map(|there| require_file(&there)) {
+        Ok(Err(what)) if error.raw_os_error() == Some(libc::ELOOP) => what,
+        _ => in_words(error),
+    })?;
+    require_file(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Refuses what is not to be replaced by a file: anything that is there and is no file. A link is not followed.
+///
+/// # Errors
+/// Those of the file system; a link, a pipe, a device or a folder.
+pub fn require_replaceable(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(metadata) => require_file(&metadata),
     }
+}
+
+/// What stands in a place, where that is no file, in words that follow its name.
+#[must_use]
+pub fn what_is_no_file(metadata: &Metadata) -> Option<&'static str> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        None
+    } else if kind.is_symlink() {
+        Some("is a link, which is not written through; remove it, or put a file in its place")
+    } else if kind.is_dir() {
+        Some("is a folder, not a file")
+    } else if kind.is_socket() {
+        Some("is a socket, not a file")
+    } else {
+        Some("is a pipe or device, not a file")
+    }
+}
+
+fn require_file(metadata: &Metadata) -> io::Result<()> {
+    match what_is_no_file(metadata) {
+        None => Ok(()),
+        Some(_) if metadata.is_dir() => Err(ErrorKind::IsADirectory.into()),
+        Some(what) => Err(io::Error::new(ErrorKind::InvalidInput, what)),
+    }
+}
+
+/// What the system says of a pipe that nobody reads, a socket or a missing device, in words.
+fn in_words(error: io::Error) -> io::Error {
+    if error.raw_os_error() == Some(libc::ENXIO) {
+        return io::Error::new(ErrorKind::InvalidInput, "is a pipe or device, not a file");
+    }
+    error
+}
+
+/// Reads a file of at most `most` bytes; what is no file is not read, as [`open`] has it.
+///
+/// # Errors
+/// Those of [`open`]; that it is longer.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let metadata = file.metadata()?;
     let mut bytes = Vec::new();
     if metadata.len() <= most {
         bytes.reserve_exact(metadata.len() as usize);
@@ -94,5 +156,38 @@ mod tests {
         assert_eq!(read(&socket, 3).unwrap_err().to_string(), "is a socket, not a file");
         assert_eq!(read(dir.path(), 3).unwrap_err().kind(), ErrorKind::IsADirectory);
         assert_eq!(read(&dir.path().join("none"), 3).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_a_program_writes_of_its_own_is_a_file_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "abc").unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        std::os::unix::fs::symlink("none", at("dangling")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        append(&at("file")).unwrap().write_all(b"def").unwrap();
+        append(&at("new")).unwrap().write_all(b"def").unwrap();
+        assert_eq!((fs::read(at("file")).unwrap(), fs::read(at("new")).unwrap()), (b"abcdef".into(), b"def".into()));
+        for (name, words) in [
+            ("link", "a link"),
+            ("dangling", "a link"),
+            ("pipe", "a pipe"),
+            ("socket", "a pipe"),
+            ("folder", "irectory"),
+        ] {
+            let errors = [append(&at(name)).map(drop), require_replaceable(&at(name))];
+            for error in errors.map(|result| result.unwrap_err().to_string()) {
+                assert!(error.contains(words), "{name}: {error}");
+            }
+        }
+        assert!(append(Path::new("/dev/null")).is_err());
+        assert!(!at("none").exists(), "nothing is made through a link");
+        require_replaceable(&at("file")).unwrap();
+        require_replaceable(&at("absent")).unwrap();
+        assert_eq!(open(&at("socket")).unwrap_err().to_string(), "is a pipe or device, not a file");
+        assert_eq!(open(&at("link")).unwrap().metadata().unwrap().len(), 6, "a link may be read through");
     }
 }

@@ -1,6 +1,6 @@
 //! What stands between the programs and bytes of strangers.
 //!
-//! [`read`] reads a file that is one, up to a size. [`guarded`] runs a parser of somebody else: its panics become errors,
+//! [`read`] reads a file that is one, up to a size; [`open`] and [`append`] open one, and nothing that stands in its place. [`guarded`] runs a parser of somebody else: its panics become errors,
 //! and what it may take of memory is bounded ([`Metered`]). [`Shown`] and [`OneLine`] write text of unknown origin so that
 //! it cannot move the cursor of a terminal or begin a line of its own.
 
@@ -9,7 +9,7 @@ mod memory;
 mod panics;
 mod shown;
 
-pub use file::{read, read_text};
+pub use file::{append, open, read, read_text, require_replaceable, what_is_no_file};
 pub use memory::{Metered, abort_on_excess, within};
 pub use panics::guarded;
 pub use shown::{OneLine, Shown};

@@ -4,7 +4,6 @@
 //! not trained on, with or without a place in the run, and groups in the making with the completions that were finished.
 
 use std::{
-    fs,
     io::{self, Write},
     path::Path,
 };
@@ -69,7 +68,7 @@ pub fn read_groups(path: &Path) -> Result<Vec<RolloutGroup>, GroupsError> {
     if length > MOST_BYTES {
         return Err(GroupsError::TooLarge(length));
     }
-    let bytes = fs::read(path)?;
+    let bytes = shared_bounds::read(path, MOST_BYTES)?;
     let (mut rest, mut groups) = (bytes.as_slice(), Vec::new());
     while let Some((length, tail)) = rest.split_first_chunk::<LENGTH>() {
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -82,6 +81,8 @@ pub fn read_groups(path: &Path) -> Result<Vec<RolloutGroup>, GroupsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::{GroupId, Step, testing};
 

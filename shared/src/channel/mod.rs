@@ -17,7 +17,7 @@ mod run_id;
 mod silence;
 
 use std::{
-    fs, io,
+    io,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -88,12 +88,15 @@ impl LearnerStatus {
     /// What [`LearnerStatus::leave`] has left of this run; none while it goes on.
     #[must_use]
     pub fn left(run_dir: &RunDir, run: RunId) -> Option<Self> {
-        let left: Left = serde_json::from_slice(&fs::read(run_dir.finished()).ok()?).ok()?;
+        let left: Left = serde_json::from_slice(&shared_bounds::read(&run_dir.finished(), MOST_LEFT).ok()?).ok()?;
         (left.run.parse() == Ok(run)).then_some(left.status)
     }
 }
 
-/// The last status of a run, with the id of the run.
+/// Most bytes of `finished.json`.
+const MOST_LEFT: u64 = 1 << 20;
+
+/// `finished.json`: the last status of a run, with the id of the start that left it.
 #[derive(Serialize, Deserialize)]
 struct Left {
     run: String,

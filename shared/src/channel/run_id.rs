@@ -8,10 +8,13 @@
 //! A process that is started again gets the id of its launcher, and so finds the half that is still there. A resumed run has
 //! a new id: the pair of the launcher before it may still be dying.
 
-use std::{fmt, fs, io, num::ParseIntError, str::FromStr};
+use std::{fmt, io, num::ParseIntError, str::FromStr};
 
 use super::incarnation;
 use crate::{atomic, run_dir::RunDir};
+
+/// Most bytes of the file.
+const MOST_BYTES: u64 = 100;
 
 /// The id of a run from one start of its launcher to the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -80,7 +83,7 @@ impl RunId {
     pub fn of(run_dir: &RunDir) -> Result<Self, RunIdError> {
         let path = run_dir.run_id();
         let fail = |reason: String| RunIdError::File { path: path.display().to_string(), reason };
-        match fs::read_to_string(&path) {
+        match shared_bounds::read(&path, MOST_BYTES).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) {
             Ok(text) => text.trim().parse().map_err(|error: ParseIntError| fail(error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::NONE),
             Err(error) => Err(fail(error.to_string())),
@@ -119,6 +122,8 @@ impl FromStr for RunId {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

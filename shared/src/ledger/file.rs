@@ -1,28 +1,53 @@
 //! `ledger.jsonl`: lines that are only added to.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::File,
     io::{self, BufRead, BufReader, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use super::{LedgerEvent, LedgerLine};
-use crate::atomic::{self, named};
+use crate::{
+    atomic::{self, named},
+    journal::{self, Entry},
+    records::{Found, Steps},
+};
 
 /// Appends to `ledger.jsonl`.
 #[derive(Debug)]
-pub struct LedgerFile(File);
+pub struct LedgerFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl Entry for LedgerLine {
+    fn step(&self) -> Option<u64> {
+        Some(Self::step(self))
+    }
+}
 
 impl LedgerFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps: lines of later steps and a torn last line, left by a
-    /// process that was killed, are cut off, since those steps are made again.
+    /// Opens the file for a run that goes on after `completed_steps` steps: lines of later steps, damaged ones and a torn last
+    /// one, left by a process that was killed, are cut off, since those steps are made again.
     ///
     /// # Errors
-    /// Any error of the file system.
+    /// Any error of the file system, with the path.
     pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        let is_known = |line: LedgerLine| line.step() <= completed_steps;
-        atomic::keep_lines(path, |line| serde_json::from_slice(line).is_ok_and(is_known))?;
-        Ok(Self(OpenOptions::new().append(true).open(path).map_err(named(path))?))
+        Self::open_and_look(path, 0, completed_steps).map(|(file, _)| file)
+    }
+
+    /// As [`LedgerFile::open`], without the lines of steps before `first`; and what was found. Steps are those of groups.
+    ///
+    /// # Errors
+    /// As [`LedgerFile::open`].
+    pub fn open_and_look(path: &Path, first: u64, completed_steps: u64) -> io::Result<(Self, Found)> {
+        let mut steps = Steps::default();
+        let skipped = journal::keep::<LedgerLine>(path, first, completed_steps, |line| {
+            if let LedgerLine::Group(group) = line {
+                steps.note(group.step);
+            }
+        })?;
+        Ok((Self { path: path.to_owned(), file: atomic::append(path)? }, Found { skipped, steps }))
     }
 
     /// Adds lines.
@@ -30,7 +55,7 @@ impl LedgerFile {
     /// # Errors
     /// Any error of the file system.
     pub fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a LedgerLine>) -> io::Result<()> {
-        self.0.write_all(lines.into_iter().map(text).collect::<String>().as_bytes())
+        self.file.write_all(lines.into_iter().map(text).collect::<String>().as_bytes()).map_err(named(&self.path))
     }
 
     /// Waits until everything is on disk, so that no checkpoint outlives its lines in a power loss.
@@ -38,7 +63,7 @@ impl LedgerFile {
     /// # Errors
     /// Any error of the file system.
     pub fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data().map_err(named(&self.path))
     }
 }
 
@@ -46,18 +71,12 @@ fn text(line: &LedgerLine) -> String {
     serde_json::to_string(line).expect("a line of the ledger is valid JSON") + "\n"
 }
 
-/// Every whole line; none where there is no file.
+/// Every whole line; none where there is no file. [`journal::read`] says how many are left out.
 ///
 /// # Errors
-/// Any error of the file system.
+/// Any error of the file system, with the path.
 pub fn read(path: &Path) -> io::Result<Vec<LedgerLine>> {
-    match fs::read(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(named(path)(e)),
-        Ok(text) => {
-            Ok(text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
-        }
-    }
+    journal::read(path).map(|(lines, _)| lines)
 }
 
 /// Shows every event, one at a time; none where there is no file. Groups, which are most of the lines, are not parsed.
@@ -65,7 +84,7 @@ pub fn read(path: &Path) -> io::Result<Vec<LedgerLine>> {
 /// # Errors
 /// Any error of the file system.
 pub fn events(path: &Path, mut show: impl FnMut(u64, LedgerEvent)) -> io::Result<()> {
-    let file = match File::open(path) {
+    let file = match shared_bounds::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         file => file.map_err(named(path))?,
     };
@@ -87,6 +106,8 @@ const EVENT: &[u8] = b"\"event\"";
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::ledger::LedgerEvent;
 

@@ -76,6 +76,14 @@ pub struct LedgerGroup {
     pub filler: bool,
 }
 
+impl LedgerGroup {
+    /// Whether the run ended before the step that it would have been in.
+    #[must_use]
+    pub fn is_in_flight(&self) -> bool {
+        !self.states.is_empty() && self.states.iter().all(|state| *state == LedgerState::InFlight)
+    }
+}
+
 /// Completions of a group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Completions {

@@ -48,3 +48,9 @@ mod nullable {
         Ok(values.into_iter().map(|value| value.unwrap_or(f32::NAN)).collect())
     }
 }
+
+impl crate::journal::Entry for TokenRecord {
+    fn step(&self) -> Option<u64> {
+        Some(0)
+    }
+}

@@ -11,6 +11,5 @@ mod sampler;
 
 pub use budget::Workload;
 pub use learner::{LearnerPlan, LearnerSizes, head_chunk};
-pub(crate) use run::adapter_numbers;
-pub use run::{DoesNotFit, Machine, RunPlan, kept_numbers};
+pub use run::{DoesNotFit, Machine, RunPlan, adapter_numbers, kept_numbers};
 pub use sampler::{PACKED_PREFILL, PARTIAL_PAGES, SamplerPlan, SamplerSizes};

@@ -296,7 +296,8 @@ fn learner_sizes<'a>(
 }
 
 /// Numbers of the two factors beside each linear layer that has them.
-pub(crate) fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
+#[must_use]
+pub fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     let widths = adapted(config, model).map(|(_, [outputs, inputs])| (outputs + inputs) as u64);
     widths.sum::<u64>() * u64::from(config.lora_r)
 }

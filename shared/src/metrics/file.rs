@@ -1,28 +1,43 @@
 //! The files of metric records, one JSON object per line.
 
 use std::{
-    fs::{File, OpenOptions},
-    io::{self, BufRead, BufReader, Write},
-    path::Path,
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
 };
 
-use super::{MetricRecord, STEP};
-use crate::atomic;
+use super::MetricRecord;
+use crate::{
+    atomic::{self, named},
+    journal,
+    records::{Found, Steps},
+};
 
 /// Appends records to `metrics.jsonl`.
 #[derive(Debug)]
-pub struct MetricsFile(File);
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
 
 impl MetricsFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps: records of later steps and a torn last
-    /// line, left by a process that was killed, are cut off. What is kept is on disk afterwards, as is the file's name.
+    /// Opens the file for a run that goes on after `completed_steps` steps: records of later steps, damaged lines and a torn
+    /// last one, left by a process that was killed, are cut off. What is kept is on disk afterwards, as is the file's name.
     ///
     /// # Errors
-    /// Any error of the file system.
+    /// Any error of the file system, with the path.
     pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        let is_known = |record: MetricRecord| record.get(STEP).is_some_and(|step| step <= completed_steps as f64);
-        atomic::keep_lines(path, |line| MetricRecord::from_line(line).is_some_and(is_known))?;
-        Ok(Self(OpenOptions::new().append(true).open(path)?))
+        Self::open_and_look(path, 0, completed_steps).map(|(file, _)| file)
+    }
+
+    /// As [`MetricsFile::open`], without the records of steps before `first`; and what was found.
+    ///
+    /// # Errors
+    /// As [`MetricsFile::open`].
+    pub fn open_and_look(path: &Path, first: u64, completed_steps: u64) -> io::Result<(Self, Found)> {
+        let mut steps = Steps::default();
+        let skipped = journal::keep::<MetricRecord>(path, first, completed_steps, |record| steps.add(record))?;
+        Ok((Self { path: path.to_owned(), file: atomic::append(path)? }, Found { skipped, steps }))
     }
 
     /// Appends one record as one line.
@@ -30,7 +45,7 @@ impl MetricsFile {
     /// # Errors
     /// Any error of the file system.
     pub fn append(&mut self, record: &MetricRecord) -> io::Result<()> {
-        self.0.write_all(&record.to_line())
+        self.file.write_all(&record.to_line()).map_err(named(&self.path))
     }
 
     /// Waits until every record is on disk, so that nothing that is written afterwards outlives them in a power loss.
@@ -38,37 +53,24 @@ impl MetricsFile {
     /// # Errors
     /// Any error of the file system.
     pub fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data().map_err(named(&self.path))
     }
 }
 
-/// Shows every whole record, one at a time: a long run has a long past. A torn last line is left out.
+/// Reads every whole record; [`journal::read`] says how many lines are left out. A file that is not there has none.
 ///
 /// # Errors
-/// Any error of the file system.
-pub fn for_each(path: &Path, mut show: impl FnMut(MetricRecord)) -> io::Result<()> {
-    for line in BufReader::new(File::open(path)?).split(b'\n') {
-        MetricRecord::from_line(&line?).into_iter().for_each(&mut show);
-    }
-    Ok(())
-}
-
-/// Reads every whole record; a torn last line is left out.
-///
-/// # Errors
-/// Any error of the file system.
+/// Any error of the file system, with the path.
 pub fn read(path: &Path) -> io::Result<Vec<MetricRecord>> {
-    let mut records = Vec::new();
-    for_each(path, |record| records.push(record))?;
-    Ok(records)
+    journal::read(path).map(|(records, _)| records)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, OpenOptions};
 
     use super::*;
-    use crate::metrics::REWARD;
+    use crate::metrics::{REWARD, STEP};
 
     fn record(step: u64, reward: f64) -> MetricRecord {
         let mut record = MetricRecord::default();
@@ -102,8 +104,10 @@ mod tests {
         file.append(&record(1, 0.5)).unwrap();
         file.sync().unwrap();
         // No disk is behind this one.
-        let nowhere = MetricsFile(OpenOptions::new().append(true).open("/dev/null").unwrap());
-        assert_eq!(nowhere.sync().unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let nothing = OpenOptions::new().append(true).open("/dev/null").unwrap();
+        let nowhere = MetricsFile { path: "/dev/null".into(), file: nothing };
+        let error = nowhere.sync().unwrap_err();
+        assert!(error.kind() == io::ErrorKind::InvalidInput && error.to_string().contains("/dev/null"), "{error}");
     }
 
     #[test]

@@ -16,6 +16,6 @@ mod record;
 
 pub use catalogue::*;
 pub use chart::{CHARTS, Chart};
-pub use file::{MetricsFile, for_each, read};
+pub use file::{MetricsFile, read};
 pub use metric::{Family, Key, Metric, Section, Unit};
 pub use record::MetricRecord;

@@ -1,11 +1,14 @@
 //! The record of a step or of an evaluation.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Family, Key};
+use super::{Family, Key, STEP};
+use crate::journal::Entry;
 
 /// The values of declared metrics, in the order in which they were set.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(transparent)]
 pub struct MetricRecord {
     values: Map<String, Value>,
 }
@@ -61,5 +64,11 @@ impl MetricRecord {
     /// Takes over every entry of another record.
     pub fn extend(&mut self, other: Self) {
         self.values.extend(other.values);
+    }
+}
+
+impl Entry for MetricRecord {
+    fn step(&self) -> Option<u64> {
+        self.get(STEP).filter(|step| *step >= 0.0).map(|step| step as u64)
     }
 }

@@ -1,18 +1,31 @@
 //! `notices.jsonl`: one notice per line.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
+use serde_json::{Map, Value};
+
 use super::Notice;
-use crate::atomic::{self, named};
+use crate::{
+    atomic,
+    journal::{self, Entry, Skipped},
+};
 
 /// The notices of a run, on disk as in memory. They are few, so that the file is written anew, and whole, with each.
 #[derive(Debug)]
 pub struct NoticesFile {
     path: PathBuf,
     notices: Vec<Notice>,
+    /// Of kinds that this version does not know, which stay as they are.
+    unknown: Vec<Map<String, Value>>,
+}
+
+impl Entry for Notice {
+    fn step(&self) -> Option<u64> {
+        Some(self.step)
+    }
 }
 
 impl NoticesFile {
@@ -20,16 +33,30 @@ impl NoticesFile {
     /// again and is cut off.
     ///
     /// # Errors
-    /// Any error of the file system, or a line that is no notice.
+    /// Any error of the file system, with the path.
     pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        let found = read(path)?;
-        let known = found.len();
-        let notices: Vec<Notice> = found.into_iter().filter(|notice| notice.step <= completed_steps).collect();
-        let file = Self { path: path.to_owned(), notices };
-        if file.notices.len() < known {
+        Self::open_and_look(path, completed_steps).map(|(file, _)| file)
+    }
+
+    /// As [`NoticesFile::open`], and the lines that are left out: damaged ones go.
+    ///
+    /// # Errors
+    /// As [`NoticesFile::open`].
+    pub fn open_and_look(path: &Path, completed_steps: u64) -> io::Result<(Self, Skipped)> {
+        let (mut notices, skipped) = read_all(path)?;
+        let (lines, _) = journal::read::<Map<String, Value>>(path)?;
+        let is_unknown = |line: &Map<String, Value>| {
+            !line.is_empty() && serde_json::from_value::<Notice>(Value::Object(line.clone())).is_err()
+        };
+        let mut unknown: Vec<_> = lines.into_iter().filter(is_unknown).collect();
+        let found = notices.len() + unknown.len();
+        notices.retain(|notice| notice.step <= completed_steps);
+        unknown.retain(|line| Entry::step(line).is_none_or(|step| step <= completed_steps));
+        let file = Self { path: path.to_owned(), notices, unknown };
+        if file.notices.len() + file.unknown.len() < found || skipped.damaged > 0 {
             file.write()?;
         }
-        Ok(file)
+        Ok((file, skipped))
     }
 
     /// Adds a notice, unless it repeats one that is there; whether it was added.
@@ -45,26 +72,32 @@ impl NoticesFile {
     }
 
     fn write(&self) -> io::Result<()> {
-        let line = |notice| serde_json::to_string(notice).expect("a notice is valid JSON") + "\n";
-        atomic::write(&self.path, self.notices.iter().map(line).collect::<String>().as_bytes())
+        let known = self.notices.iter().map(|notice| serde_json::to_string(notice).expect("a notice is valid JSON"));
+        let unknown = self.unknown.iter().map(|line| serde_json::to_string(line).expect("what was JSON is JSON"));
+        atomic::write(&self.path, known.chain(unknown).map(|line| line + "\n").collect::<String>().as_bytes())
     }
 }
 
 /// Every notice of a file; none where there is no file.
 ///
 /// # Errors
-/// Any error of the file system, or a line that is no notice, with the path.
+/// Any error of the file system, with the path.
 pub fn read(path: &Path) -> io::Result<Vec<Notice>> {
-    let text = match fs::read_to_string(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        text => text.map_err(named(path))?,
-    };
-    let notice = |line: &str| serde_json::from_str(line).map_err(|e| named(path)(e.into()));
-    text.lines().map(notice).collect()
+    read_all(path).map(|(notices, _)| notices)
+}
+
+/// As [`read`], and the lines that are left out. The file is always written as a whole, so half a line is damage.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_all(path: &Path) -> io::Result<(Vec<Notice>, Skipped)> {
+    journal::read(path).map(|(notices, skipped)| (notices, skipped.of_a_whole_file()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::notices::NoticeKind;
 
@@ -105,10 +138,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_anything_else_is_named() {
+    fn damaged_lines_are_counted_and_go_and_those_of_another_version_stay() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notices.jsonl");
-        fs::write(&path, "{\"kind\": \"gossip\"}\n").unwrap();
-        assert!(NoticesFile::open(&path, 0).unwrap_err().to_string().contains("notices.jsonl: "));
+        let known = serde_json::to_string(&notice(NoticeKind::Truncated, 3)).unwrap();
+        let gossip = r#"{"kind":"gossip","step":2,"more":[1]}"#;
+        let late = r#"{"kind":"gossip","step":9}"#;
+        fs::write(&path, format!("{gossip}\n\0\0\n{known}\n{late}\n{{\"kind\":")).unwrap();
+        let (mut file, skipped) = NoticesFile::open_and_look(&path, 4).unwrap();
+        assert_eq!(skipped, Skipped { damaged: 2, unknown: 2, torn: false });
+        file.add(notice(NoticeKind::EqualGroups, 4)).unwrap();
+        let added = serde_json::to_string(&notice(NoticeKind::EqualGroups, 4)).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{known}\n{added}\n{gossip}\n"));
+        let (_, skipped) = NoticesFile::open_and_look(&path, 4).unwrap();
+        assert_eq!(skipped, Skipped { unknown: 1, ..Skipped::default() });
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::declare::choices;
 
 pub use conclusion::{NothingLearned, had_gradient, nothing_learned};
-pub use file::{NoticesFile, read};
+pub use file::{NoticesFile, read, read_all};
 pub use rate::learning_rate;
 
 choices! {
@@ -28,8 +28,14 @@ choices! {
         CodeChanged = "code_changed",
         /// A checkpoint was not as it was written, so the run goes on from an older one.
         CheckpointDamaged = "checkpoint_damaged",
+        /// A checkpoint has no list of checksums, so the run goes on from what nothing says to be as it was written.
+        CheckpointUnchecked = "checkpoint_unchecked",
+        /// Records of the run are damaged or missing: lines or steps of its journals. Charts and detectors go on without them.
+        RecordsDamaged = "records_damaged",
         /// The disk was about to be full, so what is oldest of the run was removed.
         DiskShort = "disk_short",
+        /// Completions and records have reached `records_size_limit`, so from now on the oldest go.
+        RecordsRemoved = "records_removed",
         /// The sampler refused a version of the weights, since it was not what the learner had published. Told at each refusal.
         VersionRefused = "version_refused",
         /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
@@ -93,12 +99,14 @@ impl Notice {
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{
-            CheckpointDamaged, CodeChanged, DataChanged, DiskShort, Guard, LearningRate, OptionsChanged, VersionRefused,
+            CheckpointDamaged, CheckpointUnchecked, CodeChanged, DataChanged, DiskShort, Guard, LearningRate,
+            OptionsChanged, RecordsDamaged, VersionRefused,
         };
-        let event = matches!(
+        let at_resume = matches!(
             self.kind,
-            OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | Guard | DiskShort | VersionRefused
+            OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | CheckpointUnchecked | RecordsDamaged
         );
+        let event = at_resume || matches!(self.kind, Guard | DiskShort | VersionRefused);
         let by_its_words = event || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject

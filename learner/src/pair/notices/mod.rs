@@ -19,6 +19,7 @@ use std::path::Path;
 
 use shared::{
     config::TrainConfig,
+    journal::Skipped,
     metrics::{self, MetricRecord},
     notices::{Notice, NoticesFile},
 };
@@ -26,7 +27,7 @@ use shared::{
 use super::failures::Failures;
 use crate::error::LearnerError;
 
-pub use resumed::{damaged, disk_short, since_checkpoint};
+pub use resumed::{damaged, disk_short, records_damaged, records_removed, since_checkpoint, unchecked};
 
 /// What detectors are shown of a step.
 pub struct Seen<'a> {
@@ -59,11 +60,11 @@ pub struct Notices {
 
 impl Notices {
     /// The notices of a run that goes on after `completed_steps` steps; what was found in later ones is cut off. The records
-    /// of its steps are then to be shown, with [`Notices::recall`].
+    /// of its steps are then to be shown, with [`Notices::recall`]. With it come the lines of the file that were left out.
     ///
     /// # Errors
     /// A file that cannot be read or written.
-    pub fn open(path: &Path, config: &TrainConfig, completed_steps: u64) -> Result<Self, LearnerError> {
+    pub fn open(path: &Path, config: &TrainConfig, completed_steps: u64) -> Result<(Self, Skipped), LearnerError> {
         let detectors: Vec<Box<dyn Detector>> = vec![
             Box::new(rewards::Failing),
             Box::new(rewards::Constant::default()),
@@ -76,7 +77,8 @@ impl Notices {
             Box::new(fallen::Fallen::default()),
             Box::new(loss::NearZero::default()),
         ];
-        Ok(Self { file: NoticesFile::open(path, completed_steps)?, detectors })
+        let (file, skipped) = NoticesFile::open_and_look(path, completed_steps)?;
+        Ok((Self { file, detectors }, skipped))
     }
 
     /// Looks at a step that has been told of.
@@ -137,7 +139,7 @@ mod tests {
     #[test]
     fn each_notice_is_told_once() {
         let dir = tempfile::tempdir().unwrap();
-        let mut notices = Notices::open(&path(&dir), &TrainConfig::default(), 0).unwrap();
+        let mut notices = Notices::open(&path(&dir), &TrainConfig::default(), 0).unwrap().0;
         records().iter().for_each(|record| look(&mut notices, record));
         let told: Vec<_> = notices::read(&path(&dir)).unwrap().iter().map(|n| (n.kind, n.step)).collect();
         assert_eq!(told, [(NoticeKind::EqualGroups, 3), (NoticeKind::Truncated, 4)]);
@@ -148,14 +150,14 @@ mod tests {
     fn a_run_that_goes_on_tells_what_it_would_have_told() {
         let whole = tempfile::tempdir().unwrap();
         let (records, config) = (records(), TrainConfig::default());
-        let mut notices = Notices::open(&path(&whole), &config, 0).unwrap();
+        let mut notices = Notices::open(&path(&whole), &config, 0).unwrap().0;
         records.iter().for_each(|record| look(&mut notices, record));
         let expected = std::fs::read(path(&whole)).unwrap();
         for (stopped, checkpoint) in (0..=6usize).flat_map(|stopped| (0..=stopped).map(move |at| (stopped, at))) {
             let dir = tempfile::tempdir().unwrap();
-            let mut notices = Notices::open(&path(&dir), &config, 0).unwrap();
+            let mut notices = Notices::open(&path(&dir), &config, 0).unwrap().0;
             records[..stopped].iter().for_each(|record| look(&mut notices, record));
-            let mut notices = Notices::open(&path(&dir), &config, checkpoint as u64).unwrap();
+            let mut notices = Notices::open(&path(&dir), &config, checkpoint as u64).unwrap().0;
             records[..checkpoint].iter().for_each(|record| notices.recall(&config, record));
             records[checkpoint..].iter().for_each(|record| look(&mut notices, record));
             assert_eq!(std::fs::read(path(&dir)).unwrap(), expected, "{stopped}, {checkpoint}");

@@ -1,7 +1,9 @@
 //! What has changed since the checkpoint that a run goes on from.
 
 use shared::{
+    checkpoints::CHECKSUMS_FILE,
     config::TrainConfig,
+    memory::Size,
     notices::{Notice, NoticeKind},
     resume::changed_options,
 };
@@ -58,6 +60,32 @@ pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin
 pub fn damaged(step: u64, what: String) -> Notice {
     let text = format!("the run goes on from checkpoint-{step}, since newer ones are damaged: {what}");
     Notice::new(NoticeKind::CheckpointDamaged, step, text, "look at the disk; the steps behind it are made again")
+}
+
+/// The notice of a checkpoint that has no list of checksums.
+pub fn unchecked(step: u64) -> Notice {
+    let text = format!(
+        "checkpoint-{step} has no {CHECKSUMS_FILE}, so nothing says that it is as it was written; its files could be read"
+    );
+    let remedy =
+        "that is as it should be for a checkpoint of an earlier version; else go on from one that has its list";
+    Notice::new(NoticeKind::CheckpointUnchecked, step, text, remedy)
+}
+
+/// The notice of records that are damaged or missing, if any are.
+pub fn records_damaged(step: u64, found: &[String]) -> Option<Notice> {
+    let text = format!("records of the steps before are not whole: {}", found.join("; "));
+    let remedy = "look at the disk; training is not concerned, charts and report go without them";
+    (!found.is_empty()).then(|| Notice::new(NoticeKind::RecordsDamaged, step, text, remedy))
+}
+
+/// The notice of records that went because they had outgrown their limit; told once for each `subject`.
+pub fn records_removed(step: u64, limit: Size, subject: &str, what: &str) -> Notice {
+    let text = format!(
+        "the records of the run have reached `records_size_limit` ({limit}); from now on the oldest go: {what}"
+    );
+    let remedy = "raise `records_size_limit` (0 = no limit) to keep more, or copy what is to be kept";
+    Notice::new(NoticeKind::RecordsRemoved, step, text, remedy).about(subject)
 }
 
 /// The notice of what had to go because the disk was short.

@@ -165,7 +165,7 @@ impl<'a> Proposal<'a> {
 
     /// Writes the file in one visible step.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        atomic::write(path, self.toml().as_bytes()).context("--output")
+        atomic::write_output(path, self.toml().as_bytes()).context("--output")
     }
 
     /// For programs.

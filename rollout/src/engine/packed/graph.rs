@@ -1,7 +1,5 @@
 //! From the published graph to one of packed operators.
 
-use std::fs;
-
 use exporters::onnx::{
     builder::{Dim, GraphBuilder, int},
     decoder_graph,
@@ -13,6 +11,8 @@ use shared::{ModelConfig, WeightManifest, manifest::MODEL_FILE};
 use super::super::{EngineError, WeightSource, session::dtype_of};
 
 /// Domain of the packed operators.
+/// Most bytes of a graph, as protobuf has it.
+const MOST_GRAPH: u64 = 2 << 30;
 pub(super) const DOMAIN: &str = "tandem";
 pub(super) const EMBEDDING: &str = "PackedEmbedding";
 pub(super) const LINEAR: &str = "PackedLinear";
@@ -34,7 +34,7 @@ pub(super) fn is_known(
 ) -> Result<bool, EngineError> {
     let path = manifest.export_dir(&source.dir).join(MODEL_FILE);
     let unreadable = |message: String| EngineError::Weights { path: path.display().to_string(), message };
-    let bytes = fs::read(&path).map_err(|e| unreadable(e.to_string()))?;
+    let bytes = shared_bounds::read(&path, MOST_GRAPH).map_err(|e| unreadable(e.to_string()))?;
     let found = ModelProto::decode(bytes.as_slice()).map_err(|e| unreadable(format!("no ONNX model: {e}")))?;
     Ok(found == decoder_graph(config, &manifest.tensors, dtype_of(manifest)))
 }

@@ -1,6 +1,6 @@
 //! One version of the weights in the layout of the kernels.
 
-use std::{fs::File, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use exporters::{Adapter, LowRank, rotary_names};
 use memmap2::Mmap;
@@ -99,7 +99,7 @@ impl PackedWeights {
         let data = match provided.data {
             Some(data) => data,
             None => {
-                let file = File::open(&path).map_err(|e| failed(e.to_string()))?;
+                let file = shared_bounds::open(&path).map_err(|e| failed(e.to_string()))?;
                 // SAFETY: versions are written under another name and renamed, and never changed afterwards.
                 unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))?
             }

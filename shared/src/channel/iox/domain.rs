@@ -63,14 +63,12 @@ impl Domain {
             if members.is_empty() {
                 place.wipe();
             }
-            if !members.iter().any(|name| name == role) {
-                break lock;
-            }
+            let Some(Member { process, .. }) = members.iter().find(|member| member.role == role) else { break lock };
             // The predecessor may be on its way out, for which it needs the lock.
             drop(lock);
             if Instant::now() >= deadline {
                 return Err(ChannelError::Transport(format!(
-                    "another {role} is at work in {}; end it first",
+                    "another {role} (process {process}) is at work in {}; end it first: kill {process}",
                     place.run_dir.display()
                 )));
             }
@@ -257,13 +255,20 @@ impl Place {
     }
 }
 
-/// Roles of the domain's living processes.
-fn living(config: &Config) -> Result<Vec<String>, ChannelError> {
+/// A living process of a domain.
+struct Member {
+    role: String,
+    process: u32,
+}
+
+/// The domain's living processes.
+fn living(config: &Config) -> Result<Vec<Member>, ChannelError> {
     let mut names = Vec::new();
     Node::<Service>::list(config, |state| {
         if let NodeState::Alive(view) = state {
             use iceoryx2::node::NodeView;
-            names.push(view.details().as_ref().map(|d| d.name().to_string()).unwrap_or_default());
+            let role = view.details().as_ref().map(|d| d.name().to_string()).unwrap_or_default();
+            names.push(Member { role, process: view.id().pid::<Service>().map_or(0, |id| id.value() as u32) });
         }
         CallbackProgression::Continue
     })

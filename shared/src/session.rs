@@ -1,0 +1,41 @@
+//! What a launcher hands to the processes of one start of a run. Until that start has come to something, the run directory says
+//! what it said before: a start that fails leaves no trace of its options.
+
+use std::{env, fs, io, path::PathBuf};
+
+use crate::{
+    RunDir,
+    atomic::{self, named},
+    config::{ConfigError, TrainConfig, layers},
+};
+
+/// Environment variable with the path of the resolved configuration of this start.
+pub const CONFIG_VARIABLE: &str = "TANDEM_CONFIG";
+/// The configuration of this start: the launcher's, else that of the run directory.
+///
+/// # Errors
+/// A file that cannot be read, or is no configuration.
+pub fn config(run_dir: &RunDir) -> Result<TrainConfig, ConfigError> {
+    layers::load(Some(&handed_over().unwrap_or_else(|| run_dir.config())), &Vec::new())
+}
+
+/// Makes the configuration of this start that of the run, and takes back that the run is finished: for the learner, once its first
+/// step is made.
+///
+/// # Errors
+/// Any error of the file system, with the path.
+pub fn take_over(run_dir: &RunDir) -> io::Result<()> {
+    if let Some(path) = handed_over() {
+        let text = fs::read(&path).map_err(named(&path))?;
+        let known = shared_bounds::read(&run_dir.config(), text.len() as u64);
+        if known.is_ok_and(|known| known == text) {
+            return run_dir.reopen();
+        }
+        atomic::write(&run_dir.config(), &text)?;
+    }
+    run_dir.reopen()
+}
+
+fn handed_over() -> Option<PathBuf> {
+    env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
