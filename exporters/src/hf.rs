@@ -51,6 +51,22 @@ pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) 
     })
 }
 
+/// Copies what an adapter needs beside its two files to be used by itself, into a folder that is there: tokenizer, chat template
+/// and `generation_config.json` of `model`, as TRL has them in the checkpoints of an adapter. `config.json` is that of the base.
+///
+/// # Errors
+/// A file that cannot be read or written.
+pub fn fill_adapter_companions(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
+    for source in model.companions() {
+        let name = source.file_name().expect("a companion is a file of the model directory");
+        if name != "config.json" {
+            let content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
+            atomic::write(&dir.join(name), &content)?;
+        }
+    }
+    Ok(())
+}
+
 /// Copies everything beside the weights; `rewrite` changes `config.json` and says whether it did.
 fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) -> bool) -> Result<(), ExportError> {
     for source in model.companions() {

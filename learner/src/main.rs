@@ -76,9 +76,12 @@ fn program() -> ExitCode {
         Err(error) => {
             command_line::tell_error(&error);
             match error.downcast_ref() {
-                Some(LearnerError::Reward(_) | LearnerError::Guard(_) | LearnerError::Conformity(_)) => {
-                    ExitCode::from(HOPELESS)
-                }
+                Some(
+                    LearnerError::Reward(_)
+                    | LearnerError::Guard(_)
+                    | LearnerError::Conformity(_)
+                    | LearnerError::Diverged(_),
+                ) => ExitCode::from(HOPELESS),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -28,6 +28,7 @@ pub mod model_config;
 pub mod model_dir;
 pub mod native;
 pub mod notices;
+pub mod pace;
 pub mod prompts;
 pub mod resume;
 pub mod rng;

@@ -104,7 +104,10 @@ fn fill_policy(dir: &Path, model: &ModelDir, policy: &Decoder) -> Result<(), Lea
     let trained = policy.weights().trained().host();
     let mut read = |name: &str| Ok(trained.values(name)?.into());
     match policy.weights().adapter() {
-        Some((config, _)) => exporters::fill_adapter(dir, config, model.config().parameters(), &mut read)?,
+        Some((config, _)) => {
+            exporters::fill_adapter(dir, config, model.config().parameters(), &mut read)?;
+            exporters::fill_adapter_companions(model, dir)?;
+        }
         None => exporters::fill_hf(model, dir, &mut read)?,
     }
     Ok(())

@@ -166,6 +166,7 @@ impl<'a> Run<'a> {
         let mut notices = Notices::open(&run_dir.notices(), config, state.step)?;
         metrics::for_each(&run_dir.metrics(), |record| notices.recall(config, &record))?;
         notices.tell(shared::notices::learning_rate(config, model.config().parameter_count()))?;
+        notices.tell(shared::notices::model_length(config, model.config().max_position_embeddings))?;
         let origin = Origin::of(config);
         let mut ledger = LedgerFile::open(&run_dir.ledger(), state.step)?;
         if let Some(path) = &found {

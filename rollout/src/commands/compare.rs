@@ -31,7 +31,7 @@ pub struct Args {
     /// What is compared with it
     #[arg(value_name = "B")]
     pub b: PathBuf,
-    /// The prompts: rows as `rollout generate --prompts` takes them
+    /// The prompts: rows as `tandem generate --prompts` takes them
     #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
     pub dataset: PathBuf,
     /// Seed of B's completions, where they are not greedy [default: --seed; another one shows what chance does]

@@ -1,4 +1,4 @@
-//! `rollout eval`: avg@k, pass@k and maj@k on a dataset.
+//! `tandem eval`: avg@k, pass@k and maj@k on a dataset.
 
 use std::path::PathBuf;
 
@@ -14,19 +14,19 @@ use super::{
 };
 use crate::evaluation::{self, Judging};
 
-/// Flags of `rollout eval`.
+/// Flags of `tandem eval`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model and how prompts are made for it.
     #[command(flatten)]
     pub prompt: PromptFlags,
-    /// The dataset: rows as `rollout generate --prompts` takes them
+    /// The dataset: rows as `tandem generate --prompts` takes them
     #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
     pub dataset: PathBuf,
     /// What counts as correct.
     #[command(flatten)]
     pub judging: JudgingFlags,
-    /// Also write the completions, as `rollout generate` does: some kilobytes each. Until all are made, they are kept in
+    /// Also write the completions, as `tandem generate` does: some kilobytes each. Until all are made, they are kept in
     /// FILE.partial
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -74,7 +74,7 @@ impl JudgingFlags {
     /// Missing reward functions, and a threshold that is no number.
     pub fn judging(&self, generation: &GenerationFlags) -> anyhow::Result<Judging> {
         let functions = generation.rewards.functions()?;
-        let first = functions.first().context("--reward-funcs is missing: `rollout rewards` lists the functions")?;
+        let first = functions.first().context("--reward-funcs is missing: `tandem rewards` lists the functions")?;
         let correct_at = self.correct_at.unwrap_or_else(|| first.reward().correct_at());
         ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
         Ok(Judging { correct_at, failure: RewardFailure::Exclude })

@@ -33,7 +33,7 @@ pub struct Args {
     #[command(flatten)]
     pub prompt: PromptFlags,
     /// Where the proposal goes: TOML with keys of `run.toml`, to be appended to it, and what was measured as comments
-    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
+    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE", default_value = "tuned.toml")]
     pub output: PathBuf,
     /// The training prompts, of which a step's worth is taken at even distances: real lengths, for which they are all
     /// read; needs the model's tokenizer [default: random tokens, --prompt-length of them]
@@ -119,7 +119,7 @@ fn require_own(output: &Path) -> anyhow::Result<()> {
     let text = fs::read(output).with_context(|| format!("--output {}", output.display()))?;
     ensure!(
         text.is_empty() || text.starts_with(proposal::TITLE.as_bytes()),
-        "--output {}: is there and no proposal of `rollout tune`; name another file, and append it to that one",
+        "--output {}: is there and no proposal of `tandem tune`; name another file, and append it to that one",
         output.display()
     );
     Ok(())

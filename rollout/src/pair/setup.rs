@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     assembly::{Assembly, Scoring},
-    data::{Dataset, PromptOptions, Tokenizer},
+    data::{Dataset, DatasetError, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
     evaluation::Judging,
     fleet, reward, trace,
@@ -112,10 +112,14 @@ impl Inputs {
     }
 
     /// Leaves out the prompts that fill `room`, and leaves word of it for the launcher.
-    fn leave_out_long(&mut self, run_dir: &RunDir, room: usize) -> anyhow::Result<()> {
-        let mut found = vec![self.dataset.leave_out_long(room).context("`dataset`")?];
+    fn leave_out_long(&mut self, run_dir: &RunDir, room: usize, max_completion_length: usize) -> anyhow::Result<()> {
+        let look = |dataset: &mut Dataset| {
+            let long = dataset.leave_out_long(room)?;
+            Ok::<_, DatasetError>(dataset.count_crowded(long, room, max_completion_length))
+        };
+        let mut found = vec![look(&mut self.dataset).context("`dataset`")?];
         if let Some(dataset) = &mut self.eval_dataset {
-            found.push(dataset.leave_out_long(room).context("`eval_dataset`")?);
+            found.push(look(dataset).context("`eval_dataset`")?);
         }
         found.iter().filter(|prompts| !prompts.is_empty()).for_each(|prompts| tracing::warn!("{prompts}"));
         LongPrompts::write(&run_dir.prompts(), &found).context("prompts.json")
@@ -134,7 +138,7 @@ impl Inputs {
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
-        self.leave_out_long(run_dir, room)?;
+        self.leave_out_long(run_dir, room, config.max_completion_length as usize)?;
         let engine: Box<dyn Generator> = if config.listen.is_some() {
             // The first version is on its way to workers once the loop follows the learner.
             let options = self.engine_options(config, model, room);
