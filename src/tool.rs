@@ -67,14 +67,13 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
         let mut bytes = Vec::new();
         pipe.read_to_end(&mut bytes).map(|_| bytes)
     });
-    let mut pace = Pace::default();
+    let (mut pace, mut said) = (Pace::default(), String::new());
     let status = loop {
         if pace.is_due() {
-            output::tell(format_args!(
-                "  {}: {}",
-                words.0[0],
-                latest(log).unwrap_or_else(|| format!("{} s", pace.seconds()))
-            ));
+            let now = latest(log).filter(|now| *now != said);
+            let seconds = || format!("{} s by now", pace.seconds());
+            output::tell(format_args!("  {}: {}", words.0[0], now.clone().unwrap_or_else(seconds)));
+            said = now.unwrap_or(said);
         }
         if let Err(interrupted) = signals::check() {
             process.end_within(Duration::ZERO, AFTER_TERM)?;

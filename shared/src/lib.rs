@@ -18,6 +18,7 @@ pub mod heartbeat;
 pub mod ids;
 pub mod ledger;
 pub mod leftovers;
+pub mod load;
 pub mod logging;
 pub mod manifest;
 pub mod memory;

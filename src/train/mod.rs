@@ -23,6 +23,7 @@ use shared::{
     ModelDir, RunDir,
     channel::iox::remove_leftovers,
     config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
+    load,
     memory_plan::RunPlan,
     metrics::{self, MetricRecord},
     notices::{self, NothingLearned},
@@ -137,6 +138,10 @@ fn hints(config: &TrainConfig) -> Vec<String> {
     let large = || ModelDir::open(&config.model).is_ok_and(|model| model.config().parameter_count() >= LARGE);
     if in_fp32 && doctor::has_bf16_tiles() && large() {
         list.push("this processor has tiles for bfloat16: `bf16` true makes the learner's step much shorter".into());
+    }
+    let threads = [config.learner_threads, config.rollout_threads].into_iter().flatten().max().unwrap_or(1);
+    if config.learner_device == Device::Cpu {
+        list.extend(load::too_busy_for(threads, "`learner_threads` and `rollout_threads` to 1"));
     }
     list
 }
