@@ -37,7 +37,9 @@ mod tests {
 
     #[test]
     fn several_threads_on_a_busy_machine_are_remarked_on() {
-        let of = |load: &str, cores, threads| words(&format!("{load} 4.50 3.10 9/1234 5678"), cores, threads, "`--threads 1`");
+        let of = |load: &str, cores, threads| {
+            words(&format!("{load} 4.50 3.10 9/1234 5678"), cores, threads, "`--threads 1`")
+        };
         assert_eq!((of("2.10", 2, 2), of("7.20", 2, 1), of("7.20", 8, 8)), (None, None, None));
         let text = of("7.20", 2, 2).unwrap();
         assert!(text.contains("7.2 processes want its 2 cores") && text.contains("set `--threads 1`"), "{text}");

@@ -267,9 +267,9 @@ fn work(learner: Beat, sampler: Beat, per_step: u64) -> String {
         _ => String::new(),
     };
     match (learner.main.map(|(phase, _)| phase), sampler.main.map(|(phase, _)| phase)) {
-        // A pass over fewer completions than a step has is that of one update.
+        // A pass may leave out those without contrast, or be that of one of several updates.
         (Some(Phase::Step), _) => match learner.part {
-            Some((_, _, of)) if of < per_step => format!("training{}", part("completions of an update")),
+            Some((_, _, of)) if of < per_step => format!("training{}", part("completions of a pass")),
             _ => format!("training{}", part("completions")),
         },
         (Some(Phase::Save), _) => "saving".to_owned(),
@@ -392,7 +392,7 @@ mod tests {
             (beat(Phase::Step, Some((24, 64))), beat(Phase::Wait, None), "training 24/64 completions"),
             (beat(Phase::Save, Some((24, 64))), beat(Phase::Wait, None), "saving"),
             (Beat { part: Some((Phase::Wait, 8, 8)), ..beat(Phase::Step, None) }, beat(Phase::Wait, None), "training"),
-            (beat(Phase::Step, Some((24, 32))), beat(Phase::Wait, None), "training 24/32 completions of an update"),
+            (beat(Phase::Step, Some((24, 32))), beat(Phase::Wait, None), "training 24/32 completions of a pass"),
         ] {
             assert_eq!(work(learner, sampler, 64), expected);
         }

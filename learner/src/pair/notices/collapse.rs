@@ -16,21 +16,21 @@ const RECENT: usize = 3;
 const BEFORE: usize = 5;
 /// A fall is none by chance when it is this many times the standard error of the two means.
 const ERRORS: f64 = 4.0;
-/// Steps in a row, and standard errors, that are enough where nothing at all is left to learn from and the entropy is another by
+/// Steps in a row, and standard errors, that are enough where next to nothing is left to learn from and the policy is another by
 /// far: a run with a prompt or two a step has large errors.
 const UTTER: (usize, f64) = (5, 1.0);
 /// Share of the rewards' spread that the rewards of a broken policy have at most, unless they fell by the whole of it.
 const SPREAD_LEFT: f64 = 0.25;
 /// An entropy that has risen by this factor and by so many nats, or fallen by the other factor, is that of another policy.
-const RISEN: (f64, f64) = (2.0, 0.3);
+const RISEN: (f64, f64) = (2.0, 0.1);
 const FALLEN: f64 = 1.0 / 3.0;
 /// The same where completions are cut off that were not before.
 const RISEN_AND_CUT: f64 = 1.3;
 const FALLEN_AND_CUT: f64 = 0.7;
 /// By how much the share of truncated completions has then risen.
 const CUT: f64 = 0.5;
-/// An entropy that is another by far.
-const FAR: (f64, f64) = (3.0, 0.1);
+/// The same for an entropy that is another by far.
+const FAR: (f64, f64) = (3.0, 0.2);
 
 /// What is looked at of a step.
 #[derive(Debug, Clone, Copy)]
@@ -76,9 +76,9 @@ impl Window {
         }
     }
 
-    /// What the reward is at least, by all likelihood: the measure of what was reached.
+    /// What the reward is at least, most likely: the measure of what was reached.
     fn surely(&self) -> f64 {
-        self.reward - 2.0 * self.error.sqrt()
+        self.reward - self.error.sqrt()
     }
 
     fn steps(&self) -> String {
@@ -96,13 +96,15 @@ pub struct Collapse {
     best: Option<Window>,
     /// The last steps look like a collapse, or are one.
     explains: bool,
+    /// Half-way between what was reached and what a collapse has left: below it, the policy has not recovered.
+    half_way: Option<f64>,
 }
 
 impl Collapse {
     pub fn new(config: &TrainConfig) -> Self {
         let recent = config.max_steps.map_or(RECENT, |steps| (steps as usize).saturating_sub(1).clamp(1, RECENT));
         let groups = f64::from(config.groups_per_step());
-        Self { recent, groups: groups.max(1.0), points: VecDeque::new(), best: None, explains: false }
+        Self { recent, groups: groups.max(1.0), points: VecDeque::new(), best: None, explains: false, half_way: None }
     }
 
     /// Whether a notice of this kind would name another reason for what the collapse has done.
@@ -153,11 +155,14 @@ impl Detector for Collapse {
         let (Some(best), Some(now)) = (self.best, self.last(self.recent)) else {
             return Vec::new();
         };
-        self.explains = is_another_policy(&best, &now) && is_broken(&best, &now) && fell(&best, &now, UTTER.1);
+        let broken = is_another_policy(&best, &now) && is_broken(&best, &now) && fell(&best, &now, UTTER.1);
+        self.half_way = self.half_way.filter(|half_way| now.reward < *half_way);
+        self.explains = broken || self.half_way.is_some();
         let utter = || self.last(UTTER.0).is_some_and(|long| is_utter(&best, &long));
-        if !self.explains || !(fell(&best, &now, ERRORS) || utter()) {
+        if !broken || !(fell(&best, &now, ERRORS) || utter()) {
             return Vec::new();
         }
+        self.half_way = self.half_way.or(Some(f64::midpoint(best.reward, now.reward)));
         vec![Notice::new(NoticeKind::Collapse, now.last, words(&best, &now), remedy(seen.config, best.last))]
     }
 }
@@ -175,20 +180,24 @@ fn is_broken(best: &Window, now: &Window) -> bool {
 
 /// Whether what is sampled is of another policy.
 fn is_another_policy(best: &Window, now: &Window) -> bool {
-    let (Some(before), Some(after)) = (best.entropy, now.entropy) else {
-        return false;
-    };
-    let by = |risen: f64, fallen: f64| after > (risen * before).max(before + RISEN.1) || after < fallen * before;
-    by(RISEN.0, FALLEN) || (now.clipped - best.clipped >= CUT && by(RISEN_AND_CUT, FALLEN_AND_CUT))
+    moved(best, now, RISEN.0, FALLEN) || is_cut_otherwise(best, now)
 }
 
-/// Whether several steps, each of them after the best, have no contrast at all and an entropy that is another by far.
+/// Whether the entropy has risen by a factor, or fallen by another.
+fn moved(best: &Window, now: &Window, risen: f64, fallen: f64) -> bool {
+    let both = best.entropy.zip(now.entropy);
+    both.is_some_and(|(before, after)| after > (risen * before).max(before + RISEN.1) || after < fallen * before)
+}
+
+/// Whether completions are cut off that were not before, and the entropy is not what it was.
+fn is_cut_otherwise(best: &Window, now: &Window) -> bool {
+    now.clipped - best.clipped >= CUT && moved(best, now, RISEN_AND_CUT, FALLEN_AND_CUT)
+}
+
+/// Whether several steps, each of them after the best, have next to no contrast and are those of a policy that is another by far.
 fn is_utter(best: &Window, long: &Window) -> bool {
-    let far = |before: f64, after: f64| after > FAR.0 * before + 1.0 || after < FAR.1 * before;
-    long.first > best.last
-        && long.std == 0.0
-        && fell(best, long, UTTER.1)
-        && best.entropy.zip(long.entropy).is_some_and(|(before, after)| far(before, after))
+    let far = moved(best, long, FAR.0, FAR.1) || is_cut_otherwise(best, long);
+    far && long.first > best.last && long.std <= SPREAD_LEFT * best.std && fell(best, long, UTTER.1)
 }
 
 fn words(best: &Window, now: &Window) -> String {
@@ -299,6 +308,24 @@ mod tests {
                 notice.remedy
             );
         }
+    }
+
+    /// What is left of it may have contrast, and be as unlike the policy before as that of other steps.
+    #[test]
+    fn a_collapse_explains_what_follows_until_the_reward_is_back() {
+        let (at, _, explained) = found(&config(), 30, |number, record| {
+            if (4..20).contains(&number) {
+                broken(record, if number < 8 { 4.0 } else { 1.6 });
+                record.set(metrics::REWARD_STD, if number < 8 { 0.0 } else { 0.3 });
+                record.set(metrics::REWARD, if number < 8 { 0.0 } else { 0.1 });
+            }
+        });
+        assert_eq!(at.first(), Some(&6));
+        assert_eq!(
+            explained,
+            (6..=20).collect::<Vec<_>>(),
+            "from the second step after the first good one, the reward is back"
+        );
     }
 
     #[test]
