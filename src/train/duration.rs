@@ -9,8 +9,8 @@ use shared::{
 
 /// Operations per second that a core may do in products of matrices, by what it can do at once: little of it in small or narrow
 /// products, much in large ones.
-const CORE_WIDE: Range<f64> = 12e9..50e9;
-const CORE_NARROW: Range<f64> = 3e9..12e9;
+const CORE_WIDE: Range<f64> = 20e9..50e9;
+const CORE_NARROW: Range<f64> = 4e9..12e9;
 /// The same of a GPU.
 const GPU: Range<f64> = 4e13..3e14;
 /// Decoding reads all weights for a few tokens each: it has so much of the rate of large products.

@@ -348,7 +348,8 @@ mod tests {
         for option in OPTIONS {
             let text = said(option.key);
             let begin: Vec<&str> = option.doc.split_whitespace().take(3).collect();
-            assert!(text.contains(&begin.join(" ")), "{}: {text}", option.key);
+            let begin = begin.join(" ");
+            assert!(text.contains(begin.trim_end_matches('.')), "{}: {text}", option.key);
             let shown = match defaults.get(option.key) {
                 None => option.absent.map(str::to_owned),
                 Some(toml::Value::Array(list)) if list.is_empty() => option.absent.map(str::to_owned),
