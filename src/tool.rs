@@ -4,11 +4,14 @@ use std::{fmt::Display, fs, io::Read, path::Path, process::Stdio, thread, time::
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use shared::config::{self, TrainConfig, layers};
+use shared::{
+    config::{self, TrainConfig, layers},
+    pace::Pace,
+};
 use toml::Table;
 
 use crate::{
-    binaries, signals,
+    binaries, output, signals,
     supervise::{Process, describe},
 };
 
@@ -65,7 +68,14 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
         let mut bytes = Vec::new();
         pipe.read_to_end(&mut bytes).map(|_| bytes)
     });
+    let (mut pace, mut said) = (Pace::default(), String::new());
     let status = loop {
+        if pace.is_due() {
+            let now = latest(log).filter(|now| *now != said);
+            let seconds = || format!("{} s by now", pace.seconds());
+            output::tell(format_args!("  {}: {}", words.0[0], now.clone().unwrap_or_else(seconds)));
+            said = now.unwrap_or(said);
+        }
         if let Err(interrupted) = signals::check() {
             process.end_within(Duration::ZERO, AFTER_TERM)?;
             return Err(interrupted.into());
@@ -84,6 +94,23 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
     let bytes = stdout.join().expect("reading a pipe does not panic");
     let bytes = bytes.with_context(|| format!("the output of {name} cannot be read"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What a program has said last of how far it is: the words of the last line of its log that has a number of a number in it.
+fn latest(log: &Path) -> Option<String> {
+    let text = fs::read_to_string(log).ok()?;
+    let is_figure = |word: &str| {
+        let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        word.trim_end_matches([':', ',']).split_once('/').is_some_and(|(done, of)| number(done) && number(of))
+    };
+    let words = |line: &str| {
+        let all: Vec<&str> = line.split_whitespace().collect();
+        let at = all.iter().position(|word| is_figure(word))?;
+        // `step 3/700` has its name before it, and what stands before that is of the log.
+        let from = at.saturating_sub(usize::from(at > 0 && all[at - 1] == "step"));
+        Some(all[from..].join(" "))
+    };
+    text.lines().rev().find_map(words)
 }
 
 /// As [`run`], for programs whose last line is a JSON document.
@@ -108,6 +135,18 @@ pub fn number(answer: &Value, key: &str) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_far_a_program_is_stands_in_the_last_line_with_figures() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(latest(log.path()), None);
+        let lines = "2026-11-26T10:00:00Z  INFO learner::sft: 4000 rows\n2026-11-26T10:00:04Z  INFO learner::commands::sft: step \
+                     120/700: loss 0.41, 4.0 s\n2026-11-26T10:00:05Z  WARN a/b is odd\n";
+        fs::write(log.path(), lines).unwrap();
+        assert_eq!(latest(log.path()).as_deref(), Some("step 120/700: loss 0.41, 4.0 s"));
+        fs::write(log.path(), "120/300 completions, 12/30 prompts, after 8 s\n").unwrap();
+        assert_eq!(latest(log.path()).as_deref(), Some("120/300 completions, 12/30 prompts, after 8 s"));
+    }
 
     #[test]
     fn a_missing_number_is_named() {

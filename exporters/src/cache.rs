@@ -40,10 +40,13 @@ pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions)
     if model.adapter().is_none() && has_export(model.path()) {
         match check_own_export(model, options) {
             Ok(()) => return Ok(model.path().to_path_buf()),
-            Err(reason) if model.has_weights() => {
+            Err(Unfit::Other(reason)) if model.has_weights() => {
+                tracing::debug!("the export in the model directory is for another use: {reason}");
+            }
+            Err(Unfit::Wrong(reason)) if model.has_weights() => {
                 tracing::warn!("the export in the model directory is not used: {reason}");
             }
-            Err(reason) => return Err(reason),
+            Err(Unfit::Other(reason) | Unfit::Wrong(reason)) => return Err(reason),
         }
     }
     let checkpoint = Checkpoint::open(model)?;
@@ -98,39 +101,64 @@ fn has_export(dir: &Path) -> bool {
     dir.join(MODEL_FILE).is_file() && dir.join(MANIFEST_FILE).is_file()
 }
 
+/// Why the export inside a model directory is not used.
+enum Unfit {
+    /// It is a sound one for something else: another device, longer sequences, or passes in bfloat16. Another is made.
+    Other(ExportError),
+    /// It is damaged, or not of this model.
+    Wrong(ExportError),
+}
+
+impl From<ExportError> for Unfit {
+    fn from(error: ExportError) -> Self {
+        Self::Wrong(error)
+    }
+}
+
 /// The export inside a model directory must be whole, of this model, with these options, and of the same weights as
 /// the safetensors beside it (if there are any).
-fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), ExportError> {
+fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Unfit> {
     let export = VersionDir::open(model.path())?;
-    let unfit = |message: String| Err(ExportError::content(model.path(), message));
+    let error = |message: String| ExportError::content(model.path(), message);
     let tensors = &export.manifest().tensors;
     if !export.manifest().is_of(model.config()) {
-        return unfit("the export has other parameters than config.json asks for".into());
+        return Err(error("the export has other parameters than config.json asks for".into()).into());
     }
     if let Some(other) = tensors.iter().find(|t| t.dtype != options.dtype) {
-        return unfit(format!("the export is {}, not {}", other.dtype, options.dtype));
+        return Err(Unfit::Other(error(format!("the export is {}, not {}", other.dtype, options.dtype))));
     }
     // ONNX Runtime is given no graph of a stranger: its parser and its kernels trust what they read.
     if *export.graph() != *decoder_graph(model.config(), tensors, options.dtype).encode_to_vec() {
-        return unfit(format!(
-            "the export's {MODEL_FILE} is not the graph that this program writes; export the model again"
-        ));
+        let message =
+            format!("the export's {MODEL_FILE} is not the graph that this program writes; export the model again");
+        return Err(error(message).into());
     }
     let (rows, needed) =
         (export.manifest().tensor(ROTARY_COS).map_or(0, |t| t.shape[0]), options.positions(model.config())?);
     if rows < needed as u64 {
-        return unfit(format!("the export is for sequences up to {rows} tokens, not {needed}"));
+        return Err(Unfit::Other(error(format!("the export is for sequences up to {rows} tokens, not {needed}"))));
     }
-    if model.has_weights() {
-        let checkpoint = Checkpoint::open(model)?;
-        for tensor in tensors.iter().filter(|t| t.role == TensorRole::Parameter) {
-            let values = checkpoint.read_f32(&tensor.name)?;
-            if *values::encode(&tensor.name, &values, tensor.dtype)? != *export.bytes(tensor) {
-                return unfit(format!("the export's {} is not that of the safetensors", tensor.name));
-            }
+    if !model.has_weights() {
+        return Ok(());
+    }
+    let checkpoint = Checkpoint::open(model)?;
+    let mut rounded = None;
+    for tensor in tensors.iter().filter(|t| t.role == TensorRole::Parameter) {
+        let mut values = checkpoint.read_f32(&tensor.name)?;
+        if *values::encode(&tensor.name, &values, tensor.dtype)? == *export.bytes(tensor) {
+            continue;
         }
+        // As checkpoints of runs in bfloat16 once were.
+        values::round_to_bf16(&mut values);
+        if *values::encode(&tensor.name, &values, tensor.dtype)? != *export.bytes(tensor) {
+            return Err(error(format!("the export's {} is not that of the safetensors", tensor.name)).into());
+        }
+        rounded = rounded.or(Some(&tensor.name));
     }
-    Ok(())
+    match rounded {
+        None => Ok(()),
+        Some(name) => Err(Unfit::Other(error(format!("the export's {name} is that of the safetensors in bfloat16")))),
+    }
 }
 
 fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Result<String, ExportError> {

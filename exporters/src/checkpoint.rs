@@ -5,20 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
-use shared::{
-    ModelConfig, ModelDir,
-    model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
-};
+use shared::{ModelConfig, ModelDir, model_dir::ADAPTER_CONFIG_FILE};
 
 use crate::{
-    Adapter, ExportError,
+    Adapter, ExportError, finite, names,
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
     values,
+    weight_files::{INDEX, weight_files},
 };
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const LM_HEAD: &str = "lm_head.weight";
 
@@ -40,7 +35,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
-    /// missing, unknown or of another shape (by name); an adapter that cannot be opened, or is for other weights.
+    /// missing, unknown, of another shape, or has values that are not finite (by name); an adapter that cannot be opened, or is
+    /// for other weights.
     pub fn open(model: &ModelDir) -> Result<Self, ExportError> {
         let dir = model.path();
         let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new(), adapter: None };
@@ -48,6 +44,7 @@ impl Checkpoint {
         files.into_iter().try_for_each(|file| checkpoint.add_file(file))?;
         checkpoint.check_shards(&shard_of, dir)?;
         checkpoint.check(model.config(), dir)?;
+        checkpoint.check_finite(dir)?;
         if let Some(folder) = model.adapter() {
             checkpoint.add_adapter(Adapter::open(folder, model.config().parameters())?, folder, dir)?;
         }
@@ -130,6 +127,7 @@ impl Checkpoint {
             self.drop_redundant_head(dir)?;
         }
         self.tensors.retain(|name, _| !is_inverse_frequencies(name));
+        self.check_names(config, dir)?;
         self.check_layers(config, dir)?;
         let parameters = config.parameters();
         parameters.iter().try_for_each(|(name, shape)| self.check_parameter(name, shape, dir))?;
@@ -141,6 +139,27 @@ impl Checkpoint {
                 format!("the weights have a tensor {extra} that a model with this config.json does not have"),
             )),
         }
+    }
+
+    /// That the names are those of transformers. A configuration with more layers than tensors is no matter of names, and nothing
+    /// is made for each of its layers.
+    fn check_names(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
+        let parameters =
+            ModelConfig { num_hidden_layers: config.num_hidden_layers.min(self.tensors.len()), ..config.clone() };
+        let parameters = parameters.parameters();
+        let asked = parameters.iter().map(|(name, _)| name.as_str());
+        match names::foreign(self.tensors.keys().map(String::as_str), asked) {
+            None => Ok(()),
+            Some(message) => Err(ExportError::content(dir, message)),
+        }
+    }
+
+    fn check_finite(&self, dir: &Path) -> Result<(), ExportError> {
+        let tensors = self
+            .tensors
+            .iter()
+            .map(|(name, place)| (name.as_str(), self.bytes(place), place.1.dtype, place.1.shape.as_slice()));
+        finite::first_not_finite(tensors).map_or(Ok(()), |message| Err(ExportError::content(dir, message)))
     }
 
     /// Before anything is made for each layer: that the weights have as many.
@@ -195,34 +214,4 @@ impl Checkpoint {
         }
         Ok(())
     }
-}
-
-/// `model.safetensors.index.json`.
-#[derive(Deserialize)]
-struct ShardIndex {
-    /// Tensor name to file name.
-    weight_map: BTreeMap<String, String>,
-}
-
-/// The weight files of a directory, and the one of each tensor where they are shards; as transformers does, one file goes
-/// before shards.
-fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ExportError> {
-    let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
-    if single.is_file() {
-        return Ok((vec![single], BTreeMap::new()));
-    }
-    if !index.is_file() {
-        let message = format!(
-            "no {SINGLE} and no {INDEX}; weights in another format are converted by transformers' save_pretrained"
-        );
-        return Err(ExportError::content(dir, message));
-    }
-    let text = shared_bounds::read(&index, MOST_BYTES).map_err(|e| ExportError::io(&index, e))?;
-    let ShardIndex { weight_map } = serde_json::from_slice(&text)
-        .map_err(|e| ExportError::content(&index, format!("not a safetensors index: {e}")))?;
-    let shards: BTreeSet<&String> = weight_map.values().collect();
-    if let Some(name) = shards.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
-        return Err(ExportError::content(&index, format!("`{name}` is not the name of a file beside it")));
-    }
-    Ok((shards.into_iter().map(|name| dir.join(name)).collect(), weight_map))
 }

@@ -54,6 +54,22 @@ pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) 
     })
 }
 
+/// Copies what an adapter needs beside its two files to be used by itself, into a folder that is there: tokenizer, chat template
+/// and `generation_config.json` of `model`, as TRL has them in the checkpoints of an adapter. `config.json` is that of the base.
+///
+/// # Errors
+/// A file that cannot be read or written.
+pub fn fill_adapter_companions(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
+    for source in model.companions() {
+        let name = source.file_name().expect("a companion is a file of the model directory");
+        if name != "config.json" {
+            let content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
+            atomic::write(&dir.join(name), &content)?;
+        }
+    }
+    write_templates(model, dir)
+}
+
 /// Copies everything beside the weights; `rewrite` changes `config.json` and says whether it did.
 fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) -> bool) -> Result<(), ExportError> {
     for source in model.companions() {
@@ -76,7 +92,7 @@ fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) ->
 ///
 /// # Errors
 /// A template that cannot be read or written.
-pub fn write_templates(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
+fn write_templates(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
     let replaced = model.other_templates().is_some();
     if !replaced && !model.path().join(TEMPLATE_DIR).is_dir() {
         return Ok(());

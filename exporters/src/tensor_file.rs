@@ -39,7 +39,11 @@ impl TensorFile {
     pub fn open(path: PathBuf) -> Result<Self, ExportError> {
         let map = map(&path)?;
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| {
-            ExportError::content(&path, format!("not a whole safetensors file: {e}; download or write it again"))
+            let why = match shared_bounds::foreign_content(&map) {
+                Some(what) => format!("it {what}"),
+                None => format!("{e}; download or write it again"),
+            };
+            ExportError::content(&path, format!("not a whole safetensors file: {why}"))
         })?;
         Ok(Self { path, map, header: metadata, start: header + size_of::<u64>() })
     }
@@ -59,7 +63,10 @@ impl TensorFile {
                 safetensors::Dtype::BF16 => Dtype::Bf16,
                 _ if is_inverse_frequencies(&name) => return None,
                 other => {
-                    let message = format!("tensor {name} has element type {other}; supported: F32, F16, BF16");
+                    let message = format!(
+                        "tensor {name} has element type {other}; supported: F32, F16, BF16; of quantised weights, take the \
+                         repository of the whole ones, or dequantise the model in transformers (`model.dequantize()`) and save it"
+                    );
                     return Some(Err(ExportError::content(&self.path, message)));
                 }
             };

@@ -45,6 +45,11 @@ pub(crate) fn encode<'a>(name: &str, values: &'a [f32], dtype: Dtype) -> Result<
     })
 }
 
+/// Rounds values to the nearest of bfloat16, as passes in it do with weights.
+pub(crate) fn round_to_bf16(values: &mut [f32]) {
+    values.par_iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+}
+
 /// Values that one core converts at once; they stay in its cache.
 const BLOCK: usize = 1 << 14;
 

@@ -41,7 +41,7 @@ pub fn drawn(seed: u64, version: PolicyVersion, vocabulary: usize) -> Vec<u32> {
 /// What `policy`, whose parameters are `host` as well, says of some tokens, two at least.
 ///
 /// # Errors
-/// When libtorch cannot copy values.
+/// When libtorch cannot copy values, or what the model says is no number.
 pub fn measure(
     policy: &Decoder,
     host: &HostParameters<'_>,
@@ -52,6 +52,7 @@ pub fn measure(
     let (prompt, completion) = token_ids.split_at(token_ids.len() - scored);
     let sequence = Sequence { prompt, completion };
     let found = evaluate(policy, &[sequence], &[0], 1.0, token_ids.len(), policy.device())?;
+    require_finite(version, &found.logprobs[0])?;
     let weights = policy.weights();
     let norm = |(name, _): (&str, _)| Ok((name.to_owned(), exporters::norm(host.values(name)?)));
     Ok(Canaries {
@@ -61,4 +62,37 @@ pub fn measure(
         logprobs: found.logprobs[0].to_vec(),
         norms: weights.read().named().map(norm).collect::<Result<_, LearnerError>>()?,
     })
+}
+
+/// Finite weights may be so large that what they compute is not.
+fn require_finite(version: PolicyVersion, logprobs: &[f64]) -> Result<(), LearnerError> {
+    if logprobs.iter().all(|logprob| logprob.is_finite()) {
+        return Ok(());
+    }
+    let since = if version.0 == 0 {
+        "take another model, or one that is stored in bfloat16 or float32"
+    } else {
+        "training has diverged: lower `learning_rate` first, and go on from an earlier checkpoint or begin again"
+    };
+    Err(LearnerError::Diverged(format!("the log-probs of weights v{version} are not finite; {since}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_whose_log_probs_are_no_numbers_has_diverged() {
+        require_finite(PolicyVersion(7), &[-0.5, -80.0]).unwrap();
+        for wrong in [f64::NAN, f64::NEG_INFINITY] {
+            let error = require_finite(PolicyVersion(7), &[-0.5, wrong]).unwrap_err();
+            assert!(matches!(error, LearnerError::Diverged(_)));
+            let text = error.to_string();
+            assert!(
+                text.starts_with("the log-probs of weights v7 are not finite; ") && text.contains("`learning_rate`")
+            );
+        }
+        let text = require_finite(PolicyVersion(0), &[f64::NAN]).unwrap_err().to_string();
+        assert!(!text.contains("learning_rate"), "nothing was trained: {text}");
+    }
 }

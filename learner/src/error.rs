@@ -47,6 +47,9 @@ pub enum LearnerError {
     /// What is published is not what was trained, again and again.
     #[error("{0}")]
     Conformity(String),
+    /// The model computes what is no number. Starting again would lead to the same step.
+    #[error("{0}")]
+    Diverged(String),
     /// libtorch refused an operation. Most of its refusals are panics, of which [`crate::refusal`] makes the same.
     #[error("{}", crate::refusal::one_line(.0))]
     Torch(String),

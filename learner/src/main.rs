@@ -80,6 +80,7 @@ fn program() -> ExitCode {
                     LearnerError::Reward(_)
                     | LearnerError::Guard(_)
                     | LearnerError::Conformity(_)
+                    | LearnerError::Diverged(_)
                     | LearnerError::Run(_),
                 ) => ExitCode::from(HOPELESS),
                 _ if error.is::<RunIdError>() => ExitCode::from(HOPELESS),

@@ -159,14 +159,15 @@ impl Publisher {
         Ok(manifest)
     }
 
-    /// Writes the version's graph and weights into a folder that is there, opens them again and compares them with the learner's:
-    /// one part of a checkpoint. That of an adapter has neither.
+    /// Writes graph and weights into a folder that is there, opens them again and compares them with the learner's: one part of a
+    /// checkpoint. They are those of the safetensors beside them, which training goes on from: with `bf16`, the float32 ones and
+    /// not what is rounded of them for the passes. That of an adapter has neither.
     ///
     /// # Errors
     /// As [`Publisher::publish`].
     pub fn fill(&self, dir: &Path, version: PolicyVersion, weights: &Weights) -> Result<(), LearnerError> {
         if weights.adapter().is_none() {
-            let host = weights.base().host();
+            let host = weights.trained().host();
             let mut read = |name: &str| Ok(host.values(name)?.into());
             exporters::fill_version(&self.base, dir, version, &mut read)?;
             VersionDir::open(dir)?.require(&mut read)?;
@@ -223,11 +224,16 @@ impl Publisher {
 impl Written {
     /// Of parameters that have changed, something else must have been stored than before.
     fn require_news(&self, before: Option<&Self>) -> Result<(), LearnerError> {
-        let Some(before) = before.filter(|before| before.hash == self.hash && before.norms != self.norms) else {
+        let Some(before) = before.filter(|before| before.hash == self.hash) else {
             return Ok(());
         };
-        let changed = |(name, norm): (&String, &f64)| (before.norms.get(name) != Some(norm)).then(|| name.clone());
-        let changed: Vec<String> = self.norms.iter().filter_map(changed).collect();
+        // By its bits: NaN is unlike itself, and no change.
+        let bits = |norms: &BTreeMap<String, f64>, name: &str| norms.get(name).map(|norm| norm.to_bits());
+        let is_changed = |name: &&String| bits(&self.norms, name) != bits(&before.norms, name);
+        let changed: Vec<&String> = self.norms.keys().filter(is_changed).collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
         Err(LearnerError::Conformity(format!(
             "weights v{} were published with the values of v{}, although training has changed {} tensors since ({}, …); this is an \
              error of the program: report it",
@@ -254,6 +260,7 @@ mod tests {
         written(5, "y", 2.5).require_news(Some(&first)).unwrap();
         written(5, "x", 2.0).require_news(Some(&first)).unwrap();
         written(5, "x", 2.5).require_news(None).unwrap();
+        written(5, "x", f64::NAN).require_news(Some(&written(4, "x", f64::NAN))).unwrap();
         let error = written(5, "x", 2.5).require_news(Some(&first)).unwrap_err();
         assert!(matches!(error, LearnerError::Conformity(_)));
         assert!(

@@ -5,6 +5,8 @@
 
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
+use shared::pace::Pace;
+
 use crate::{
     error::LearnerError,
     model::{Gradients, Parameters, Trainable},
@@ -12,10 +14,6 @@ use crate::{
     ranks::{self, Alone, Ranks},
     schedule::Schedule,
 };
-
-/// Seconds between two reports of [`Trained::fit`] at least, and as a share of the time so far: what takes long is reported
-/// less often.
-const REPORT_SECONDS: (f64, f64) = (2.0, 0.1);
 
 /// The ranks that train a model, and whether they share its optimiser's state out.
 #[derive(Debug, Clone)]
@@ -234,7 +232,7 @@ impl<M: Trainable> Trained<M> {
         pass: &mut dyn FnMut(u64, &M, &mut Gradients) -> Result<f64, LearnerError>,
         report: &mut dyn FnMut(Progress),
     ) -> Result<Vec<f64>, LearnerError> {
-        let (start, mut reported, mut losses) = (Instant::now(), f64::NEG_INFINITY, Vec::new());
+        let (start, mut pace, mut losses) = (Instant::now(), Pace::default(), Vec::new());
         for done in 0..updates {
             let Update { loss, grad_norm, applied, learning_rate } =
                 self.update(|model, gradients| pass(done, model, gradients))?;
@@ -253,8 +251,7 @@ impl<M: Trainable> Trained<M> {
             }
             losses.push(loss);
             let seconds = start.elapsed().as_secs_f64();
-            if seconds - reported >= REPORT_SECONDS.0.max(REPORT_SECONDS.1 * seconds) || update == updates {
-                reported = seconds;
+            if done == 0 || pace.is_due() || update == updates {
                 report(Progress { update, updates, loss, grad_norm, seconds });
             }
         }

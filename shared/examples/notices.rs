@@ -28,8 +28,9 @@ pub fn page() -> String {
     page += "\nA notice changes nothing in the run. What a reward function does on every completion of a step may end it: see\n\
              `reward_failure_stops` in [configuration.md](configuration.md).\n\n## Nothing was learned\n\n";
     page += &format!(
-        "When all steps are made and no update had a gradient, `tandem train` ends with `error: nothing was learned`, the \
-         notice\nthat says why, and exit code {}. Checkpoints, metrics and report are there as always.\n",
+        "When all steps are made and no update had a gradient, or the policy collapsed and its last steps earned less than its\n\
+         first, `tandem train` ends with `error: nothing was learned`, the notice that says why, and exit code {}. Checkpoints,\n\
+         metrics and report are there as always.\n",
         exit::NOTHING_LEARNED
     );
     page

@@ -1,6 +1,7 @@
 //! A Hugging Face model directory: where its files are and what `generation_config.json` says. A LoRA adapter of PEFT is a
 //! model too, whose base is another directory.
 
+mod foreign;
 mod special;
 mod templates;
 
@@ -11,7 +12,7 @@ use std::{
 };
 
 use serde_json::Value;
-use shared_bounds::read_text as read_bounded;
+use shared_bounds::{foreign_content, read_text as read_bounded};
 
 use crate::{
     config::TrainConfig,
@@ -139,12 +140,19 @@ impl ModelDir {
             return Err(ModelDirError::File {
                 path: path.display().to_string(),
                 message:
-                    "no such directory; a model is a folder with config.json, model.safetensors and tokenizer.json"
+                    "no such directory; a model is a folder with config.json, model.safetensors and tokenizer.json, or a name on \
+                     the Hub, as in Qwen/Qwen2.5-0.5B-Instruct (hf://owner/name is never a folder)"
                         .into(),
             });
         }
         refuse_links_out(&path)?;
         let config_path = path.join("config.json");
+        if !config_path.exists() {
+            return Err(ModelDirError::File {
+                path: path.display().to_string(),
+                message: foreign::instead_of_model(&path),
+            });
+        }
         let config_text = read_text(&config_path)?;
         let config = ModelConfig::from_json(&config_text)
             .map_err(|reason| ModelDirError::Config { path: path.display().to_string(), reason })?;
@@ -349,7 +357,7 @@ fn read_text(path: &Path) -> Result<String, ModelDirError> {
 fn parse(text: &str, path: &Path) -> Result<Value, ModelDirError> {
     serde_json::from_str(text).map_err(|e| ModelDirError::File {
         path: path.display().to_string(),
-        message: format!("is not valid JSON: {e}"),
+        message: foreign_content(text.as_bytes()).map_or_else(|| format!("is not valid JSON: {e}"), Into::into),
     })
 }
 
@@ -425,7 +433,7 @@ mod tests {
         assert!(error.starts_with("/no/such/model: no such directory"), "{error}");
         let empty = tempfile::tempdir().unwrap();
         let error = ModelDir::open(empty.path()).unwrap_err().to_string();
-        assert!(error.contains("config.json: cannot be read"), "{error}");
+        assert!(error.contains(": has no config.json; a model is a folder with"), "{error}");
         let broken = directory(&[("generation_config.json", "{")]);
         let error = ModelDir::open(broken.path()).unwrap_err().to_string();
         assert!(error.contains("generation_config.json: is not valid JSON"), "{error}");

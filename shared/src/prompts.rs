@@ -30,13 +30,19 @@ pub struct LongPrompts {
     /// What else there is to tell of the prompts, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
+    /// Rows whose prompt leaves room for fewer tokens than completions may have.
+    #[serde(default)]
+    pub crowded: u64,
+    /// Tokens that completions may have.
+    #[serde(default)]
+    pub max_completion_length: u64,
 }
 
 impl LongPrompts {
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.left_out == 0 && self.shortened == 0
+        self.left_out == 0 && self.shortened == 0 && self.crowded == 0
     }
 
     /// What there is to tell, a line each.
@@ -72,13 +78,19 @@ impl LongPrompts {
 /// What is said about them, in a line.
 impl fmt::Display for LongPrompts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dataset, rows, left_out, max_model_len, shortened, .. } = self;
+        let Self { dataset, rows, left_out, max_model_len, shortened, crowded, max_completion_length, .. } = self;
         let mut parts = Vec::new();
         if *left_out > 0 {
             parts.push(format!("{left_out} left out ({max_model_len} tokens or more leave no room for a completion)"));
         }
         if *shortened > 0 {
             parts.push(format!("{shortened} without their beginning (`max_prompt_length`)"));
+        }
+        if *crowded > 0 {
+            parts.push(format!(
+                "{crowded} with room for fewer than the {max_completion_length} tokens of `max_completion_length`, since prompt and \
+                 completion may have {max_model_len} together: longer completions are cut off there"
+            ));
         }
         write!(f, "{dataset}: of {rows} prompts {}", parts.join(", "))
     }
@@ -96,6 +108,11 @@ mod tests {
         let left_out = "a.jsonl: of 9 prompts 2 left out (64 tokens or more leave no room for a completion)";
         assert_eq!(out.to_string(), left_out);
         assert_eq!(both.to_string(), format!("{left_out}, 3 without their beginning (`max_prompt_length`)"));
+        let crowded = LongPrompts { crowded: 9, max_completion_length: 4096, ..none.clone() };
+        let words =
+            "a.jsonl: of 9 prompts 9 with room for fewer than the 4096 tokens of `max_completion_length`, since prompt";
+        assert!(crowded.to_string().starts_with(words), "{crowded}");
+        assert!(!crowded.is_empty());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prompts.json");
         LongPrompts::write(&path, std::slice::from_ref(&none)).unwrap();

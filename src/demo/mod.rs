@@ -16,7 +16,7 @@ use serde_json::json;
 use shared::{
     RunDir, atomic,
     config::{LrSchedulerType, TrainConfig, layers},
-    metrics,
+    load, metrics,
 };
 
 use crate::{
@@ -165,6 +165,15 @@ fn warm_up(place: &Place, seed: u64) -> Result<()> {
         .with("learning-rate", "2e-3")
         .with("lr-scheduler-type", LrSchedulerType::Cosine)
         .with("warmup-steps", 20);
+    // Rounding of another kind is no harm to a warm start, and waiting for ten times as long is.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let words = match load::is_too_busy_for(threads) {
+        true => {
+            output::tell("  the machine is busy, and so the learner takes one thread, which is faster then");
+            words.with("threads", 1)
+        }
+        false => words,
+    };
     tool::run("learner", &words, &place.path("logs/warm_up.log")).map(drop)
 }
 

@@ -5,7 +5,7 @@ use std::{
     os::unix::process::CommandExt,
     process::{Child, ExitStatus, Stdio},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -14,14 +14,12 @@ use serde::de::DeserializeOwned;
 use shared::{
     config::{TrainConfig, layers},
     logging::LOG_VARIABLE,
+    pace::Pace,
 };
 
 use crate::{binaries, output, signals, supervise::describe};
 
 const POLL: Duration = Duration::from_millis(5);
-
-/// After this long, the user is told what is waited for.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. What it says on stderr is
 /// told, and `purpose` where it takes long.
@@ -59,8 +57,7 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
 }
 
 fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
-    let begin = Instant::now();
-    let mut told = false;
+    let mut pace = Pace::default();
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for a child process")? {
             return Ok(status);
@@ -71,9 +68,8 @@ fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
             let _ = child.wait();
             return Err(interrupted.into());
         }
-        if !told && begin.elapsed() > PATIENCE {
-            output::tell(purpose);
-            told = true;
+        if pace.is_due() {
+            output::tell(format_args!("{purpose}: {} s", pace.seconds()));
         }
         thread::sleep(POLL);
     }

@@ -4,6 +4,7 @@ mod ask;
 mod data;
 mod directory;
 mod disk;
+mod duration;
 mod hub;
 mod printed;
 mod problems;
@@ -14,7 +15,7 @@ mod sampler_check;
 mod session;
 mod workers;
 
-use std::{ffi::OsString, process::ExitCode, time::Instant};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::builder::StyledStr;
@@ -24,6 +25,7 @@ use shared::{
     ModelDir, RunDir,
     channel::iox::remove_leftovers,
     config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
+    load,
     memory_plan::RunPlan,
     metrics::{self, MetricRecord},
     notices::{self, NothingLearned},
@@ -41,6 +43,7 @@ use crate::{
 
 use directory::OwnedRun;
 pub use directory::{goes_on, hold, remove};
+use duration::Estimate;
 pub use hub::locate;
 pub use problems::Problems;
 use resolve::Resolved;
@@ -97,15 +100,25 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
+    resolve::check_weights(&config)?;
     let Resolved { mut config, plan, disk, data } = resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
     let plan: String = plan.to_string().lines().map(comment).chain([comment(&disk.to_string())]).collect();
+    let time = comment(&estimate(&config)?.to_string());
     let remarks: String =
         remarks(&config).iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
-    Ok(layers::to_toml(&config) + "\n" + &data + &plan + &remarks)
+    Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
+}
+
+/// How long the steps that are left will take.
+fn estimate(config: &TrainConfig) -> Result<Estimate> {
+    let model = ModelDir::open(&config.model).context("`model`")?;
+    let from = directory::checkpoint(config).ok().flatten();
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok();
+    Ok(Estimate::new(config, model.config(), from.as_ref().and_then(number).unwrap_or(0)))
 }
 
 /// What dynamic sampling goes by, in words; the reward functions have their names.
@@ -131,14 +144,20 @@ fn hints(config: &TrainConfig) -> Vec<String> {
     if in_fp32 && doctor::has_bf16_tiles() && large() {
         list.push("this processor has tiles for bfloat16: `bf16` true makes the learner's step much shorter".into());
     }
+    let threads = [config.learner_threads, config.rollout_threads].into_iter().flatten().max().unwrap_or(1);
+    if config.learner_device == Device::Cpu {
+        list.extend(load::too_busy_for(threads, "`learner_threads` and `rollout_threads` to 1"));
+    }
     list
 }
 
 /// What is allowed and probably not meant. While a run goes on, the notices of the learner say what is not in [`hints`].
 fn remarks(config: &TrainConfig) -> Vec<String> {
     let mut list = hints(config);
-    let weights = ModelDir::open(&config.model).map_or(0, |model| model.config().parameter_count());
-    list.extend(notices::learning_rate(config, weights).map(|notice| notice.to_string()));
+    let model = ModelDir::open(&config.model).ok();
+    let weights = model.as_ref().map_or(0, |model| model.config().parameter_count());
+    let length = model.and_then(|model| notices::model_length(config, model.config().max_position_embeddings));
+    list.extend(notices::learning_rate(config, weights).into_iter().chain(length).map(|notice| notice.to_string()));
     let saved = directory::checkpoint(config).ok().flatten().and_then(|path| resume::saved_config(&path));
     let changes = saved.map(|saved| resume::changed_options(&saved, config)).unwrap_or_default();
     list.extend(changes.iter().map(|change| format!("the run goes on with another option: {change}")));
@@ -226,6 +245,8 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     let Resolved { mut config, plan, data, .. } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
     output::tell(&plan);
+    output::tell(estimate(&config)?);
+    resolve::check_weights(&config)?;
     rehearsal::rehearse(&mut config)?;
     filter(&config)?.iter().for_each(output::tell);
     for hint in hints(&config) {
@@ -296,12 +317,17 @@ fn spec(name: &'static str, run: &OwnedRun, smaller: &'static str) -> Result<Spe
     Ok(Spec { name, program, args: args.to_vec(), env: vec![run.session.variable()], log, smaller })
 }
 
+/// `1 step`, `150 steps`.
+fn steps_in_words(steps: u64) -> String {
+    format!("{steps} step{}", if steps == 1 { "" } else { "s" })
+}
+
 fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir) -> String {
     let resume = "tandem train with the same options and --resume_from_checkpoint latest goes on";
     let newest = dir.checkpoints().ok().and_then(|list| list.last().copied());
     match (outcome, newest) {
         (Outcome::Finished, _) if !has_learned => format!("report: {}", summary.report),
-        (Outcome::Finished, _) => format!("finished {} steps; report: {}", summary.steps, summary.report),
+        (Outcome::Finished, _) => format!("finished {}; report: {}", steps_in_words(summary.steps), summary.report),
         (Outcome::Interrupted, Some(step)) => format!("stopped in order at checkpoint-{step}; {resume}"),
         (Outcome::Killed, Some(step)) => format!("killed; the newest checkpoint is checkpoint-{step}; {resume}"),
         (_, None) if directory::is_unused(dir).unwrap_or(false) => {
@@ -322,7 +348,31 @@ mod tests {
     #[test]
     fn the_help_has_every_option_with_its_default() {
         let help = every_option().to_string();
-        assert!(OPTIONS.iter().all(|option| help.contains(&format!("--{} <", option.key))), "{help}");
+        let defaults: toml::Table = layers::to_toml(&TrainConfig::default()).parse().unwrap();
+        // Up to the next option, in one line whatever the width.
+        let said = |key: &str| {
+            let (_, rest) = help.split_once(&format!("--{key} <")).unwrap_or_else(|| panic!("{key}: {help}"));
+            let end = rest.find("\n      --").unwrap_or(rest.len());
+            rest[..end].split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        for option in OPTIONS {
+            let text = said(option.key);
+            let begin: Vec<&str> = option.doc.split_whitespace().take(3).collect();
+            let begin = begin.join(" ");
+            assert!(text.contains(begin.trim_end_matches('.')), "{}: {text}", option.key);
+            let shown = match defaults.get(option.key) {
+                None => option.absent.map(str::to_owned),
+                Some(toml::Value::Array(list)) if list.is_empty() => option.absent.map(str::to_owned),
+                Some(toml::Value::String(text)) => Some(text.clone()),
+                Some(toml::Value::Float(number)) => Some(number.to_string()),
+                Some(value) => Some(value.to_string()),
+            };
+            let number = |text: &str| text.trim_matches('"').parse::<f64>().ok();
+            let (_, default) = text.rsplit_once("[default: ").unwrap_or_default();
+            let default = default.split_once(']').map_or("", |(default, _)| default);
+            let same = |shown: &str| default == shown || number(default).is_some_and(|n| Some(n) == number(shown));
+            assert!(shown.as_deref().is_none_or(same), "{}: `{default}` is not {shown:?}: {text}", option.key);
+        }
         for text in [
             "\nGeneration:\n",
             "--dataset <path or list of paths>",

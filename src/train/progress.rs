@@ -4,9 +4,10 @@ use std::{
     fmt,
     io::{self, IsTerminal},
     path::PathBuf,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use console::Term;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use shared::{
     RunDir,
@@ -15,11 +16,13 @@ use shared::{
     heartbeat::{Beat, Phase},
     memory::{Kills, Shortage},
     metrics::{self, MetricRecord},
+    pace::Pace,
     prompts::LongPrompts,
 };
 use shared_bounds::Shown;
+use unicode_width::UnicodeWidthStr;
 
-use super::{printed::Printed, workers::Workers};
+use super::{printed::Printed, steps_in_words, workers::Workers};
 use crate::{
     notices::Board,
     output, signals, summary,
@@ -27,9 +30,6 @@ use crate::{
     tail::{Tail, step_of},
     tensorboard::Follower,
 };
-
-/// Where there is no bar, what a step is at is told when nothing else was for so long.
-const QUIET: Duration = Duration::from_secs(60);
 
 /// Follows the metrics and shows them.
 pub struct Progress {
@@ -42,8 +42,8 @@ pub struct Progress {
     total: u64,
     every: u64,
     shown: u64,
-    /// When something about the steps was last said.
-    said: Instant,
+    /// When something is to be said about the steps, where there is no bar.
+    pace: Pace,
     /// What the two halves are at, in words.
     work: String,
     evaluations: Tail,
@@ -57,6 +57,8 @@ pub struct Progress {
     known_long_prompts: Vec<LongPrompts>,
     /// Both halves work at once, so that it matters how long each waits.
     overlaps: bool,
+    /// Completions of a step.
+    per_step: u64,
     /// Of a run that samples with workers.
     workers: Option<Workers>,
     dir: RunDir,
@@ -83,7 +85,7 @@ impl Progress {
             total,
             every: config.logging_steps.max(1),
             shown,
-            said: Instant::now(),
+            pace: Pace::default(),
             work: String::new(),
             evaluated: evaluations.records().last().map(|_| evaluations.steps()),
             evaluations,
@@ -91,6 +93,7 @@ impl Progress {
             long_prompts: Some(dir.prompts()),
             known_long_prompts: LongPrompts::read(&dir.prompts()),
             overlaps: config.max_staleness > 0,
+            per_step: config.completions_per_step().into(),
             workers: Workers::of(config, dir),
             dir: dir.clone(),
             id: *id,
@@ -112,9 +115,9 @@ impl Progress {
     pub fn announce(&mut self, config: &TrainConfig) {
         let from = if self.shown > 0 { format!(" from step {}", self.shown) } else { String::new() };
         self.say(&format!(
-            "training {} for {} steps of {} completions{from}; run directory {}",
+            "training {} for {} of {} completions{from}; run directory {}",
             config.model.display(),
-            self.total,
+            steps_in_words(self.total),
             config.completions_per_step(),
             config.output_dir.display()
         ));
@@ -142,7 +145,7 @@ impl Progress {
             self.say(&news);
         }
         if let Some(bar) = &self.bar {
-            bar.set_message(figures(self.tail.records(), self.overlaps));
+            bar.set_message(fitting(figures(self.tail.records(), self.overlaps), room(self.total)));
             bar.abandon();
         }
     }
@@ -166,7 +169,7 @@ impl Progress {
             self.shown = steps;
             return;
         }
-        self.said = Instant::now();
+        self.pace.said();
         // After a restart from an earlier checkpoint the steps go back, and are shown again as they are made again.
         self.shown = self.shown.min(steps);
         let from = records.partition_point(|r| r.get(metrics::STEP).is_some_and(|s| s as u64 <= self.shown));
@@ -214,7 +217,7 @@ impl Watch for Progress {
 
     fn at_work(&mut self, learner: Beat, sampler: Beat) {
         let waits = learner.main.is_some_and(|(phase, _)| phase == Phase::Wait);
-        let work = work(learner, sampler);
+        let work = work(learner, sampler, self.per_step);
         self.work = match &self.workers {
             Some(workers) => workers.words(work, waits),
             None => work,
@@ -222,11 +225,11 @@ impl Watch for Progress {
         let steps = self.tail.steps();
         match &self.bar {
             Some(bar) => {
-                bar.set_message(format!("{}  {}", self.work, figures(self.tail.records(), self.overlaps)));
+                let parts = [self.work.clone()].into_iter().chain(figures(self.tail.records(), self.overlaps));
+                bar.set_message(fitting(parts.collect(), room(self.total)));
             }
-            None if self.said.elapsed() > QUIET && steps < self.total => {
+            None if steps < self.total && self.pace.is_due() => {
                 output::tell(format_args!("step {}/{}  {}", steps + 1, self.total, self.work));
-                self.said = Instant::now();
             }
             None => (),
         }
@@ -273,13 +276,17 @@ fn bar(total: u64, done: u64) -> ProgressBar {
 }
 
 /// What a step is at: who waits says how much there is of what it waits for.
-fn work(learner: Beat, sampler: Beat) -> String {
+fn work(learner: Beat, sampler: Beat, per_step: u64) -> String {
     let part = |what: &str| match (learner.part, learner.main) {
         (Some((of_phase, done, of)), Some((phase, _))) if phase == of_phase => format!(" {done}/{of} {what}"),
         _ => String::new(),
     };
     match (learner.main.map(|(phase, _)| phase), sampler.main.map(|(phase, _)| phase)) {
-        (Some(Phase::Step), _) => format!("training{}", part("completions")),
+        // A pass may leave out those without contrast, or be that of one of several updates.
+        (Some(Phase::Step), _) => match learner.part {
+            Some((_, _, of)) if of < per_step => format!("training{}", part("completions of a pass")),
+            _ => format!("training{}", part("completions")),
+        },
         (Some(Phase::Save), _) => "saving".to_owned(),
         (Some(Phase::Wait), Some(Phase::Step | Phase::Wait)) => format!("sampling{}", part("groups")),
         (Some(Phase::Wait), _) => "loading the sampler".to_owned(),
@@ -316,13 +323,13 @@ fn plain_line(records: &[MetricRecord], total: u64, overlaps: bool) -> String {
     let eta = summary::recent(records, metrics::STEP_TIME, 20)
         .map(|seconds| Duration::from_secs_f64((seconds * total.saturating_sub(step) as f64).max(0.0)))
         .map(|left| format!("  ETA {}", HumanDuration(left)));
-    format!("step {step}/{total}  {}{}", figures(records, overlaps), eta.unwrap_or_default())
+    format!("step {step}/{total}  {}{}", figures(records, overlaps).join("  "), eta.unwrap_or_default())
 }
 
 /// The newest figures in a fixed order; those that a run does not have are left out.
-fn figures(records: &[MetricRecord], overlaps: bool) -> String {
+fn figures(records: &[MetricRecord], overlaps: bool) -> Vec<String> {
     let Some(record) = records.last() else {
-        return String::new();
+        return Vec::new();
     };
     let mut parts = Vec::new();
     let mut push = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name} {v}")));
@@ -333,7 +340,8 @@ fn figures(records: &[MetricRecord], overlaps: bool) -> String {
     let functions = if functions.len() > 1 { format!(" ({})", functions.join(", ")) } else { String::new() };
     push("reward", record.get(metrics::REWARD).map(|v| format!("{v:.3}{functions}")));
     push("length", record.get(metrics::COMPLETIONS_MEAN_LENGTH).map(|v| format!("{v:.1}")));
-    push("mismatch_kl", record.get(metrics::MISMATCH_KL).map(|v| format!("{v:.1e}")));
+    let small = |value: f64| if value == 0.0 { "0".to_owned() } else { format!("{value:.1e}") };
+    push("mismatch_kl", record.get(metrics::MISMATCH_KL).map(small));
     push(
         "tokens/s",
         summary::tokens_per_second(&records[records.len().saturating_sub(5)..], 0).map(|v| format!("{v:.0}")),
@@ -342,7 +350,27 @@ fn figures(records: &[MetricRecord], overlaps: bool) -> String {
         let idle = record.get(metric).filter(|_| overlaps).map(|share| format!("idle {name} {:.0} %", 100.0 * share));
         parts.extend(idle);
     }
-    parts.join("  ")
+    parts
+}
+
+/// Columns beside the bar of so many steps on this terminal.
+fn room(total: u64) -> usize {
+    // The bar, the steps twice, the time taken and the time left, and what stands between them.
+    let taken = 12 + 1 + 2 * total.to_string().len() + 1 + 2 + 4 + 8 + 2;
+    usize::from(Term::stderr().size().1).saturating_sub(taken)
+}
+
+/// As many parts as fit into so many columns, from the first on: none is cut in its middle.
+fn fitting(parts: Vec<String>, columns: usize) -> String {
+    let mut line = String::new();
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        let longer = if line.is_empty() { part } else { format!("{line}  {part}") };
+        if longer.width() > columns {
+            break;
+        }
+        line = longer;
+    }
+    line
 }
 
 #[cfg(test)]
@@ -379,8 +407,9 @@ mod tests {
             (beat(Phase::Step, Some((24, 64))), beat(Phase::Wait, None), "training 24/64 completions"),
             (beat(Phase::Save, Some((24, 64))), beat(Phase::Wait, None), "saving"),
             (Beat { part: Some((Phase::Wait, 8, 8)), ..beat(Phase::Step, None) }, beat(Phase::Wait, None), "training"),
+            (beat(Phase::Step, Some((24, 32))), beat(Phase::Wait, None), "training 24/32 completions of a pass"),
         ] {
-            assert_eq!(work(learner, sampler), expected);
+            assert_eq!(work(learner, sampler, 64), expected);
         }
     }
 
@@ -397,7 +426,7 @@ mod tests {
             assert_eq!(short(name), expected);
         }
         let line = br#"{"step":1,"reward":1.5,"rewards/length/mean":0.5,"rewards/a.py:f/mean":1.0}"#;
-        let text = figures(&[MetricRecord::from_line(line).unwrap()], false);
+        let text = figures(&[MetricRecord::from_line(line).unwrap()], false).join("  ");
         assert_eq!(text, "reward 1.500 (length 0.500, f 1.000)");
     }
 
@@ -410,7 +439,23 @@ mod tests {
 
     #[test]
     fn figures_that_are_missing_are_left_out() {
-        assert_eq!(figures(&[], true), "");
-        assert_eq!(figures(&[MetricRecord::default()], true), "");
+        assert!(figures(&[], true).is_empty());
+        assert!(figures(&[MetricRecord::default()], true).is_empty());
+    }
+
+    #[test]
+    fn a_figure_is_shown_whole_or_not_at_all() {
+        let parts = || ["training", "reward 1.250", "mismatch_kl 4.7e-13", "tokens/s 900"].map(str::to_owned).to_vec();
+        assert_eq!(fitting(parts(), 80), "training  reward 1.250  mismatch_kl 4.7e-13  tokens/s 900");
+        assert_eq!(fitting(parts(), 42), "training  reward 1.250");
+        assert_eq!(fitting(parts(), 43), "training  reward 1.250  mismatch_kl 4.7e-13");
+        assert_eq!((fitting(parts(), 7), fitting(Vec::new(), 40)), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn a_figure_of_nothing_is_a_0() {
+        let mut record = record(2);
+        record.set(metrics::MISMATCH_KL, 0.0);
+        assert!(plain_line(&[record], 2, false).contains("mismatch_kl 0  "));
     }
 }

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use exporters::AdapterConfig;
+use exporters::{AdapterConfig, Checkpoint};
 use shared::{
     ModelDir, RunDir,
     config::{ConfigError, Device, TrainConfig, hub_name, layers},
     memory_plan::{Machine, RunPlan},
+    pace::Waiting,
     torchrun::Torchrun,
     versions::VersionRoom,
 };
@@ -123,7 +124,9 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     problems.take(make_absolute(&mut config));
     let model = problems.take(models(&config));
     problems.take(directory::check(&config, model.as_ref().and_then(|(model, _)| model.as_ref())));
+    let waiting = Waiting::new("reading the datasets");
     let datasets = Datasets::read(&config, &mut problems);
+    drop(waiting);
     problems.check()?;
     let Some((Some(model), critic)) = model else {
         bail!("`model` is missing");
@@ -173,6 +176,20 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
     config.check_model(model.config())?;
     let critic = config.critic_model.as_ref().map(|path| open("critic_model", path)).transpose()?;
     Ok((Some(model), critic))
+}
+
+/// Refuses weights that nothing can be trained from, of policy and critic: their names, shapes and values.
+///
+/// # Errors
+/// As [`Checkpoint::open`], with the option.
+pub fn check_weights(config: &TrainConfig) -> Result<()> {
+    let _waiting = Waiting::new("looking at the weights");
+    let named = [("model", Some(&config.model)), ("critic_model", config.critic_model.as_ref())];
+    for (key, path) in named.into_iter().filter_map(|(key, path)| Some((key, path?))) {
+        let open = || Ok::<_, anyhow::Error>(Checkpoint::open(&ModelDir::open(path)?)?);
+        open().with_context(|| format!("`{key}`"))?;
+    }
+    Ok(())
 }
 
 /// The resolved configuration of the run that is resumed.

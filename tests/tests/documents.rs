@@ -8,7 +8,7 @@ use std::{
 
 use harness::cli;
 use shared::{
-    config::{AdvantageEstimator, Choice, LossType, OPTIONS, layers, option},
+    config::{AdvantageEstimator, Choice, LossType, OPTIONS, TrainConfig, layers, option},
     metrics::catalogue,
 };
 
@@ -69,6 +69,43 @@ fn the_page_of_notices_is_what_the_code_says() {
     assert!(!stale, "docs/notices.md is stale: run `cargo xtask docs` and commit the page");
 }
 
+/// Every kind that the sources make a notice of is in the table, and the table has no other.
+#[test]
+fn every_notice_that_is_made_is_on_the_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut made = BTreeSet::new();
+    for path in ["learner/src", "shared/src", "src"].iter().flat_map(|folder| sources(&root.join(folder))) {
+        let text = fs::read_to_string(path).unwrap();
+        let text = text.split("#[cfg(test)]").next().unwrap();
+        for rest in text.split("NoticeKind::").skip(1) {
+            let name: String = rest.chars().take_while(char::is_ascii_alphanumeric).collect();
+            made.insert(name);
+        }
+    }
+    let word = |name: &str| {
+        let mut word = String::new();
+        for c in name.chars() {
+            if c.is_ascii_uppercase() && !word.is_empty() {
+                word.push('_');
+            }
+            word.push(c.to_ascii_lowercase());
+        }
+        word
+    };
+    let page = document("docs/notices.md");
+    let rows: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(|row| *row != "kind")
+        .collect();
+    for row in &rows {
+        assert!(made.iter().any(|name| word(name) == *row), "nothing makes the notice `{row}`");
+    }
+    for name in made.iter().filter(|name| name.chars().any(|c| c.is_ascii_lowercase()) && *name != "WORDS") {
+        assert!(rows.contains(word(name).as_str()), "`{}` is not on the page", word(name));
+    }
+}
+
 #[test]
 fn the_page_of_methods_is_what_the_code_says() {
     let stale = document("docs/losses.md") != losses::page();
@@ -100,9 +137,26 @@ fn the_correction_is_without_effect_for_exact_samplers_only() {
 
 #[test]
 fn every_option_is_on_the_page_with_its_meaning() {
-    let page = configuration::page();
+    let page = document("docs/configuration.md");
     let titles = page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`'));
     assert!(titles.eq(OPTIONS.iter().map(|option| option.key)));
+    // What a run has where nothing is said, read from a resolved configuration and not from what the page is made of.
+    let defaults: toml::Table = layers::to_toml(&TrainConfig::default()).parse().unwrap();
+    for (key, value) in &defaults {
+        let (_, section) = page.split_once(&format!("\n### `{key}`\n")).unwrap_or_else(|| panic!("{key}"));
+        let line = section.split("\n\n").find(|line| !line.trim().is_empty()).unwrap();
+        let nothing = value.as_array().is_some_and(Vec::is_empty) || value.as_str() == Some("");
+        if nothing {
+            assert!(line.contains("empty by default") || line.contains("required"), "{key}: {line}");
+            continue;
+        }
+        let (_, shown) = line.split_once("default `").unwrap_or_else(|| panic!("{key}: {line}"));
+        let shown = shown.split('`').next().unwrap();
+        let read = layers::parse(&format!("{key} = {}", toml_of(shown)), Path::new("page"), &Vec::new());
+        let read = read.unwrap_or_else(|error| panic!("{key} = {shown}: {error}"));
+        let found: toml::Table = layers::to_toml(&read).parse().unwrap();
+        assert_eq!(found.get(key), Some(value), "{key}: {line}");
+    }
     for text in [
         "\n## Mismatch between sampler and learner\n",
         "*number in [0, 1), default `0.2`; also spelt `clip_ratio`,",
@@ -113,9 +167,15 @@ fn every_option_is_on_the_page_with_its_meaning() {
     }
 }
 
+/// A value of the page as a file has it.
+fn toml_of(shown: &str) -> String {
+    let is_value = format!("x = {shown}").parse::<toml::Table>().is_ok();
+    if is_value { shown.to_owned() } else { format!("{shown:?}") }
+}
+
 #[test]
 fn the_page_explains_every_metric_under_its_own_heading() {
-    let page = metrics::page();
+    let page = document("docs/metrics.md");
     let titles: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`')).collect();
     assert_eq!(titles, catalogue::all().map(|metric| metric.key).collect::<Vec<_>>());
     // Links of the introduction lead to headings, whose anchors leave out everything but letters, digits and `_`.

@@ -2,11 +2,11 @@
 
 use std::{collections::HashMap, path::Path};
 
-use shared::WeightManifest;
+use shared::{WeightManifest, model_dir::ADAPTER_CONFIG_FILE};
 
-use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY, LowRank};
+use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY, LowRank, config::MERGE};
 use crate::{
-    ExportError,
+    ExportError, finite, names,
     tensor_file::{self, TensorFile},
 };
 
@@ -23,8 +23,8 @@ impl Adapter {
     /// Reads a PEFT directory for a base with these parameters.
     ///
     /// # Errors
-    /// What [`AdapterConfig::read`] refuses; a broken file; a tensor that is missing, unknown, of another shape or of another
-    /// element type than fp32, fp16 or bf16 (by name).
+    /// What [`AdapterConfig::read`] refuses; a broken file; a tensor that is missing, unknown, of another shape, of another
+    /// element type than fp32, fp16 or bf16, or with values that are not finite (by name).
     pub fn open(dir: &Path, parameters: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self, ExportError> {
         let mut config = AdapterConfig::read(dir)?;
         let path = dir.join(ADAPTER_WEIGHTS_FILE);
@@ -35,6 +35,19 @@ impl Adapter {
         let file = TensorFile::open(path.clone())?;
         config.base_blake3 = file.entry(BASE_KEY).map(str::to_owned);
         let mut stored: HashMap<_, _> = file.tensors()?.into_iter().collect();
+        let all = stored.iter().map(|(name, tensor)| {
+            (name.as_str(), &file.map[tensor.bytes.clone()], tensor.dtype, tensor.shape.as_slice())
+        });
+        if let Some(message) = finite::first_not_finite(all) {
+            return Err(refused(message));
+        }
+        let modules = config
+            .modules(parameters)
+            .map_err(|error| ExportError::content(&dir.join(ADAPTER_CONFIG_FILE), format!("{error}; {MERGE}")))?;
+        let asked: Vec<String> = modules.iter().flat_map(|(module, _)| AdapterConfig::tensor_names(module)).collect();
+        if let Some(message) = names::foreign(stored.keys().map(String::as_str), asked.iter().map(String::as_str)) {
+            return Err(refused(message));
+        }
         let mut take = |name: &str, shape: [usize; 2]| {
             let missing = || refused(format!("has no tensor {name}, which adapter_config.json asks for"));
             let tensor = stored.remove(name).ok_or_else(missing)?;
@@ -47,7 +60,7 @@ impl Adapter {
             )))
         };
         let mut updates = HashMap::new();
-        for (module, [outputs, inputs]) in config.modules(parameters)? {
+        for (module, [outputs, inputs]) in modules {
             let [a, b] = AdapterConfig::tensor_names(&module);
             let (a, b) = (take(&a, [config.r, inputs])?, take(&b, [outputs, config.r])?);
             updates.insert(module, LowRank { scaling: config.scaling() as f32, a, b, r: config.r });

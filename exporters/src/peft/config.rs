@@ -18,6 +18,10 @@ const PREFIX: &str = "base_model.model.";
 /// Every linear layer of a decoder, which is what `lora_target_modules` means when it is empty.
 const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
+/// The way out of everything that is not applied here.
+pub(super) const MERGE: &str =
+    "merge the adapter with PEFT and name the merged model: `model.merge_and_unload().save_pretrained(…)`";
+
 /// What a LoRA adapter is: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a value that changes
 /// nothing.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,7 +100,7 @@ impl AdapterConfig {
         let text = shared_bounds::read(&path, MOST_BYTES).map_err(|e| ExportError::io(&path, e))?;
         let json: Value = serde_json::from_slice(&text).map_err(|e| refused(format!("is not valid JSON: {e}")))?;
         if let Some((key, value, hint)) = first_refused(&json) {
-            return Err(refused(format!("`{key}` = {value} is not supported ({hint})")));
+            return Err(refused(format!("`{key}` = {value} is not supported ({hint}); {MERGE}")));
         }
         let Keys { base_model_name_or_path, r, lora_alpha, lora_dropout, target_modules, use_rslora } =
             Keys::deserialize(&json).map_err(|e| refused(format!("not the configuration of a LoRA adapter: {e}")))?;
@@ -198,15 +202,15 @@ fn first_refused(json: &Value) -> Option<(&str, &Value, &'static str)> {
             "qalora_group_size" | "ensure_weight_tying" | "layers_pattern" | "eva_config" => return None,
             "peft_type" => (text == "LORA", "supported: LORA"),
             "task_type" => (text == "CAUSAL_LM", "supported: CAUSAL_LM"),
-            "bias" => (text == "none", "supported: none"),
-            "target_modules" => (value.is_array(), "a list of names is needed"),
+            "bias" => (text == "none", "biases of the base are not changed"),
+            "target_modules" => (value.is_array(), "a list of names is needed, no pattern"),
             "init_lora_weights" => (
                 value.is_boolean() || ["gaussian", "eva", "orthogonal"].contains(&text),
-                "it changes the base too; save with PEFT's path_initial_model_for_weight_conversion",
+                "it changes the base too; PEFT's path_initial_model_for_weight_conversion saves it as plain LoRA",
             ),
             "rank_pattern" | "alpha_pattern" => (false, "all updates must have the same rank and alpha"),
             "layers_to_transform" | "exclude_modules" => (false, "every layer has the same updates"),
-            _ => (false, "plain LoRA of linear layers only; merge such an adapter with PEFT"),
+            _ => (false, "plain LoRA of linear layers only"),
         };
         (!is_applied).then_some((key, value, hint))
     })

@@ -10,7 +10,10 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use shared::{ModelDir, PolicyVersion};
 
-use crate::support::{Tensors, TestModel, files, values, write_safetensors};
+use crate::{
+    checkpoint::spoil,
+    support::{Tensors, TestModel, files, values, write_safetensors},
+};
 
 pub fn config() -> AdapterConfig {
     AdapterConfig {
@@ -131,6 +134,14 @@ fn tensors_must_be_exactly_those_of_the_configuration() {
     assert!(error.contains(&b) && error.contains("[64, 5]") && error.contains("[64, 4]"), "{error}");
     let error = spoilt(&|shapes| drop(shapes.insert("base_model.model.lm_head.weight".into(), vec![2])));
     assert!(error.contains("base_model.model.lm_head.weight that adapter_config.json does not ask for"), "{error}");
+    write_safetensors(&path, &shapes, Dtype::F16);
+    spoil(&path, &[0x00, 0xfc]);
+    let error = refusal(dir.path(), &model);
+    assert!(error.contains("lora_B.weight has values that are not finite (1 of ") && error.contains("-inf"), "{error}");
+    let plain = |name: String| name.trim_start_matches("base_model.model.").to_owned();
+    let plain: Tensors = shapes.iter().map(|(name, shape)| (plain(name.clone()), shape.clone())).collect();
+    write_safetensors(&path, &plain, Dtype::F32);
+    assert!(refusal(dir.path(), &model).contains("`base_model.model.` is missing"));
     fs::write(&path, b"12345").unwrap();
     assert!(refusal(dir.path(), &model).contains("not a whole safetensors file"));
     fs::remove_file(&path).unwrap();
@@ -166,9 +177,15 @@ fn what_would_change_the_computation_is_refused_with_its_key() {
         with(key, value.clone());
         let error = refusal(dir.path(), &model);
         assert!(error.contains(&format!("adapter_config.json: `{key}` = {value} is not supported (")), "{error}");
+        assert!(error.contains("merge the adapter with PEFT") && error.contains("merge_and_unload"), "{error}");
     }
     with("target_modules", json!(["q_proj", "lm_head"]));
-    assert!(refusal(dir.path(), &model).contains("`target_modules`: the model has no linear layer lm_head; q_proj"));
+    let error = refusal(dir.path(), &model);
+    assert!(
+        error.contains("adapter_config.json: `target_modules`: the model has no linear layer lm_head; q_proj"),
+        "{error}"
+    );
+    assert!(error.contains("merge_and_unload"), "{error}");
     for (key, value) in [("target_modules", json!([])), ("r", json!(0))] {
         with(key, value);
         assert!(

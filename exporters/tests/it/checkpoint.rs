@@ -1,10 +1,11 @@
 //! Reading Hugging Face weights.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, path::Path};
 
-use exporters::Checkpoint;
+use exporters::{Checkpoint, ExportOptions, export};
 use safetensors::Dtype;
 use serde_json::json;
+use shared::ModelDir;
 
 use crate::support::{Tensors, TestModel, values, write_safetensors};
 
@@ -130,6 +131,78 @@ fn parameters_must_be_exactly_those_of_the_configuration() {
     tensors.remove("lm_head.weight");
     model.write_weights(&tensors, Dtype::F32);
     assert!(refusal(&model).contains("no tensor lm_head.weight (with `tie_word_embeddings` true"));
+}
+
+/// Overwrites the last value of a file of weights, which is that of the last tensor by name.
+pub fn spoil(path: &Path, value: &[u8]) {
+    let mut bytes = fs::read(path).unwrap();
+    let end = bytes.len();
+    bytes[end - value.len()..].copy_from_slice(value);
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn values_that_are_not_finite_are_refused_by_tensor_place_and_number() {
+    let (nan, infinity) = (f32::NAN.to_le_bytes(), f32::NEG_INFINITY.to_le_bytes());
+    let cases: [(Dtype, &[u8], &str); 4] = [
+        (Dtype::F32, &nan, "NaN"),
+        (Dtype::F32, &infinity, "-inf"),
+        (Dtype::F16, &[0x00, 0x7c], "inf"),
+        (Dtype::BF16, &[0x80, 0xff], "-inf"),
+    ];
+    for (dtype, value, shown) in cases {
+        let model = TestModel::new(&json!({}), dtype);
+        spoil(&model.path().join("model.safetensors"), value);
+        let error = refusal(&model);
+        let text = format!(
+            "tensor model.norm.weight has values that are not finite (1 of 16; the first, {shown}, at [15]); such weights"
+        );
+        assert!(error.contains(&text), "{error}");
+        assert!(export(&model.open(), &model.path().join("export"), &ExportOptions::default()).is_err());
+    }
+    let model = llama();
+    shard(&model);
+    spoil(&model.path().join("model-00002-of-00002.safetensors"), &nan);
+    assert!(refusal(&model).contains("tensor model.norm.weight has values that are not finite"));
+}
+
+#[test]
+fn names_of_wrappers_are_told_with_the_tensor_as_it_is_and_as_it_should_be() {
+    let model = llama();
+    for prefix in ["base_model.model.", "_orig_mod.", "module.", "transformer."] {
+        let tensors = model.parameters().into_iter().map(|(name, shape)| (format!("{prefix}{name}"), shape)).collect();
+        model.write_weights(&tensors, Dtype::F32);
+        let error = refusal(&model);
+        let text =
+            format!("the weights have a tensor {prefix}lm_head.weight, which should be lm_head.weight: `{prefix}` is");
+        assert!(error.contains(&text), "{error}");
+    }
+    // As many layers as the configuration says, under names that are not asked for.
+    let rename = |name: String| name.replace("self_attn", "_checkpoint_wrapped_module.self_attn");
+    model.write_weights(
+        &model.parameters().into_iter().map(|(name, shape)| (rename(name), shape)).collect(),
+        Dtype::F32,
+    );
+    assert!(refusal(&model).contains("`_checkpoint_wrapped_module.` is that of activation checkpointing"));
+}
+
+#[test]
+fn a_pointer_in_the_place_of_a_file_is_told() {
+    let model = llama();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n";
+    for file in ["model.safetensors", "config.json"] {
+        fs::write(model.path().join(file), pointer).unwrap();
+        let error = exporters_error(&model);
+        assert!(error.contains("is a pointer of Git LFS and not the file: run `git lfs pull`"), "{error}");
+    }
+}
+
+/// What opening a model is refused for, whichever file it is about.
+fn exporters_error(model: &TestModel) -> String {
+    match ModelDir::open(model.path()) {
+        Ok(dir) => Checkpoint::open(&dir).unwrap_err().to_string(),
+        Err(error) => error.to_string(),
+    }
 }
 
 #[test]

@@ -110,9 +110,7 @@ fn fill_policy(dir: &Path, model: &ModelDir, policy: &Decoder) -> Result<(), Lea
     match policy.weights().adapter() {
         Some((config, _)) => {
             exporters::fill_adapter(dir, config, model.config().parameters(), &mut read)?;
-            if model.other_templates().is_some() {
-                exporters::write_templates(model, dir)?;
-            }
+            exporters::fill_adapter_companions(model, dir)?;
         }
         None => exporters::fill_hf(model, dir, &mut read)?,
     }

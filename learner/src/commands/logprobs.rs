@@ -61,6 +61,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let budget = args.compute.budget(&sizes, &work)? as usize;
     let found = evaluate(&policy, &sequences, &all, args.temperature, budget, device)?;
     let seconds = start.elapsed().as_secs_f64();
+    if let Some(row) = not_finite(all.iter().map(|&row| &found.logprobs[row])) {
+        bail!(
+            "{}: the log-probs of row {} are not finite: the model's values overflow; take an earlier checkpoint",
+            args.model.display(),
+            row + 1
+        );
+    }
     let mut largest: Option<f64> = None;
     for (i, row) in rows.iter_mut().enumerate() {
         if let Some(difference) = difference(&row.fields, &found.logprobs[i]) {
@@ -97,8 +104,25 @@ fn read_row(fields: Map<String, Value>, vocabulary: usize) -> anyhow::Result<Row
     Ok(Row { fields, prompt, completion })
 }
 
+/// The first row with a log-prob that is no finite number; JSON has no such numbers.
+fn not_finite<'a>(mut rows: impl Iterator<Item = &'a [f64]>) -> Option<usize> {
+    rows.position(|row| row.iter().any(|logprob| !logprob.is_finite()))
+}
+
 /// Largest absolute difference from the log-probs that a row came with.
 fn difference(fields: &Map<String, Value>, found: &[f64]) -> Option<f64> {
     let given = fields.get("logprobs")?.as_array()?;
     given.iter().zip(found).filter_map(|(given, found)| Some((given.as_f64()? - found).abs())).max_by(f64::total_cmp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_with_log_probs_that_json_does_not_have_is_found() {
+        assert_eq!(not_finite([[-0.5, -80.0].as_slice(), &[]].into_iter()), None);
+        assert_eq!(not_finite([[-0.5].as_slice(), &[-1.0, f64::NAN]].into_iter()), Some(1));
+        assert_eq!(not_finite([[f64::NEG_INFINITY].as_slice()].into_iter()), Some(0));
+    }
 }

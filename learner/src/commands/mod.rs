@@ -80,7 +80,10 @@ impl ComputeArgs {
     /// As [`Self::open`]; fewer GPUs than ranks.
     pub fn open_of_rank(&self, here: RankHere) -> anyhow::Result<Device> {
         let device = device::open_of_rank(self.device, here)?;
-        cores::set_threads(self.threads);
+        let threads = cores::set_threads(self.threads);
+        if let (Device::Cpu, Some(words)) = (device, shared::load::too_busy_for(threads, "--threads 1")) {
+            shared::tell!("warning: {words}");
+        }
         Ok(device)
     }
 

@@ -55,6 +55,7 @@ impl Run<'_> {
         let (mut notices, of_notices) = Notices::open(&run_dir.notices(), config, step)?;
         journal::for_each::<MetricRecord>(&run_dir.metrics(), |record| notices.recall(config, &record))?;
         notices.tell(shared::notices::learning_rate(config, self.model.config().parameter_count()))?;
+        notices.tell(shared::notices::model_length(config, self.model.config().max_position_embeddings))?;
         let (mut ledger, of_ledger) = LedgerFile::open_and_look(&run_dir.ledger(), 0, step)?;
         if let Some(resumed) = self.resumed.take() {
             ledger.append(&[LedgerLine::Event { step, event: LedgerEvent::Resumed }])?;

@@ -112,6 +112,29 @@ fn training_moves_the_adapter_alone_and_begins_as_the_model() {
 }
 
 #[test]
+fn the_checkpoint_of_an_adapter_has_the_tokenizer_of_its_base() {
+    let config = config();
+    // A copy whose files are known by their content.
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("base");
+    shared::atomic::write_dir(&base, |dir| shared::atomic::copy_files(&support::model(), dir)).unwrap();
+    let companions = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+    for name in companions {
+        std::fs::write(base.join(name), format!("{{\"this is\": \"{name}\"}}")).unwrap();
+    }
+    let model = ModelDir::open(&base).unwrap();
+    let (trainer, state) = open_trainer(&config, &model, None, Device::Cpu).unwrap();
+    let checkpoint = folder.path().join("checkpoint-1");
+    std::fs::create_dir(&checkpoint).unwrap();
+    learner::checkpoint::fill(&checkpoint, &model, &trainer, &state).unwrap();
+    for name in companions {
+        let [found, meant] = [&checkpoint, &base].map(|dir| std::fs::read_to_string(dir.join(name)).ok());
+        assert!(found.is_some() && found == meant, "{name}");
+    }
+    assert!(!checkpoint.join("config.json").exists(), "that is the base's, and would make a model of the adapter");
+}
+
+#[test]
 fn what_no_adapter_can_be_is_refused_by_its_option() {
     let model = ModelDir::open(support::model()).unwrap();
     let config = TrainConfig { lora_target_modules: vec!["qproj".into()], ..config() };

@@ -510,3 +510,21 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
     };
     assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);
 }
+
+/// Passes in bfloat16 compute with rounded weights, and training goes on from others: a checkpoint has the latter in both forms.
+#[test]
+fn the_export_of_a_checkpoint_is_that_of_its_safetensors_in_bfloat16_too() {
+    let folder = Folder::new();
+    let run_dir = folder.run_dir("run");
+    run_dir.create().unwrap();
+    let model = ModelDir::open(support::model()).unwrap();
+    let config = TrainConfig { bf16: true, ..support::config("unused.jsonl".into()) };
+    let (trainer, state) = learner::checkpoint::open_trainer(&config, &model, None, Device::Cpu).unwrap();
+    let publisher = Publisher::new(run_dir.clone(), model.clone(), ExportOptions::default()).unwrap();
+    let checkpoint = run_dir.root().join("checkpoint-1");
+    std::fs::create_dir(&checkpoint).unwrap();
+    learner::checkpoint::fill(&checkpoint, &model, &trainer, &state).unwrap();
+    publisher.fill(&checkpoint, PolicyVersion(1), trainer.policy().model().weights()).unwrap();
+    let saved = ModelDir::open(&checkpoint).unwrap();
+    assert_eq!(exporters::ensure_export(&saved, &ExportOptions::default()).unwrap(), checkpoint, "it is used as it is");
+}

@@ -9,11 +9,11 @@ pub(super) mod workload;
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value};
-use shared::{Dtype, ModelDir, PolicyVersion, config::Device};
+use shared::{Dtype, ModelDir, PolicyVersion, config::Device, pace::Waiting};
 use shared_hub::locate_model;
 
 use self::{
@@ -43,7 +43,8 @@ pub struct Args {
     /// Tokens of each prompt: longer ones shift time from decoding to prefill and attention
     #[arg(long, value_name = "L", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_length: u32,
-    /// Tokens of each completion: all end together, the best case for batching; --lengths-file shows the usual one
+    /// Tokens of each completion: all end together, the best case for batching; --lengths-file shows the usual one [default:
+    /// 128, or what the model has room for]
     #[arg(long, value_name = "N", conflicts_with = "lengths_file", value_parser = clap::value_parser!(u32).range(1..))]
     pub completion_length: Option<u32>,
     /// A file with the length of every completion, one per line, in the order of prompts and, within a prompt, of
@@ -158,6 +159,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// The folder of the exported model, whose graph takes `max_model_len` positions.
 pub(super) fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> anyhow::Result<PathBuf> {
     let positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
+    let _waiting = Waiting::new("exporting the model, once");
     ensure_export(model, &ExportOptions { dtype, max_positions: positions })
         .with_context(|| format!("--model {}", model.path().display()))
 }
@@ -174,7 +176,7 @@ impl Args {
         let lengths = match (&self.completion_length, &self.lengths_file) {
             (Some(length), _) => vec![*length; sequences],
             (None, Some(path)) => workload::read_lengths(path, sequences)?,
-            (None, None) => bail!("one of --completion-length and --lengths-file is needed"),
+            (None, None) => vec![workload::usual_length(self.prompt_length, model.config()); sequences],
         };
         Ok(Workload {
             num_generations: self.num_generations,

@@ -10,7 +10,9 @@ use std::{
 use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
-use shared::{GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, manifest::WeightManifest};
+use shared::{
+    GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, manifest::WeightManifest, pace::Waiting,
+};
 
 use super::{
     bench::export,
@@ -83,8 +85,10 @@ impl GenerationFlags {
         (dataset, split): (&Path, &str),
         Task { functions, sampling, num_generations, correct_at, keep }: Task<'_>,
     ) -> anyhow::Result<Completed> {
+        let waiting = Waiting::new("reading tokenizer and dataset");
         let tokenizer = rows.tokenizer(model)?;
         let dataset = rows.dataset(dataset, split, &tokenizer)?;
+        drop(waiting);
         model.remarks_on_ends().iter().for_each(|remark| shared::tell!("warning: {remark}"));
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
         let mut generation = Generation { dataset, sampling, num_generations, correct_at };
@@ -115,6 +119,8 @@ impl Generation {
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
         let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
         let long = self.dataset.leave_out_long(options.max_model_len)?;
+        let long =
+            self.dataset.count_crowded(long, options.max_model_len, self.sampling.max_completion_length as usize);
         if !long.is_empty() {
             shared::tell!("warning: {long}");
         }
@@ -122,6 +128,7 @@ impl Generation {
         batching.fit(&mut options, model, dtype)?;
         let dir = export(model, dtype, options.max_model_len)?;
         let source = WeightSource { dir: dir.clone(), version: PolicyVersion(0) };
+        let _waiting = Waiting::new("loading the model");
         Ok((Engine::new(source, model, options)?, dir))
     }
 

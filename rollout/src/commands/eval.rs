@@ -1,4 +1,4 @@
-//! `rollout eval`: avg@k, pass@k and maj@k on a dataset.
+//! `tandem eval`: avg@k, pass@k and maj@k on a dataset.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::evaluation::{self, Judging};
 
-/// Flags of `rollout eval`.
+/// Flags of `tandem eval`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model and how prompts are made for it.

@@ -6,9 +6,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-
-/// Time between two lines when stderr is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(60);
+use shared::pace::Pace;
 
 /// Counts completions, prompts and tokens.
 pub struct Progress {
@@ -21,7 +19,8 @@ pub struct Progress {
     accuracy: (f64, usize),
     tokens: u64,
     started: Instant,
-    next_line: Instant,
+    /// Of the lines where stderr is no terminal.
+    pace: Pace,
 }
 
 impl Progress {
@@ -44,7 +43,7 @@ impl Progress {
             accuracy: (0.0, 0),
             tokens: 0,
             started,
-            next_line: started + LINE_EVERY,
+            pace: Pace::default(),
         }
     }
 
@@ -78,7 +77,7 @@ impl Progress {
 
     /// Time has passed, whether or not a completion has ended.
     pub fn tick(&mut self) {
-        if self.bar.is_none() && Instant::now() >= self.next_line {
+        if self.bar.is_none() && self.pace.is_due() {
             let seconds = self.seconds();
             let left = match self.done {
                 0 => String::new(),
@@ -86,7 +85,6 @@ impl Progress {
             };
             let prompts = self.prompts_so_far();
             shared::tell!("{}/{} completions, {prompts}, after {seconds:.0} s{left}", self.done, self.total);
-            self.next_line = Instant::now() + LINE_EVERY;
         }
     }
 

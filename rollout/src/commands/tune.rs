@@ -33,7 +33,7 @@ pub struct Args {
     #[command(flatten)]
     pub prompt: PromptFlags,
     /// Where the proposal goes: TOML with keys of `run.toml`, to be appended to it, and what was measured as comments
-    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
+    #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE", default_value = "tuned.toml")]
     pub output: PathBuf,
     /// The training prompts, of which a step's worth is taken at even distances: real lengths, for which they are all
     /// read; needs the model's tokenizer [default: random tokens, --prompt-length of them]

@@ -274,7 +274,16 @@ impl Dataset {
             max_model_len: max_model_len as u64,
             shortened,
             remarks: Vec::new(),
+            crowded: 0,
+            max_completion_length: 0,
         })
+    }
+
+    /// `long`, with the rows of this dataset whose prompt leaves room for fewer than `max_completion_length` tokens in `room`.
+    #[must_use]
+    pub fn count_crowded(&self, long: LongPrompts, room: usize, max_completion_length: usize) -> LongPrompts {
+        let crowded = self.rows.iter().filter(|row| row.prompt_ids.len() + max_completion_length > room).count() as u64;
+        LongPrompts { crowded, max_completion_length: max_completion_length as u64, ..long }
     }
 
     /// The files or folders, for whoever reads a message.

@@ -22,8 +22,10 @@ struct Against<'a>(&'a SamplerPlan, u64);
 
 impl fmt::Display for Against<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, bytes) in self.0.parts().into_iter().filter(|(_, bytes)| *bytes > 0) {
-            write!(f, "{name} {}, ", Size(bytes))?;
+        let nothing = Size(0).to_string();
+        let parts = self.0.parts().into_iter().map(|(name, bytes)| (name, Size(bytes).to_string()));
+        for (name, size) in parts.filter(|(_, size)| *size != nothing) {
+            write!(f, "{name} {size}, ")?;
         }
         write!(f, "together {} of {} that may be used", Size(self.0.total()), Size(self.1))
     }

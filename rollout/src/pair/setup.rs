@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     assembly::{Assembly, Scoring},
-    data::{Dataset, PromptOptions, Tokenizer},
+    data::{Dataset, DatasetError, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
     evaluation::Judging,
     fleet, reward, trace,
@@ -120,9 +120,13 @@ impl Inputs {
         let remarks = |dataset: &Dataset| dataset.remarks(&self.tokenizer, &options);
         let mut odd = vec![[self.tokenizer.remarks().to_vec(), remarks(&self.dataset)].concat()];
         odd.extend(self.eval_dataset.as_ref().map(remarks));
-        let mut found = vec![self.dataset.leave_out_long(room).context("`dataset`")?];
+        let look = |dataset: &mut Dataset| {
+            let long = dataset.leave_out_long(room)?;
+            Ok::<_, DatasetError>(dataset.count_crowded(long, room, config.max_completion_length as usize))
+        };
+        let mut found = vec![look(&mut self.dataset).context("`dataset`")?];
         if let Some(dataset) = &mut self.eval_dataset {
-            let mut prompts = dataset.leave_out_long(room).context("`eval_dataset`")?;
+            let mut prompts = look(dataset).context("`eval_dataset`")?;
             prompts.remarks.extend(dataset.overlap(&self.dataset));
             found.push(prompts);
         }

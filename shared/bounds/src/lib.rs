@@ -5,11 +5,13 @@
 //! it cannot move the cursor of a terminal or begin a line of its own.
 
 mod file;
+mod foreign;
 mod memory;
 mod panics;
 mod shown;
 
 pub use file::{append, open, read, read_text, require_replaceable, what_is_no_file};
+pub use foreign::foreign_content;
 pub use memory::{Metered, abort_on_excess, within};
 pub use panics::guarded;
 pub use shown::{OneLine, Shown};

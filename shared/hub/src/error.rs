@@ -9,7 +9,8 @@ use shared_data::DataError;
 pub enum HubError {
     /// No answer, and nothing in the cache.
     #[error(
-        "{name}: cannot be asked for at {endpoint} ({reason}); without a network, only what is in the cache {cache} can be taken"
+        "{name}: there is no such folder, and as a name on the Hub it cannot be asked for at {endpoint} ({reason}); without a \
+         network, only what is in the cache {cache} can be taken"
     )]
     Unreachable {
         /// The name.

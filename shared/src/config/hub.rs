@@ -9,8 +9,32 @@ const SCHEME: &str = "hf://";
 const FILES: [&str; 12] =
     [".jsonl", ".ndjson", ".json", ".toml", ".yaml", ".yml", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"];
 
+/// Folders that people keep models and data in: what begins with such a name is a path, whether it is there or not. With `hf://`
+/// it is a name all the same.
+const FOLDERS: [&str; 18] = [
+    "checkpoint",
+    "checkpoints",
+    "ckpt",
+    "ckpts",
+    "data",
+    "dataset",
+    "datasets",
+    "model",
+    "models",
+    "out",
+    "output",
+    "outputs",
+    "result",
+    "results",
+    "run",
+    "runs",
+    "tmp",
+    "weights",
+];
+
 /// What is meant by a text where a model or a dataset is wanted: `hf://owner/name` if it is a name on the Hub, nothing if it is
-/// a path. Whatever is there wins, as does whatever may be a misspelt path: one below a folder that is there.
+/// a path. Whatever is there wins, as does whatever may be a misspelt path: one below a folder that is there, or that has a name
+/// as folders of models and data have.
 #[must_use]
 pub fn on_hub(text: &str, folder: &Path) -> Option<String> {
     if let Some(name) = text.strip_prefix(SCHEME) {
@@ -18,7 +42,8 @@ pub fn on_hub(text: &str, folder: &Path) -> Option<String> {
     }
     let owner = text.split('/').next().unwrap_or_default();
     let file = FILES.iter().any(|ending| text.ends_with(ending));
-    (is_name(text) && !file && !folder.join(owner).exists()).then(|| format!("{SCHEME}{text}"))
+    let of_folder = FOLDERS.contains(&owner) || folder.join(owner).exists();
+    (is_name(text) && !file && !of_folder).then(|| format!("{SCHEME}{text}"))
 }
 
 /// The name that a path stands for: `owner/name` of `hf://owner/name`.
@@ -54,6 +79,9 @@ mod tests {
             "models/Qwen2",
             "data/train.jsonl",
             "nowhere/further/model",
+            "checkpoints/mine",
+            "runs/demo",
+            "data/gsm8k",
             "model",
             "/owner/model",
             "./model",

@@ -221,8 +221,11 @@ impl RunPlan {
                 (_, "KV cache") => format!("{what} of {} sequences {}", self.max_num_seqs, Size(bytes)),
                 _ => format!("{what} {}", Size(bytes)),
             };
-            let parts: Vec<String> = parts.iter().filter(|(_, bytes)| *bytes > 0).map(part).collect();
-            format!("{name}{} {}: {}", if gpu { " on the GPU" } else { "" }, Size(total), parts.join(", "))
+            let nothing = Size(0).to_string();
+            let parts: Vec<String> =
+                parts.iter().filter(|(_, bytes)| Size(*bytes).to_string() != nothing).map(part).collect();
+            let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
+            format!("{name}{} {}{parts}", if gpu { " on the GPU" } else { "" }, Size(total))
         };
         let mut learner = line("learner", self.on_gpu[0], self.learner_bytes(), &self.learner.parts());
         if self.ranks > 1 {
@@ -496,7 +499,28 @@ mod tests {
         let on_gpu = TrainConfig { learner_device: Device::Cuda, rollout_device: Device::Cuda, ..config() };
         let of = |gpu| RunPlan::new(&on_gpu, &model(), None, Machine { main: 16 * GIB, gpu }, true);
         let found = of(Some(80 * GIB)).unwrap();
-        assert!(found.needed()[1] > found.learner.total() + found.sampler.total());
+        assert_eq!(
+            found.needed(),
+            [
+                BASELINE + found.versions.bytes() + 2 * CUDA_BASELINE[0],
+                found.learner_bytes() + found.sampler_bytes() + 2 * CUDA_BASELINE[1],
+            ]
+        );
+        // With one half there, the other's bytes are in main memory.
+        for (learner, sampler) in [(Device::Cuda, Device::Cpu), (Device::Cpu, Device::Cuda)] {
+            let one = TrainConfig { learner_device: learner, rollout_device: sampler, ..config() };
+            let machine = Machine { main: 64 * GIB, gpu: Some(80 * GIB) };
+            let found = RunPlan::new(&one, &model(), None, machine, true).unwrap();
+            let (there, here) = if learner == Device::Cuda {
+                (found.learner_bytes(), found.sampler_bytes())
+            } else {
+                (found.sampler_bytes(), found.learner_bytes())
+            };
+            assert_eq!(
+                found.needed(),
+                [BASELINE + found.versions.bytes() + CUDA_BASELINE[0] + here, there + CUDA_BASELINE[1],]
+            );
+        }
         assert!(found.micro_batch_tokens > plan(&config(), 64 * GIB).unwrap().micro_batch_tokens);
         assert!(found.to_string().contains("of 80.00 GiB on the GPU"), "{found}");
         assert!(of(Some(4 * GIB)).is_err());

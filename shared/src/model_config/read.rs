@@ -11,12 +11,22 @@ const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of relatives of the families that mean another computation.
-const REFUSED: [&str; 5] =
-    ["num_experts", "num_local_experts", "quantization_config", "attn_logit_softcapping", "final_logit_softcapping"];
+const REFUSED: [(&str, &str); 5] = [
+    ("num_experts", DENSE),
+    ("num_local_experts", DENSE),
+    ("quantization_config", QUANTISED),
+    ("attn_logit_softcapping", "the models here do without"),
+    ("final_logit_softcapping", "the models here do without"),
+];
+const DENSE: &str = "mixtures of experts are not supported; take a dense model of the family";
+const QUANTISED: &str = "quantised weights are not trained here; take the repository of the whole weights, which such a model is \
+                         made from, or load it in transformers, `model.dequantize()`, save it and remove the key";
 
 /// Reads the text of a `config.json`.
 pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
-    let value: Value = serde_json::from_str(text).map_err(|e| ConfigJsonError::Json(e.to_string()))?;
+    let foreign = shared_bounds::foreign_content(text.as_bytes());
+    let wrong = |e: serde_json::Error| ConfigJsonError::Json(foreign.map_or_else(|| e.to_string(), Into::into));
+    let value: Value = serde_json::from_str(text).map_err(wrong)?;
     let Value::Object(map) = value else {
         return Err(ConfigJsonError::Json("the top level is not an object".into()));
     };
@@ -258,8 +268,8 @@ impl Reader<'_> {
         self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;
         self.expect("use_mrope", off, "rotary positions of text only")?;
-        for key in REFUSED {
-            self.expect(key, |_| false, "the models here do without")?;
+        for (key, hint) in REFUSED {
+            self.expect(key, |_| false, hint)?;
         }
         Ok(())
     }

@@ -458,3 +458,40 @@ fn rotary_tables_are_the_cosines_and_sines_of_the_angles() {
     assert_eq!(cos, angles.map(|a| a.cos() as f32));
     assert_eq!(sin, angles.map(|a| a.sin() as f32));
 }
+
+#[test]
+fn a_scaling_that_is_not_applied_says_how_to_do_without_it() {
+    let told = |changes: Value| config_with(&changes).unwrap_err();
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+    for (key, way_out) in [
+        ("rope_scaling", "remove `rope_scaling` in"),
+        ("rope_parameters", "let `rope_parameters.rope_type` be \"default\" in"),
+    ] {
+        let text = told(json!({key: yarn}));
+        assert!(
+            text.contains("within the original 32768 tokens")
+                && text.contains(way_out)
+                && text.contains("set `max_position_embeddings` to 32768"),
+            "{text}"
+        );
+    }
+    let text = told(json!({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}));
+    assert!(text.contains("within the original 4096 tokens it changes nothing"), "{text}");
+    let longrope = json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]});
+    let text = told(json!({"original_max_position_embeddings": 2048, "rope_scaling": longrope}));
+    assert!(text.contains("only where every `short_factor` is 1") && text.contains("to 2048"), "{text}");
+    let text = told(json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}));
+    assert!(text.contains("within the original `original_max_position_embeddings` tokens"), "{text}");
+}
+
+#[test]
+fn quantised_and_mixed_models_say_what_to_take_instead() {
+    let told = |changes: Value| config_with(&changes).unwrap_err();
+    for config in
+        [json!({"quant_method": "fp8"}), json!({"quant_method": "awq", "bits": 4}), json!({"load_in_4bit": true})]
+    {
+        let text = told(json!({"quantization_config": config}));
+        assert!(text.contains("`quantization_config` = ") && text.contains("`model.dequantize()`"), "{text}");
+    }
+    assert!(told(json!({"num_experts": 8})).contains("take a dense model"));
+}

@@ -5,7 +5,7 @@ use std::{error, fmt};
 use super::{Notice, NoticeKind};
 use crate::{
     config::TrainConfig,
-    metrics::{GRAD_NORM, MetricRecord, SKIPPED_UPDATES},
+    metrics::{GRAD_NORM, MetricRecord, REWARD, SKIPPED_UPDATES},
 };
 
 /// Kinds of notices that say why there is no gradient, the one that says most first.
@@ -17,7 +17,7 @@ const REASONS: [NoticeKind; 5] = [
     NoticeKind::RewardFailures,
 ];
 
-/// No update of a run had a gradient.
+/// No update of a run had a gradient, or the policy collapsed and stayed so.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NothingLearned {
     /// Steps of the run.
@@ -26,11 +26,17 @@ pub struct NothingLearned {
     pub reason: Option<Notice>,
 }
 
+/// Steps at the end of a run whose reward says whether it has recovered from a collapse.
+const LAST: usize = 3;
+
 impl error::Error for NothingLearned {}
 
 impl fmt::Display for NothingLearned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.steps;
+        if let Some(notice) = self.reason.as_ref().filter(|notice| notice.kind == NoticeKind::Collapse) {
+            return write!(f, "nothing was learned: since step {} {}; {}", notice.step, notice.text, notice.remedy);
+        }
         write!(
             f,
             "nothing was learned: no update of {steps} step{} had a gradient",
@@ -51,14 +57,27 @@ pub fn had_gradient(record: &MetricRecord, config: &TrainConfig) -> bool {
     skipped < config.updates_per_step() as f64 && record.get(GRAD_NORM).is_none_or(|norm| norm != 0.0)
 }
 
-/// That nothing was learned, and why; nothing where some step had a gradient, or where there is none.
+/// That nothing was learned, and why; nothing where some step had a gradient and the reward is not gone, or where there is no
+/// step.
 #[must_use]
 pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &TrainConfig) -> Option<NothingLearned> {
+    if let Some(collapse) = notices.iter().find(|notice| notice.kind == NoticeKind::Collapse)
+        && has_stayed_below(records)
+    {
+        return Some(NothingLearned { steps: records.len(), reason: Some(collapse.clone()) });
+    }
     if records.is_empty() || records.iter().any(|record| had_gradient(record, config)) {
         return None;
     }
     let reason = REASONS.iter().find_map(|kind| notices.iter().find(|notice| notice.kind == *kind));
     Some(NothingLearned { steps: records.len(), reason: reason.cloned() })
+}
+
+/// Whether the last steps have earned less than the first.
+fn has_stayed_below(records: &[MetricRecord]) -> bool {
+    let rewards: Vec<f64> = records.iter().filter_map(|record| record.get(REWARD)).collect();
+    let last = &rewards[rewards.len().saturating_sub(LAST)..];
+    rewards.first().is_some_and(|first| last.iter().sum::<f64>() < first * last.len() as f64)
 }
 
 #[cfg(test)]
@@ -82,6 +101,24 @@ mod tests {
         assert!(learned(&[record(f64::NAN, 1)]), "the other update may have had one");
         assert!(learned(&[record(f64::NAN, 0)]), "the critic alone was trained");
         assert!(learned(&[MetricRecord::default()]) && learned(&[]), "nothing is known");
+    }
+
+    #[test]
+    fn a_run_that_collapsed_and_stayed_so_has_learned_nothing() {
+        let rewarded = |reward: f64| {
+            let mut record = record(0.3, 0);
+            record.set(REWARD, reward);
+            record
+        };
+        let collapse = [Notice::new(NoticeKind::Collapse, 4, "the policy has collapsed", "lower it")];
+        let told = |rewards: &[f64], notices: &[Notice]| {
+            let records: Vec<MetricRecord> = rewards.iter().map(|&reward| rewarded(reward)).collect();
+            nothing_learned(&records, notices, &TrainConfig::default()).map(|nothing| nothing.to_string())
+        };
+        let text = "nothing was learned: since step 4 the policy has collapsed; lower it";
+        assert_eq!(told(&[0.6, 0.0, 0.0, 0.0], &collapse).as_deref(), Some(text));
+        assert_eq!(told(&[0.6, 0.0, 0.0, 0.7, 0.8, 0.8], &collapse), None, "it has recovered");
+        assert_eq!(told(&[0.6, 0.0, 0.0, 0.0], &[]), None, "it may be the prompts");
     }
 
     #[test]

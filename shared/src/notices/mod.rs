@@ -3,6 +3,7 @@
 
 mod conclusion;
 mod file;
+mod length;
 mod rate;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use crate::declare::choices;
 
 pub use conclusion::{NothingLearned, had_gradient, nothing_learned};
 pub use file::{NoticesFile, read, read_all};
+pub use length::model_length;
 pub use rate::learning_rate;
 
 choices! {
@@ -20,6 +22,8 @@ choices! {
     NoticeKind {
         /// `learning_rate` is far from what works for an adapter, or for a whole model of its size.
         LearningRate = "learning_rate",
+        /// The model, or `max_model_len`, is shorter than the lengths that are asked for.
+        ModelLength = "model_length",
         /// The run goes on with other options than its checkpoint was made with.
         OptionsChanged = "options_changed",
         /// The run goes on with another content of dataset or model than its checkpoint was made with.
@@ -43,6 +47,9 @@ choices! {
         /// A reward function has given the same to every completion for many steps, while others differ. Told once for each
         /// function.
         ConstantReward = "constant_reward",
+        /// The policy has collapsed: the reward is gone and what is sampled is nothing like before. `learning_rate` is the first
+        /// suspect. What follows from it, such as truncated completions, is then no notice of its own.
+        Collapse = "collapse",
         /// The completions of every prompt earned the same, several steps running: nothing says which is better.
         EqualGroups = "equal_groups",
         /// Most completions were cut off at `max_completion_length`, several steps running.

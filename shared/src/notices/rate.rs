@@ -11,6 +11,9 @@ const LORA_MOST: f64 = 2e-3;
 const LEAST: f64 = 1e-9;
 /// Above this, reinforcement learning of a whole model falls apart: recipes have 1e-7 to 1e-5.
 const MOST: f64 = 1e-4;
+/// An update of AdamW moves each weight by about the rate, and those of a model are about 0.02 in size: above this, one update
+/// overwrites any model or adapter.
+const OVERWRITES: f64 = 2e-2;
 /// Models with fewer weights bear larger rates; 1e-3 is usual for some thousands of them.
 const SMALL_MODEL: u64 = 100_000_000;
 
@@ -27,6 +30,10 @@ pub fn learning_rate(config: &TrainConfig, weights: u64) -> Option<Notice> {
         (_, 0.0) => {
             remark("moves no weight", "set it above 0; 1e-6 is usual for a whole model and 1e-5 for an adapter")
         }
+        (_, OVERWRITES..) => remark(
+            "overwrites the weights: an update moves each of them by about as much, which is more than they are in size",
+            "1e-6 to 1e-5 is usual for a whole model, 1e-5 to 1e-4 for an adapter, and up to 1e-3 for a tiny model",
+        ),
         (true, ..LORA_LEAST) => remark(
             "looks like one for training all weights",
             "an adapter wants about ten times as much, say 1e-5 to 1e-4",
@@ -55,11 +62,15 @@ mod tests {
         assert_eq!(told(false, 1e-3, small), None);
         assert_eq!(told(true, 1e-5, large), None);
         assert_eq!(told(true, 1e-2, small), None);
+        assert_eq!(told(false, 1e-2, small), None);
         for (found, words) in [
             (told(true, 1e-6, small), "`learning_rate` 1e-6 looks like one for training all weights; an adapter wants"),
             (told(true, 1e-2, large), "`learning_rate` 1e-2 is far above what an adapter bears"),
             (told(false, 1e-3, large), "`learning_rate` 1e-3 is far above what a whole model bears"),
             (told(false, 1e-10, small), "lost in the rounding"),
+            (told(false, 0.1, small), "`learning_rate` 1e-1 overwrites the weights"),
+            (told(true, 10.0, large), "`learning_rate` 1e1 overwrites the weights"),
+            (told(false, 1e6, small), "`learning_rate` 1e6 overwrites the weights"),
             (told(true, 0.0, small), "`learning_rate` 0 moves no weight"),
         ] {
             let found = found.unwrap();

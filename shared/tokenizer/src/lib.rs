@@ -108,6 +108,9 @@ impl TextTokenizer {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn parse(bytes: &[u8], path: String) -> Result<Self, String> {
+        if let Some(what) = shared_bounds::foreign_content(bytes) {
+            return Err(what.into());
+        }
         let inner = guarded(&path, MOST_MEMORY, || {
             growth::check(bytes)?;
             let mut inner = Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;

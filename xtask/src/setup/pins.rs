@@ -241,6 +241,32 @@ mod tests {
         }
     }
 
+    /// A hash that was left behind by a change of version, or stands in for one that nobody looked up, is of two files or of none.
+    #[test]
+    fn every_hash_is_of_one_file() {
+        let components = [CPU.libtorch, CPU.onnxruntime, CUDA.libtorch, CUDA.onnxruntime];
+        let mut known = std::collections::HashMap::new();
+        for wheel in components.iter().flat_map(|component| component.wheels) {
+            let file = (wheel.project, wheel.version);
+            let first = *known.entry(wheel.sha256).or_insert(file);
+            assert_eq!(first, file, "both have the hash {}", wheel.sha256);
+            let digits: std::collections::HashSet<u8> = wheel.sha256.bytes().collect();
+            assert!(digits.len() >= 10, "{}: {} is no hash of anything", wheel.project, wheel.sha256);
+        }
+        let files: std::collections::HashSet<_> = known.values().collect();
+        assert_eq!(files.len(), known.len(), "a wheel of one version has one hash");
+    }
+
+    /// What is taken of a wheel is named after its version, so that neither is changed without the other.
+    #[test]
+    fn libraries_are_those_of_the_version() {
+        for component in [CPU.onnxruntime, CUDA.onnxruntime] {
+            let library =
+                |take: &&Take| matches!(take, Take::File { from, .. } if from.ends_with(component.wheels[0].version));
+            assert_eq!(component.wheels[0].take.iter().filter(library).count(), 1, "{}", component.name);
+        }
+    }
+
     #[test]
     fn both_sets_hold_the_same_releases() {
         let version = |component: &Component| component.wheels[0].version;

@@ -3,6 +3,7 @@
 //! Detectors see nothing but the records of the steps, so that a run which goes on from a checkpoint has them in the
 //! state that they were in by showing them the records that it kept.
 
+mod collapse;
 mod completions;
 mod fallen;
 mod groups;
@@ -55,6 +56,8 @@ trait Detector {
 /// The notices of a run.
 pub struct Notices {
     file: NoticesFile,
+    /// Told in the place of what it brings about.
+    collapse: collapse::Collapse,
     detectors: Vec<Box<dyn Detector>>,
 }
 
@@ -77,14 +80,15 @@ impl Notices {
             Box::new(fallen::Fallen::default()),
             Box::new(loss::NearZero::default()),
         ];
+        let collapse = collapse::Collapse::new(config);
         let (file, skipped) = NoticesFile::open_and_look(path, completed_steps)?;
-        Ok((Self { file, detectors }, skipped))
+        Ok((Self { file, collapse, detectors }, skipped))
     }
 
     /// Looks at a step that has been told of.
     pub fn recall(&mut self, config: &TrainConfig, record: &MetricRecord) {
         let seen = Seen { config, record, failures: &[] };
-        self.detectors.iter_mut().for_each(|detector| drop(detector.look(&seen)));
+        drop(self.find(&seen));
     }
 
     /// Looks at a step, and tells what is new.
@@ -92,8 +96,16 @@ impl Notices {
     /// # Errors
     /// A file that cannot be written.
     pub fn look(&mut self, seen: &Seen<'_>) -> Result<(), LearnerError> {
-        let found: Vec<Notice> = self.detectors.iter_mut().flat_map(|detector| detector.look(seen)).collect();
+        let found = self.find(seen);
         self.tell(found)
+    }
+
+    /// What all detectors find in a step. What a collapse has brought about is held back: it would name another reason.
+    fn find(&mut self, seen: &Seen<'_>) -> Vec<Notice> {
+        let mut found = self.collapse.look(seen);
+        let others = self.detectors.iter_mut().flat_map(|detector| detector.look(seen));
+        found.extend(others.filter(|notice| !self.collapse.explains(notice.kind)));
+        found
     }
 
     /// Tells what is new of these.
@@ -143,6 +155,24 @@ mod tests {
         records().iter().for_each(|record| look(&mut notices, record));
         let told: Vec<_> = notices::read(&path(&dir)).unwrap().iter().map(|n| (n.kind, n.step)).collect();
         assert_eq!(told, [(NoticeKind::EqualGroups, 3), (NoticeKind::Truncated, 4)]);
+    }
+
+    #[test]
+    fn a_collapse_is_told_in_the_place_of_what_it_brings_about() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = TrainConfig { per_device_train_batch_size: 256, learning_rate: 10.0, ..TrainConfig::default() };
+        let mut notices = Notices::open(&path(&dir), &config, 0).unwrap();
+        for number in 1..=30 {
+            let mut record = step(number);
+            if number > 1 {
+                record.set(metrics::REWARD, 0.0).set(metrics::REWARD_STD, 0.0).set(metrics::ENTROPY, 5.0);
+                record.set(metrics::FRAC_REWARD_ZERO_STD, 1.0).set(metrics::GRAD_NORM, 0.0);
+                record.set(metrics::COMPLETIONS_CLIPPED_RATIO, 1.0);
+            }
+            notices.look(&Seen { config: &config, record: &record, failures: &[] }).unwrap();
+        }
+        let told: Vec<_> = notices::read(&path(&dir)).unwrap().iter().map(|n| (n.kind, n.step)).collect();
+        assert_eq!(told, [(NoticeKind::Collapse, 4)]);
     }
 
     /// Wherever a run is stopped, or falls back to: nothing is told twice, nothing is lost.

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use anyhow::{Context, ensure};
-use shared::{PromptId, SamplingParams, rng::Stream};
+use shared::{ModelConfig, PromptId, SamplingParams, rng::Stream};
 
 use crate::engine::{Engine, GroupRequest};
 
@@ -72,6 +72,13 @@ impl Workload {
             stop_criterion: None,
         }
     }
+}
+
+/// Tokens of a completion where nobody says how many, behind a prompt of so many.
+pub(in crate::commands) fn usual_length(prompt: u32, model: &ModelConfig) -> u32 {
+    const USUAL: u32 = 128;
+    let room = model.max_position_embeddings.saturating_sub(prompt as usize);
+    USUAL.min(u32::try_from(room).unwrap_or(USUAL)).max(1)
 }
 
 /// The number of completions of a workload.

@@ -94,7 +94,42 @@ impl Reader<'_> {
                 Ok(Some(RopeScaling::Linear { factor: rope.positive("factor")? }))
             }
             Some(v) if v.as_str() == Some("llama3") => self.llama3(rope).map(Some),
-            Some(v) => Err(rope.unsupported(name, v, "supported rope types: default, linear, llama3")),
+            Some(v) => Err(rope.unsupported(name, v, &self.way_out_of_scaling(v, rope))),
+        }
+    }
+
+    /// What there is instead of a scaling that is not applied. Sequences within the length of the original training need none
+    /// where the scaling was added for longer ones.
+    fn way_out_of_scaling(&self, name: &Value, rope: &Reader<'_>) -> String {
+        const SUPPORTED: &str = "supported rope types: default, linear, llama3";
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        let stated = |reader: &Reader<'_>| reader.get(ORIGINAL).and_then(Value::as_u64);
+        let original = stated(rope).or_else(|| stated(self));
+        // As in transformers, `dynamic` begins where the model's own length ends.
+        let original = match name.as_str() {
+            Some("dynamic") => original.or_else(|| self.get("max_position_embeddings").and_then(Value::as_u64)),
+            _ => original,
+        };
+        let length = original.map_or_else(|| format!("`{ORIGINAL}` tokens"), |n| format!("{n} tokens"));
+        let limit = original.map_or_else(|| "that number".to_owned(), |n| n.to_string());
+        // The other section has the base too.
+        let without = if rope.section == "rope_scaling" {
+            "remove `rope_scaling`".to_owned()
+        } else {
+            let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+            format!("let `{}.{key}` be \"default\"", rope.section)
+        };
+        let how = format!("{without} in config.json and set `max_position_embeddings` to {limit}");
+        match name.as_str() {
+            Some("dynamic") => format!("{SUPPORTED}; within the original {length} it changes nothing: {how}"),
+            Some("yarn") => format!(
+                "{SUPPORTED}; sequences within the original {length} do without it, as where it was added to reach further: {how}"
+            ),
+            Some("longrope" | "su") => format!(
+                "{SUPPORTED}; only where every `short_factor` is 1, sequences within the original {length} do almost without it: \
+                 {how}; otherwise take a model without it"
+            ),
+            _ => SUPPORTED.into(),
         }
     }
 

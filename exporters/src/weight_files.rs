@@ -1,0 +1,151 @@
+//! Which files of a directory are its weights, and what else lies there in their place.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use shared::model_dir::MOST_BYTES;
+
+use crate::ExportError;
+
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// `model.safetensors.index.json`.
+#[derive(Deserialize)]
+struct ShardIndex {
+    /// Tensor name to file name.
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The weight files of a directory, and the one of each tensor where they are shards; as transformers does, one file goes
+/// before shards.
+///
+/// # Errors
+/// No weights, with what lies there instead and the way out; an index that is none, or that names what is not beside it.
+pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ExportError> {
+    let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
+    if single.is_file() {
+        return Ok((vec![single], BTreeMap::new()));
+    }
+    if !index.is_file() {
+        return Err(ExportError::content(dir, format!("no {SINGLE} and no {INDEX}; {}", instead(&names(dir)))));
+    }
+    let text = shared_bounds::read(&index, MOST_BYTES).map_err(|e| ExportError::io(&index, e))?;
+    let ShardIndex { weight_map } = serde_json::from_slice(&text).map_err(|e| {
+        let message =
+            shared_bounds::foreign_content(&text).map_or_else(|| format!("not a safetensors index: {e}"), Into::into);
+        ExportError::content(&index, message)
+    })?;
+    let shards: BTreeSet<&String> = weight_map.values().collect();
+    if let Some(name) = shards.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+        return Err(ExportError::content(&index, format!("`{name}` is not the name of a file beside it")));
+    }
+    Ok((shards.into_iter().map(|name| dir.join(name)).collect(), weight_map))
+}
+
+/// Names of what is in a directory, sorted.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// By which names other weights are known, and how they become safetensors.
+type Known = (fn(&str) -> bool, &'static str);
+
+const KNOWN: [Known; 9] = [
+    (
+        |name| name == "adapter_model.safetensors" || name == "adapter_model.bin",
+        "is an adapter without its adapter_config.json; put that file beside it",
+    ),
+    (
+        |name| is_shard(name),
+        "is a shard, but the index that says what is where is missing; download it too, or save the model again by \
+         transformers' save_pretrained",
+    ),
+    (
+        |name| name.starts_with("consolidated") && has_end(name, &["pth", "pt", "safetensors"]),
+        "is the publisher's own format; take the repository's files for transformers, or convert it with transformers' \
+         conversion script",
+    ),
+    (
+        |name| has_end(name, &["safetensors"]),
+        "has another name than weights have; if it is the whole model, call it model.safetensors",
+    ),
+    (
+        |name| has_end(name, &["gguf"]),
+        "is GGUF; take the model's own repository, or load it with transformers' `gguf_file` and save_pretrained",
+    ),
+    (
+        |name| has_end(name, &["distcp"]) || name == "pytorch_model_fsdp_0",
+        "is a distributed checkpoint of FSDP; `accelerate merge-weights` makes one file of it",
+    ),
+    (
+        |name| name == "zero_to_fp32.py" || name.starts_with("global_step") || name.ends_with("_optim_states.pt"),
+        "is of a checkpoint of DeepSpeed; `python zero_to_fp32.py . . --safe_serialization` makes one model of it",
+    ),
+    (
+        |name| name.starts_with("model_world_size_") && has_end(name, &["pt"]),
+        "is a checkpoint of verl; `python -m verl.model_merger merge` makes one model of it",
+    ),
+    (
+        |name| has_end(name, &["bin", "pt", "pth", "h5", "msgpack", "ckpt"]),
+        "is in another format, which may hold programs and is not read; transformers' save_pretrained converts it",
+    ),
+];
+
+fn has_end(name: &str, ends: &[&str]) -> bool {
+    Path::new(name).extension().and_then(|end| end.to_str()).is_some_and(|end| ends.contains(&end))
+}
+
+/// `model-00001-of-00002.safetensors`.
+fn is_shard(name: &str) -> bool {
+    name.contains("-of-") && has_end(name, &["safetensors"])
+}
+
+/// What lies in the place of weights, in words, and the way out.
+fn instead(names: &[String]) -> String {
+    let known = KNOWN.iter().find_map(|(is, words)| Some((names.iter().find(|name| is(name))?, words)));
+    match known {
+        Some((name, words)) => format!("{name} {words}"),
+        None => "weights in another format are converted by transformers' save_pretrained".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_in_the_place_of_weights_is_named_with_the_way_out() {
+        for (name, words) in [
+            ("model-00001-of-00002.safetensors", "the index that says what is where is missing"),
+            ("consolidated.00.pth", "publisher's own format"),
+            ("consolidated.safetensors", "publisher's own format"),
+            ("adapter_model.safetensors", "without its adapter_config.json"),
+            ("weights.safetensors", "call it model.safetensors"),
+            ("model-q4_k_m.gguf", "is GGUF"),
+            ("__0_0.distcp", "accelerate merge-weights"),
+            ("zero_to_fp32.py", "DeepSpeed"),
+            ("model_world_size_8_rank_0.pt", "verl.model_merger"),
+            ("pytorch_model.bin", "save_pretrained converts it"),
+            ("pytorch_model-00001-of-00002.bin", "save_pretrained converts it"),
+            ("tf_model.h5", "save_pretrained converts it"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for file in ["config.json", "tokenizer.json", name] {
+                fs::write(dir.path().join(file), "").unwrap();
+            }
+            let error = weight_files(dir.path()).unwrap_err().to_string();
+            let begin = format!("no {SINGLE} and no {INDEX}; {name} ");
+            assert!(error.contains(&begin) && error.contains(words), "{error}");
+        }
+        let empty = tempfile::tempdir().unwrap();
+        assert!(weight_files(empty.path()).unwrap_err().to_string().contains("converted by transformers'"));
+    }
+}
