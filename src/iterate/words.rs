@@ -118,7 +118,13 @@ mod tests {
         let seedless = given.replace(" --seed=1", "").replace("--rollout_dtype", "--dtype");
         let flags = seedless.replace("rollout_", "").replace('_', "-").replace("--dtype", "--rollout-dtype");
         has_all(&words, &flags);
-        for word in ["--stop=--", "--stop=\n\n", "--system-prompt=- Be brief", "--answer-column=extra.answer", "--chat-template=short.jinja"] {
+        for word in [
+            "--stop=--",
+            "--stop=\n\n",
+            "--system-prompt=- Be brief",
+            "--answer-column=extra.answer",
+            "--chat-template=short.jinja",
+        ] {
             assert!(words.0.iter().any(|given| given == word), "{word:?} is missing in {words:?}");
         }
         has_all(&words, "--chat-template-kwargs={\"enable_thinking\":false}");

@@ -135,7 +135,10 @@ impl Progress {
         // The sampler has looked at the prompts of this start when it begins its first completion.
         let known = |path: &mut PathBuf| path.exists() && LongPrompts::read(path) != self.known_long_prompts;
         let Some(path) = self.long_prompts.take_if(known) else { return };
-        LongPrompts::read(&path).iter().flat_map(LongPrompts::lines).for_each(|line| self.say(&format!("warning: {line}")));
+        LongPrompts::read(&path)
+            .iter()
+            .flat_map(LongPrompts::lines)
+            .for_each(|line| self.say(&format!("warning: {line}")));
     }
 
     /// Leaves the display in its last state.

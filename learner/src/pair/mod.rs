@@ -325,7 +325,19 @@ impl<'a> Run<'a> {
     /// made last.
     fn go_back(self, device: Device, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let Self {
-            config, run_dir, id, model, trainer, crew, publisher, mut state, guard, journals, records, sampler, ..
+            config,
+            run_dir,
+            id,
+            model,
+            trainer,
+            crew,
+            publisher,
+            mut state,
+            guard,
+            journals,
+            records,
+            sampler,
+            ..
         } = self;
         let Journals { metrics, mut ledger, .. } = journals.expect("a step was made");
         // Its memory is needed for the one that takes its place.
