@@ -17,7 +17,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     let handed_over = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     // Opening a device may do something, and a socket cannot be opened.
     let before = path.metadata()?;
-    if !before.is_dir() && !(handed_over && before.file_type().is_fifo()) {
+    if !(before.is_dir() || handed_over && before.file_type().is_fifo()) {
         require_file(&before)?;
     }
     // Without this, opening a pipe waits for whoever may write into it.
