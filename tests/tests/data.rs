@@ -152,9 +152,10 @@ fn prompts_without_room_for_a_completion_are_left_out_and_told() {
 #[test]
 fn typed_columns_bytes_and_messages_as_texts_are_read_or_told() {
     let bench = Bench::new();
-    let texts = bench.write("texts.jsonl", r#"{"prompt": "[{\"role\": \"user\", \"content\": \"1 + 1?\"}]"}"#);
+    let texts =
+        bench.write("texts.jsonl", r#"{"prompt": "[{\"role\": \"user\", \"content\": \"1 + 1?\"}]", "answer": 2}"#);
     let python = bench.write("python.csv", "prompt,answer\n\"[{'role': 'user', 'content': '1 + 1?'}]\",2\n");
-    let shared = bench.write("shared.jsonl", r#"{"conversations": [{"from": "human", "value": "hi"}]}"#);
+    let shared = bench.write("shared.jsonl", r#"{"conversations": [{"from": "human", "value": "hi"}], "answer": 2}"#);
     for (data, words) in [
         (format!("dataset = {:?}", fixture("json.parquet")), "TRL's conversational rows"),
         (format!("dataset = {:?}", fixture("saved_json")), "TRL's conversational rows"),

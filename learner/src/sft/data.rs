@@ -219,7 +219,7 @@ mod tests {
         let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "name": null}], "completion": [{"role": "assistant", "content": "5"}]}
 {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
 {"conversations": [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]}
-{"prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": [{"from": "gpt", "value": "b"}], "tools": "\"T\""}
+{"prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": [{"from": "gpt", "value": "b"}], "tools": "T"}
 {"prompt": "2+3=", "completion": "5"}"#;
         let pair = |prompt: &str, completion: &str| (prompt.to_owned(), completion.to_owned());
         let whole = pair("<", "user>2+3?<end>\n<assistant>5<end>\n");

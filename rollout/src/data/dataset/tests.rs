@@ -332,7 +332,7 @@ fn gsm8k_is_read_whole() {
 fn messages_are_messages_however_they_are_written() {
     let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "tool_calls": null, "name": null}]}
 {"prompt": "[{\"role\": \"user\", \"content\": \"2+3?\"}]"}
-{"prompt": [{"from": "human", "value": "2+3?"}], "tools": "\"T\""}"#;
+{"prompt": [{"from": "human", "value": "2+3?"}], "tools": "T"}"#;
     let template = TEMPLATE
         .replace("{{ m.content }}", "{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}{{ m.content }}");
     let rows = load(lines, Some(&template));
