@@ -65,7 +65,11 @@ impl Bench {
 /// What a run cannot start with, in Python: a file, an entry that names a function in it, and what is said of that.
 const BROKEN_FUNCTIONS: &[(&str, &str, &[&str])] = &[
     ("def f(completions, **kwargs)\n    return []\n", "r.py:f", &["SyntaxError", "r.py, line 1", "def f(completions"]),
-    ("import no_such_module_of_mine\n", "r.py:f", &["No module named 'no_such_module_of_mine'", "r.py, line 1", "`reward_python`"]),
+    (
+        "import no_such_module_of_mine\n",
+        "r.py:f",
+        &["No module named 'no_such_module_of_mine'", "r.py, line 1", "`reward_python`"],
+    ),
     ("", "absent.py:f", &["absent.py: no such file"]),
     ("def g(completions): ...\n", "r.py:f", &["no function `f`", "its functions: g"]),
     (

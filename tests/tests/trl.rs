@@ -171,7 +171,11 @@ fn accuracy_of_trl_and_of_tandem(python: &str) {
     bench.write(
         "rows.jsonl",
         &["4", "\\\\frac{1}{2}", "x+1"]
-            .map(|solution| format!("{{\"prompt\": [{{\"role\": \"user\", \"content\": \"?\"}}], \"solution\": \"${solution}$\"}}\n"))
+            .map(|solution| {
+                format!(
+                    "{{\"prompt\": [{{\"role\": \"user\", \"content\": \"?\"}}], \"solution\": \"${solution}$\"}}\n"
+                )
+            })
             .concat(),
     );
     let words = ["check-rewards", "trl.yaml", "--json", "--dataset", "rows.jsonl", "--reward_python", python];
