@@ -1,5 +1,7 @@
 //! Sample completions of real rows, for the rehearsal of reward functions.
 
+use std::cell::Cell;
+
 use anyhow::Context;
 use rollout_rewards::{
     RewardInput,
@@ -39,6 +41,7 @@ pub fn trials(
         tokenizer,
         longest: config.max_completion_length as usize,
         end: model.generation().eos_token_ids.first().copied(),
+        forms: Cell::new(0),
     };
     let group = config.num_generations as usize;
     let trial = |(index, row): (usize, &PromptRow)| writer.trial(row, index, group);
@@ -52,12 +55,15 @@ struct Writer<'a> {
     longest: usize,
     /// The token that ends one.
     end: Option<u32>,
+    /// Rows so far that have a right answer, each of which is written in the next form.
+    forms: Cell<usize>,
 }
 
 impl Writer<'_> {
     fn trial(&self, row: &PromptRow, index: usize, group: usize) -> anyhow::Result<Trial> {
         let input = row.reward_input([]);
-        let right = right_answer(&input, index).map(|text| behind_opened(&input.prompt, text));
+        let right = right_answer(&input, self.forms.get()).map(|text| behind_opened(&input.prompt, text));
+        self.forms.set(self.forms.get() + usize::from(right.is_some()));
         let mut kinds = vec![Sample::Empty, Sample::Plain, Sample::Overlong];
         kinds.extend(right.is_some().then_some(Sample::Right));
         let samples: Vec<Sample> = (0..group).map(|i| kinds[(index * group + i) % kinds.len()]).collect();
@@ -95,7 +101,7 @@ fn behind_opened(prompt: &str, text: String) -> String {
 }
 
 /// A completion with the row's right answer, if the row has one, in one of the forms that are in use; which one goes by
-/// the row's place. The answer is what rules read in the column, which may hold a whole solution.
+/// the number of such rows before. The answer is what rules read in the column, which may hold a whole solution.
 fn right_answer(row: &RewardInput, index: usize) -> Option<String> {
     let answers = ["answer", "solution"].map(|column| row.answers(&[column]));
     let whole = answers.iter().flatten().next()?.first().trim();
