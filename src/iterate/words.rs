@@ -14,7 +14,7 @@ use crate::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 30] = [
+const OF_SAMPLING: [&str; 31] = [
     "system_prompt",
     "chat_template",
     "chat_template_kwargs",

@@ -11,6 +11,7 @@ use console::Term;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use shared::{
     RunDir,
+    channel::{LearnerStatus, RunId},
     config::TrainConfig,
     disk_room::RecordsLimit,
     heartbeat::{Beat, Phase},
@@ -22,7 +23,7 @@ use shared::{
 use shared_bounds::Shown;
 use unicode_width::UnicodeWidthStr;
 
-use super::{printed::Printed, steps_in_words, workers::Workers};
+use super::{directory::OwnedRun, printed::Printed, steps_in_words, workers::Workers};
 use crate::{
     notices::Board,
     output, signals, summary,

@@ -273,7 +273,7 @@ impl<'a> Run<'a> {
             // The passes over the canaries were progress of a step.
             heartbeat::beat(Phase::Save);
             let durations = Durations { start, waited, published, gate };
-            let record = self.keep_records(&batch, &trained, link, durations, verdict)?;
+            let record = self.keep_records(&batch, &trained, link, durations)?;
             let seen = Seen { config: self.config, record: &record, failures: &failures };
             self.journals()?.notices.look(&seen)?;
             if verdict == Verdict::RollBack {

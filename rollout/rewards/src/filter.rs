@@ -24,8 +24,8 @@ pub enum FilterMetric {
 
 impl FilterMetric {
     /// The metric that `filter_groups_metric` names among the reward functions. Without a name, it is the first function
-    /// that judges answers, else the first in Python whose name says so; the sum where none does, and where rewards are given to steps (`of_sum`, the test of the
-    /// rewards, says so): equal answers with different steps teach something then.
+    /// that judges answers, else the first in Python whose name says so; the sum where none does, and where rewards are
+    /// given to steps (`of_sum`, the test of the rewards, says so): equal answers with different steps teach something then.
     ///
     /// # Errors
     /// When no function has that name.

@@ -20,6 +20,8 @@ pub enum Sample {
     Overlong,
     /// The right answer of the row, in every form that rules look for.
     Right,
+    /// Sampled from the model that is to be trained.
+    Own,
 }
 
 impl Sample {
@@ -31,6 +33,7 @@ impl Sample {
             Self::Plain => "plain",
             Self::Overlong => "overlong",
             Self::Right => "right",
+            Self::Own => "of the model",
         }
     }
 }
@@ -66,6 +69,8 @@ pub struct Rehearsed {
     pub range: Option<(f64, f64)>,
     /// Highest score of a right answer.
     pub right: Option<f64>,
+    /// Mean score of the completions that the model made.
+    pub own: Option<f64>,
     /// Seconds for one completion; the first call, in which programs may still load, is not counted.
     pub seconds: Option<f64>,
     /// Correlation of the score with the number of tokens, right answers left out.
@@ -74,6 +79,8 @@ pub struct Rehearsed {
     pub refusal: Option<String>,
     /// What is odd about it.
     pub warnings: Vec<String>,
+    /// Whether completions of the model may show that it is not odd: a function may look for something that only they have.
+    pub in_doubt: bool,
     /// What its program said last, if it failed.
     pub words: Vec<String>,
 }
@@ -94,34 +101,63 @@ struct Observed {
     outcome: RewardOutcome,
 }
 
-/// Asks a function about every trial, in order.
-#[must_use]
-pub fn rehearse(function: &RewardFunction, trials: &[Trial], demand: Demand) -> Rehearsed {
-    let begin = Instant::now();
-    let (mut observed, mut times) = (Vec::new(), Vec::new());
-    for (index, trial) in trials.iter().enumerate() {
-        if begin.elapsed() > ENOUGH {
-            break;
-        }
-        let call = Instant::now();
-        let input = RewardInput { deadline: call.checked_add(demand.timeout), ..trial.input.clone() };
-        let reward = function.reward();
-        let outcomes = if index == 0 { reward.score_first(&input) } else { reward.score(&input) };
-        if index > 0 {
-            times.push(call.elapsed().as_secs_f64() / trial.samples.len() as f64);
-        }
-        observed.extend(observe(trial, outcomes));
+/// A function that is asked about trials.
+pub struct Rehearsal<'a> {
+    function: &'a RewardFunction,
+    demand: Demand,
+    observed: Vec<Observed>,
+    /// Seconds for a completion, of every call but the first.
+    times: Vec<f64>,
+    /// Completions of a call.
+    group: usize,
+    /// What there is to say of a tag that prompts open.
+    opened_tag: Option<String>,
+}
+
+impl<'a> Rehearsal<'a> {
+    /// One that has been asked nothing yet.
+    #[must_use]
+    pub fn new(function: &'a RewardFunction, demand: Demand) -> Self {
+        Self { function, demand, observed: Vec::new(), times: Vec::new(), group: 0, opened_tag: None }
     }
-    let seconds = (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64);
-    let mut found = figures(&observed, seconds);
-    if found.failed > 0 {
-        found.words = function.reward().last_words();
+
+    /// Asks about every trial, in order, until it has taken long enough.
+    pub fn ask(&mut self, trials: &[Trial]) {
+        let begin = Instant::now();
+        for trial in trials {
+            if begin.elapsed() > ENOUGH {
+                break;
+            }
+            let call = Instant::now();
+            let input = RewardInput { deadline: call.checked_add(self.demand.timeout), ..trial.input.clone() };
+            let (reward, is_first) = (self.function.reward(), self.observed.is_empty());
+            let outcomes = if is_first { reward.score_first(&input) } else { reward.score(&input) };
+            if is_first {
+                self.group = trial.samples.len();
+            } else {
+                self.times.push(call.elapsed().as_secs_f64() / trial.samples.len() as f64);
+            }
+            self.observed.extend(observe(trial, outcomes));
+        }
+        let told = || trials.iter().find_map(|trial| opened_tag(self.function, trial, self.demand));
+        self.opened_tag = self.opened_tag.take().or_else(told);
     }
-    judge(&mut found, &observed, function);
-    let group = trials.first().map_or(0, |trial| trial.samples.len());
-    found.warnings.extend(slowness(&found, group, demand, function.reward().concurrency()));
-    found.warnings.extend(trials.iter().find_map(|trial| opened_tag(function, trial, demand)));
-    found
+
+    /// How it did.
+    #[must_use]
+    pub fn found(&self) -> Rehearsed {
+        let times = &self.times;
+        let seconds = (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64);
+        let mut found = figures(&self.observed, seconds);
+        if found.failed > 0 {
+            found.words = self.function.reward().last_words();
+        }
+        judge(&mut found, &self.observed, self.function);
+        let processes = self.function.reward().concurrency();
+        found.warnings.extend(slowness(&found, self.group, self.demand, processes));
+        found.warnings.extend(self.opened_tag.clone());
+        found
+    }
 }
 
 fn observe(trial: &Trial, outcomes: Vec<RewardOutcome>) -> Vec<Observed> {
@@ -142,15 +178,18 @@ fn figures(observed: &[Observed], seconds: Option<f64>) -> Rehearsed {
     let scores = || observed.iter().filter_map(|o| o.outcome.score());
     let wrong = observed.iter().filter(|o| o.sample != Sample::Right);
     let by_length: Vec<(f64, f64)> = wrong.filter_map(|o| Some((o.tokens as f64, o.outcome.score()?))).collect();
-    let right: Vec<f64> =
-        observed.iter().filter(|o| o.sample == Sample::Right).filter_map(|o| o.outcome.score()).collect();
+    let of = |sample: Sample| -> Vec<f64> {
+        observed.iter().filter(|o| o.sample == sample).filter_map(|o| o.outcome.score()).collect()
+    };
+    let own = of(Sample::Own);
     let failed = observed.iter().filter(|o| o.outcome.has_failed()).count();
     Rehearsed {
         samples: observed.len(),
         failed,
         abstained: observed.len() - failed - scores().count(),
         range: scores().reduce(f64::min).zip(scores().reduce(f64::max)),
-        right: right.into_iter().reduce(f64::max),
+        right: of(Sample::Right).into_iter().reduce(f64::max),
+        own: (!own.is_empty()).then(|| own.iter().sum::<f64>() / own.len() as f64),
         seconds,
         length: correlation(&by_length),
         ..Rehearsed::default()
@@ -183,18 +222,24 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
         let failed = found.failed;
         found.warnings.push(format!("failed on {failed} of {all} sample completions ({}): {reason}", kinds(observed)));
     }
-    let saw_right = observed.iter().any(|o| o.sample == Sample::Right);
-    let judges = saw_right && !function.columns.is_empty();
+    let saw = |sample: Sample| observed.iter().filter(|o| o.sample == sample).count();
+    let judges = saw(Sample::Right) > 0 && !function.columns.is_empty();
     if !function.own && !judges {
         return;
     }
-    let right = if saw_right { ", right answers included" } else { "" };
+    let included = match (saw(Sample::Right), saw(Sample::Own)) {
+        (0, 0) => String::new(),
+        (_, 0) => ", right answers included".into(),
+        (0, own) => format!(", {own} of the model's own included"),
+        (_, own) => format!(", right answers and {own} of the model's own included"),
+    };
+    let before = found.warnings.len();
     match found.range {
         None if found.abstained + found.failed == all => {
-            found.warnings.push(format!("has no score for any of {all} sample completions{right}"));
+            found.warnings.push(format!("has no score for any of {all} sample completions{included}"));
         }
         Some((low, high)) if low == high => found.warnings.push(format!(
-            "gives {low} to each of {} sample completions{right}; where all completions of a prompt get the same, \
+            "gives {low} to each of {} sample completions{included}; where all completions of a prompt get the same, \
              nothing is learned",
             all - found.failed - found.abstained
         )),
@@ -206,6 +251,7 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
             "goes by the length of sample completions (correlation {r:.2}), and would teach to be {what}"
         ));
     }
+    found.in_doubt = found.warnings.len() > before && saw(Sample::Own) == 0;
 }
 
 /// A completion behind a tag that its prompt has opened.

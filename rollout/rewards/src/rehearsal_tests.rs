@@ -35,9 +35,15 @@ fn trials() -> Vec<Trial> {
     vec![Trial { input, samples }; 3]
 }
 
-fn tried(function: &RewardFunction) -> Rehearsed {
+fn rehearse(function: &RewardFunction, trials: &[Trial]) -> Rehearsed {
     let demand = Demand { timeout: Duration::from_secs(10), completions_per_step: 8 };
-    rehearse(function, &trials(), demand)
+    let mut rehearsal = Rehearsal::new(function, demand);
+    rehearsal.ask(trials);
+    rehearsal.found()
+}
+
+fn tried(function: &RewardFunction) -> Rehearsed {
+    rehearse(function, &trials())
 }
 
 fn only_warning(function: &RewardFunction) -> String {
@@ -80,6 +86,32 @@ fn constants_silence_and_length_are_remarked_on() {
     assert!(only_warning(&number(|text| -(text.len() as f64))).contains("would teach to be short"));
 }
 
+/// A function may look for something that only the model writes.
+#[test]
+fn completions_of_the_model_settle_a_doubt() {
+    let of_the_model = |texts: [&str; 2]| Trial {
+        input: RewardInput { completions: testing::completions(&texts), ..RewardInput::default() },
+        samples: vec![Sample::Own; 2],
+    };
+    let function = number(|text| f64::from(u8::from(text.contains("<<"))));
+    let mut rehearsal = Rehearsal::new(&function, Demand { timeout: Duration::from_secs(10), completions_per_step: 8 });
+    rehearsal.ask(&trials());
+    let before = rehearsal.found();
+    assert!(before.in_doubt && before.warnings.len() == 1 && before.own.is_none(), "{before:?}");
+    rehearsal.ask(&[of_the_model(["<<3>>", "3"])]);
+    let after = rehearsal.found();
+    assert_eq!((after.samples, after.own, after.in_doubt), (14, Some(0.5), false));
+    assert_eq!(after.warnings, Vec::<String>::new());
+
+    let mut rehearsal = Rehearsal::new(&function, rehearsal.demand);
+    rehearsal.ask(&trials());
+    rehearsal.ask(&[of_the_model(["3", "4"])]);
+    let found = rehearsal.found();
+    let told = "gives 0 to each of 14 sample completions, right answers and 2 of the model's own included; ";
+    assert!(found.warnings[0].starts_with(told) && !found.in_doubt, "{found:?}");
+    assert!(!tried(&number(|text| text.len() as f64 % 7.0)).in_doubt);
+}
+
 #[test]
 fn rules_that_come_with_the_sampler_are_only_odd_where_they_judge() {
     let rule =
@@ -93,8 +125,7 @@ fn a_tag_that_the_prompt_opens_is_told_to_functions_that_want_it() {
     let told = |function: &RewardFunction, prompt: &str| {
         let with_prompt = |trial: Trial| Trial { input: RewardInput { prompt: prompt.into(), ..trial.input }, ..trial };
         let trials: Vec<Trial> = trials().into_iter().map(with_prompt).collect();
-        let demand = Demand { timeout: Duration::from_secs(10), completions_per_step: 8 };
-        let warnings = rehearse(function, &trials, demand).warnings;
+        let warnings = rehearse(function, &trials).warnings;
         warnings.into_iter().find(|warning| warning.contains("the chat template puts"))
     };
     let opens = "[assistant] <think>\n";

@@ -1,6 +1,7 @@
 //! `rollout check-rewards`: the reward functions of a run on sample completions.
 
 use std::{
+    cell::LazyCell,
     io::{self, Write},
     process::{self, ExitCode},
     thread,
@@ -11,7 +12,7 @@ use anyhow::{Context, bail};
 use rayon::prelude::*;
 use rollout_rewards::{
     RewardFunction,
-    rehearsal::{Demand, Rehearsed, Trial, rehearse},
+    rehearsal::{Demand, Rehearsal, Rehearsed},
 };
 use serde_json::{Value, json};
 use shared::{
@@ -29,7 +30,7 @@ use super::print;
 use crate::{
     data::{Dataset, Tokenizer},
     pair::setup::prompt_options,
-    reward::{self, model, samples},
+    reward::{self, model, sampled, samples},
 };
 
 /// Flags of `rollout check-rewards`.
@@ -117,46 +118,76 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
     Ok(loaded)
 }
 
-/// Tries the functions; `by_itself`, where no run is to follow that says what is odd about its prompts.
+/// Largest number of weights of a model that a run's start asks for completions; the subcommand by itself asks any.
+const ASKED_BEFORE_A_RUN: u64 = 100_000_000;
+
+/// Tries the functions. `by_itself`, where no run is to follow: what is odd about its prompts is told here, and the model is asked
+/// for completions whether there is a doubt or not.
 fn check(functions: Vec<Loaded>, config: &TrainConfig, by_itself: bool) -> anyhow::Result<Vec<Checked>> {
     if !config.rehearse_rewards {
         return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());
     }
-    let trials = trials(&functions, config, by_itself)?;
+    let prompts = Prompts::load(&functions, config, by_itself)?;
+    let by_hand = samples::trials(prompts.dataset.rows(), config, &prompts.model, &prompts.tokenizer)?;
+    let asks = by_itself || prompts.model.config().parameter_count() <= ASKED_BEFORE_A_RUN;
+    let by_model = LazyCell::new(|| {
+        let trials = sampled::trials(prompts.dataset.rows(), config, &prompts.model, &prompts.tokenizer);
+        trials.unwrap_or_else(|error| {
+            tell!("the model itself was not asked for completions: {error:#}");
+            Vec::new()
+        })
+    });
     let demand = Demand {
         timeout: Duration::from_secs_f64(config.reward_timeout),
         completions_per_step: config.completions_per_step() as usize,
     };
-    let check = |(entry, function): Loaded| {
-        let found = function.map(|function| rehearse(&function, &trials, demand));
-        Checked { entry, found }
+    let check = |function: &RewardFunction| {
+        let mut rehearsal = Rehearsal::new(function, demand);
+        rehearsal.ask(&by_hand);
+        let found = rehearsal.found();
+        if found.refusal.is_some() || !(by_itself || found.in_doubt && asks) {
+            return found;
+        }
+        rehearsal.ask(&by_model);
+        rehearsal.found()
     };
-    Ok(functions.into_iter().map(check).collect())
+    let checked = |(entry, function): Loaded| Checked { entry, found: function.as_ref().map(check) };
+    Ok(functions.into_iter().map(checked).collect())
 }
 
-/// Samples of the first rows, which the functions can score as far as rows can be.
-fn trials(functions: &[Loaded], config: &TrainConfig, by_itself: bool) -> anyhow::Result<Vec<Trial>> {
-    let model = ModelDir::of_run(config).context("`model`")?;
-    let tokenizer =
-        Tokenizer::open_at(&model, config.template_now())?.with_template_kwargs(config.chat_template_kwargs.as_ref());
-    let options = prompt_options(config);
-    let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
-    let part = config.train_part();
-    let load = |limit| Dataset::load_first(&config.dataset, part, &tokenizer, &options, limit).context("`dataset`");
-    let mut dataset = load(samples::rows(config))?;
-    if reward::check(&functions, &dataset).is_err() {
-        // Rows further behind may have the columns.
-        dataset = load(usize::MAX)?;
-        reward::check(&functions, &dataset).context("`reward_funcs`")?;
+/// The first rows of a run's dataset, with its model.
+struct Prompts {
+    model: ModelDir,
+    tokenizer: Tokenizer,
+    dataset: Dataset,
+}
+
+impl Prompts {
+    /// As many rows as the samples need, or more, until the functions can score some.
+    fn load(functions: &[Loaded], config: &TrainConfig, by_itself: bool) -> anyhow::Result<Self> {
+        let model = ModelDir::of_run(config).context("`model`")?;
+        let tokenizer = Tokenizer::open_at(&model, config.template_now())?
+            .with_template_kwargs(config.chat_template_kwargs.as_ref());
+        let options = prompt_options(config);
+        let functions: Vec<RewardFunction> = functions.iter().filter_map(|(_, function)| function.clone()).collect();
+        let part = config.train_part();
+        let load = |limit| Dataset::load_first(&config.dataset, part, &tokenizer, &options, limit).context("`dataset`");
+        let mut dataset = load(samples::rows(config))?;
+        if reward::check(&functions, &dataset).is_err() {
+            // Rows further behind may have the columns.
+            dataset = load(usize::MAX)?;
+            reward::check(&functions, &dataset).context("`reward_funcs`")?;
+        }
+        if by_itself {
+            let remarks =
+                [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks_on_ends()];
+            remarks.concat().iter().for_each(|remark| tell!("warning: {remark}"));
+        }
+        for line in reward::unreadable(&functions, &dataset) {
+            tell!("warning: {line}");
+        }
+        Ok(Self { model, tokenizer, dataset })
     }
-    if by_itself {
-        let remarks = [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks_on_ends()];
-        remarks.concat().iter().for_each(|remark| tell!("warning: {remark}"));
-    }
-    for line in reward::unreadable(&functions, &dataset) {
-        tell!("warning: {line}");
-    }
-    samples::trials(dataset.rows(), config, &model, &tokenizer)
 }
 
 /// Says what is odd, and refuses what cannot work.
@@ -201,12 +232,13 @@ impl Checked {
             "lowest": found.range.map(|range| range.0),
             "highest": found.range.map(|range| range.1),
             "right": found.right,
+            "of_the_model": found.own,
             "seconds_per_completion": found.seconds,
             "correlation_with_length": found.length,
         })
     }
 
-    fn cells(&self) -> [String; 9] {
+    fn cells(&self) -> [String; HEAD.len()] {
         let name = short_name(&self.entry);
         let Some(found) = &self.found else {
             let mut cells = HEAD.map(|_| "-".to_owned());
@@ -222,21 +254,22 @@ impl Checked {
             number(found.range.map(|range| range.0)),
             number(found.range.map(|range| range.1)),
             number(found.right),
+            number(found.own),
             number(found.seconds),
             number(found.length),
         ]
     }
 }
 
-const HEAD: [&str; 9] =
-    ["function", "samples", "failed", "abstained", "lowest", "highest", "right", "s each", "by length"];
+const HEAD: [&str; 10] =
+    ["function", "samples", "failed", "abstained", "lowest", "highest", "right", "model", "s each", "by length"];
 
 fn write_table(checked: &[Checked]) -> anyhow::Result<()> {
     let mut rows = vec![HEAD.map(str::to_owned)];
     rows.extend(checked.iter().map(Checked::cells));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
-    let line = |row: &[String; 9]| {
+    let line = |row: &[String; HEAD.len()]| {
         let numbers = row.iter().zip(&widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
         format!("{:<width$}{}\n", row[0], numbers.collect::<String>(), width = widths[0])
     };

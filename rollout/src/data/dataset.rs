@@ -16,7 +16,6 @@ use shared::{
     FinishReason, PromptId,
     prompts::{LongPrompts, NAMED},
 };
-use shared_chat as chat;
 use shared_data::{Columns, DataError, Part, Row};
 
 use super::{

@@ -1,12 +1,13 @@
 //! What goes into the engine and what comes out. The engine sees token ids only.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, thread};
 
 use rollout_kernels::element::{Format, KvFormat};
 pub use shared::config::Kernels;
 use shared::{
-    FinishReason, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
-    config::{Device, KvDtype, RolloutDtype},
+    FinishReason, ModelConfig, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
+    config::{Device, KvDtype, RolloutDtype, TrainConfig},
+    memory_plan::kept_numbers,
 };
 
 /// Sizes and resources of an engine.
@@ -61,6 +62,33 @@ pub struct EngineOptions {
 const DRAFT_ROWS: usize = 32;
 
 impl EngineOptions {
+    /// What a run's options say, for sequences of at most `max_model_len` tokens. Without `max_num_seqs`, as many at once as a step
+    /// has completions, whatever the memory.
+    #[must_use]
+    pub fn of(config: &TrainConfig, model: &ModelConfig, max_model_len: usize) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            device: config.rollout_device,
+            kernels: config.rollout_kernels,
+            rollout_dtype: config.rollout_dtype,
+            kv_dtype: config.kv_dtype,
+            threads: config.threads(cores).0,
+            max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            prefill_batch: config.rollout_prefill_batch,
+            max_model_len,
+            speculative_tokens: config.speculative_tokens,
+            candidates: config.rollout_candidates,
+            cuda_graphs: config.rollout_cuda_graphs,
+            // In a synchronous run the learner waits while the sampler works, and the cores are free.
+            spinning: config.max_staleness == 0,
+            hot_swap: true,
+            conformity_gate: config.conformity_gate,
+            kept: kept_numbers(config, model),
+            memory: None,
+        }
+    }
+
     /// What the packed kernels compute linear layers in.
     #[must_use]
     pub fn format(&self) -> Format {

@@ -205,7 +205,7 @@ mod tests {
     use harness::memory;
     use shared::{
         RewardOutcome,
-        channel::{LearnerEnd, SamplerStatus},
+        channel::{LearnerEnd, RunId, SamplerStatus},
         testing,
     };
 
@@ -307,7 +307,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(dir.path());
         let (end, mut learner_end) = memory::pair(1);
-        let link = Link::start(end, SamplerStatus::default(), Duration::from_secs(60), run_dir.clone()).unwrap();
+        let link = Link::start(end, SamplerStatus::default(), Duration::from_secs(60), (run_dir.clone(), RunId::NONE))
+            .unwrap();
         let mut keeper = Keeper::new(run_dir.clone());
         let asks = LearnerStatus { saving: true, ..learner() };
         assert!(!keeper.is_wanted(&learner()));

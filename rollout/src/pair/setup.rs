@@ -18,7 +18,7 @@ use shared::{
     channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap},
     heartbeat::{self, Deadlines, Phase},
-    memory_plan::{RunPlan, kept_numbers},
+    memory_plan::RunPlan,
     prompts::LongPrompts,
     session, signals,
 };
@@ -283,27 +283,7 @@ impl Inputs {
         if let Some(cut) = cut_short(config, longest, room, model.config().max_position_embeddings) {
             tracing::warn!("{cut}");
         }
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        EngineOptions {
-            device: config.rollout_device,
-            kernels: config.rollout_kernels,
-            rollout_dtype: config.rollout_dtype,
-            kv_dtype: config.kv_dtype,
-            threads: config.threads(cores).0,
-            max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
-            max_num_batched_tokens: config.max_num_batched_tokens,
-            speculative_tokens: config.speculative_tokens,
-            prefill_batch: config.rollout_prefill_batch,
-            max_model_len: max_model_len(config, longest, room),
-            candidates: config.rollout_candidates,
-            cuda_graphs: config.rollout_cuda_graphs,
-            // In a synchronous run the learner waits while the sampler works, and the cores are free.
-            spinning: config.max_staleness == 0,
-            hot_swap: true,
-            conformity_gate: config.conformity_gate,
-            kept: kept_numbers(config, model.config()),
-            memory: None,
-        }
+        EngineOptions::of(config, model.config(), max_model_len(config, longest, room))
     }
 
     fn assembly(

@@ -2,6 +2,7 @@
 //! Runtime, [`model`].
 
 pub mod model;
+pub mod sampled;
 pub mod samples;
 
 use std::{sync::LazyLock, time::Duration};

@@ -69,6 +69,7 @@ impl Writer<'_> {
         let samples: Vec<Sample> = (0..group).map(|i| kinds[(index * group + i) % kinds.len()]).collect();
         let text = |sample: &Sample| match sample {
             Sample::Empty => String::new(),
+            Sample::Own => unreachable!("the model makes its own"),
             Sample::Plain => PLAIN.to_owned(),
             // A token has at least one byte of text, but for special ones.
             Sample::Overlong => ENDLESS.repeat(self.longest.div_ceil(8)),

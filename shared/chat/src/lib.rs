@@ -259,17 +259,6 @@ fn without_nulls(message: &Value) -> Value {
     }
 }
 
-/// A message without the keys that hold nothing, as transformers 5 hands it to templates: they ask whether a key is there,
-/// and messages of Parquet and Arrow have every key that any message has. What lies deeper stays, as it does there.
-fn without_nulls(message: &Value) -> Value {
-    match message {
-        Value::Object(keys) => {
-            keys.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect()
-        }
-        other => other.clone(),
-    }
-}
-
 /// `bos_token`, `eos_token` and so on; each is a text or an object with `content`.
 fn special_tokens(config: &Value) -> Map<String, Value> {
     let Some(config) = config.as_object() else { return Map::new() };

@@ -154,7 +154,7 @@ options! {
         /// judges answers: some of its completions are right, but not all (DAPO eq. 11). Another function: its scores
         /// differ. `reward`: the rewards differ, as advantages are made of them. The start of a run says which.
         filter_groups_metric: Option<String> = None,
-            absent("the first function that judges answers; `reward` where none does or steps are rewarded"),
+            absent("the first function that judges answers, else the first in Python whose name says so; `reward` where none does or steps are rewarded"),
             source("verl `filter_groups.metric`");
     }
 

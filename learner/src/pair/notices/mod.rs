@@ -161,7 +161,7 @@ mod tests {
     fn a_collapse_is_told_in_the_place_of_what_it_brings_about() {
         let dir = tempfile::tempdir().unwrap();
         let config = TrainConfig { per_device_train_batch_size: 256, learning_rate: 10.0, ..TrainConfig::default() };
-        let mut notices = Notices::open(&path(&dir), &config, 0).unwrap();
+        let mut notices = Notices::open(&path(&dir), &config, 0).unwrap().0;
         for number in 1..=30 {
             let mut record = step(number);
             if number > 1 {

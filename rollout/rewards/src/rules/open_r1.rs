@@ -71,7 +71,7 @@ fn code_pattern(language: &str) -> Result<Regex, String> {
 pub(super) fn build_code_format(parameters: &Parameters) -> Built {
     let usual = code_pattern(&parameters.get::<String>("language")?)?;
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
-        let of_row = input.text_column("language").map(|language| code_pattern(&language));
+        let of_row = input.columns.get("language").and_then(serde_json::Value::as_str).map(code_pattern);
         match of_row {
             Some(Err(reason)) => RewardOutcome::Failed(reason),
             Some(Ok(pattern)) => RewardOutcome::Score(f64::from(u8::from(pattern.is_match(&completion.text)))),

@@ -17,7 +17,7 @@ use super::{
 use crate::engine::EngineOptions;
 
 /// How the file begins.
-pub(super) const TITLE: &str = "# Proposed by `rollout tune`";
+pub(super) const TITLE: &str = "# Proposed by `tandem tune`";
 
 /// The best setting beside the usual one.
 pub(super) struct Proposal<'a> {

@@ -12,6 +12,7 @@ use super::{
     },
     Args,
 };
+use crate::engine::EngineOptions;
 
 /// A step and its bounds.
 pub(super) struct Task {

@@ -19,7 +19,6 @@ use shared::{
         fleet::{Edition, Lease, Orders, RunFacts},
     },
     config::{RewardsOn, TrainConfig, WeightSwap, layers},
-    memory_plan::kept_numbers,
 };
 use shared_store::{Store, StoreError};
 
@@ -479,24 +478,13 @@ fn open_engine(
 ) -> anyhow::Result<Engine> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let wanted = options.max_num_seqs.or(config.max_num_seqs);
+    let of_run = EngineOptions::of(config, model.config(), facts.max_model_len as usize);
+    // A worker has its machine to itself.
     let mut engine = EngineOptions {
-        device: config.rollout_device,
-        kernels: config.rollout_kernels,
-        rollout_dtype: config.rollout_dtype,
-        kv_dtype: config.kv_dtype,
         threads: options.threads.unwrap_or(cores),
-        max_num_seqs: wanted.unwrap_or(config.completions_per_step() as usize),
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        speculative_tokens: config.speculative_tokens,
-        prefill_batch: config.rollout_prefill_batch,
-        max_model_len: facts.max_model_len as usize,
-        candidates: config.rollout_candidates,
-        cuda_graphs: config.rollout_cuda_graphs,
+        max_num_seqs: wanted.unwrap_or(of_run.max_num_seqs),
         spinning: true,
-        hot_swap: true,
-        conformity_gate: config.conformity_gate,
-        kept: kept_numbers(config, model.config()),
-        memory: None,
+        ..of_run
     };
     if wanted.is_none() {
         let dtype = config.rollout_device.export_dtype();

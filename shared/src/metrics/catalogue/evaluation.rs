@@ -4,7 +4,7 @@ use crate::metrics::metric::section;
 
 section! {
     "Evaluation", "What `eval.jsonl` holds of each version that was evaluated on `eval_dataset`, after its `step`, and what \
-     `rollout eval` prints of a model. Names that training has too begin with TRL's prefix `eval_`.";
+     `tandem eval` prints of a model. Names that training has too begin with TRL's prefix `eval_`.";
 
     /// Prompts evaluated.
     ///

@@ -1,0 +1,89 @@
+//! Completions that the model itself makes of a few rows, for the rehearsal of reward functions: a function may look for something
+//! that no completion made by hand has.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
+use rollout_rewards::rehearsal::{Sample, Trial};
+use shared::{Completion, GroupId, ModelDir, PolicyVersion, Step, config::TrainConfig, pace::Waiting};
+
+use crate::{
+    assembly::Assembly,
+    data::{PromptRow, Tokenizer},
+    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory},
+};
+
+/// Completions that are asked for at least, in whole groups of [`ROWS`] rows at most.
+const SAMPLES: usize = 16;
+const ROWS: usize = 4;
+
+/// Sampling ends after this time, with the completions that are finished.
+const ENOUGH: Duration = Duration::from_secs(20);
+
+/// Samples groups of the first rows, as a run would in its first step.
+///
+/// # Errors
+/// A model that cannot be opened or exported, too little memory, or no completion in time.
+pub fn trials(
+    rows: &[PromptRow],
+    config: &TrainConfig,
+    model: &ModelDir,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Vec<Trial>> {
+    let _waiting = Waiting::new("sampling a few completions from the model");
+    let group = config.num_generations as usize;
+    let limit = config.max_model_len.unwrap_or(usize::MAX).min(model.config().max_position_embeddings);
+    let fits = |row: &&PromptRow| row.prompt_ids.len() < limit;
+    let rows: Vec<&PromptRow> = rows.iter().filter(fits).take(SAMPLES.div_ceil(group).min(ROWS)).collect();
+    let longest =
+        rows.iter().map(|row| row.prompt_ids.len()).max().context("no prompt is short enough for the model")?;
+    let mut engine =
+        engine(config, model, limit.min(longest + config.max_completion_length as usize), rows.len() * group)?;
+    let completions = sample(&mut engine, &rows, config, tokenizer)?;
+    if completions.is_empty() {
+        bail!("no completion was finished within {} s", ENOUGH.as_secs());
+    }
+    let trial = |(row, completions): (u64, Vec<Completion>)| {
+        let seen = completions.iter().map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
+        Trial { input: rows[row as usize].reward_input(seen), samples: vec![Sample::Own; completions.len()] }
+    };
+    Ok(completions.into_iter().map(trial).collect())
+}
+
+/// An engine for `sequences` completions at once, as far as memory allows.
+fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequences: usize) -> anyhow::Result<Engine> {
+    let dtype = config.rollout_device.export_dtype();
+    let positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
+    let dir = ensure_export(model, &ExportOptions { dtype, max_positions: positions })?;
+    let of_run = EngineOptions::of(config, model.config(), max_model_len);
+    let mut options = EngineOptions { max_num_seqs: sequences, spinning: true, hot_swap: false, kept: 0, ..of_run };
+    let available = available_memory(&options)?;
+    options.max_num_seqs = auto_max_num_seqs(model.config(), dtype, &options, sequences, available)?;
+    Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model, options)?)
+}
+
+/// The completions that are finished in time, by the index of their row.
+fn sample(
+    engine: &mut Engine,
+    rows: &[&PromptRow],
+    config: &TrainConfig,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<BTreeMap<u64, Vec<Completion>>> {
+    let mut assembly = Assembly::new(tokenizer.clone(), config.sampling(), config.num_generations, None);
+    for (row, index) in rows.iter().zip(0..) {
+        engine.add_group(assembly.begin(GroupId { step: Step(0), index }, row, 0, 0))?;
+    }
+    let begin = Instant::now();
+    while !engine.is_idle() && begin.elapsed() < ENOUGH {
+        for sequence in engine.step()? {
+            assembly.add(sequence, Vec::new())?;
+        }
+    }
+    let mut groups: Vec<_> = assembly.in_the_making().cloned().collect();
+    groups.retain(|group| !group.completions.is_empty());
+    Ok(groups.into_iter().map(|group| (group.id.index.into(), group.completions)).collect())
+}
